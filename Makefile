@@ -1,0 +1,50 @@
+# One word for each thing that people do here. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench gpu image clean tools-test tools-lint
+
+include tests/tools.env
+TOOLS := target/tools
+IMAGE ?= highwater
+CONTAINER_TOOL ?= $(notdir $(firstword $(shell command -v docker podman buildah)))
+
+help: ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
+	cargo run --release -- demo
+
+# The dev profile (opt-level 1) is the one that `cargo build` and editors keep warm, so nothing is compiled twice.
+# The models of the ring have a cfg of their own: plain `--cfg loom` takes tokio's `net` away, and axum with it.
+test: tools-test ## All tests, with the tools they need installed first; where one is missing its story skips loudly
+	cargo test --workspace --locked
+	RUSTFLAGS="--cfg highwater_loom" cargo test --release --locked --lib --target-dir target/loom ring::
+
+# No advisories: their database is a git repository, which not every builder can reach. Where it can be:
+# `cargo deny check advisories`.
+lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning denied
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
+	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
+
+bench: ## Benchmarks, each beside the figure that it has to hold
+	cargo bench --locked
+
+gpu: ## How to measure on real GPUs
+	@echo "On a machine with NVIDIA GPUs, a C compiler and the driver:"
+	@for script in benches/gpu/*.sh; do if [ -e "$$script" ]; then echo "  $$script"; fi; done
+	@echo "docs/performance.md says what each measures and has the figures."
+
+image: ## The container image, with docker, podman or buildah, whichever is here; IMAGE names it
+	$(CONTAINER_TOOL) build -t $(IMAGE) .
+
+clean: ## Everything that was built, tools included
+	cargo clean
+
+tools-test:
+	tests/install-tools.sh test
+
+tools-lint:
+	tests/install-tools.sh lint

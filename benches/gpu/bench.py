@@ -1,0 +1,140 @@
+"""Measures the daemon on real GPUs beside its peers, and prints a short table: see README.md.
+
+    HIGHWATER=target/release/highwater python3 benches/gpu/bench.py --out results/
+    HIGHWATER=target/release/highwater python3 benches/gpu/bench.py --gpus 2 --out results/
+
+A part that fails says so and costs only itself. Results are written after each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import table
+from parts import PARTS
+from rig import Rig
+
+ONE_GPU = {"minutes": 8.0, "rounds": 2, "block_seconds": 2.5, "kills": 8}
+SEVERAL_GPUS = {"minutes": 6.0, "rounds": 1, "block_seconds": 1.6, "kills": 4}
+DRY_RUN = {
+    "minutes": 3.0,
+    "rounds": 1,
+    "round_seconds": 2.0,
+    "settle_seconds": 0.3,
+    "peaks_seconds": 5.0,
+    "blocks": 3,
+    "block_seconds": 1.0,
+    "kills": 2,
+    "startups": 3,
+}
+"""Settings that try the scripts, and measure nothing."""
+
+
+class OutOfTime(Exception):
+    """The run's minutes are over."""
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line; what is not given depends on the number of GPUs."""
+    parser = argparse.ArgumentParser(description="Measures the daemon on real GPUs.")
+    add = parser.add_argument
+    add("--gpus", type=int, default=1, help="GPUs of the training job")
+    add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
+    add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
+    add("--skip", default="", help="which parts to leave out")
+    add("--minutes", type=float, help="stop after this long: 8, or 6 on several GPUs")
+    add("--rounds", type=int, help="rounds of the cost parts: 2, or 1 on several GPUs")
+    add("--round-seconds", type=float, default=6.0, help="measured seconds of each poller in a round")
+    add("--settle-seconds", type=float, default=0.8, help="left alone after a poller has started")
+    add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
+    add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
+    add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")
+    add("--block-seconds", type=float, help="measured seconds of a block: 2.5, or 1.6 on several GPUs")
+    add("--alloc-cycles", type=int, default=20, help="allocations after each step in the harm part")
+    add("--kills", type=int, help="how often the daemon is killed: 8, or 4 on several GPUs")
+    add("--startups", type=int, default=10, help="how often the daemon is started without a GPU")
+    add("--job-arguments", default="", help="more arguments for train.py, as one string")
+    add("--dry-run", action="store_true", help="try the scripts without a GPU: simulated GPUs, a tiny job on the CPU")
+    options = parser.parse_args()
+    defaults = DRY_RUN if options.dry_run else SEVERAL_GPUS if options.gpus > 1 else ONE_GPU
+    for name, value in defaults.items():
+        if options.dry_run or getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def run_part(name: str, rig: Rig, options: argparse.Namespace) -> dict[str, Any]:
+    """One part, ended at the run's deadline; its error in place of its result where it fails."""
+    print(f"== {name}", flush=True)
+    begin = time.monotonic()
+    try:
+        left = options.deadline - begin
+        if left <= 1:
+            raise OutOfTime("no time was left")
+        signal.setitimer(signal.ITIMER_REAL, left)
+        outcome = PARTS[name](rig, options, options.out)
+    except Exception as error:  # Whatever a part meets, the others still run.
+        traceback.print_exc()
+        outcome = {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        rig.end_all()
+    outcome["part_seconds"] = round(time.monotonic() - begin, 1)
+    print(f"   {outcome['part_seconds']} s", flush=True)
+    return outcome
+
+
+def raise_out_of_time(*_: Any) -> None:
+    """What the deadline's signal does."""
+    raise OutOfTime("the run's minutes are over")
+
+
+def keep_logs(folder: Path, target: Path) -> None:
+    """The last lines of every process's log, in one file."""
+    with target.open("w") as out:
+        for log in sorted(folder.glob("*.log")):
+            out.write(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}\n")
+
+
+def main() -> int:
+    """Runs the parts asked for; 1 if one of them failed."""
+    options = parse_options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.deadline = time.monotonic() + 60 * options.minutes
+    signal.signal(signal.SIGALRM, raise_out_of_time)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    skipped = set(options.skip.split(","))
+    wanted = [name for name in options.parts.split(",") if name not in skipped]
+    unknown = set(wanted) - PARTS.keys()
+    if unknown:
+        raise SystemExit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    results: dict[str, Any] = {"command": shlex.join(sys.argv), "begin_unix": int(time.time())}
+    folder = Path(tempfile.mkdtemp(prefix="highwater-bench-"))
+    try:
+        rig = Rig(folder, options.gpus, options.dry_run, shlex.split(options.job_arguments))
+        for name in PARTS:
+            if name in wanted:
+                results[name] = run_part(name, rig, options)
+                (options.out / "results.json").write_text(json.dumps(results, indent=1))
+        keep_logs(folder, options.out / "bench.log")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    printed = table.render(results)
+    (options.out / "table.txt").write_text(printed + "\n")
+    print(printed)
+    return 1 if any("error" in part for part in results.values() if isinstance(part, dict)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

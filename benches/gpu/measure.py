@@ -1,0 +1,260 @@
+"""Processes under measurement: the daemon, the floor, `nvidia-smi`, and what each of them costs.
+
+Enters: commands. Leaves: CPU seconds, resident memory, ticks and metrics over a window that the caller chooses, so
+that the start of a process is never part of its cost. Every process is started in its own process group and ended
+when this one ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+FLOOR_LINE = re.compile(
+    r"samples=(?P<samples>\d+) missed=(?P<missed>\d+) rate=(?P<rate_hertz>[\d.]+)Hz"
+    r" wake p50=(?P<wake_p50_us>[\d.]+) p99=(?P<wake_p99_us>[\d.]+).*?"
+    r"sweep p50=(?P<sweep_p50_us>[\d.]+) p99=(?P<sweep_p99_us>[\d.]+) max=(?P<sweep_max_us>[\d.]+) us;"
+    r" cpu=(?P<cpu_percent>[\d.]+)%"
+)
+
+
+class Child:
+    """One process, its output in a file, its group killed in the end."""
+
+    def __init__(self, command: Sequence[object], log: Path) -> None:
+        self.log = log
+        self._output = log.open("wb")
+        arguments = [str(part) for part in command]
+        self.process = subprocess.Popen(arguments, stdout=self._output, stderr=subprocess.STDOUT, process_group=0)
+        self.started_at = time.monotonic()
+        atexit.register(self.kill)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout_s: float) -> str:
+        """Waits until it has printed `text`; the output up to then."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            printed = self.output()
+            if text in printed:
+                return printed
+            if not self.alive():
+                break
+            time.sleep(0.01)
+        raise RuntimeError(f"{self.log.stem} never printed {text!r}: {self.output()[-600:]}")
+
+    def stop(self, timeout_s: float = 5.0) -> int:
+        """Asks it to end, and ends it if it does not; its exit status."""
+        if self.alive():
+            self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._output.close()
+        atexit.unregister(self.kill)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Ends it and its children at once."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def cpu_seconds(pid: int) -> tuple[dict[str, int], float]:
+    """CPU time so far: nanoseconds by thread, where the kernel tells them, and the whole process's seconds."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            threads[task.name] = int((task / "schedstat").read_text().split()[0])
+        except (OSError, IndexError, ValueError):
+            continue
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return threads, (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def cpu_between(before: tuple[dict[str, int], float], after: tuple[dict[str, int], float]) -> float:
+    """CPU seconds between two readings: from the scheduler's nanoseconds where no thread ended meanwhile, else from
+    the process's clock ticks, which are coarser and miss no thread."""
+    (threads_before, total_before), (threads_after, total_after) = before, after
+    if threads_before and threads_before.keys() <= threads_after.keys():
+        return (sum(threads_after.values()) - sum(threads_before.values())) / 1e9
+    return total_after - total_before
+
+
+def resident_bytes(pid: int) -> dict[str, int]:
+    """Resident memory now and at its highest, bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = dict(re.findall(r"^(VmRSS|VmHWM|RssAnon|RssFile):\s+(\d+) kB", status, re.MULTILINE))
+    return {name: int(kibibytes) * 1024 for name, kibibytes in found.items()}
+
+
+Metrics = list[tuple[str, dict[str, str], float]]
+
+
+def parse_metrics(text: str) -> Metrics:
+    """The samples of a Prometheus text exposition."""
+    samples = []
+    for line in text.splitlines():
+        match = SAMPLE.match(line)
+        if match:
+            samples.append((match[1], dict(LABEL.findall(match[2] or "")), float(match[3])))
+    return samples
+
+
+def total(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The sum of a metric's samples with these labels; None where there is none. A label that a sample does not
+    carry at all does not exclude it."""
+    values = [
+        value
+        for sample, found, value in metrics
+        if sample == name and all(found.get(key, wanted) == wanted for key, wanted in labels.items())
+    ]
+    return sum(values) if values else None
+
+
+def ticks(metrics: Metrics) -> dict[str, float]:
+    """Ticks of the fast lane: due, taken and missed."""
+    names = {part: f"highwater_sampler_ticks_{part}_total" for part in ("due", "taken", "missed")}
+    found = {part: total(metrics, name, lane="fast") for part, name in names.items()}
+    if found["due"] is None or found["taken"] is None:
+        raise RuntimeError("the daemon exports no sampler ticks: is there a GPU?")
+    return {part: value or 0.0 for part, value in found.items()}
+
+
+class Daemon:
+    """`highwater serve` on a port of its own."""
+
+    def __init__(self, binary: Path, folder: Path, name: str = "daemon", arguments: Sequence[str] = ()) -> None:
+        self.socket = folder / f"{name}.sock"
+        listen = ["--listen", "127.0.0.1:0", "--annotations-socket", str(self.socket)]
+        command = [str(binary), "serve", *listen, *arguments]
+        self.child = Child(command, folder / f"{name}.log")
+        printed = self.child.wait_for("listening on http://", 15)
+        match = re.search(r"listening on (http://[^\s/\x1b]+)", printed)
+        if not match:
+            raise RuntimeError(f"no address in {printed!r}")
+        self.url = match[1]
+
+    def get(self, path: str, timeout_s: float = 10.0) -> bytes:
+        """The body that `path` answers."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
+            return answer.read()
+
+    def metrics(self) -> Metrics:
+        """One scrape."""
+        return parse_metrics(self.get("/metrics").decode())
+
+    def wait_sampling(self, timeout_s: float = 20.0) -> None:
+        """Waits until the fast lane has taken a tick."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if (total(self.metrics(), "highwater_sampler_ticks_taken_total", lane="fast") or 0) > 0:
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"the daemon samples nothing: {self.child.output()[-600:]}")
+
+    def stop(self) -> int:
+        """Ends it; its exit status."""
+        return self.child.stop()
+
+
+class Scraper(threading.Thread):
+    """Scrapes a daemon once a second, as Prometheus would, within this process: its own cost is not the daemon's."""
+
+    def __init__(self, url: str, interval_s: float = 1.0) -> None:
+        super().__init__(daemon=True)
+        self._address = url.removeprefix("http://")
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self.seconds: list[float] = []
+        self.bytes = 0
+        self.failures = 0
+
+    def run(self) -> None:
+        """Scrapes until stopped."""
+        connection = http.client.HTTPConnection(self._address, timeout=5)
+        while not self._ended.wait(self._interval_s):
+            begin = time.perf_counter()
+            try:
+                connection.request("GET", "/metrics")
+                self.bytes = len(connection.getresponse().read())
+                self.seconds.append(time.perf_counter() - begin)
+            except (OSError, http.client.HTTPException):
+                self.failures += 1
+                connection.close()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._ended.set()
+        self.join(6)
+
+
+@contextmanager
+def scraped(daemon: Daemon) -> Iterator[Scraper]:
+    """A daemon being scraped every second."""
+    scraper = Scraper(daemon.url)
+    scraper.start()
+    try:
+        yield scraper
+    finally:
+        scraper.stop()
+
+
+def parse_floor(output: str) -> dict[str, float]:
+    """What `nvml_floor loop` prints at its end."""
+    match = FLOOR_LINE.search(output)
+    if not match:
+        raise RuntimeError(f"nvml_floor printed no result: {output[-400:]}")
+    return {name: float(value) for name, value in match.groupdict().items()}
+
+
+def find_floor(here: Path, folder: Path) -> Path | None:
+    """The floor's binary: compiled here if there is a compiler, else one that lies beside the scripts."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    built = folder / "nvml_floor"
+    if compiler:
+        command = [compiler, "-O2", "-o", str(built), str(here / "nvml_floor.c"), "-ldl"]
+        if subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0:
+            return built
+    beside = here / "nvml_floor"
+    return beside if os.access(beside, os.X_OK) else None
+
+
+def get_json(daemon: Daemon, path: str) -> Any | None:
+    """The JSON that `path` answers; None where the daemon refuses it."""
+    try:
+        return json.loads(daemon.get(path))
+    except urllib.error.HTTPError:
+        return None

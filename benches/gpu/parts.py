@@ -1,0 +1,310 @@
+"""The parts of the bench. Each starts what it needs on the rig, measures, and leaves one JSON object."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import check_peaks
+import harm
+import measure
+from measure import Daemon
+from rig import COSTS, Rig
+
+SMI_FIELDS = (
+    "name,driver_version,persistence_mode,mig.mode.current,ecc.mode.current,memory.total,memory.reserved,"
+    "pstate,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+)
+
+
+def environment(rig: Rig, _options: Namespace, _out: Path) -> dict[str, Any]:
+    """The host, its GPUs and the versions in play."""
+    return {
+        "host": platform.platform(),
+        "cores": os.cpu_count(),
+        "gpus": rig.gpus,
+        "highwater": say([rig.highwater, "--version"]),
+        "binary_bytes": rig.highwater.stat().st_size,
+        "nvidia_smi": say([rig.smi, f"--query-gpu={SMI_FIELDS}", "--format=csv"]) if rig.smi else None,
+    }
+
+
+def probe(rig: Rig, _options: Namespace, out: Path) -> dict[str, Any]:
+    """The daemon's own table of what NVML's calls cost here, into `probe.txt` and `probe.json`."""
+    seconds = {}
+    for arguments, name in ((["probe"], "probe.txt"), (["probe", "--json"], "probe.json")):
+        begin = time.monotonic()
+        done = subprocess.run([rig.highwater, *arguments], capture_output=True, timeout=90, check=False)
+        (out / name).write_bytes(done.stdout)
+        if done.returncode != 0:
+            raise RuntimeError(f"probe ended with {done.returncode}: {done.stderr.decode(errors='replace')[-600:]}")
+        seconds[name] = time.monotonic() - begin
+    json.loads((out / "probe.json").read_bytes())
+    return {"seconds": seconds, "table": (out / "probe.txt").read_text(errors="replace")}
+
+
+def startup(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """From exec to the first scrape answered, without a GPU, milliseconds."""
+    milliseconds = [first_scrape_ms(rig) for _ in range(options.startups)]
+    return {"milliseconds": milliseconds, "median": statistics.median(milliseconds), "worst": max(milliseconds)}
+
+
+def costs(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """Floor, daemon and `nvidia-smi` one after the other, in rounds that begin with another one each time."""
+    names = list(COSTS)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    errors: dict[str, str] = {}
+    for number in range(options.rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            try:
+                rounds[name].append(COSTS[name](rig, options.round_seconds, options.settle_seconds))
+            except (RuntimeError, OSError) as error:
+                errors[name] = str(error)
+                print(f"  {name}: {error}", flush=True)
+    return {
+        "rounds": rounds,
+        "median": {name: medians(rows) for name, rows in rounds.items() if rows},
+        "errors": errors,
+    }
+
+
+def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
+    """The same beside a training job of varying shapes."""
+    job = rig.train()
+    outcome = costs(rig, options, out)
+    times = job.finish()
+    outcome["job"] = {
+        "steps": len(times["steps"]),
+        "median_ms": median_ms(times["steps"]),
+        "exit_status": times["exit_status"],
+    }
+    return outcome
+
+
+def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
+    """The daemon beside an annotating job, and its peaks by phase against a raw log."""
+    raw_log = rig.folder / "raw.csv"
+    floor = rig.floor_loop(options.peaks_seconds + 180, raw_log)
+    daemon = rig.daemon()
+    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    with measure.scraped(daemon):
+        annotated = ["--socket", str(daemon.socket), "--events", str(rig.folder)]
+        job = rig.train(*annotated, "--empty-cache", str(options.empty_cache))
+        deadline = time.monotonic() + options.peaks_seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(5.0, max(0.0, deadline - time.monotonic())))
+            collect(daemon, seen)
+        times = job.finish()
+        time.sleep(1.5)  # The last phases are attributed once the ring has passed their end.
+        collect(daemon, seen)
+        outcomes = annotation_outcomes(daemon)
+        resident = measure.resident_bytes(daemon.child.pid)
+    daemon.stop()
+    floor.stop()
+    logs = sorted(rig.folder.glob("events-rank*.jsonl"))
+    answer = {"phases": list(seen.values())}
+    keep(out, raw_log, logs, answer)
+    report = check_peaks.compare(check_peaks.read_raw(raw_log), check_peaks.read_phases(logs), answer)
+    print(check_peaks.describe(report))
+    return {
+        "report": asdict(report),
+        "holds": report.holds,
+        "annotations": outcomes,
+        "client": times["annotations"],
+        "resident": resident,
+        "floor": measure.parse_floor(floor.output()),
+    }
+
+
+def harm_to_job(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """Step times and allocation times of one job, with pollers started and ended beside it."""
+    job = rig.train("--alloc-cycles", str(options.alloc_cycles), fixed=True)
+    conditions = [harm.BASELINE, "daemon", *(["nvidia-smi"] if rig.smi else [])]
+    blocks = []
+    for number, condition in harm.order(conditions, options.blocks):
+        needed = options.settle_seconds + options.block_seconds + 8
+        if time.monotonic() + needed > options.deadline or not job.child.alive():
+            break
+        blocks.append(run_block(rig, options, number, condition))
+    times = job.finish()
+    steps = [(begin, duration) for begin, duration, _ in times["steps"]]
+    mallocs = [(begin, malloc) for begin, malloc, _ in times["allocations"]]
+    frees = [(begin + malloc, free) for begin, malloc, free in times["allocations"]]
+    return {
+        "rounds": len(blocks) // len(conditions),
+        "parameters": times["parameters"],
+        "step": harm.compare(blocks, steps),
+        "step_ns_by_round": harm.by_round(blocks, steps, 0.5),
+        "malloc_p50": harm.compare(blocks, mallocs),
+        "malloc_p99": harm.compare(blocks, mallocs, 0.99),
+        "free_p50": harm.compare(blocks, frees),
+    }
+
+
+def kills(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """SIGKILL of the sampling daemon beside an annotating job, while a second daemon looks out for XID errors."""
+    logged = kernel_xids()
+    witness = rig.daemon("witness")
+    target = rig.folder / "victim.sock"
+    job = rig.train("--socket", str(target), fixed=True)
+    killed = []
+    for _ in range(options.kills):
+        victim = rig.daemon("victim")
+        time.sleep(1.0)
+        os.kill(victim.child.pid, signal.SIGKILL)
+        killed.append(time.time_ns())
+        victim.child.stop()
+        time.sleep(0.5)
+    times = job.finish()
+    xids = measure.total(witness.metrics(), "highwater_gpu_xid_errors_total")
+    witness.stop()
+    return {
+        "kills": len(killed),
+        "xids_witnessed": xids,
+        "xids_logged": None if logged is None else (kernel_xids() or [])[len(logged) :],
+        "job_exit_status": times["exit_status"],
+        **around(times["steps"], killed),
+    }
+
+
+PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
+    "environment": environment,
+    "startup": startup,
+    "probe": probe,
+    "costs-idle": costs,
+    "peaks": peaks,
+    "costs-training": costs_training,
+    "kills": kills,
+    "harm": harm_to_job,
+}
+"""In the order of running: the last one takes the time that is left."""
+
+
+def run_block(rig: Rig, options: Namespace, number: int, condition: str) -> harm.Block:
+    """One block: the poller is started, left to settle, and ended after it."""
+    with ExitStack() as ending:
+        if condition == "daemon":
+            daemon = rig.daemon()
+            ending.callback(daemon.stop)
+            ending.enter_context(measure.scraped(daemon))
+        elif condition == "nvidia-smi":
+            ending.callback(rig.smi_loop().stop)
+        time.sleep(options.settle_seconds)
+        begin_ns = time.time_ns()
+        time.sleep(options.block_seconds)
+        return harm.Block(number, condition, begin_ns, time.time_ns())
+
+
+def around(steps: list[list[int]], killed: Iterable[int]) -> dict[str, Any]:
+    """Steps that overlap the 300 ms after a kill, against all others, milliseconds."""
+    spans = [(at, at + 300_000_000) for at in killed]
+    near: list[float] = []
+    far: list[float] = []
+    for begin, duration, _ in steps[5:]:
+        hit = any(begin <= end and begin + duration >= start for start, end in spans)
+        (near if hit else far).append(duration / 1e6)
+    return {
+        "steps_near": len(near),
+        "near_median_ms": statistics.median(near) if near else None,
+        "near_worst_ms": max(near, default=None),
+        "far_median_ms": statistics.median(far) if far else None,
+        "far_worst_ms": max(far, default=None),
+    }
+
+
+def kernel_xids() -> list[str] | None:
+    """The kernel log's lines of XID errors; None where it may not be read."""
+    if not shutil.which("dmesg"):
+        return None
+    done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False)
+    return [line for line in done.stdout.splitlines() if "Xid" in line] if done.returncode == 0 else None
+
+
+def collect(daemon: Daemon, seen: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """Adds the daemon's ended phases to those seen; a smaller limit is asked for where a larger one is refused."""
+    for limit in (100_000, 10_000, 1_000):
+        answer = measure.get_json(daemon, f"/api/v1/jobs/bench/phases?limit={limit}")
+        if answer is not None:
+            for phase in check_peaks.read_answer(answer):
+                key = (phase.get("rank"), phase["phase"], phase.get("step"), phase["begin_unix_nano"])
+                seen[key] = phase
+            return
+
+
+def annotation_outcomes(daemon: Daemon) -> dict[str, float]:
+    """How many annotations the daemon took and refused, by outcome."""
+    name = "highwater_annotations_total"
+    return {labels.get("outcome", ""): value for found, labels, value in daemon.metrics() if found == name and value}
+
+
+def keep(out: Path, raw_log: Path, logs: list[Path], answer: dict[str, Any]) -> None:
+    """Keeps the comparison's three inputs, so that it can be made again."""
+    with gzip.open(out / "raw.csv.gz", "wb") as target, raw_log.open("rb") as source:
+        shutil.copyfileobj(source, target)
+    with gzip.open(out / "events.jsonl.gz", "wb") as target:
+        for log in logs:
+            target.write(log.read_bytes())
+    with gzip.open(out / "phases.json.gz", "wt") as target:
+        json.dump(answer, target)
+
+
+def first_scrape_ms(rig: Rig) -> float:
+    """One start of the daemon without a GPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--listen", f"127.0.0.1:{port}", "--annotations-socket", str(rig.folder / "startup.sock")]
+    begin = time.perf_counter()
+    child = rig.spawn("startup", [rig.highwater, "serve", *settings, "--nvml-library", "/nonexistent"])
+    while not answers(port):
+        if not child.alive() or time.perf_counter() - begin > 10:
+            raise RuntimeError(f"no scrape was answered: {child.output()[-600:]}")
+        time.sleep(0.001)
+    elapsed = 1e3 * (time.perf_counter() - begin)
+    child.stop()
+    return elapsed
+
+
+def answers(port: int) -> bool:
+    """Whether a scrape of this port is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median over rounds of each number."""
+    names = [name for name, value in rows[0].items() if isinstance(value, (int, float))]
+    return {name: statistics.median(row[name] for row in rows) for name in names}
+
+
+def median_ms(steps: list[list[int]]) -> float | None:
+    """The median step, milliseconds."""
+    return statistics.median(duration for _, duration, _ in steps) / 1e6 if steps else None
+
+
+def say(command: list[Any]) -> str:
+    """What a short command prints."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=20, check=False)
+    return (done.stdout or done.stderr).strip()

@@ -1,0 +1,161 @@
+"""The short table at the end of a run: each figure beside its peers and what it has to hold.
+
+Enters: the results of the parts, any of which may have failed. Leaves: text. A figure that was not measured says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MIB = 1 << 20
+NOT_MEASURED = "-"
+Row = tuple[str, ...]
+"""Figure, the daemon, the floor, `nvidia-smi`, what it has to hold, and whether it does."""
+HEADER: Row = ("figure", "highwater", "floor", "nvidia-smi", "to hold", "holds")
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number, or a dash where there is none."""
+    return NOT_MEASURED if value is None else format(value, form)
+
+
+def verdict(condition: bool | None) -> str:
+    """Yes, no, or a dash for what cannot be told."""
+    return NOT_MEASURED if condition is None else ("yes" if condition else "NO")
+
+
+def at(results: dict[str, Any], *path: str) -> Any:
+    """A value deep in the results; None where a part of the path is missing."""
+    value: Any = results
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
+    """CPU, rate and missed ticks, idle or beside a job."""
+    names = ("daemon", "floor", "nvidia-smi")
+    cpu, rate, missed = (
+        [at(results, part, "median", name, figure) for name in names]
+        for figure in ("cpu_percent", "rate_hertz", "missed_percent")
+    )
+    below_floor = None if None in (cpu[0], cpu[1]) else cpu[0] <= 1.25 * cpu[1]
+    below_smi = None if None in (cpu[0], cpu[2]) else cpu[0] < cpu[2]
+    known = [one for one in (below_floor, below_smi) if one is not None]
+    few_missed = None if None in (missed[0], missed[1]) else missed[0] <= missed[1] + 0.1
+    return [
+        (
+            f"CPU of one core, {load} (%)",
+            *map(number, cpu),
+            "≤1.25×floor, <smi",
+            verdict(all(known) if known else None),
+        ),
+        (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
+        (f"ticks missed, {load} (%)", *(number(one, ".3f") for one in missed), "≤floor+0.1", verdict(few_missed)),
+    ]
+
+
+def resident_row(results: dict[str, Any]) -> Row:
+    """The daemon's highest resident memory in any part."""
+    found = [at(results, part, "median", "resident_peak_bytes") for part in ("costs-idle", "costs-training")]
+    highest = max((value for value in [*found, at(results, "peaks", "resident", "VmHWM")] if value), default=None)
+    mebibytes = None if highest is None else highest / MIB
+    return (
+        "resident memory, highest (MiB)",
+        number(mebibytes, ".1f"),
+        "",
+        "",
+        "≤32",
+        verdict(mebibytes and mebibytes <= 32),
+    )
+
+
+def peak_rows(results: dict[str, Any]) -> list[Row]:
+    """Peaks by phase against the raw log."""
+    report = at(results, "peaks", "report")
+    if report is None:
+        return [("peaks by phase", NOT_MEASURED, "", "", "within one sample", NOT_MEASURED)]
+    shares = f"{report['equal']} equal, {report['within_one']} within one, of {report['compared']}"
+    gaps = f"{report['in_gap']} in gaps ({report['in_daemon_gap']} the daemon's own)"
+    apart = f"{gaps}, {report['missing']} missing, {report['off']} off"
+    worst = f"{report['worst_bytes'] / MIB:.1f} MiB"
+    return [
+        ("peaks by phase", shares, "", "", "within one sample", verdict(at(results, "peaks", "holds"))),
+        ("  of the others", apart, "", "", "0 missing, 0 off", ""),
+        ("  worst difference outside gaps", worst, "", "", "", ""),
+    ]
+
+
+def harm_rows(results: dict[str, Any]) -> list[Row]:
+    """Ratios of the job's times with a poller on, to those with none."""
+    rows: list[Row] = []
+    for measure, name, most in (
+        ("step", "step time, on/off", 1.005),
+        ("malloc_p50", "cudaMalloc 256 MiB p50, on/off", None),
+        ("malloc_p99", "cudaMalloc 256 MiB p99, on/off", 1.05),
+        ("free_p50", "cudaFree p50, on/off", None),
+    ):
+        off = at(results, "harm", measure, "off", "milliseconds")
+        daemon, smi = (at(results, "harm", measure, poller) for poller in ("daemon", "nvidia-smi"))
+        to_hold = f"≤{most}" if most else ""
+        title = f"{name} ({number(off, '.3f')} ms off)"
+        rows.append((title, interval(daemon), "", interval(smi), to_hold, below(daemon, most) if most else ""))
+    return rows
+
+
+def below(outcome: dict[str, Any] | None, most: float) -> str:
+    """Yes or no where the whole interval says so, `open` where the bound lies inside it."""
+    if not outcome or "ratio" not in outcome:
+        return NOT_MEASURED
+    if outcome["ratio_low"] <= most < outcome["ratio_high"]:
+        return "open"
+    return verdict(outcome["ratio_high"] <= most)
+
+
+def interval(outcome: dict[str, Any] | None) -> str:
+    """A ratio with its 95 % interval."""
+    if not outcome or "ratio" not in outcome:
+        return NOT_MEASURED
+    return f"{outcome['ratio']:.4f} [{outcome['ratio_low']:.4f} {outcome['ratio_high']:.4f}]"
+
+
+def kill_rows(results: dict[str, Any]) -> list[Row]:
+    """What SIGKILL of the daemon did to the job."""
+    part = results.get("kills") or {}
+    if "kills" not in part:
+        return [("kill -9 beside a job", NOT_MEASURED, "", "", "no XID, job goes on", NOT_MEASURED)]
+    xids = int(part["xids_witnessed"] or 0) + len(part["xids_logged"] or [])
+    near, far = part["near_median_ms"], part["far_median_ms"]
+    outcome = f"{xids} XID, steps {number(near)} ms near, {number(far)} ms else"
+    holds = verdict(xids == 0 and part["job_exit_status"] == 0)
+    return [(f"kill -9 beside a job, {part['kills']} times", outcome, "", "", "no XID, job goes on", holds)]
+
+
+def rows_of(results: dict[str, Any]) -> list[Row]:
+    """The whole table."""
+    start, size = at(results, "startup", "median"), at(results, "environment", "binary_bytes")
+    megabytes = None if size is None else size / 1e6
+    return [
+        *cost_rows(results, "costs-idle", "idle"),
+        *cost_rows(results, "costs-training", "training"),
+        resident_row(results),
+        *peak_rows(results),
+        *harm_rows(results),
+        *kill_rows(results),
+        ("start to first scrape (ms)", number(start, ".0f"), "", "", "≤300", verdict(start and start <= 300)),
+        ("binary (MB)", number(megabytes, ".1f"), "", "", "≤12", verdict(megabytes and megabytes <= 12)),
+    ]
+
+
+def render(results: dict[str, Any]) -> str:
+    """The table as text, and after it the parts that failed."""
+    rows = [HEADER, *rows_of(results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    failed = [
+        f"FAILED {name}: {part['error']}"
+        for name, part in results.items()
+        if isinstance(part, dict) and "error" in part
+    ]
+    return "\n".join(lines + failed)

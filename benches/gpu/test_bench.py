@@ -1,0 +1,149 @@
+"""Tests of the bench's arithmetic: what it reads from the processes and what it makes of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+import unittest
+
+import harm
+import measure
+import table
+from rig import smi_rate
+
+SECOND_NS = 1_000_000_000
+
+EXPOSITION = """\
+# HELP highwater_sampler_ticks_due_total Ticks due.
+# TYPE highwater_sampler_ticks_due_total counter
+highwater_sampler_ticks_due_total{lane="fast"} 5000
+highwater_sampler_ticks_due_total{lane="slow"} 5
+highwater_sampler_ticks_taken_total{lane="fast"} 4990
+highwater_sampler_ticks_missed_total{cause="driver",lane="fast"} 8
+highwater_sampler_ticks_missed_total{cause="late",lane="fast"} 2
+highwater_gpu_info{gpu="0",name="a \\"b\\", {c}"} 1
+highwater_ring_bytes 1.5e+06
+"""
+
+FLOOR = (
+    "init rc=0\ndevices 1\nloop period=1000us gpus=1 samples=7993 missed=7 rate=999.1Hz wake p50=66.1 p99=207.0 "
+    "p99.9=300.0 max=2074.0 us; sweep p50=15.0 p99=65.0 max=2074.0 us; cpu=3.20% of a core; change points=12\n"
+)
+
+
+def blocks_of(rounds: int, step_ns: dict[str, int], drift: float = 0.0) -> tuple[list[harm.Block], list[harm.Timed]]:
+    """Blocks of 2 s, and steps of a length that depends on the condition and drifts over the run."""
+    draw, now, blocks, steps = random.Random(3), 0, [], []
+    for number, condition in harm.order(sorted(step_ns), rounds):
+        end = now + 2 * SECOND_NS
+        blocks.append(harm.Block(number, condition, now, end))
+        while now < end:
+            duration = int(step_ns[condition] * (1 + drift * number) * draw.uniform(0.99, 1.01))
+            steps.append((now, duration))
+            now += duration + 1000
+        now = end + 100_000
+    return blocks, steps
+
+
+class Harm(unittest.TestCase):
+    """Ratios of interleaved blocks."""
+
+    def test_a_slowdown_of_one_percent_is_found_under_drift(self) -> None:
+        outcome = harm.compare(*blocks_of(20, {"off": 50_000_000, "daemon": 50_500_000}, drift=0.005))
+        self.assertAlmostEqual(outcome["daemon"]["ratio"], 1.01, delta=0.002)
+        self.assertGreater(outcome["daemon"]["ratio_low"], 1.005)
+        self.assertEqual(outcome["off"]["blocks"], 20)
+
+    def test_no_slowdown_has_one_inside_its_interval(self) -> None:
+        daemon = harm.compare(*blocks_of(20, {"off": 50_000_000, "daemon": 50_000_000}))["daemon"]
+        self.assertLessEqual(daemon["ratio_low"], 1.0)
+        self.assertGreaterEqual(daemon["ratio_high"], 1.0)
+
+    def test_only_what_lies_wholly_in_a_block_counts(self) -> None:
+        block = harm.Block(0, "off", 100, 200)
+        self.assertEqual(harm.within(block, [(90, 20), (110, 20), (190, 20), (180, 20)]), [20, 20])
+
+    def test_each_round_holds_every_condition_once(self) -> None:
+        drawn = harm.order(["off", "daemon", "nvidia-smi"], 5)
+        for number in range(5):
+            self.assertEqual({one for at, one in drawn if at == number}, {"off", "daemon", "nvidia-smi"})
+
+    def test_too_few_steps_tell_nothing(self) -> None:
+        self.assertEqual(harm.compare([harm.Block(0, "off", 0, 100)], [(1, 1)]), {})
+
+
+class Reading(unittest.TestCase):
+    """What processes print and the kernel tells."""
+
+    def test_ticks_are_those_of_the_fast_lane(self) -> None:
+        ticks = measure.ticks(measure.parse_metrics(EXPOSITION))
+        self.assertEqual(ticks, {"due": 5000, "taken": 4990, "missed": 10})
+
+    def test_an_exposition_without_ticks_is_an_error(self) -> None:
+        with self.assertRaises(RuntimeError):
+            measure.ticks(measure.parse_metrics("highwater_nvml_up 0\n"))
+
+    def test_metrics_without_a_label_and_with_odd_ones_are_read(self) -> None:
+        metrics = measure.parse_metrics(EXPOSITION)
+        self.assertEqual(measure.total(metrics, "highwater_ring_bytes", lane="fast"), 1.5e6)
+        self.assertEqual(measure.total(metrics, "highwater_gpu_info"), 1)
+        self.assertIsNone(measure.total(metrics, "highwater_nvml_up"))
+
+    def test_the_floor_tells_its_ticks(self) -> None:
+        floor = measure.parse_floor(FLOOR)
+        self.assertEqual((floor["samples"], floor["missed"], floor["cpu_percent"]), (7993, 7, 3.2))
+        self.assertEqual(floor["sweep_max_us"], 2074.0)
+
+    def test_the_rate_of_nvidia_smi_is_that_of_one_gpu(self) -> None:
+        lines = [
+            f"2026/11/20 21:00:{1 + tick // 1000:02}.{tick % 1000:03}, {gpu}, 1 MiB"
+            for tick in range(0, 2001, 2)
+            for gpu in (0, 1)
+        ]
+        self.assertAlmostEqual(smi_rate("\n".join(lines)), 500.0)
+
+    def test_cpu_of_a_process_is_what_it_burnt(self) -> None:
+        before = measure.cpu_seconds(os.getpid())
+        begin = time.process_time()
+        while time.process_time() - begin < 0.2:
+            math.sqrt(2)
+        burnt = measure.cpu_between(before, measure.cpu_seconds(os.getpid()))
+        self.assertAlmostEqual(burnt, 0.2, delta=0.05)
+
+    def test_a_thread_that_ended_turns_to_the_whole_process(self) -> None:
+        self.assertEqual(measure.cpu_between(({"1": 5, "2": 7}, 1.0), ({"1": 9}, 1.5)), 0.5)
+        self.assertEqual(measure.cpu_between(({"1": 5}, 1.0), ({"1": 9, "2": SECOND_NS}, 1.5)), 1.000000004)
+
+    def test_resident_memory_is_told_in_bytes(self) -> None:
+        resident = measure.resident_bytes(os.getpid())
+        self.assertGreaterEqual(resident["VmHWM"], resident["VmRSS"])
+        self.assertGreater(resident["VmRSS"], 1 << 20)
+
+
+class Table(unittest.TestCase):
+    """The table at the end."""
+
+    def test_a_run_with_nothing_measured_still_has_its_table(self) -> None:
+        printed = table.render({"harm": {"error": "no GPU"}})
+        self.assertIn("CPU of one core, idle (%)", printed)
+        self.assertIn("FAILED harm: no GPU", printed)
+        self.assertNotIn(" yes", printed)
+
+    def test_the_verdicts_follow_the_figures(self) -> None:
+        def costs(daemon: float) -> dict[str, object]:
+            names = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
+            return {"median": {name: {"cpu_percent": cpu, "missed_percent": 0.1} for name, cpu in names.items()}}
+
+        for cpu, holds in ((3.7, "yes"), (3.8, "NO"), (4.1, "NO")):
+            row = table.cost_rows({"costs-idle": costs(cpu)}, "costs-idle", "idle")[0]
+            self.assertEqual(row[-1], holds, cpu)
+
+    def test_a_ratio_holds_only_with_its_whole_interval(self) -> None:
+        for low, high, holds in ((0.999, 1.004, "yes"), (0.999, 1.006, "open"), (1.006, 1.02, "NO")):
+            self.assertEqual(table.below({"ratio": 1.0, "ratio_low": low, "ratio_high": high}, 1.005), holds)
+
+
+if __name__ == "__main__":
+    unittest.main()

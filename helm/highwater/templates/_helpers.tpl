@@ -1,0 +1,55 @@
+{{- define "highwater.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "highwater.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains (include "highwater.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "highwater.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "highwater.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "highwater.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "highwater.labels" -}}
+{{ include "highwater.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "highwater.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "highwater.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "highwater.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* The daemon's configuration file: `config`, and where the token is. Empty where there is nothing to say. */}}
+{{- define "highwater.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if .Values.annotations.token.existingSecret -}}
+{{- $config = mergeOverwrite $config (dict "annotations" (dict "token_file" "/etc/highwater/token/token")) -}}
+{{- end -}}
+{{- if $config -}}
+{{ toYaml $config }}
+{{- end -}}
+{{- end -}}

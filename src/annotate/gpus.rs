@@ -1,0 +1,109 @@
+//! Which GPU a job means: by index, UUID or PCI bus id, or by the devices that are visible to it.
+
+use super::wire::{Gpu, Gpus as Named};
+use crate::source::Device;
+use std::collections::HashMap;
+
+/// The node's GPUs by every name that a job may give them.
+#[derive(Debug, Default)]
+pub struct Gpus {
+    by_name: HashMap<String, usize>,
+}
+
+impl Gpus {
+    /// The names of these devices.
+    #[must_use]
+    pub fn new(devices: &[Device]) -> Self {
+        let mut by_name = HashMap::new();
+        for (position, device) in devices.iter().enumerate() {
+            by_name.insert(device.index.clone(), position);
+            by_name.insert(device.uuid.to_ascii_lowercase(), position);
+            // A MIG instance shares its parent's bus id, and the parent stands before it.
+            if let Some(bus_id) = &device.pci_bus_id {
+                by_name.entry(bus_id_key(bus_id)).or_insert(position);
+            }
+        }
+        Self { by_name }
+    }
+
+    /// The positions of the GPUs that a job names, or the first name that no GPU has.
+    ///
+    /// # Errors
+    /// The name that is not known.
+    pub fn resolve(&self, named: &Named) -> Result<Vec<usize>, String> {
+        let one = |gpu: &Gpu| {
+            let (found, text) = match gpu {
+                Gpu::Index(index) => (self.find(&index.to_string()), index.to_string()),
+                Gpu::Name(name) => (self.find(name), name.clone()),
+            };
+            found.ok_or(text)
+        };
+        match named {
+            Named::One(gpu) => Ok(vec![one(gpu)?]),
+            Named::Many(gpus) => gpus.iter().map(one).collect(),
+        }
+    }
+
+    /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`.
+    #[must_use]
+    pub fn visible(&self, visible: &str, local_rank: usize) -> Option<usize> {
+        let mut names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let names: Vec<_> = names.by_ref().take(64).collect();
+        // Launchers either give each process one device or all of them to each.
+        let name = if names.len() == 1 { names.first() } else { names.get(local_rank) }?;
+        self.find(name)
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        let key = name.to_ascii_lowercase();
+        self.by_name.get(&key).or_else(|| self.by_name.get(&bus_id_key(&key))).copied()
+    }
+}
+
+/// `0000:1b:00.0`, `00000000:1B:00.0` and `1b:00.0` are one bus id.
+fn bus_id_key(bus_id: &str) -> String {
+    let bus_id = bus_id.to_ascii_lowercase();
+    match bus_id.matches(':').count() {
+        2 => bus_id.trim_start_matches('0').trim_start_matches(':').to_owned(),
+        _ => bus_id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> Gpus {
+        let device = |index: &str, uuid: &str, bus_id: &str| Device {
+            index: index.into(),
+            uuid: uuid.into(),
+            pci_bus_id: Some(bus_id.into()),
+            ..Device::default()
+        };
+        Gpus::new(&[
+            device("0", "GPU-aa", "00000000:1B:00.0"),
+            device("0:0", "MIG-bb", "00000000:1B:00.0"),
+            device("1", "GPU-cc", "00000001:43:00.0"),
+        ])
+    }
+
+    #[test]
+    fn every_usual_name_finds_the_gpu() {
+        let named = |text: &str| node().resolve(&Named::One(Gpu::Name(text.into())));
+        assert_eq!(node().resolve(&Named::One(Gpu::Index(1))), Ok(vec![2]));
+        for name in ["0", "GPU-aa", "gpu-AA", "00000000:1b:00.0", "0000:1B:00.0", "1b:00.0"] {
+            assert_eq!(named(name), Ok(vec![0]), "{name}");
+        }
+        assert_eq!(named("0:0"), Ok(vec![1]));
+        assert_eq!(named("0001:43:00.0"), Ok(vec![2]));
+        assert_eq!(named("GPU-dd"), Err("GPU-dd".into()));
+    }
+
+    #[test]
+    fn visible_devices_with_the_local_rank_find_the_gpu() {
+        assert_eq!(node().visible("0,1", 1), Some(2));
+        assert_eq!(node().visible("GPU-cc", 3), Some(2), "one device a process");
+        assert_eq!(node().visible("0,1", 2), None);
+        assert_eq!(node().visible("", 0), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! `POST /api/v1/annotations`.
+
+use super::intake::Intake;
+use super::refusal::Refusal;
+use crate::web::problem::Problem;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt as _;
+use std::sync::Arc;
+
+/// The longest body, bytes: some 5,000 events.
+pub const MOST_BODY_BYTES: usize = 1 << 20;
+/// How much of a longer one is still read, and forgotten: a client that is cut off while it writes never sees why.
+const MOST_FORGOTTEN_BYTES: usize = 32 << 20;
+
+/// The door for annotations over TCP.
+#[derive(Clone)]
+pub struct Door {
+    /// Where events go.
+    pub intake: Arc<Intake>,
+    /// Who may send them.
+    pub access: Access,
+}
+
+/// Who may send annotations over TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Anybody who can connect: the address is loopback.
+    Open,
+    /// Whoever has this token.
+    Token(Arc<str>),
+    /// Nobody: the address is not loopback and no token is set.
+    Closed,
+}
+
+/// Takes a batch. 200 when at least one event was taken or none was sent, 400 when all were refused; both tell what
+/// became of each.
+pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> Response {
+    if let Err(problem) = door.access.check(&headers) {
+        return problem.into_response();
+    }
+    let body = match read(body).await {
+        Ok(Some(body)) => body,
+        Ok(None) => {
+            door.intake.refuse(&Refusal::TooLarge { limit: MOST_BODY_BYTES });
+            let detail = format!("the body is longer than {MOST_BODY_BYTES} bytes; send smaller batches");
+            return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).into_response();
+        }
+        Err(error) => {
+            let detail = format!("the body did not arrive whole: {error}");
+            return Problem::new(StatusCode::BAD_REQUEST, detail).into_response();
+        }
+    };
+    let answer = door.intake.take_json(&body, None);
+    if answer.accepted > 0 || answer.refused == 0 {
+        return axum::Json(answer).into_response();
+    }
+    let detail = answer.refusals.first().map_or_else(String::new, |first| first.detail.clone());
+    Problem::new(StatusCode::BAD_REQUEST, detail).with("annotations", &answer).into_response()
+}
+
+/// The whole body; `None` if it is too long.
+async fn read(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
+    let (mut kept, mut length) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await.transpose()? {
+        let Ok(data) = frame.into_data() else { continue };
+        length += data.len();
+        if length > MOST_FORGOTTEN_BYTES {
+            break;
+        }
+        if length <= MOST_BODY_BYTES {
+            kept.extend_from_slice(&data);
+        }
+    }
+    Ok((length <= MOST_BODY_BYTES).then_some(kept))
+}
+
+impl Access {
+    fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let token = match self {
+            Access::Open => return Ok(()),
+            Access::Closed => {
+                let detail = "annotations over TCP are off on an address that is not loopback until \
+                              `annotations.token_file` is set; the Unix socket takes them";
+                return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+            }
+            Access::Token(token) => token,
+        };
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+        if same(given.as_bytes(), token.as_bytes()) {
+            return Ok(());
+        }
+        let detail = "annotations need `Authorization: Bearer <token>` with the token of `annotations.token_file`";
+        Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+    }
+}
+
+/// Compares in a time that does not tell where two tokens differ.
+fn same(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0
+}

@@ -1,0 +1,214 @@
+//! The one way in for annotations, from either door: parse, check, take, count, answer.
+
+use super::event::{Context, Event};
+use super::gpus::Gpus;
+use super::jobs::Jobs;
+use super::limits::Limits;
+use super::peer::Peers;
+use super::refusal::{Outcome, OutcomeCounts, Refusal};
+use super::wire::{Annotation, Scalar};
+use crate::clock::Clock;
+use crate::sample::ProcessTable;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Refusals that one answer lists; the others are counted in it.
+const MOST_LISTED: usize = 100;
+
+/// What is told of one batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// Events taken.
+    pub accepted: usize,
+    /// Events refused.
+    pub refused: usize,
+    /// Why, by index; the first hundred.
+    pub refusals: Vec<Refused>,
+}
+
+/// One refused event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// Its position in the batch, from 0.
+    pub index: usize,
+    /// The reason as the counter's label has it.
+    pub reason: &'static str,
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+/// Takes annotations from any number of threads.
+pub struct Intake {
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+    jobs: Mutex<Jobs>,
+    peers: Mutex<Peers>,
+    gpus: ArcSwapOption<Gpus>,
+    processes: Arc<ArcSwap<ProcessTable>>,
+    /// How many events had each outcome.
+    pub counts: OutcomeCounts,
+}
+
+impl Intake {
+    /// An intake that knows no GPUs yet.
+    #[must_use]
+    pub fn new(limits: Limits, clock: Arc<dyn Clock>, processes: Arc<ArcSwap<ProcessTable>>) -> Self {
+        Self {
+            limits,
+            clock,
+            jobs: Mutex::new(Jobs::new(limits)),
+            peers: Mutex::default(),
+            gpus: ArcSwapOption::empty(),
+            processes,
+            counts: OutcomeCounts::default(),
+        }
+    }
+
+    /// From now on jobs' names for GPUs mean these.
+    pub fn set_gpus(&self, gpus: Option<Gpus>) {
+        self.gpus.store(gpus.map(Arc::new));
+    }
+
+    /// The jobs. Held for microseconds, by intake, attribution and scrapes, never by the sampler.
+    pub fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a JSON object, a JSON array of objects, or one object a line. Events of one batch are taken in the order
+    /// of their times; `pid` is the sender, where the socket told it.
+    pub fn take_json(&self, body: &[u8], pid: Option<u32>) -> Answer {
+        let mut answer = Answer::default();
+        match serde_json::from_slice::<Annotation>(body) {
+            Ok(annotation) => self.take_one(0, Ok(annotation), pid, &mut answer),
+            Err(error) => {
+                let mut batch = split(body, error);
+                if batch.len() > 1 {
+                    batch.sort_by_key(|(_, parsed)| parsed.as_ref().ok().and_then(|raw| raw.time_unix_nano));
+                }
+                for (index, parsed) in batch {
+                    self.take_one(index, parsed, pid, &mut answer);
+                }
+            }
+        }
+        answer
+    }
+
+    /// Takes one annotation that needs no parsing: a replay's.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn take(&self, annotation: Annotation, pid: Option<u32>) -> Result<(), Refusal> {
+        let taken = self.check_and_take(annotation, pid);
+        self.counts.count(taken.as_ref().map_or_else(Refusal::outcome, |outcome| *outcome));
+        taken.map(|_| ())
+    }
+
+    /// Counts what could not even be read: a datagram that was too long.
+    pub fn refuse(&self, refusal: &Refusal) {
+        self.counts.count(refusal.outcome());
+    }
+
+    fn take_one(&self, index: usize, parsed: Result<Annotation, String>, pid: Option<u32>, answer: &mut Answer) {
+        let taken = parsed.map_err(Refusal::Malformed).and_then(|raw| self.check_and_take(raw, pid));
+        match taken {
+            Ok(outcome) => {
+                self.counts.count(outcome);
+                answer.accepted += 1;
+            }
+            Err(refusal) => {
+                self.counts.count(refusal.outcome());
+                answer.refused += 1;
+                if answer.refusals.len() < MOST_LISTED {
+                    let (reason, detail) = (refusal.outcome().label(), refusal.to_string());
+                    answer.refusals.push(Refused { index, reason, detail });
+                }
+            }
+        }
+    }
+
+    fn check_and_take(&self, raw: Annotation, pid: Option<u32>) -> Result<Outcome, Refusal> {
+        let now_ns = self.clock.now_ns();
+        let gpus = self.gpus.load();
+        let context = Context {
+            limits: &self.limits,
+            gpus: gpus.as_deref(),
+            now_ns,
+            unix_shift_ns: self.clock.unix_shift_ns(),
+            pid,
+        };
+        let (job, rank) = if raw.job.is_none() { self.peer_job(pid, now_ns) } else { (None, None) };
+        let event = context.check(raw, job, rank)?;
+        let mut jobs = self.jobs();
+        let out_of_order = jobs.take(&event, now_ns)?;
+        let mut knows_gpus = event.gpus.is_some() || jobs.knows_gpus(&event.job, event.rank);
+        if !knows_gpus && let Some(found) = self.find_gpus(&event, gpus.as_deref(), now_ns) {
+            jobs.set_gpus(&event.job, event.rank, found.into());
+            knows_gpus = true;
+        }
+        Ok(match (out_of_order, knows_gpus) {
+            (true, _) => Outcome::AcceptedOutOfOrder,
+            (false, true) => Outcome::Accepted,
+            (false, false) => Outcome::AcceptedWithoutGpu,
+        })
+    }
+
+    fn peer_job(&self, pid: Option<u32>, now_ns: i64) -> (Option<String>, Option<u32>) {
+        let Some(pid) = pid else { return (None, None) };
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = peers.get(pid, now_ns);
+        (peer.job.clone(), peer.rank)
+    }
+
+    /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
+    /// visible devices and local rank point to, by its attributes or its environment.
+    fn find_gpus(&self, event: &Event, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
+        if let Some(found) = event.pid.and_then(|pid| self.processes.load().get(&pid).cloned()) {
+            return Some(found);
+        }
+        let gpus = gpus?;
+        if let Some((visible, local_rank)) = told_by_attributes(event) {
+            return gpus.visible(visible, local_rank).map(|gpu| vec![gpu]);
+        }
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = peers.get(event.pid?, now_ns);
+        let found = gpus.visible(peer.visible_devices.as_deref()?, peer.local_rank.unwrap_or(0))?;
+        Some(vec![found])
+    }
+}
+
+/// The attributes `CUDA_VISIBLE_DEVICES` and `LOCAL_RANK`, as a client sends them.
+fn told_by_attributes(event: &Event) -> Option<(&str, usize)> {
+    let attributes = event.attributes.as_ref()?;
+    let Some(Scalar::Text(visible)) = attributes.get("CUDA_VISIBLE_DEVICES") else { return None };
+    let local_rank = match attributes.get("LOCAL_RANK") {
+        Some(Scalar::Int(rank)) => usize::try_from(*rank).ok()?,
+        Some(Scalar::Text(rank)) => rank.parse().ok()?,
+        _ => 0,
+    };
+    Some((visible, local_rank))
+}
+
+/// The events of a body that is not one valid event: of an array, or one a line. `whole` is what was wrong with the
+/// body as one event.
+fn split(body: &[u8], whole: serde_json::Error) -> Vec<(usize, Result<Annotation, String>)> {
+    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first == Some(&b'[') {
+        return match serde_json::from_slice::<Vec<&RawValue>>(body) {
+            Ok(elements) => elements.into_iter().map(|element| parse(element.get().as_bytes())).enumerate().collect(),
+            Err(error) => vec![(0, Err(error.to_string()))],
+        };
+    }
+    let is_blank = |line: &[u8]| line.iter().all(u8::is_ascii_whitespace);
+    let mut lines = body.split(|byte| *byte == b'\n').filter(|line| !is_blank(line));
+    // One object over several lines is one event, whose fault is known already.
+    if serde_json::from_slice::<&RawValue>(body).is_ok() || lines.clone().nth(1).is_none() {
+        return vec![(0, Err(whole.to_string()))];
+    }
+    lines.by_ref().map(parse).enumerate().collect()
+}
+
+fn parse(json: &[u8]) -> Result<Annotation, String> {
+    serde_json::from_slice(json).map_err(|error| error.to_string())
+}

@@ -1,0 +1,279 @@
+//! All jobs of the node: who they are, what they have open, and what has ended and waits for its memory.
+
+use super::event::Event;
+use super::limits::Limits;
+use super::rank::{Closed, Open, Rank};
+use super::refusal::Refusal;
+use super::wire::{EventType, Kind, Memory};
+use crate::attribute::Attributed;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// A step, phase or layer that has ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// The job.
+    pub job: Arc<str>,
+    /// Which process of it.
+    pub rank: u32,
+    /// What had been open.
+    pub open: Open,
+    /// When it ended, nanoseconds of the timeline.
+    pub end_ns: i64,
+    /// Allocator counters at its end.
+    pub memory: Option<Memory>,
+    /// Positions of the rank's GPUs, where known.
+    pub gpus: Option<Arc<[usize]>>,
+    /// The rank's process, where known.
+    pub pid: Option<u32>,
+}
+
+/// One job.
+#[derive(Debug, Default)]
+pub struct Job {
+    /// Its processes on this node.
+    pub ranks: BTreeMap<u32, Rank>,
+    phase_names: BTreeSet<Arc<str>>,
+    layer_names: BTreeSet<Arc<str>>,
+}
+
+/// An instant that a job marked.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    /// The job.
+    pub job: Arc<str>,
+    /// Which process of it.
+    pub rank: u32,
+    /// What happened.
+    pub name: String,
+    /// When, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// The step in which it did.
+    pub step: Option<u64>,
+}
+
+/// What became of a step, phase or layer: the values of the label `outcome` of `highwater_phases_total`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PhaseOutcome {
+    /// Memory was found for all of it.
+    pub attributed: u64,
+    /// Memory was found, but not for all of the time: there is a gap in it.
+    pub with_gap: u64,
+    /// No GPU of the rank is known.
+    pub without_gpu: u64,
+    /// No memory is known at any of its time.
+    pub without_memory: u64,
+    /// Begun again before it ended.
+    pub superseded: u64,
+    /// Still open when its step ended.
+    pub step_ended: u64,
+    /// Still open when its rank had been silent for too long.
+    pub silent: u64,
+    /// Ended while too many others waited for their memory.
+    pub overflow: u64,
+}
+
+/// All jobs of the node.
+#[derive(Debug)]
+pub struct Jobs {
+    limits: Limits,
+    jobs: BTreeMap<Arc<str>, Job>,
+    pending: VecDeque<Ended>,
+    ended: VecDeque<Attributed>,
+    marks: VecDeque<Mark>,
+    outcomes: PhaseOutcome,
+}
+
+impl Jobs {
+    /// No jobs yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            jobs: BTreeMap::new(),
+            pending: VecDeque::new(),
+            ended: VecDeque::new(),
+            marks: VecDeque::new(),
+            outcomes: PhaseOutcome::default(),
+        }
+    }
+
+    /// The jobs by name.
+    #[must_use]
+    pub fn by_name(&self) -> &BTreeMap<Arc<str>, Job> {
+        &self.jobs
+    }
+
+    /// What became of steps, phases and layers so far.
+    #[must_use]
+    pub fn outcomes(&self) -> PhaseOutcome {
+        self.outcomes
+    }
+
+    /// Ended ones of one job with their memory, newest first.
+    pub fn ended_of<'a>(&'a self, job: &'a str) -> impl Iterator<Item = &'a Attributed> {
+        self.ended.iter().rev().filter(move |attributed| &*attributed.ended.job == job)
+    }
+
+    /// Marks, newest first.
+    pub fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.marks.iter().rev()
+    }
+
+    /// Takes one event. Returns whether it lies before the rank's newest one.
+    ///
+    /// # Errors
+    /// Why it is refused; then nothing has changed.
+    pub fn take(&mut self, event: &Event, now_ns: i64) -> Result<bool, Refusal> {
+        if !self.jobs.contains_key(event.job.as_str()) && self.jobs.len() >= self.limits.jobs {
+            return Err(Refusal::TooManyJobs(self.limits.jobs));
+        }
+        let known = self.jobs.get(event.job.as_str()).is_some_and(|job| job.ranks.contains_key(&event.rank));
+        if !known && self.jobs.values().map(|job| job.ranks.len()).sum::<usize>() >= self.limits.ranks {
+            return Err(Refusal::TooManyRanks(self.limits.ranks));
+        }
+        if !known && event.event == EventType::End {
+            return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
+        }
+        let job_name = self.jobs.get_key_value(event.job.as_str()).map(|(name, _)| Arc::clone(name));
+        let job_name = job_name.unwrap_or_else(|| Arc::from(event.job.as_str()));
+        let job = self.jobs.entry(Arc::clone(&job_name)).or_default();
+        let name = job.intern(event, &self.limits)?;
+        let rank = job.ranks.entry(event.rank).or_insert_with(Rank::new);
+        let out_of_order = event.at_ns < rank.last_event_ns;
+        rank.last_heard_ns = now_ns;
+        let closed = rank.take(event, name, self.limits.open)?;
+        if let Some(gpus) = &event.gpus
+            && rank.gpus.as_deref() != Some(gpus)
+        {
+            rank.gpus = Some(gpus.as_slice().into());
+        }
+        let (gpus, pid) = (rank.gpus.clone(), rank.pid);
+        self.note(event, job_name, closed, gpus, pid);
+        Ok(out_of_order)
+    }
+
+    fn note(&mut self, event: &Event, job: Arc<str>, closed: Closed, gpus: Option<Arc<[usize]>>, pid: Option<u32>) {
+        self.outcomes.superseded += closed.superseded;
+        self.outcomes.step_ended += closed.step_ended;
+        if event.event == EventType::Mark {
+            let (rank, name, at_ns, step) = (event.rank, event.name.clone(), event.at_ns, event.step);
+            self.marks.push_back(Mark { job, rank, name, at_ns, step });
+            if self.marks.len() > self.limits.marks {
+                self.marks.pop_front();
+            }
+        } else if let Some(open) = closed.ended {
+            if self.pending.len() >= self.limits.pending {
+                self.outcomes.overflow += 1;
+                return;
+            }
+            let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
+            self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid });
+        }
+    }
+
+    /// Notes the GPUs of a rank that were found otherwise than by its events.
+    pub fn set_gpus(&mut self, job: &str, rank: u32, gpus: Arc<[usize]>) {
+        if let Some(rank) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) {
+            rank.gpus = Some(gpus);
+        }
+    }
+
+    /// Whether this rank's GPUs are known.
+    #[must_use]
+    pub fn knows_gpus(&self, job: &str, rank: u32) -> bool {
+        self.jobs.get(job).and_then(|job| job.ranks.get(&rank)).is_some_and(|rank| rank.gpus.is_some())
+    }
+
+    /// Removes and returns those that ended at or before `known_ns`, until which memory is known.
+    pub fn take_ended(&mut self, known_ns: i64) -> Vec<Ended> {
+        let all = std::mem::take(&mut self.pending);
+        let (ready, waiting) = all.into_iter().partition::<Vec<_>, _>(|ended| ended.end_ns <= known_ns);
+        self.pending = waiting.into();
+        ready
+    }
+
+    /// Keeps what memory did in one that ended.
+    pub fn record(&mut self, attributed: Attributed) {
+        self.outcomes.add(&attributed);
+        let ended = &attributed.ended;
+        let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
+        if let Some(rank) = rank
+            && ended.open.kind == Kind::Phase
+        {
+            rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
+        }
+        self.ended.push_back(attributed);
+        if self.ended.len() > self.limits.ended {
+            self.ended.pop_front();
+        }
+    }
+
+    /// Forgets ranks that have been silent for too long, and jobs without ranks.
+    pub fn expire(&mut self, now_ns: i64) {
+        let silence_ns = self.limits.silence_ns;
+        let silent = &mut self.outcomes.silent;
+        self.jobs.retain(|_, job| {
+            job.ranks.retain(|_, rank| {
+                let alive = now_ns.saturating_sub(rank.last_heard_ns) <= silence_ns;
+                *silent += if alive { 0 } else { rank.open.len() as u64 };
+                alive
+            });
+            !job.ranks.is_empty()
+        });
+    }
+}
+
+impl Job {
+    /// The one copy of the event's name, if the job may have one more.
+    fn intern(&mut self, event: &Event, limits: &Limits) -> Result<Arc<str>, Refusal> {
+        let (names, most) = match event.kind {
+            Kind::Phase => (&mut self.phase_names, limits.phase_names),
+            Kind::Layer => (&mut self.layer_names, limits.layer_names),
+            Kind::Step => return Ok(event.name.as_str().into()),
+        };
+        if let Some(name) = names.get(event.name.as_str()) {
+            return Ok(Arc::clone(name));
+        }
+        let name: Arc<str> = event.name.as_str().into();
+        // A mark's name is no label, and an end without begin must not take a place.
+        if event.event == EventType::Begin {
+            if names.len() >= most {
+                return Err(Refusal::TooManyNames(most));
+            }
+            names.insert(Arc::clone(&name));
+        }
+        Ok(name)
+    }
+}
+
+impl PhaseOutcome {
+    fn add(&mut self, attributed: &Attributed) {
+        let gpus = &attributed.gpus;
+        let counter = if gpus.is_empty() {
+            &mut self.without_gpu
+        } else if gpus.iter().all(|gpu| gpu.peak_bytes.is_none()) {
+            &mut self.without_memory
+        } else if gpus.iter().any(|gpu| gpu.gap_ns > 0 || gpu.peak_bytes.is_none()) {
+            &mut self.with_gap
+        } else {
+            &mut self.attributed
+        };
+        *counter += 1;
+    }
+
+    /// Every outcome with its label value.
+    #[must_use]
+    pub fn labelled(&self) -> [(&'static str, u64); 8] {
+        [
+            ("attributed", self.attributed),
+            ("with_gap", self.with_gap),
+            ("without_gpu", self.without_gpu),
+            ("without_memory", self.without_memory),
+            ("superseded", self.superseded),
+            ("step_ended", self.step_ended),
+            ("silent", self.silent),
+            ("overflow", self.overflow),
+        ]
+    }
+}

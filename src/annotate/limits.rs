@@ -1,0 +1,57 @@
+//! How much of what jobs send is kept.
+
+use crate::clock::SECOND_NS;
+
+/// Bounds on everything that a job can make the daemon hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Jobs at a time.
+    pub jobs: usize,
+    /// Ranks at a time, over all jobs.
+    pub ranks: usize,
+    /// Different phase names of one job: each is a label value.
+    pub phase_names: usize,
+    /// Different layer names of one job.
+    pub layer_names: usize,
+    /// Steps, phases and layers that one rank has open at a time.
+    pub open: usize,
+    /// Length of a job's, phase's, layer's or mark's name, bytes.
+    pub name_bytes: usize,
+    /// Attributes of one event.
+    pub attributes: usize,
+    /// Length of one attribute's name or text, bytes.
+    pub attribute_bytes: usize,
+    /// Phases ended and not yet attributed.
+    pub pending: usize,
+    /// Ended phases kept for the API, over all jobs.
+    pub ended: usize,
+    /// Marks kept.
+    pub marks: usize,
+    /// How far back an event may lie, nanoseconds: what the ring keeps.
+    pub past_ns: i64,
+    /// How far ahead an event may lie, nanoseconds: the error of reading two clocks.
+    pub future_ns: i64,
+    /// A rank that says nothing for this long is forgotten, nanoseconds.
+    pub silence_ns: i64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            jobs: 64,
+            ranks: 256,
+            phase_names: 32,
+            layer_names: 4096,
+            open: 32,
+            name_bytes: 128,
+            attributes: 16,
+            attribute_bytes: 256,
+            pending: 65_536,
+            ended: 16_384,
+            marks: 256,
+            past_ns: 600 * SECOND_NS,
+            future_ns: SECOND_NS,
+            silence_ns: 300 * SECOND_NS,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! What jobs say of themselves: steps, phases, layers and marks, over HTTP and a Unix datagram socket.
+//!
+//! Enters: JSON from untrusted peers. Leaves: ended phases for [`attribute`](crate::attribute) and the state of each
+//! job for scrapes. Invariants: a bad event refuses itself alone, with a reason that is counted; everything kept is
+//! bounded by [`Limits`]; a step's number is a value, never a label. Absent on purpose: memory, which is joined later.
+
+mod event;
+pub mod gpus;
+pub mod http;
+mod intake;
+mod jobs;
+mod limits;
+mod peer;
+mod rank;
+mod refusal;
+pub mod socket;
+mod speak;
+mod stats;
+pub mod wire;
+
+pub use event::Event;
+pub use intake::{Answer, Intake, Refused};
+pub use jobs::{Ended, Job, Jobs, Mark, PhaseOutcome};
+pub use limits::Limits;
+pub use rank::{Open, Rank};
+pub use speak::speak;
+pub use refusal::{Outcome, Refusal};
+pub use stats::{DURATION_BOUNDS_S, PhaseStats, WINDOW_SLACK_NS, WINDOWS};

@@ -1,0 +1,167 @@
+//! One process of one job: what it has open, and what its events mean.
+
+use super::event::Event;
+use super::refusal::Refusal;
+use super::stats::{DURATION_BOUNDS_S, PhaseStats};
+use super::wire::{EventType, Kind, Memory, Scalar};
+use crate::metrics::histogram::Histogram;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A step, phase or layer that has begun and not ended.
+#[derive(Debug, Clone)]
+pub struct Open {
+    /// Step, phase or layer.
+    pub kind: Kind,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The step that it belongs to.
+    pub step: Option<u64>,
+    /// When it began, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// Allocator counters at its begin.
+    pub memory: Option<Memory>,
+    /// What else the job told at its begin.
+    pub attributes: Option<BTreeMap<String, Scalar>>,
+}
+
+/// One process of a job.
+#[derive(Debug)]
+pub struct Rank {
+    /// How many processes the job has.
+    pub world_size: Option<u32>,
+    /// Positions of its GPUs, where known.
+    pub gpus: Option<Arc<[usize]>>,
+    /// Its process id, where the socket told it.
+    pub pid: Option<u32>,
+    /// The newest event's time, nanoseconds of the timeline.
+    pub last_event_ns: i64,
+    /// When its last event arrived.
+    pub last_heard_ns: i64,
+    /// The last step's number.
+    pub step: Option<u64>,
+    /// Steps that ended.
+    pub steps: u64,
+    /// Their durations.
+    pub step_durations: Histogram,
+    /// Allocator counters as last told.
+    pub memory: Memory,
+    /// What is open, in the order of its begin.
+    pub open: Vec<Open>,
+    /// Phases by name.
+    pub phases: BTreeMap<Arc<str>, PhaseStats>,
+}
+
+/// What an event ended, and what it left without an end.
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    pub ended: Option<Open>,
+    /// Open things that a new begin replaced.
+    pub superseded: u64,
+    /// Open things whose step ended before them.
+    pub step_ended: u64,
+}
+
+impl Rank {
+    pub(super) fn new() -> Self {
+        Self {
+            world_size: None,
+            gpus: None,
+            pid: None,
+            last_event_ns: i64::MIN,
+            last_heard_ns: i64::MIN,
+            step: None,
+            steps: 0,
+            step_durations: Histogram::new(DURATION_BOUNDS_S),
+            memory: Memory::default(),
+            open: Vec::new(),
+            phases: BTreeMap::new(),
+        }
+    }
+
+    /// The number of the step that is open, or else of the last one.
+    fn current_step(&self) -> Option<u64> {
+        self.open.iter().rev().find(|open| open.kind == Kind::Step).map_or(self.step, |open| open.step)
+    }
+
+    /// Takes one event whose name is `name`; a refused one changes nothing.
+    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {
+        let closed = match event.event {
+            EventType::Mark => Closed::default(),
+            EventType::Begin => self.begin(event, name, most_open)?,
+            EventType::End => self.end(event, &name)?,
+        };
+        self.world_size = event.world_size.or(self.world_size);
+        self.pid = event.pid.or(self.pid);
+        self.last_event_ns = self.last_event_ns.max(event.at_ns);
+        self.step = event.step.or(self.step);
+        if let Some(memory) = event.memory {
+            self.memory = merge(self.memory, memory);
+        }
+        Ok(closed)
+    }
+
+    fn begin(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {
+        let replaced = |open: &Open| match event.kind {
+            // A new step means that the last one will never end, nor anything in it.
+            Kind::Step => true,
+            kind => open.kind == kind && open.name == name,
+        };
+        let kept = self.open.iter().filter(|open| !replaced(open)).count();
+        if kept >= most_open {
+            return Err(Refusal::TooManyOpen(most_open));
+        }
+        let superseded = (self.open.len() - kept) as u64;
+        self.open.retain(|open| !replaced(open));
+        let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
+        let (memory, attributes) = (event.memory, event.attributes.clone());
+        self.open.push(Open { kind: event.kind, name, step, begin_ns: event.at_ns, memory, attributes });
+        Ok(Closed { superseded, ..Closed::default() })
+    }
+
+    fn end(&mut self, event: &Event, name: &Arc<str>) -> Result<Closed, Refusal> {
+        let matches = |open: &Open| {
+            let same_step = event.step.is_none() || open.step.is_none() || event.step == open.step;
+            open.kind == event.kind && same_step && (event.kind == Kind::Step || open.name == *name)
+        };
+        let what = || describe(event);
+        let position = self.open.iter().rposition(matches).ok_or_else(|| Refusal::EndWithoutBegin(what()))?;
+        let begin_ns = self.open[position].begin_ns;
+        if event.at_ns < begin_ns {
+            return Err(Refusal::EndBeforeBegin { what: what(), by_ns: begin_ns - event.at_ns });
+        }
+        let ended = self.open.remove(position);
+        let mut closed = Closed::default();
+        if event.kind == Kind::Step {
+            closed.step_ended = self.open.len() as u64;
+            self.open.clear();
+            self.steps += 1;
+            self.step_durations.observe_ns(event.at_ns - begin_ns);
+        } else if event.kind == Kind::Phase {
+            self.phases.entry(Arc::clone(name)).or_default().durations.observe_ns(event.at_ns - begin_ns);
+        }
+        closed.ended = Some(ended);
+        Ok(closed)
+    }
+}
+
+fn describe(event: &Event) -> String {
+    let step = event.step.map(|step| format!(" of step {step}")).unwrap_or_default();
+    match event.kind {
+        Kind::Step => event.step.map_or_else(|| "a step".to_owned(), |step| format!("step {step}")),
+        Kind::Phase => format!("phase `{}`{step}", event.name),
+        Kind::Layer => format!("layer `{}`{step}", event.name),
+    }
+}
+
+/// The newer counters, with the older ones where the newer event told none.
+fn merge(old: Memory, new: Memory) -> Memory {
+    Memory {
+        allocated: new.allocated.or(old.allocated),
+        reserved: new.reserved.or(old.reserved),
+        active: new.active.or(old.active),
+        inactive_split: new.inactive_split.or(old.inactive_split),
+        alloc_retries: new.alloc_retries.or(old.alloc_retries),
+        ooms: new.ooms.or(old.ooms),
+    }
+}

@@ -1,0 +1,56 @@
+//! The simulated jobs' own voice: each annotation at its time, over the real socket.
+
+use crate::annotate::Intake;
+use crate::annotate::wire::Annotation;
+use crate::clock::{Clock, MILLISECOND_NS};
+use crate::source::Source;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Sends the source's annotations as their times come, until `stop` or until there are no more. Without a socket they
+/// go to the intake directly.
+pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, intake: &Intake, stop: &AtomicBool) {
+    let mut voice = Voice { socket: socket.and_then(connect), intake, complained: false };
+    for annotation in source.annotations() {
+        let at_ns = annotation.time_unix_nano.unwrap_or_else(|| clock.now_ns());
+        while clock.now_ns() < at_ns {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            clock.sleep_until(at_ns.min(clock.now_ns() + 100 * MILLISECOND_NS));
+        }
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        voice.say(annotation);
+    }
+}
+
+fn connect(path: &Path) -> Option<UnixDatagram> {
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path).map(|()| socket));
+    connected.inspect_err(|error| tracing::error!(%error, "simulated jobs cannot reach the annotation socket")).ok()
+}
+
+struct Voice<'a> {
+    socket: Option<UnixDatagram>,
+    intake: &'a Intake,
+    complained: bool,
+}
+
+impl Voice<'_> {
+    fn say(&mut self, annotation: Annotation) {
+        let trouble = match &self.socket {
+            Some(socket) => match serde_json::to_vec(&annotation) {
+                Ok(json) => socket.send(&json).err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            },
+            None => self.intake.take(annotation, None).err().map(|refusal| refusal.to_string()),
+        };
+        if let Some(trouble) = trouble
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            tracing::warn!("a simulated job was not heard: {trouble}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What scrapes tell of a rank's phases: durations, and the memory of those that ended.
+
+use crate::attribute::PhaseMemory;
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::metrics::histogram::Histogram;
+use std::collections::VecDeque;
+
+/// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint.
+pub const DURATION_BOUNDS_S: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// The sliding windows of every `{window}` metric: label value and length, nanoseconds.
+pub const WINDOWS: [(&str, i64); 2] = [("15s", 15 * SECOND_NS), ("60s", 60 * SECOND_NS)];
+
+/// Windows reach this much further back than their name says, so that a scraper whose interval is the window and
+/// wobbles by some milliseconds misses nothing between two scrapes.
+pub const WINDOW_SLACK_NS: i64 = 250 * MILLISECOND_NS;
+
+/// What is kept of all phases of one name of one rank.
+#[derive(Debug)]
+pub struct PhaseStats {
+    /// Durations, by the job's own times.
+    pub durations: Histogram,
+    /// Highest memory inside the last one that ended, bytes, over its GPUs.
+    pub peak_bytes: Option<u64>,
+    /// Memory at its end less memory at its begin, bytes.
+    pub growth_bytes: Option<i64>,
+    /// Energy of all of them so far, joules; `None` until one is known.
+    pub energy_joules: Option<f64>,
+    /// Time without any kernel in all of them so far, seconds.
+    pub idle_seconds: Option<f64>,
+    recent_peaks: RecentMax,
+}
+
+impl Default for PhaseStats {
+    fn default() -> Self {
+        Self {
+            durations: Histogram::new(DURATION_BOUNDS_S),
+            peak_bytes: None,
+            growth_bytes: None,
+            energy_joules: None,
+            idle_seconds: None,
+            recent_peaks: RecentMax::default(),
+        }
+    }
+}
+
+impl PhaseStats {
+    /// Adds the memory of one that ended.
+    pub fn record(&mut self, end_ns: i64, gpus: &[PhaseMemory]) {
+        self.peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
+        self.growth_bytes = gpus.iter().filter_map(|gpu| gpu.growth_bytes()).max();
+        if let Some(peak_bytes) = self.peak_bytes {
+            self.recent_peaks.push(end_ns, peak_bytes);
+        }
+        add(&mut self.energy_joules, gpus.iter().filter_map(|gpu| gpu.usage.energy_joules));
+        add(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds));
+    }
+
+    /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.
+    #[must_use]
+    pub fn peak_max_bytes(&self, now_ns: i64, window_ns: i64) -> Option<u64> {
+        self.recent_peaks.since(now_ns - window_ns - WINDOW_SLACK_NS)
+    }
+}
+
+fn add(total: &mut Option<f64>, values: impl Iterator<Item = f64>) {
+    for value in values {
+        *total = Some(total.unwrap_or(0.0) + value);
+    }
+}
+
+/// Maxima of the recent past: a queue of falling values, at most one for each slot of time.
+#[derive(Debug, Default)]
+struct RecentMax {
+    falling: VecDeque<(i64, u64)>,
+}
+
+const SLOT_NS: i64 = 250 * MILLISECOND_NS;
+
+impl RecentMax {
+    fn push(&mut self, at_ns: i64, value: u64) {
+        while self.falling.back().is_some_and(|(_, last)| *last <= value) {
+            self.falling.pop_back();
+        }
+        let same_slot = self.falling.back().is_some_and(|(last_ns, _)| last_ns / SLOT_NS == at_ns / SLOT_NS);
+        if !same_slot {
+            self.falling.push_back((at_ns, value));
+        }
+        let longest_ns = WINDOWS.iter().map(|(_, length_ns)| *length_ns).max().unwrap_or(0);
+        while self.falling.front().is_some_and(|(first_ns, _)| *first_ns < at_ns - longest_ns - 2 * SLOT_NS) {
+            self.falling.pop_front();
+        }
+    }
+
+    fn since(&self, from_ns: i64) -> Option<u64> {
+        let first = self.falling.partition_point(|(at_ns, _)| *at_ns < from_ns);
+        self.falling.get(first).map(|(_, value)| *value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_peak_leaves_its_window_and_no_earlier() {
+        let mut peaks = RecentMax::default();
+        peaks.push(0, 80);
+        peaks.push(10 * SECOND_NS, 40);
+        assert_eq!(peaks.since(-SECOND_NS), Some(80));
+        assert_eq!(peaks.since(SECOND_NS), Some(40));
+        assert_eq!(peaks.since(11 * SECOND_NS), None);
+    }
+
+    proptest! {
+        /// The queue is at most one slot off the naive maximum, on the safe side of losing nothing.
+        #[test]
+        fn agrees_with_all_values(steps in prop::collection::vec((0i64..2_000, 0u64..100), 1..200), window_ms in 1i64..60_000) {
+            let (mut peaks, mut now, mut all) = (RecentMax::default(), 0, Vec::new());
+            for (ms, value) in steps {
+                now += ms * MILLISECOND_NS;
+                peaks.push(now, value);
+                all.push((now, value));
+            }
+            let from = now - window_ms * MILLISECOND_NS;
+            let naive = |from| all.iter().filter(|(at, _)| *at >= from).map(|(_, value)| *value).max();
+            let got = peaks.since(from);
+            prop_assert!(got <= naive(from));
+            prop_assert!(got >= naive(from + SLOT_NS));
+        }
+    }
+}

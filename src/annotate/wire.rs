@@ -1,0 +1,122 @@
+//! The JSON that jobs send, exactly as `docs/annotations.md` gives it. Nothing here is trusted or interpreted yet.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Whether something begins, ends or just happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventType {
+    /// A step, phase or layer begins.
+    Begin,
+    /// It ends.
+    End,
+    /// An instant: `oom`, `checkpoint saved`, …
+    Mark,
+}
+
+/// What the event is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// One iteration of training.
+    Step,
+    /// A part of it: `forward`, `comm`, …
+    #[default]
+    Phase,
+    /// A part of a phase: one layer of the model.
+    Layer,
+}
+
+/// One GPU or several: indexes, UUIDs or PCI bus ids.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Gpus {
+    /// One GPU.
+    One(Gpu),
+    /// Several.
+    Many(Vec<Gpu>),
+}
+
+/// One GPU as a job names it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Gpu {
+    /// Index, as `nvidia-smi` shows it.
+    Index(u32),
+    /// UUID, PCI bus id, or an index as text (`0`, `0:1` for a MIG instance).
+    Name(String),
+}
+
+/// The job's own allocator's counters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Bytes in live tensors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+    /// Bytes that the allocator holds from the driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<u64>,
+    /// Bytes in live or pending blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active: Option<u64>,
+    /// Bytes in free parts of split blocks: fragmentation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inactive_split: Option<u64>,
+    /// Failed device allocations that flushed the cache, since the process began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alloc_retries: Option<u64>,
+    /// Out-of-memory errors, since the process began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ooms: Option<u64>,
+}
+
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[allow(missing_docs, reason = "each is its JSON type")]
+pub enum Scalar {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+}
+
+/// One event of one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Annotation {
+    /// Begin, end or mark.
+    pub event: EventType,
+    /// Step, phase or layer; phase if left out.
+    #[serde(default)]
+    pub kind: Kind,
+    /// The phase's or layer's name. May be left out for a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The job. May be left out where the peer's environment tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// Which process of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// How many processes the job has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub world_size: Option<u32>,
+    /// Which GPU or GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpus>,
+    /// Number of the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// When it happened, nanoseconds of Unix time on this host's clock; the time of receipt if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_unix_nano: Option<i64>,
+    /// Allocator counters at that moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// A few more strings or numbers, kept for spans and recordings, never labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<BTreeMap<String, Scalar>>,
+}

@@ -1,0 +1,116 @@
+//! One ended phase, GPU by GPU.
+
+use super::pressure::THRESHOLDS;
+use crate::annotate::Ended;
+use crate::ring;
+use crate::sample::{GpuState, Usage};
+
+/// What memory did on one GPU during one phase. Bytes throughout; `None` where nothing is known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PhaseMemory {
+    /// Position of the GPU.
+    pub gpu: usize,
+    /// In use when the phase began.
+    pub begin_bytes: Option<u64>,
+    /// In use when it ended.
+    pub end_bytes: Option<u64>,
+    /// The most in between.
+    pub peak_bytes: Option<u64>,
+    /// The least in between.
+    pub min_bytes: Option<u64>,
+    /// The mean over the time that is known.
+    pub mean_bytes: Option<f64>,
+    /// The largest fall from a high to a later low.
+    pub drop_bytes: Option<u64>,
+    /// Time above each of [`THRESHOLDS`] of the usable memory, nanoseconds; `None` where the GPU's size is not known.
+    pub above_ns: Option<[i64; THRESHOLDS.len()]>,
+    /// Time of which nothing is known, nanoseconds.
+    pub gap_ns: i64,
+    /// Energy and idle time of the whole GPU.
+    pub usage: Usage,
+    /// The process's memory less what its allocator reserved: communication buffers, context, workspaces.
+    pub outside_allocator_bytes: Option<i64>,
+}
+
+impl PhaseMemory {
+    /// Memory at the end less memory at the begin.
+    #[must_use]
+    pub fn growth_bytes(&self) -> Option<i64> {
+        Some(self.end_bytes?.cast_signed() - self.begin_bytes?.cast_signed())
+    }
+}
+
+/// An ended phase with its memory on each of its rank's GPUs; none where no GPU of the rank is known.
+#[derive(Debug, Clone)]
+pub struct Attributed {
+    /// What ended.
+    pub ended: Ended,
+    /// Its memory.
+    pub gpus: Vec<PhaseMemory>,
+}
+
+/// Joins one ended phase with the memory of its GPUs. The rings must have passed its end.
+#[must_use]
+pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState]) -> Attributed {
+    let gpus = ended.gpus.as_deref().unwrap_or_default().iter();
+    let gpus = gpus.filter_map(|&gpu| Some(attribute_one(&ended, gpu, rings.get(gpu)?, states.get(gpu)?))).collect();
+    Attributed { ended, gpus }
+}
+
+/// Joins one ended phase with the memory of one GPU.
+#[must_use]
+pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &GpuState) -> PhaseMemory {
+    let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
+    let usage = state.series.usage(begin_ns, end_ns);
+    // A phase that the ring does not cover (it begins before the first sample, or the ring was overtaken) has times
+    // and no memory.
+    let Ok(summary) = ring.summary(begin_ns, end_ns) else {
+        return PhaseMemory { gap_ns: end_ns - begin_ns, usage, ..PhaseMemory::unknown(gpu) };
+    };
+    let above_ns = state.usable_bytes().and_then(|usable_bytes| {
+        let mut above_ns = [0; THRESHOLDS.len()];
+        for (threshold, above_ns) in THRESHOLDS.iter().zip(&mut above_ns) {
+            *above_ns = ring.above_ns(begin_ns, end_ns, threshold.bytes_of(usable_bytes)).ok()?;
+        }
+        Some(above_ns)
+    });
+    let process_bytes = ended.pid.and_then(|pid| state.process_used_bytes(pid));
+    let reserved_bytes = ended.memory.and_then(|memory| memory.reserved);
+    PhaseMemory {
+        gpu,
+        begin_bytes: summary.first,
+        end_bytes: summary.last,
+        peak_bytes: summary.max,
+        min_bytes: summary.min,
+        mean_bytes: summary.mean,
+        drop_bytes: summary.drop.map(|drop| drop.bytes),
+        above_ns,
+        gap_ns: summary.gap_ns,
+        usage,
+        outside_allocator_bytes: outside_allocator(process_bytes, reserved_bytes),
+    }
+}
+
+/// The process's memory as the driver has it less what its allocator holds.
+#[must_use]
+pub fn outside_allocator(process_bytes: Option<u64>, reserved_bytes: Option<u64>) -> Option<i64> {
+    Some(process_bytes?.cast_signed() - reserved_bytes?.cast_signed())
+}
+
+impl PhaseMemory {
+    fn unknown(gpu: usize) -> Self {
+        Self {
+            gpu,
+            begin_bytes: None,
+            end_bytes: None,
+            peak_bytes: None,
+            min_bytes: None,
+            mean_bytes: None,
+            drop_bytes: None,
+            above_ns: None,
+            gap_ns: 0,
+            usage: Usage::default(),
+            outside_allocator_bytes: None,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `demo`: the daemon on simulated GPUs, with what to look at.
+
+use super::Common;
+use super::serve::{runtime, tell, until_ended};
+use crate::config::{SourceSpec, load};
+use crate::daemon::{self, Daemon};
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+/// How often the progress line is brought up to date.
+const PROGRESS: Duration = Duration::from_secs(1);
+/// Where no terminal can overwrite the line, it is printed this many times less often.
+const PROGRESS_PLAIN_EVERY: u32 = 5;
+
+pub(super) fn run(common: &Common) -> anyhow::Result<()> {
+    let mut settings = load(&common.layers())?;
+    settings.source = SourceSpec::Sim(None);
+    let own_dir = tempdir();
+    if common.annotations_socket.is_none() {
+        settings.annotations_socket = Some(own_dir.join("annotations.sock"));
+    }
+    let socket = settings.annotations_socket.clone();
+    let done = runtime()?.block_on(async {
+        let daemon = daemon::start(settings).await?;
+        tell(&daemon);
+        let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
+        println!("{}", what_to_look_at(&daemon, &socket));
+        let progress = tokio::spawn(show_progress(daemon.site.clone()));
+        let ended = until_ended(common.run_for).await;
+        progress.abort();
+        daemon.stop().await;
+        ended
+    });
+    // Gone already where the socket was elsewhere.
+    let _ = std::fs::remove_dir(&own_dir);
+    done
+}
+
+fn tempdir() -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("highwater-demo-{}", std::process::id()))
+}
+
+fn what_to_look_at(daemon: &Daemon, socket: &str) -> String {
+    let url = format!("http://{}", daemon.address);
+    format!(
+        "
+Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15 s of every minute.
+
+  open  {url}/
+  curl  {url}/metrics
+  curl  '{url}/api/v1/jobs/moe-tight/phases?limit=5'
+  curl  '{url}/api/v1/gpus/2/memory?max_points=50'
+
+Mark a phase of your own:
+  curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'
+  curl {url}/api/v1/annotations -d '{{\"event\":\"end\",\"name\":\"mine\",\"job\":\"me\"}}'
+  curl -s {url}/metrics | grep 'phase=\"mine\"'
+Jobs mark theirs over {socket}
+"
+    )
+}
+
+async fn show_progress(site: crate::web::Site) {
+    let terminal = std::io::stdout().is_terminal();
+    let mut seconds = 0;
+    let mut ticks = tokio::time::interval(PROGRESS);
+    loop {
+        ticks.tick().await;
+        let line = progress(&site);
+        if terminal {
+            print!("\r\x1b[K{line}");
+            // A terminal that has gone away is told nothing more.
+            let _ = std::io::stdout().flush();
+        } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
+            println!("{line}");
+        }
+        seconds += 1;
+    }
+}
+
+/// One line: each GPU's memory, each job's step.
+fn progress(site: &crate::web::Site) -> String {
+    let Some(node) = site.slot.node() else { return "starting".into() };
+    let gib = |bytes: Option<u64>| {
+        #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+        bytes.map_or_else(|| "?".into(), |bytes| format!("{:.1}", bytes as f64 / (1u64 << 30) as f64))
+    };
+    let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
+    let used = used.collect::<Vec<_>>().join(" ");
+    let jobs = site.intake.jobs();
+    let step = |(name, job): (&std::sync::Arc<str>, &crate::annotate::Job)| {
+        let steps = job.ranks.values().filter_map(|rank| rank.step).max();
+        format!("{name} step {}", steps.map_or_else(|| "?".into(), |step| step.to_string()))
+    };
+    let jobs = jobs.by_name().iter().map(step).collect::<Vec<_>>().join(", ");
+    format!("used GiB: {used} | {jobs}")
+}

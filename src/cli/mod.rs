@@ -1,0 +1,177 @@
+//! The command line: one file a command.
+
+mod demo;
+pub mod probe;
+mod serve;
+
+use crate::config::{KEYS, Layers, Settings, load};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What GPU memory did inside each step of training.
+///
+/// A daemon for one node: it reads the memory of every NVIDIA GPU a thousand times a second, takes step and phase
+/// marks from training jobs over HTTP or a Unix socket, and serves what happened inside each phase to Prometheus.
+#[derive(Debug, Parser)]
+#[command(name = "highwater", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon on this node's GPUs.
+    ///
+    /// Without a GPU it says so, serves /metrics with `highwater_nvml_up 0`, and tries again; it never simulates
+    /// unasked. Try `highwater demo` for that.
+    #[command(after_help = settings_help())]
+    Serve(Serve),
+    /// Show all of it on four simulated GPUs with two training jobs, one of them short of memory.
+    Demo(Common),
+    /// Time every NVML call on this machine and find each counter's true update period.
+    Probe(Probe),
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    #[command(flatten)]
+    common: Common,
+    /// What to read: nvml, sim, sim:SCENARIO, replay:PATH.
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<String>,
+    /// How many times faster than time a replay runs, or `max`.
+    #[arg(long, value_name = "N")]
+    replay_speed: Option<String>,
+    /// Shift a replay's times so that it begins now.
+    #[arg(long)]
+    replay_shift_to_now: bool,
+    /// Check the settings, tell every fault, and end.
+    #[arg(long)]
+    check_config: bool,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Settings file, TOML or YAML.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where HTTP listens [default: 127.0.0.1:10450].
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// The Unix datagram socket for annotations, or `none`.
+    #[arg(long, value_name = "PATH")]
+    annotations_socket: Option<String>,
+    /// Path of libnvidia-ml.so.1.
+    #[arg(long, value_name = "PATH")]
+    nvml_library: Option<String>,
+    /// Any other setting.
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    /// End by itself after this time, as 20s.
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    run_for: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+struct Probe {
+    /// Path of libnvidia-ml.so.1.
+    #[arg(long, value_name = "PATH")]
+    nvml_library: Option<PathBuf>,
+    /// Which GPU to probe, by index, UUID or PCI bus id [default: the first].
+    #[arg(long)]
+    gpu: Option<String>,
+    /// JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    init_log();
+    let done = match Cli::parse().command {
+        Command::Serve(serve) => serve::run(&serve),
+        Command::Demo(common) => demo::run(&common),
+        Command::Probe(probe) => probe.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("highwater: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn init_log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(color).with_target(false).init();
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("is not KEY=VALUE")?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration_ns = crate::units::parse_duration_ns(text).map_err(|error| error.to_string())?;
+    Ok(Duration::from_nanos(duration_ns.unsigned_abs()))
+}
+
+impl Common {
+    fn layers(&self) -> Layers {
+        let mut flags = Vec::new();
+        let given = [
+            ("listen", "--listen", &self.listen),
+            ("annotations.socket", "--annotations-socket", &self.annotations_socket),
+            ("nvml_library", "--nvml-library", &self.nvml_library),
+        ];
+        for (key, flag, value) in given {
+            flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
+        }
+        flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
+        let text = |text: OsString| text.into_string().ok();
+        let environment = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
+        let environment = environment.filter(|(name, _)| name.starts_with("HIGHWATER_")).collect();
+        Layers { file: self.config.clone(), environment, flags }
+    }
+}
+
+impl Serve {
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let mut layers = self.common.layers();
+        let shift = self.replay_shift_to_now.then(|| "true".to_owned());
+        let given = [
+            ("source", "--source", &self.source),
+            ("replay.speed", "--replay-speed", &self.replay_speed),
+            ("replay.shift_to_now", "--replay-shift-to-now", &shift),
+        ];
+        for (key, flag, value) in given {
+            layers.flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
+        }
+        Ok(load(&layers)?)
+    }
+}
+
+impl Probe {
+    fn run(&self) -> anyhow::Result<()> {
+        let (library, gpu) = (self.nvml_library.as_deref(), self.gpu.as_deref());
+        probe::run(&probe::Options { library, gpu, json: self.json, ..probe::Options::default() }, &mut std::io::stdout())
+    }
+}
+
+/// The settings, for `serve --help`.
+fn settings_help() -> String {
+    use std::fmt::Write as _;
+    let mut help = String::from("Settings (file, --set KEY=VALUE, or the variable; config/highwater.toml has them all):\n");
+    for key in KEYS {
+        let _ = writeln!(help, "  {} [{}]\n      {}", key.name, key.variable(), key.help);
+    }
+    help
+}

@@ -1,0 +1,53 @@
+//! `serve`: the daemon, until a signal.
+
+use super::Serve;
+use crate::daemon::{self, Daemon};
+use anyhow::Context as _;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Threads for HTTP. More would only be in the sampler's way.
+const HTTP_THREADS: usize = 2;
+
+pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
+    let settings = serve.settings()?;
+    if serve.check_config {
+        println!("settings are valid");
+        return Ok(());
+    }
+    runtime()?.block_on(async {
+        let daemon = daemon::start(settings).await?;
+        tell(&daemon);
+        until_ended(serve.common.run_for).await?;
+        daemon.stop().await;
+        Ok(())
+    })
+}
+
+pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
+}
+
+/// The line that people and tests wait for.
+pub(super) fn tell(daemon: &Daemon) {
+    eprintln!("listening on http://{}", daemon.address);
+}
+
+/// Waits for SIGTERM, SIGINT, or the time given.
+pub(super) async fn until_ended(run_for: Option<Duration>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let over = async {
+        match run_for {
+            Some(run_for) => tokio::time::sleep(run_for).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM, stopping"),
+        _ = interrupt.recv() => tracing::info!("SIGINT, stopping"),
+        () = over => tracing::info!("time is over, stopping"),
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! The one timeline that every part shares: nanoseconds of Unix time that never step.
+//!
+//! Readings and annotations are joined by time, so a step of the system clock (NTP, suspend, an operator's
+//! `date -s`) must not tear them apart. [`Live`] therefore runs on `CLOCK_MONOTONIC` and adds the offset to Unix
+//! time that it saw at its start; what jobs send in Unix time is converted with the offset of the moment. Replays
+//! and tests use [`Manual`], so that nothing below the daemon ever asks the system for the time.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// Nanoseconds in one second.
+pub const SECOND_NS: i64 = 1_000_000_000;
+/// Nanoseconds in one millisecond.
+pub const MILLISECOND_NS: i64 = 1_000_000;
+
+/// Tells the time of the shared timeline, in nanoseconds since the Unix epoch.
+pub trait Clock: Send + Sync {
+    /// Now, on the timeline of readings: it never goes back.
+    fn now_ns(&self) -> i64;
+
+    /// What to add to a time of the timeline to get the system's Unix time of this moment: 0 until the system
+    /// clock is stepped.
+    fn unix_shift_ns(&self) -> i64;
+
+    /// Waits until the timeline has reached `at_ns`; returns at once where it has.
+    fn sleep_until(&self, at_ns: i64);
+}
+
+/// The running system's clock.
+#[derive(Debug)]
+pub struct Live {
+    epoch_ns: i64,
+}
+
+impl Live {
+    /// A timeline that agrees with the system's Unix time now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self { epoch_ns: unix_now_ns() - monotonic_now_ns() }
+    }
+
+    /// The moment of `CLOCK_MONOTONIC` that a time of this timeline stands for.
+    #[must_use]
+    pub fn to_monotonic_ns(&self, at_ns: i64) -> i64 {
+        at_ns - self.epoch_ns
+    }
+}
+
+impl Clock for Live {
+    fn now_ns(&self) -> i64 {
+        monotonic_now_ns() + self.epoch_ns
+    }
+
+    fn unix_shift_ns(&self) -> i64 {
+        let shift = unix_now_ns() - monotonic_now_ns() - self.epoch_ns;
+        // The two clocks are read one after the other: below a millisecond this is the reading, not a step.
+        if shift.abs() < MILLISECOND_NS { 0 } else { shift }
+    }
+
+    fn sleep_until(&self, at_ns: i64) {
+        let at_ns = self.to_monotonic_ns(at_ns).max(0);
+        let until = rustix::time::Timespec { tv_sec: at_ns / SECOND_NS, tv_nsec: at_ns % SECOND_NS };
+        while rustix::thread::clock_nanosleep_absolute(rustix::time::ClockId::Monotonic, &until)
+            == Err(rustix::io::Errno::INTR)
+        {}
+    }
+}
+
+/// A clock that is set by hand: replays and tests.
+#[derive(Debug, Default)]
+pub struct Manual {
+    now_ns: AtomicI64,
+}
+
+impl Manual {
+    /// A clock that stands at `now_ns`.
+    #[must_use]
+    pub fn at(now_ns: i64) -> Self {
+        Self { now_ns: AtomicI64::new(now_ns) }
+    }
+
+    /// Moves the clock; it never goes back.
+    pub fn advance_to(&self, now_ns: i64) {
+        self.now_ns.fetch_max(now_ns, Ordering::Release);
+    }
+}
+
+impl Clock for Manual {
+    fn now_ns(&self) -> i64 {
+        self.now_ns.load(Ordering::Acquire)
+    }
+
+    fn unix_shift_ns(&self) -> i64 {
+        0
+    }
+
+    /// Time that nobody waits for passes at once.
+    fn sleep_until(&self, at_ns: i64) {
+        self.advance_to(at_ns);
+    }
+}
+
+fn monotonic_now_ns() -> i64 {
+    read(rustix::time::ClockId::Monotonic)
+}
+
+fn unix_now_ns() -> i64 {
+    read(rustix::time::ClockId::Realtime)
+}
+
+fn read(clock: rustix::time::ClockId) -> i64 {
+    let now = rustix::time::clock_gettime(clock);
+    now.tv_sec * SECOND_NS + now.tv_nsec
+}

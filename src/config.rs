@@ -1,0 +1,89 @@
+//! Settings: defaults < file < environment < flags, through the `config` crate.
+//!
+//! Enters: a TOML or YAML file, `HIGHWATER_*` variables, flags. Leaves: [`Settings`], or every fault at once, each
+//! with its key and where it was set. Invariant: a key that is not in [`KEYS`] is an error.
+
+mod keys;
+mod load;
+mod locate;
+
+pub use keys::{KEYS, Key, SourceSpec};
+pub use load::{Fault, Faults, Layers, load};
+
+use crate::annotate::Limits;
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Everything that can be set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// What to read.
+    pub source: SourceSpec,
+    /// NVML's library; the loader's `libnvidia-ml.so.1` if not set.
+    pub nvml_library: Option<PathBuf>,
+    /// Where HTTP listens.
+    pub listen: SocketAddr,
+    /// The fast lane's period, nanoseconds.
+    pub period_ns: i64,
+    /// The longest period that it backs off to, nanoseconds.
+    pub max_period_ns: i64,
+    /// Share of wall time that sweeps may take.
+    pub budget: f64,
+    /// How long a call may take before the other GPUs go on without its GPU, nanoseconds.
+    pub hang_after_ns: i64,
+    /// The medium lane's period, nanoseconds.
+    pub medium_period_ns: i64,
+    /// The slow lane's period, nanoseconds.
+    pub slow_period_ns: i64,
+    /// What the ring keeps, nanoseconds.
+    pub retention_ns: i64,
+    /// The most that the ring of one GPU takes, bytes.
+    pub ring_max_bytes: usize,
+    /// The annotation socket; `None` for none.
+    pub annotations_socket: Option<PathBuf>,
+    /// The file with the token that annotations over TCP need.
+    pub token_file: Option<PathBuf>,
+    /// Bounds on what jobs send.
+    pub limits: Limits,
+    /// Whether `/metrics` tells the memory of single processes.
+    pub processes: bool,
+    /// How many times faster than time a replay runs; `None` for as fast as possible.
+    pub replay_speed: Option<f64>,
+    /// Whether a replay's times are shifted to now.
+    pub replay_shift_to_now: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            source: SourceSpec::Nvml,
+            nvml_library: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 10450)),
+            period_ns: MILLISECOND_NS,
+            max_period_ns: 100 * MILLISECOND_NS,
+            budget: 0.15,
+            hang_after_ns: SECOND_NS,
+            medium_period_ns: 100 * MILLISECOND_NS,
+            slow_period_ns: SECOND_NS,
+            retention_ns: 600 * SECOND_NS,
+            ring_max_bytes: 2 << 20,
+            annotations_socket: Some(default_socket()),
+            token_file: None,
+            limits: Limits::default(),
+            processes: false,
+            replay_speed: Some(1.0),
+            replay_shift_to_now: false,
+        }
+    }
+}
+
+/// Where jobs look for the socket: below `/run` for root, else in the user's runtime directory.
+#[must_use]
+pub fn default_socket() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    match runtime {
+        Some(dir) if !rustix::process::geteuid().is_root() => PathBuf::from(dir).join("highwater/annotations.sock"),
+        _ => PathBuf::from("/run/highwater/annotations.sock"),
+    }
+}

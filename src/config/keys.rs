@@ -1,0 +1,143 @@
+//! Every setting: its key, its default as a file has it, what it does, and how its text is read.
+
+use super::Settings;
+use crate::units::{parse_bytes, parse_duration_ns};
+use std::path::PathBuf;
+
+/// What the daemon reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceSpec {
+    /// The driver.
+    Nvml,
+    /// A simulation: a scenario file, the name of a shipped scenario, or the demo.
+    Sim(Option<String>),
+    /// A recording.
+    Replay(PathBuf),
+}
+
+/// One setting.
+pub struct Key {
+    /// Dotted key.
+    pub name: &'static str,
+    /// The default as the example file shows it; empty for "not set".
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    /// Reads the text into the settings, or tells what is wrong with it.
+    pub set: fn(&mut Settings, &str) -> Result<(), String>,
+}
+
+impl Key {
+    /// The environment variable that sets it.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("HIGHWATER_{}", self.name.to_ascii_uppercase().replace('.', "_"))
+    }
+}
+
+macro_rules! keys {
+    ($($name:literal = $default:literal, $help:literal, $set:expr;)*) => {
+        /// Every setting, in the order of the example file.
+        pub static KEYS: &[Key] = &[$(Key { name: $name, default: $default, help: $help, set: $set }),*];
+    };
+}
+
+keys! {
+    "source" = "nvml", "What to read: nvml, sim, sim:SCENARIO (a file or the name of a shipped scenario), replay:PATH.",
+        |s, v| { s.source = source(v)?; Ok(()) };
+    "nvml_library" = "", "Path of libnvidia-ml.so.1; the loader finds it if not set.",
+        |s, v| { s.nvml_library = path(v); Ok(()) };
+    "listen" = "127.0.0.1:10450", "Where HTTP listens. On an address that is not loopback, annotations over TCP need a token.",
+        |s, v| { s.listen = v.parse().map_err(|_| "is not ADDRESS:PORT, as 127.0.0.1:10450".to_owned())?; Ok(()) };
+    "sampling.period" = "1ms", "Period of the fast lane: memory of all GPUs.",
+        |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
+    "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver suffers.",
+        |s, v| { s.max_period_ns = duration(v, 50_000, 10_000_000_000)?; Ok(()) };
+    "sampling.budget" = "0.15", "Share of wall time that the fast lane may spend inside the driver before it backs off.",
+        |s, v| { s.budget = ratio(v)?; Ok(()) };
+    "sampling.hang_after" = "1s", "A call that takes longer is given up, and the other GPUs go on without its GPU.",
+        |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
+    "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
+        |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
+    "sampling.slow_period" = "1s", "Period of processes, energy, byte counters, ECC, remapped rows and BAR1.",
+        |s, v| { s.slow_period_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
+    "ring.retention" = "10m", "How far back samples are kept.",
+        |s, v| {
+            s.retention_ns = duration(v, 60_000_000_000, 86_400_000_000_000)?;
+            s.limits.past_ns = s.retention_ns;
+            Ok(())
+        };
+    "ring.max_bytes" = "2MiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
+        |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
+    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. Below $XDG_RUNTIME_DIR by default where the daemon does not run as root.",
+        |s, v| { s.annotations_socket = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+    "annotations.token_file" = "", "File with the token that annotations over TCP need; must be set to take them on an address that is not loopback.",
+        |s, v| { s.token_file = path(v); Ok(()) };
+    "annotations.max_jobs" = "64", "Jobs that are known at a time; each is a label value.",
+        |s, v| { s.limits.jobs = count(v, 1, 10_000)?; Ok(()) };
+    "annotations.max_ranks" = "256", "Ranks that are known at a time, over all jobs.",
+        |s, v| { s.limits.ranks = count(v, 1, 100_000)?; Ok(()) };
+    "annotations.max_phase_names" = "32", "Different phase names of one job; each is a label value.",
+        |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
+    "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
+        |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
+    "metrics.processes" = "false", "Whether /metrics tells the memory of single processes.",
+        |s, v| { s.processes = boolean(v)?; Ok(()) };
+    "replay.speed" = "1", "How many times faster than time a replay runs; `max` for as fast as possible.",
+        |s, v| { s.replay_speed = speed(v)?; Ok(()) };
+    "replay.shift_to_now" = "false", "Whether a replay's times are shifted so that it begins now.",
+        |s, v| { s.replay_shift_to_now = boolean(v)?; Ok(()) };
+}
+
+fn source(text: &str) -> Result<SourceSpec, String> {
+    match text.split_once(':') {
+        None if text == "nvml" => Ok(SourceSpec::Nvml),
+        None if text == "sim" => Ok(SourceSpec::Sim(None)),
+        Some(("sim", scenario)) if !scenario.is_empty() => Ok(SourceSpec::Sim(Some(scenario.into()))),
+        Some(("replay", recording)) if !recording.is_empty() => Ok(SourceSpec::Replay(recording.into())),
+        _ => Err("is none of nvml, sim, sim:SCENARIO, replay:PATH".into()),
+    }
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+fn duration(text: &str, least_ns: i64, most_ns: i64) -> Result<i64, String> {
+    let duration_ns = parse_duration_ns(text).map_err(|error| error.to_string())?;
+    if (least_ns..=most_ns).contains(&duration_ns) {
+        return Ok(duration_ns);
+    }
+    let shown = |ns: i64| format!("{:?}", std::time::Duration::from_nanos(ns.unsigned_abs()));
+    Err(format!("is not between {} and {}", shown(least_ns), shown(most_ns)))
+}
+
+fn bytes(text: &str, least: u64, most: u64) -> Result<usize, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    if (least..=most).contains(&bytes) {
+        return usize::try_from(bytes).map_err(|error| error.to_string());
+    }
+    Err(format!("is not between {least} and {most} bytes"))
+}
+
+fn count(text: &str, least: usize, most: usize) -> Result<usize, String> {
+    let count = text.parse().map_err(|_| "is not a whole number".to_owned())?;
+    if (least..=most).contains(&count) { Ok(count) } else { Err(format!("is not between {least} and {most}")) }
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if ratio > 0.0 && ratio <= 1.0 { Ok(ratio) } else { Err("is not above 0 and at most 1".into()) }
+}
+
+fn speed(text: &str) -> Result<Option<f64>, String> {
+    if text == "max" {
+        return Ok(None);
+    }
+    let speed: f64 = text.parse().map_err(|_| "is neither a number nor `max`".to_owned())?;
+    if speed > 0.0 && speed.is_finite() { Ok(Some(speed)) } else { Err("is not above 0".into()) }
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| "is neither true nor false".into())
+}

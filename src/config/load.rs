@@ -1,0 +1,186 @@
+//! Reads the layers, and tells every fault of them at once.
+
+use super::keys::KEYS;
+use super::locate::line_of;
+use super::Settings;
+use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Variables with the daemon's prefix that are no settings: what jobs say of themselves, and what tests use.
+const OTHER_VARIABLES: [&str; 2] = ["HIGHWATER_JOB", "HIGHWATER_FAKE_NVML"];
+
+/// Where settings come from, beside the defaults.
+#[derive(Debug, Clone, Default)]
+pub struct Layers {
+    /// A TOML or YAML file.
+    pub file: Option<PathBuf>,
+    /// `HIGHWATER_*` variables, with their values.
+    pub environment: Vec<(String, String)>,
+    /// Settings by key, with the flag that set each.
+    pub flags: Vec<(String, String, String)>,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Where: `FILE:LINE`, the variable, or the flag.
+    pub place: String,
+    /// Which key, where one is at fault.
+    pub key: Option<String>,
+    /// What is wrong.
+    pub problem: String,
+}
+
+/// All that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(pub Vec<Fault>);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.key {
+            Some(key) => write!(f, "{}: {key}: {}", self.place, self.problem),
+            None => write!(f, "{}: {}", self.place, self.problem),
+        }
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<_> = self.0.iter().map(Fault::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// Reads all layers.
+///
+/// # Errors
+/// Every fault of every layer.
+pub fn load(layers: &Layers) -> Result<Settings, Faults> {
+    let text = layers.file.as_deref().map(read).transpose().map_err(|fault| Faults(vec![fault]))?;
+    let merged = merge(layers, text.as_deref()).map_err(|fault| Faults(vec![fault]))?;
+    let mut faults = unknown_variables(layers);
+    let mut settings = Settings::default();
+    for (key, value) in merged {
+        let place = || place_of(&key, &value, layers, text.as_deref());
+        let known = KEYS.iter().find(|known| known.name == key);
+        let problem = match (known, value.clone().into_string()) {
+            (None, _) => Some(unknown_key(&key)),
+            (Some(_), Err(_)) => Some("is not a single value".into()),
+            (Some(known), Ok(text)) => {
+                (known.set)(&mut settings, &text).err().map(|problem| format!("`{text}` {problem}"))
+            }
+        };
+        faults.extend(problem.map(|problem| Fault { place: place(), key: Some(key.clone()), problem }));
+    }
+    if settings.max_period_ns < settings.period_ns {
+        settings.max_period_ns = settings.period_ns;
+    }
+    if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
+}
+
+fn read(path: &Path) -> Result<String, Fault> {
+    let problem = |error: std::io::Error| Fault {
+        place: path.display().to_string(),
+        key: None,
+        problem: format!("cannot be read: {error}"),
+    };
+    std::fs::read_to_string(path).map_err(problem)
+}
+
+fn merge(layers: &Layers, text: Option<&str>) -> Result<Vec<(String, Value)>, Fault> {
+    let mut builder = Config::builder();
+    if let (Some(path), Some(text)) = (&layers.file, text) {
+        let format = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml" | "yml") => FileFormat::Yaml,
+            _ => FileFormat::Toml,
+        };
+        builder = builder.add_source(File::from_str(text, format));
+    }
+    builder = builder.add_source(Given { layer: "environment", values: environment(layers) });
+    let flags = layers.flags.iter().map(|(key, value, _)| (key.clone(), value.clone())).collect();
+    builder = builder.add_source(Given { layer: "flag", values: flags });
+    let place = || layers.file.as_ref().map_or_else(|| "settings".into(), |path| path.display().to_string());
+    let fault = |error: ConfigError| Fault { place: place(), key: None, problem: describe(&error) };
+    let merged = builder.build().and_then(|config| config.collect()).map_err(fault)?;
+    let mut leaves = Vec::new();
+    flatten("", merged, &mut leaves);
+    leaves.sort_by(|left, right| left.0.cmp(&right.0));
+    Ok(leaves)
+}
+
+/// Values of one layer, each under its dotted key.
+#[derive(Debug, Clone)]
+struct Given {
+    layer: &'static str,
+    values: Vec<(String, String)>,
+}
+
+impl Source for Given {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, Value>, ConfigError> {
+        let layer = self.layer.to_owned();
+        Ok(self.values.iter().map(|(key, value)| (key.clone(), Value::new(Some(&layer), value.clone()))).collect())
+    }
+}
+
+fn environment(layers: &Layers) -> Vec<(String, String)> {
+    let value = |variable: &str| layers.environment.iter().find(|(name, _)| name == variable).map(|(_, value)| value);
+    KEYS.iter().filter_map(|key| Some((key.name.to_owned(), value(&key.variable())?.clone()))).collect()
+}
+
+fn unknown_variables(layers: &Layers) -> Vec<Fault> {
+    let known = |name: &str| KEYS.iter().any(|key| key.variable() == name) || OTHER_VARIABLES.contains(&name);
+    let unknown = layers.environment.iter().filter(|(name, _)| name.starts_with("HIGHWATER_") && !known(name));
+    let fault = |name: &String| Fault {
+        place: format!("environment variable {name}"),
+        key: None,
+        problem: "is no setting; `highwater serve --help` lists them".into(),
+    };
+    unknown.map(|(name, _)| fault(name)).collect()
+}
+
+fn flatten(prefix: &str, table: Map<String, Value>, leaves: &mut Vec<(String, Value)>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        match value.clone().into_table() {
+            Ok(table) => flatten(&key, table, leaves),
+            Err(_) => leaves.push((key, value)),
+        }
+    }
+}
+
+fn place_of(key: &str, value: &Value, layers: &Layers, text: Option<&str>) -> String {
+    let flag = layers.flags.iter().rev().find(|(flagged, _, _)| flagged == key);
+    if let (Some("flag"), Some((_, _, flag))) = (value.origin(), flag) {
+        return flag.clone();
+    }
+    if value.origin() == Some("environment") {
+        let variable = KEYS.iter().find(|known| known.name == key).map(super::Key::variable);
+        return format!("environment variable {}", variable.unwrap_or_default());
+    }
+    let file = layers.file.as_ref().map_or_else(|| "settings".into(), |path| path.display().to_string());
+    match text.and_then(|text| line_of(text, key)) {
+        Some(line) => format!("{file}:{line}"),
+        None => file,
+    }
+}
+
+fn unknown_key(key: &str) -> String {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let near = KEYS.iter().find(|known| known.name.rsplit('.').next() == Some(last));
+    near.map_or_else(|| "is no setting".into(), |near| format!("is no setting; is `{}` meant?", near.name))
+}
+
+/// What is wrong with a file that cannot be parsed: the parser's own words, which have line and column.
+fn describe(error: &ConfigError) -> String {
+    match error {
+        ConfigError::FileParse { cause, .. } => cause.to_string().trim_end().to_owned(),
+        other => other.to_string(),
+    }
+}

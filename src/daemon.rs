@@ -1,0 +1,405 @@
+//! The whole product, wired: source ▶ lanes ▶ rings ▶ join ◀ annotations, and HTTP over all of it.
+//!
+//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here;
+//! nothing below this file starts any.
+
+use crate::annotate::http::Access;
+use crate::annotate::socket::Socket;
+use crate::annotate::{Intake, gpus::Gpus};
+use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
+use crate::config::{Settings, SourceSpec};
+use crate::node::{Node, Slot};
+use crate::replay::Replay;
+use crate::ring;
+use crate::sample::{self, Budget, FastLane, ProcessTable, Sampler};
+use crate::sim::{Scenario, Sim};
+use crate::source::{OpenError, Source};
+use crate::web::{self, Site};
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How often the join catches up with the rings.
+const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
+/// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
+const RETRY_NS: i64 = 5 * SECOND_NS;
+/// How long threads are waited for at the end. One that hangs in the driver never ends.
+const DRAIN: Duration = Duration::from_millis(1500);
+/// Bad lines of a recording that are told one by one.
+const MOST_SKIPPED_TOLD: usize = 10;
+/// How long requests under way may take at the end.
+const HTTP_DRAIN: Duration = Duration::from_millis(500);
+
+/// A daemon that runs.
+pub struct Daemon {
+    /// Where HTTP listens.
+    pub address: SocketAddr,
+    /// What its handlers look at.
+    pub site: Site,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    stop_http: tokio::sync::oneshot::Sender<()>,
+}
+
+/// The parts that every thread shares.
+#[derive(Clone)]
+struct Shared {
+    settings: Arc<Settings>,
+    clock: Arc<dyn Clock>,
+    slot: Arc<Slot>,
+    intake: Arc<Intake>,
+    processes: Arc<ArcSwap<ProcessTable>>,
+    stop: Arc<AtomicBool>,
+}
+
+/// What a recording needs beside its source.
+struct Playback {
+    replay: Arc<Replay>,
+    clock: Arc<Manual>,
+}
+
+/// Builds the daemon and starts it. Must be called on a tokio runtime.
+///
+/// # Errors
+/// Where the address or the socket cannot be had, or a scenario, recording or token cannot be read. A driver that is
+/// not there is no error: the daemon tells so and tries again.
+pub async fn start(settings: Settings) -> anyhow::Result<Daemon> {
+    let live: Arc<dyn Clock> = Arc::new(Live::start());
+    let scenario = scenario(&settings)?;
+    let playback = playback(&settings, &*live)?;
+    let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
+    let access = access(&settings)?;
+    let listener = tokio::net::TcpListener::bind(settings.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
+    let address = listener.local_addr()?;
+    let socket = settings.annotations_socket.as_deref().map(bind).transpose()?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let processes = Arc::new(ArcSwap::from_pointee(ProcessTable::new()));
+    let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
+    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
+    let site = Site {
+        slot: Arc::clone(&slot),
+        intake: Arc::clone(&intake),
+        clock: Arc::clone(&clock),
+        processes: settings.processes,
+    };
+    let shared = Shared { settings: Arc::new(settings), clock, slot, intake, processes, stop: Arc::clone(&stop) };
+
+    let mut threads = Vec::new();
+    if let Some(socket) = socket {
+        let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
+        threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
+    }
+    threads.push(match (playback, scenario) {
+        (Some(playback), _) => spawn("hw-replay", move || play(&shared, &live, playback))?,
+        (None, scenario) => spawn("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
+    });
+
+    let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serve = axum::serve(listener, web::router(site.clone(), access));
+    let server = tokio::spawn(async move {
+        serve
+            .with_graceful_shutdown(async {
+                // Either word ends it: that it was sent, or that the daemon was dropped.
+                let _ = stopped.await;
+            })
+            .await
+    });
+    Ok(Daemon { address, site, stop, threads, server, stop_http })
+}
+
+impl Daemon {
+    /// Stops everything within two seconds: no new requests, then the lanes, then the socket.
+    pub async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // The server may have ended by itself; then nobody hears this.
+        let _ = self.stop_http.send(());
+        match tokio::time::timeout(HTTP_DRAIN, self.server).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => tracing::warn!(%error, "HTTP ended with an error"),
+            Ok(Err(error)) => tracing::error!(%error, "HTTP ended by a panic"),
+            Err(_) => tracing::info!("requests that were still under way are cut off"),
+        }
+        let drained = tokio::task::spawn_blocking(move || join_all(self.threads, DRAIN)).await;
+        if !drained.unwrap_or(false) {
+            tracing::warn!("a thread did not end in time; it is left behind");
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(run).with_context(|| format!("cannot start thread {name}"))
+}
+
+/// Joins threads that end within `patience`; returns whether all did.
+fn join_all(threads: Vec<JoinHandle<()>>, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    let mut all = true;
+    for handle in threads {
+        while !handle.is_finished() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(2));
+        }
+        all &= handle.is_finished() && handle.join().inspect_err(|_| tracing::error!("a thread panicked")).is_ok();
+    }
+    all
+}
+
+fn bind(path: &Path) -> anyhow::Result<Socket> {
+    let context = || format!("cannot bind the annotation socket {} (set annotations.socket)", path.display());
+    Socket::bind(path).with_context(context)
+}
+
+fn access(settings: &Settings) -> anyhow::Result<Access> {
+    let Some(path) = &settings.token_file else {
+        return Ok(if settings.listen.ip().is_loopback() { Access::Open } else { Access::Closed });
+    };
+    let token = std::fs::read_to_string(path);
+    let token = token.with_context(|| format!("annotations.token_file: cannot read {}", path.display()))?;
+    anyhow::ensure!(token.trim().len() >= 16, "annotations.token_file: the token is shorter than 16 characters");
+    Ok(Access::Token(token.trim().into()))
+}
+
+fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
+    let name = match &settings.source {
+        SourceSpec::Sim(None) => return Ok(Some(Scenario::demo())),
+        SourceSpec::Sim(Some(name)) => name,
+        _ => return Ok(None),
+    };
+    if let Some(shipped) = Scenario::shipped(name) {
+        return Ok(Some(shipped));
+    }
+    let text = std::fs::read_to_string(name);
+    let text = text.with_context(|| format!("no scenario `{name}` is shipped, and no such file can be read"))?;
+    Ok(Some(Scenario::parse(&text, name)?))
+}
+
+fn playback(settings: &Settings, live: &dyn Clock) -> anyhow::Result<Option<Playback>> {
+    let SourceSpec::Replay(path) = &settings.source else { return Ok(None) };
+    let shift_to_now = settings.replay_shift_to_now.then(|| live.now_ns());
+    let replay = Replay::open(path, crate::replay::Options { shift_to_now })?;
+    let skipped = replay.skipped();
+    for line in skipped.first.iter().take(MOST_SKIPPED_TOLD) {
+        tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);
+    }
+    if skipped.count > MOST_SKIPPED_TOLD {
+        tracing::warn!("{} lines of the recording are skipped in all", skipped.count);
+    }
+    let clock = Arc::new(Manual::at(replay.begin_ns() - 1));
+    Ok(Some(Playback { replay: Arc::new(replay), clock }))
+}
+
+impl Shared {
+    fn ring(&self, resolution_ns: i64) -> ring::Config {
+        let (retention_ns, max_bytes) = (self.settings.retention_ns, self.settings.ring_max_bytes);
+        ring::Config { retention_ns, max_bytes, resolution_ns }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits, in steps short enough for a shutdown.
+    fn wait(&self, clock: &dyn Clock, duration_ns: i64) {
+        let until_ns = clock.now_ns() + duration_ns;
+        while !self.stopped() && clock.now_ns() < until_ns {
+            clock.sleep_until(until_ns.min(clock.now_ns() + 50 * MILLISECOND_NS));
+        }
+    }
+
+    fn lane(&self) -> FastLane {
+        let settings = &self.settings;
+        let budget = Budget {
+            period_ns: settings.period_ns,
+            max_period_ns: settings.max_period_ns,
+            busy_ratio: settings.budget,
+        };
+        FastLane { budget, hang_after_ns: settings.hang_after_ns }
+    }
+}
+
+/// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
+fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
+    let mut told: Option<OpenError> = None;
+    while !shared.stopped() {
+        match open(shared, scenario) {
+            Ok(source) => {
+                told = None;
+                tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
+                run_node(shared, source);
+            }
+            Err(error) => {
+                if told.as_ref() != Some(&error) {
+                    tracing::error!(reason = error.reason, "nothing to read: {error}");
+                }
+                told = Some(error.clone());
+                shared.slot.clear(error);
+                shared.wait(&*shared.clock, RETRY_NS);
+            }
+        }
+    }
+}
+
+fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>, OpenError> {
+    match scenario {
+        // The scenario begins at a whole millisecond, where the sampler's deadlines are too.
+        Some(scenario) => {
+            let start_ns = shared.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
+            Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
+        }
+        None => Ok(Arc::new(crate::nvml::open(shared.settings.nvml_library.as_deref())?)),
+    }
+}
+
+/// One node from its first tick until the daemon stops or every GPU is lost.
+fn run_node(shared: &Shared, source: Arc<dyn Source>) {
+    let made = Node::new(source, Arc::clone(&shared.clock), shared.ring(1_000), shared.settings.period_ns);
+    let (node, writers) = match made {
+        Ok((node, writers)) => (Arc::new(node), writers),
+        Err(error) => {
+            let message = format!("rings cannot be made: {error}");
+            shared.slot.clear(OpenError { reason: "ring", message });
+            return shared.wait(&*shared.clock, RETRY_NS);
+        }
+    };
+    shared.intake.set_gpus(Some(Gpus::new(node.source.devices())));
+    shared.slot.fill(Arc::clone(&node));
+    let stop = Arc::new(AtomicBool::new(false));
+    let lanes = start_lanes(shared, &node, writers, &stop).unwrap_or_else(|error| {
+        tracing::error!("{error:#}");
+        Vec::new()
+    });
+    let mut lost_since_ns = None;
+    while !shared.stopped() {
+        shared.wait(&*shared.clock, SECOND_NS / 4);
+        let now_ns = shared.clock.now_ns();
+        lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
+        if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
+            let message = "every GPU is lost; NVML is opened again".to_owned();
+            shared.slot.clear(OpenError { reason: "all_gpus_lost", message });
+            break;
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    if !join_all(lanes, DRAIN - Duration::from_millis(300)) {
+        tracing::warn!("a lane hangs in the driver and is left behind");
+    }
+    shared.intake.set_gpus(None);
+}
+
+/// Starts every lane of a node, and the join.
+fn start_lanes(
+    shared: &Shared,
+    node: &Arc<Node>,
+    writers: Vec<ring::Writer>,
+    stop: &Arc<AtomicBool>,
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let sampler = sampler(node, writers);
+    let lane = shared.lane();
+    let settings = Arc::clone(&shared.settings);
+    let mut threads = Vec::new();
+    let mut start = |name: &str, run: Box<dyn FnOnce(&Node, &Arc<AtomicBool>) + Send>| -> anyhow::Result<()> {
+        let (node, stop) = (Arc::clone(node), Arc::clone(stop));
+        threads.push(spawn(name, move || run(&node, &stop))?);
+        Ok(())
+    };
+    let watched = sampler.share();
+    start("hw-fast", Box::new(move |_, stop| sample::run_paced(sampler, lane.budget, stop)))?;
+    start("hw-watch", Box::new(move |_, stop| sample::watch(&watched, lane, stop)))?;
+    let period_ns = settings.medium_period_ns;
+    start(
+        "hw-medium",
+        Box::new(move |node, stop| {
+            sample::run_medium(&*node.source, &*node.clock, &node.calls, &node.gpus, period_ns, stop);
+        }),
+    )?;
+    let (processes, period_ns) = (Arc::clone(&shared.processes), settings.slow_period_ns);
+    start(
+        "hw-slow",
+        Box::new(move |node, stop| {
+            sample::run_slow(&*node.source, &*node.clock, &node.calls, &node.gpus, &processes, period_ns, stop);
+        }),
+    )?;
+    start(
+        "hw-events",
+        Box::new(|node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop)),
+    )?;
+    let intake = Arc::clone(&shared.intake);
+    start("hw-join", Box::new(move |node, stop| run_join(node, &intake, stop)))?;
+    if matches!(settings.source, SourceSpec::Sim(_)) {
+        let shared = shared.clone();
+        start("hw-sim-jobs", Box::new(move |node, stop| crate::annotate::speak(
+            &*node.source,
+            &*node.clock,
+            shared.settings.annotations_socket.as_deref(),
+            &shared.intake,
+            stop,
+        )))?;
+    }
+    Ok(threads)
+}
+
+fn sampler(node: &Arc<Node>, writers: Vec<ring::Writer>) -> Sampler {
+    Sampler::new(
+        Arc::clone(&node.source),
+        Arc::clone(&node.clock),
+        Arc::clone(&node.calls),
+        Arc::clone(&node.ticks),
+        Arc::clone(&node.gpus),
+        writers,
+    )
+}
+
+fn run_join(node: &Node, intake: &Intake, stop: &AtomicBool) {
+    let mut next_ns = node.clock.now_ns();
+    while !stop.load(Ordering::Relaxed) {
+        node.join.advance(intake, node.clock.now_ns());
+        next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
+        node.clock.sleep_until(next_ns);
+    }
+}
+
+/// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the speed
+/// changes no result.
+fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
+    let Playback { replay, clock } = playback;
+    let begin_ns = replay.begin_ns();
+    let mut annotations = replay.annotations().peekable();
+    let made = Node::new(replay, Arc::clone(&clock) as _, shared.ring(1), shared.settings.period_ns);
+    let (node, writers) = match made {
+        Ok((node, writers)) => (Arc::new(node), writers),
+        Err(error) => return tracing::error!("rings cannot be made: {error}"),
+    };
+    shared.intake.set_gpus(Some(Gpus::new(node.source.devices())));
+    shared.slot.fill(Arc::clone(&node));
+    tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
+    let started_ns = live.now_ns();
+    let before = |at_ns: i64| {
+        pace(shared, &**live, started_ns, at_ns - begin_ns);
+        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_none_or(|time| time <= at_ns)) {
+            clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
+            if let Err(refusal) = shared.intake.take(annotation, None) {
+                tracing::warn!("annotation of the recording refused: {refusal}");
+            }
+        }
+    };
+    let after = |at_ns: i64| node.join.advance(&shared.intake, at_ns);
+    let period_ns = shared.settings.period_ns;
+    if sample::run_replay(sampler(&node, writers), &clock, period_ns, &shared.stop, before, after) {
+        tracing::info!("the recording is over; its end stays readable");
+    }
+}
+
+/// Waits until `offset_ns` of the recording are due at the speed asked for.
+fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
+    let Some(speed) = shared.settings.replay_speed else { return };
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]
+    let due_ns = started_ns + (offset_ns as f64 / speed) as i64;
+    shared.wait(live, due_ns - live.now_ns());
+}

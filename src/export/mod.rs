@@ -1,0 +1,3 @@
+//! Ways out: each exporter turns the same [`Families`](crate::metrics::Families) into one wire format.
+
+pub mod prometheus;

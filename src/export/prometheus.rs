@@ -1,0 +1,76 @@
+//! The Prometheus text exposition, through the `prometheus` crate.
+//!
+//! Enters: collected families. Leaves: text format 0.0.4. Absent on purpose: registries and long-lived label sets,
+//! so that a job or GPU that is gone has no series left.
+
+use crate::metrics::catalogue::Kind;
+use crate::metrics::histogram::Counts;
+use crate::metrics::{Families, Family, Sample, Value};
+use prometheus::proto::{self, MetricType};
+use prometheus::{Encoder, TextEncoder};
+
+/// The content type of the exposition.
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+/// The exposition of these families.
+///
+/// # Errors
+/// Where the encoder refuses a family, which a catalogue that passes its tests does not cause.
+pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
+    let families: Vec<_> = families.into_ordered().into_iter().map(family).collect();
+    let mut text = Vec::with_capacity(64 << 10);
+    TextEncoder::new().encode(&families, &mut text)?;
+    Ok(text)
+}
+
+fn family(family: Family) -> proto::MetricFamily {
+    let kind = match family.metric.kind {
+        Kind::Gauge => MetricType::GAUGE,
+        Kind::Counter => MetricType::COUNTER,
+        Kind::Histogram => MetricType::HISTOGRAM,
+    };
+    let mut encoded = proto::MetricFamily::default();
+    encoded.set_name(family.metric.name.to_owned());
+    encoded.set_help(family.metric.help.to_owned());
+    encoded.set_field_type(kind);
+    encoded.set_metric(family.samples.into_iter().map(|sample| metric(family.metric.labels, kind, sample)).collect());
+    encoded
+}
+
+fn metric(names: &[&str], kind: MetricType, sample: Sample) -> proto::Metric {
+    let labels = names.iter().zip(sample.labels).map(|(name, value)| {
+        let mut pair = proto::LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value(value);
+        pair
+    });
+    let mut metric = proto::Metric::from_label(labels.collect());
+    match (sample.value, kind) {
+        (Value::Histogram(counts), _) => metric.set_histogram(histogram(&counts)),
+        (Value::Number(value), MetricType::COUNTER) => {
+            let mut counter = proto::Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        }
+        (Value::Number(value), _) => {
+            let mut gauge = proto::Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+    }
+    metric
+}
+
+fn histogram(counts: &Counts) -> proto::Histogram {
+    let buckets = counts.bounds_s.iter().zip(&counts.cumulative).map(|(bound, count)| {
+        let mut bucket = proto::Bucket::default();
+        bucket.set_upper_bound(*bound);
+        bucket.set_cumulative_count(*count);
+        bucket
+    });
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(counts.cumulative.last().copied().unwrap_or(0));
+    histogram.set_sample_sum(counts.sum_s);
+    histogram
+}

@@ -1,0 +1,126 @@
+//! The join: what jobs said × what memory did, brought up to date a few times a second.
+//!
+//! Enters: rings, and the intake's ended phases. Leaves: attributed phases, back in the intake's jobs; and for each
+//! GPU its pressure and flushes. Invariant: it only reads rings, so that it can never make a tick late; and it takes
+//! time as an argument, so that a replay of any speed gives what the live run gave.
+
+use crate::annotate::{Ended, Intake};
+use crate::attribute::{FlushDetector, Pressure, attribute};
+use crate::clock::SECOND_NS;
+use crate::ring;
+use crate::sample::{GpuState, Health};
+use crate::source::CallStats;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Memory that is not known this long after a phase ended will not be: the driver hangs, or the GPU is gone.
+const PATIENCE_NS: i64 = 2 * SECOND_NS;
+
+/// What follows from one GPU's memory alone.
+#[derive(Debug, Clone, Default)]
+pub struct Derived {
+    /// Time near full.
+    pub pressure: Pressure,
+    /// Falls and regrowths.
+    pub flushes: u64,
+    detector: FlushDetector,
+    scanned_until_ns: Option<i64>,
+}
+
+/// Joins phases with memory.
+pub struct Join {
+    gpus: Arc<[GpuState]>,
+    rings: Arc<[ring::Reader]>,
+    calls: Arc<CallStats>,
+    derived: Box<[Mutex<Derived>]>,
+    busy: Mutex<Busy>,
+}
+
+/// The driver's time over the last second.
+#[derive(Debug, Default)]
+struct Busy {
+    since_ns: i64,
+    busy_ns: u64,
+    ratio: Option<f64>,
+}
+
+impl Join {
+    /// A join over these GPUs and their rings.
+    #[must_use]
+    pub fn new(gpus: Arc<[GpuState]>, rings: Arc<[ring::Reader]>, calls: Arc<CallStats>) -> Self {
+        let derived = gpus.iter().map(|_| Mutex::default()).collect();
+        Self { gpus, rings, calls, derived, busy: Mutex::default() }
+    }
+
+    /// What follows from the memory of the GPU at this position; nothing for a position that has none.
+    #[must_use]
+    pub fn derived(&self, gpu: usize) -> Derived {
+        let derived = self.derived.get(gpu).map(|derived| derived.lock().unwrap_or_else(PoisonError::into_inner));
+        derived.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// Share of wall time that all lanes together spent inside the driver, over the last full second.
+    #[must_use]
+    pub fn busy_ratio(&self) -> Option<f64> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).ratio
+    }
+
+    /// Brings everything up to date with the rings. `now_ns` is on the timeline of their samples.
+    pub fn advance(&self, intake: &Intake, now_ns: i64) {
+        for (position, derived) in self.derived.iter().enumerate() {
+            let (Some(ring), Some(state)) = (self.rings.get(position), self.gpus.get(position)) else { continue };
+            derived.lock().unwrap_or_else(PoisonError::into_inner).advance(ring, state);
+        }
+        self.attribute_ended(intake, now_ns);
+        intake.jobs().expire(now_ns);
+        self.measure_busy(now_ns);
+    }
+
+    fn attribute_ended(&self, intake: &Intake, now_ns: i64) {
+        let known_ns = self.known_until_ns().unwrap_or(i64::MIN).max(now_ns - PATIENCE_NS);
+        let ready: Vec<Ended> = intake.jobs().take_ended(known_ns);
+        // The jobs are not held while rings are read: intake goes on meanwhile.
+        let attributed: Vec<_> =
+            ready.into_iter().map(|ended| attribute(ended, &self.rings, &self.gpus)).collect();
+        let mut jobs = intake.jobs();
+        for attributed in attributed {
+            jobs.record(attributed);
+        }
+    }
+
+    /// Until when the memory of every GPU that answers is known.
+    fn known_until_ns(&self) -> Option<i64> {
+        let answering = self.gpus.iter().zip(self.rings.iter()).filter(|(gpu, _)| gpu.health() == Health::Up);
+        answering.filter_map(|(_, ring)| ring.newest_ns()).min()
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    fn measure_busy(&self, now_ns: i64) {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed_ns = now_ns - busy.since_ns;
+        if elapsed_ns < SECOND_NS {
+            return;
+        }
+        let total_ns = self.calls.busy_ns();
+        let ratio = (total_ns - busy.busy_ns) as f64 / elapsed_ns as f64;
+        // The first look has no second behind it.
+        let ratio = (busy.since_ns != 0).then_some(ratio);
+        *busy = Busy { since_ns: now_ns, busy_ns: total_ns, ratio };
+    }
+}
+
+impl Derived {
+    fn advance(&mut self, ring: &ring::Reader, state: &GpuState) {
+        let (Some(newest_ns), Some(oldest_ns)) = (ring.newest_ns(), ring.oldest_ns()) else { return };
+        let usable_bytes = state.usable_bytes();
+        if let Some(usable_bytes) = usable_bytes {
+            self.pressure.advance(ring, usable_bytes, newest_ns);
+        }
+        let from_ns = self.scanned_until_ns.unwrap_or(oldest_ns).max(oldest_ns);
+        let Ok(points) = ring.points(from_ns, newest_ns, usize::MAX) else { return };
+        for point in points {
+            let flush = self.detector.push(point.at_ns, point.used, usable_bytes);
+            self.flushes += u64::from(flush.is_some());
+        }
+        self.scanned_until_ns = Some(newest_ns);
+    }
+}

@@ -1,0 +1,24 @@
+//! What GPU memory did inside each step of training.
+//!
+//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`replay`]) is [`sample`]d into [`ring`]s; jobs
+//! [`annotate`] their steps and phases; [`attribute`] joins the two; [`metrics`] collects what is known, and
+//! [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
+
+pub mod annotate;
+pub mod attribute;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod daemon;
+pub mod export;
+pub mod join;
+pub mod metrics;
+pub mod node;
+pub mod nvml;
+pub mod replay;
+pub mod ring;
+pub mod sample;
+pub mod sim;
+pub mod source;
+pub mod units;
+pub mod web;

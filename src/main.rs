@@ -1,0 +1,7 @@
+//! Parses, runs, tells how it ended.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    highwater::cli::main()
+}

@@ -1,0 +1,208 @@
+//! The one list of metrics: name, kind, labels, and help with source and true update period.
+
+/// How a metric's values relate to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A value that rises and falls.
+    Gauge,
+    /// A total that only rises, until the daemon or the driver starts anew.
+    Counter,
+    /// Counts by upper bound.
+    Histogram,
+}
+
+/// One metric.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Full Prometheus name.
+    pub name: &'static str,
+    /// Gauge, counter or histogram.
+    pub kind: Kind,
+    /// Names of its labels, in the order of each sample's values.
+    pub labels: &'static [&'static str],
+    /// What it is, where it comes from, how often that changes.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub static $id: Metric =
+                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+        )*
+        /// Every metric, in the order in which they are told.
+        pub static ALL: &[&Metric] = &[$(&$id),*];
+    };
+}
+
+metrics! {
+    GPU_INFO = Gauge "highwater_gpu_info" ["gpu", "uuid", "name", "pci_bus_id", "driver_version", "parent_uuid", "mig_profile"]
+        "Static facts of a GPU or MIG instance, always 1. From NVML, read at the start.";
+    GPU_UP = Gauge "highwater_gpu_up" ["gpu", "uuid"]
+        "Whether the GPU answers: 0 when the driver calls it lost or a call on it hangs.";
+    GPU_MEMORY_TOTAL = Gauge "highwater_gpu_memory_total_bytes" ["gpu", "uuid"]
+        "Framebuffer size. From NVML memory info, every 1 s.";
+    GPU_MEMORY_USED = Gauge "highwater_gpu_memory_used_bytes" ["gpu", "uuid"]
+        "Memory in use without the driver's reserve, at the last sample. From NVML memory info, fresh at every sample, by default every 1 ms.";
+    GPU_MEMORY_FREE = Gauge "highwater_gpu_memory_free_bytes" ["gpu", "uuid"]
+        "Total less reserved less used, at the last sample.";
+    GPU_MEMORY_RESERVED = Gauge "highwater_gpu_memory_reserved_bytes" ["gpu", "uuid"]
+        "Memory that the driver keeps for itself. From NVML memory info, every 1 s.";
+    GPU_MEMORY_USED_MAX = Gauge "highwater_gpu_memory_used_max_bytes" ["gpu", "uuid", "window"]
+        "Highest memory in use over the sliding window, of all samples. The same for any number of scrapers; none is missed while the window is at least the scrape interval.";
+    GPU_MEMORY_USED_MIN = Gauge "highwater_gpu_memory_used_min_bytes" ["gpu", "uuid", "window"]
+        "Lowest memory in use over the sliding window, of all samples.";
+    GPU_MEMORY_USED_AVG = Gauge "highwater_gpu_memory_used_avg_bytes" ["gpu", "uuid", "window"]
+        "Time-weighted mean of memory in use over the part of the sliding window that is known.";
+    GPU_MEMORY_PRESSURE = Counter "highwater_gpu_memory_pressure_seconds_total" ["gpu", "uuid", "above"]
+        "Time with at least this share of the usable memory in use, exact to a sample over any range. Usable is total less reserved.";
+    GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
+        "Falls of at least 256 MiB and 1 % of the usable memory of which half came back within 2 s: the mark that a framework's allocator leaves when it flushes its cache.";
+    GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
+        "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
+    GPU_MEMORY_UTILIZATION = Gauge "highwater_gpu_memory_utilization_ratio" ["gpu", "uuid"]
+        "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
+    GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
+        "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s where the driver has no other.";
+    GPU_ENERGY = Counter "highwater_gpu_energy_joules_total" ["gpu", "uuid"]
+        "Energy since the driver was loaded. From NVML, in the slow lane.";
+    GPU_TEMPERATURE = Gauge "highwater_gpu_temperature_celsius" ["gpu", "uuid"]
+        "Core temperature. From NVML every 100 ms.";
+    GPU_SM_CLOCK = Gauge "highwater_gpu_sm_clock_hertz" ["gpu", "uuid"]
+        "Clock of the streaming multiprocessors. From NVML every 100 ms.";
+    GPU_MEMORY_CLOCK = Gauge "highwater_gpu_memory_clock_hertz" ["gpu", "uuid"]
+        "Memory clock. From NVML every 100 ms.";
+    GPU_THROTTLE = Gauge "highwater_gpu_throttle_active" ["gpu", "uuid", "reason"]
+        "Whether this reason slows the GPU's clocks. From NVML every 100 ms.";
+    GPU_PCIE_RECEIVED = Counter "highwater_gpu_pcie_received_bytes_total" ["gpu", "uuid"]
+        "Bytes received over PCIe. From an NVML counter, in the slow lane.";
+    GPU_PCIE_TRANSMITTED = Counter "highwater_gpu_pcie_transmitted_bytes_total" ["gpu", "uuid"]
+        "Bytes sent over PCIe. From an NVML counter, in the slow lane.";
+    GPU_NVLINK_RECEIVED = Counter "highwater_gpu_nvlink_received_bytes_total" ["gpu", "uuid"]
+        "Payload bytes received over all NVLinks. From an NVML counter, in the slow lane.";
+    GPU_NVLINK_TRANSMITTED = Counter "highwater_gpu_nvlink_transmitted_bytes_total" ["gpu", "uuid"]
+        "Payload bytes sent over all NVLinks. From an NVML counter, in the slow lane.";
+    GPU_BAR1_USED = Gauge "highwater_gpu_bar1_used_bytes" ["gpu", "uuid"]
+        "BAR1 aperture in use. From NVML, in the slow lane.";
+    GPU_ECC_ERRORS = Counter "highwater_gpu_ecc_errors_total" ["gpu", "uuid", "severity"]
+        "ECC errors since the driver was loaded. From NVML, in the slow lane.";
+    GPU_REMAPPED_ROWS = Counter "highwater_gpu_remapped_rows_total" ["gpu", "uuid", "severity"]
+        "Memory rows remapped in the GPU's life. From NVML, in the slow lane.";
+    GPU_XID_ERRORS = Counter "highwater_gpu_xid_errors_total" ["gpu", "uuid", "xid"]
+        "XID errors since the daemon started. From NVML's events, as they happen.";
+    GPU_XID_LAST = Gauge "highwater_gpu_xid_last_timestamp_seconds" ["gpu", "uuid", "xid"]
+        "Unix time of the last XID error of this number.";
+    PROCESS_MEMORY_USED = Gauge "highwater_process_gpu_memory_used_bytes" ["gpu", "uuid", "pid"]
+        "Memory of one process on one GPU; only with `metrics.processes`. From NVML, in the slow lane.";
+    JOB_INFO = Gauge "highwater_job_info" ["job", "rank", "world_size", "gpu", "uuid"]
+        "Static facts of a rank, always 1; a series for each of its GPUs. From its annotations.";
+    JOB_STEP = Gauge "highwater_job_step" ["job", "rank"]
+        "Number of the last step. From annotations.";
+    JOB_STEPS = Counter "highwater_job_steps_total" ["job", "rank"]
+        "Steps that ended. From annotations.";
+    JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["job", "rank"]
+        "Durations of steps, by the job's own times.";
+    JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["job", "rank"]
+        "Unix time of the rank's newest annotation.";
+    JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["job", "rank"]
+        "Bytes in live tensors, as the job's allocator last told.";
+    JOB_ALLOCATOR_RESERVED = Gauge "highwater_job_allocator_reserved_bytes" ["job", "rank"]
+        "Bytes that the job's allocator holds from the driver, as it last told.";
+    JOB_ALLOCATOR_RETRIES = Counter "highwater_job_allocator_retries_total" ["job", "rank"]
+        "Failed device allocations that made the job's allocator flush its cache, since the process began, as it last told.";
+    JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["job", "rank"]
+        "Out-of-memory errors of the job's allocator since the process began, as it last told.";
+    JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["job", "rank"]
+        "The process's memory as NVML has it less what its allocator holds: communication buffers, context, workspaces. Every 1 s.";
+    PHASE_ACTIVE = Gauge "highwater_phase_active" ["job", "rank", "phase"]
+        "Whether the rank is inside this phase.";
+    PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["job", "rank", "phase"]
+        "Durations of phases, by the job's own times.";
+    PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["job", "rank", "phase"]
+        "Highest memory in use on the rank's GPUs inside the last such phase that ended, of all samples.";
+    PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["job", "rank", "phase", "window"]
+        "Highest memory in use inside any such phase that ended within the sliding window.";
+    PHASE_MEMORY_GROWTH = Gauge "highwater_phase_memory_growth_bytes" ["job", "rank", "phase"]
+        "Memory at the end of the last such phase less memory at its begin.";
+    PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["job", "rank", "phase"]
+        "Energy of the rank's GPUs inside such phases: power, read every 100 ms, times time.";
+    PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["job", "rank", "phase"]
+        "Time inside such phases in which no kernel ran, by the driver's utilization, whose window is 1/6 to 1 s: an estimate for shorter phases.";
+    PHASES = Counter "highwater_phases_total" ["outcome"]
+        "Steps, phases and layers that ended or were given up, by what became of them.";
+    ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]
+        "Annotation events received, by what became of them. docs/annotations.md tells each outcome.";
+    NVML_UP = Gauge "highwater_nvml_up" []
+        "Whether NVML could be opened and has GPUs. Absent for simulations and replays.";
+    SOURCE_ERROR = Gauge "highwater_source_error" ["reason"]
+        "1 with the reason while there is nothing to read; the daemon tries again every few seconds.";
+    SOURCE_INFO = Gauge "highwater_source_info" ["source"]
+        "What is read, always 1: NVML with its driver's version, a simulation, or a replay.";
+    TICKS_DUE = Counter "highwater_sampler_ticks_due_total" []
+        "Deadlines of the fast lane that passed: taken plus missed.";
+    TICKS_TAKEN = Counter "highwater_sampler_ticks_taken_total" []
+        "Deadlines at which every GPU's memory was read.";
+    TICKS_MISSED = Counter "highwater_sampler_ticks_missed_total" ["cause"]
+        "Deadlines at which memory was not read: because the thread woke late, or because the driver did not answer in time.";
+    SAMPLER_PERIOD = Gauge "highwater_sampler_period_seconds" []
+        "The fast lane's period in force; longer than configured while it backs off.";
+    SAMPLER_LATENESS = Histogram "highwater_sampler_lateness_seconds" []
+        "How long after its deadline each tick began.";
+    NVML_CALL_DURATION = Histogram "highwater_nvml_call_duration_seconds" ["call"]
+        "How long the driver took for each call.";
+    NVML_CALL_FAILURES = Counter "highwater_nvml_call_failures_total" ["call"]
+        "Calls that failed otherwise than by not being supported.";
+    NVML_BUSY = Gauge "highwater_nvml_busy_ratio" []
+        "Share of wall time that all lanes together spent inside the driver since the last second began.";
+    RING_BYTES = Gauge "highwater_ring_bytes" ["gpu", "uuid"]
+        "Bytes that the samples of this GPU take.";
+    RING_SPAN = Gauge "highwater_ring_span_seconds" ["gpu", "uuid"]
+        "How far back the samples of this GPU reach.";
+    BUILD_INFO = Gauge "highwater_build_info" ["version", "rustc"]
+        "What was built, always 1.";
+    PROCESS_CPU = Counter "process_cpu_seconds_total" []
+        "User and system time of the daemon.";
+    PROCESS_RESIDENT = Gauge "process_resident_memory_bytes" []
+        "Resident memory of the daemon.";
+    PROCESS_VIRTUAL = Gauge "process_virtual_memory_bytes" []
+        "Virtual memory of the daemon.";
+    PROCESS_FDS = Gauge "process_open_fds" []
+        "Open file descriptors of the daemon.";
+    PROCESS_MAX_FDS = Gauge "process_max_fds" []
+        "Most file descriptors that the daemon may open.";
+    PROCESS_THREADS = Gauge "process_threads" []
+        "Threads of the daemon.";
+    PROCESS_START = Gauge "process_start_time_seconds" []
+        "Unix time at which the daemon started.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_follow_the_conventions() {
+        let mut seen = HashSet::new();
+        for metric in ALL {
+            assert!(seen.insert(metric.name), "{} is declared twice", metric.name);
+            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert!(metric.help.ends_with('.') && metric.help.len() > 10, "{}", metric.name);
+            assert!(metric.name.starts_with("highwater_") || metric.name.starts_with("process_"), "{}", metric.name);
+        }
+    }
+
+    /// The table of docs/metrics.md, made from the catalogue.
+    #[test]
+    fn the_documented_table_is_the_catalogue() {
+        use std::fmt::Write as _;
+        let mut table = String::from("# Metrics\n\nMade from the catalogue in `src/metrics/catalogue.rs`; a test holds it equal. Base units throughout; what is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n");
+        for metric in ALL {
+            let kind = format!("{:?}", metric.kind).to_lowercase();
+            let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+            let _ = writeln!(table, "| `{}` | {kind} | {labels} | {} |", metric.name, metric.help);
+        }
+        expect_test::expect_file!["../../docs/metrics.md"].assert_eq(&table);
+    }
+}

@@ -1,0 +1,76 @@
+//! Samples grouped by metric: what collecting leaves and exporters tell.
+
+use super::catalogue::{ALL, Metric};
+use super::histogram::Counts;
+
+/// The value of one sample.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Of a gauge or a counter.
+    Number(f64),
+    /// Of a histogram.
+    Histogram(Counts),
+}
+
+/// One sample: the values of its metric's labels, in their order, and its value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Label values.
+    pub labels: Vec<String>,
+    /// The value.
+    pub value: Value,
+}
+
+/// All samples of one metric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Family {
+    /// Which metric.
+    pub metric: &'static Metric,
+    /// Its samples.
+    pub samples: Vec<Sample>,
+}
+
+/// The samples of one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Families {
+    families: Vec<Family>,
+}
+
+impl Families {
+    /// Adds a sample if its value is known; one that is not finite is not.
+    pub fn number(&mut self, metric: &'static Metric, labels: &[&str], value: Option<f64>) {
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            self.push(metric, labels, Value::Number(value));
+        }
+    }
+
+    /// Adds a sample of a whole number if it is known.
+    #[allow(clippy::cast_precision_loss, reason = "a double holds bytes and counts below 2^53 exactly")]
+    pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: Option<u64>) {
+        self.number(metric, labels, value.map(|value| value as f64));
+    }
+
+    /// Adds a histogram.
+    pub fn histogram(&mut self, metric: &'static Metric, labels: &[&str], counts: Counts) {
+        self.push(metric, labels, Value::Histogram(counts));
+    }
+
+    fn push(&mut self, metric: &'static Metric, labels: &[&str], value: Value) {
+        debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        let sample = Sample { labels, value };
+        // Samples come GPU by GPU or job by job, so that the family asked for is seldom the last one.
+        match self.families.iter_mut().rev().find(|family| std::ptr::eq(family.metric, metric)) {
+            Some(family) => family.samples.push(sample),
+            None => self.families.push(Family { metric, samples: vec![sample] }),
+        }
+    }
+
+    /// The families that have samples, in the catalogue's order.
+    #[must_use]
+    pub fn into_ordered(mut self) -> Vec<Family> {
+        let position = |family: &Family| ALL.iter().position(|metric| std::ptr::eq(*metric, family.metric));
+        self.families.sort_by_cached_key(position);
+        self.families
+    }
+}

@@ -1,0 +1,146 @@
+//! The samples of GPUs and MIG instances.
+
+use super::catalogue as c;
+use super::families::Families;
+use crate::annotate::WINDOWS;
+use crate::attribute::THRESHOLDS;
+use crate::clock::SECOND_NS;
+use crate::node::Node;
+use crate::ring;
+use crate::sample::{GpuState, Health};
+use crate::source::THROTTLE_REASONS;
+
+/// A medium lane's reading older than this is not told.
+const MEDIUM_STALE_NS: i64 = 2 * SECOND_NS;
+/// A slow lane's reading older than this is not told: some GPUs' slow calls take seconds in all.
+const SLOW_STALE_NS: i64 = 30 * SECOND_NS;
+/// A memory sample older than this is not told as the present.
+const MEMORY_STALE_NS: i64 = 2 * SECOND_NS;
+
+/// One GPU with its labels.
+struct View<'a> {
+    state: &'a GpuState,
+    ring: &'a ring::Reader,
+    now_ns: i64,
+    labels: [&'a str; 2],
+}
+
+impl<'a> View<'a> {
+    fn with<'b>(&self, label: &'b str) -> [&'b str; 3]
+    where
+        'a: 'b,
+    {
+        [self.labels[0], self.labels[1], label]
+    }
+}
+
+/// Collects every GPU's samples.
+pub(super) fn collect(node: &Node, processes: bool, out: &mut Families) {
+    let now_ns = node.clock.now_ns();
+    for (position, state) in node.gpus.iter().enumerate() {
+        let Some(ring) = node.rings.get(position) else { continue };
+        let labels = [state.device.index.as_str(), state.device.uuid.as_str()];
+        let view = View { state, ring, now_ns, labels };
+        info(&view, out);
+        memory(&view, out);
+        derived(node, position, &view, out);
+        medium(&view, out);
+        slow(&view, processes, out);
+        events(&view, node.clock.unix_shift_ns(), out);
+    }
+}
+
+fn info(view: &View, out: &mut Families) {
+    let device = &view.state.device;
+    let text = |value: &'_ Option<String>| value.clone().unwrap_or_default();
+    let (name, bus_id, driver) = (text(&device.name), text(&device.pci_bus_id), text(&device.driver_version));
+    let (parent, profile) = (text(&device.parent_uuid), text(&device.mig_profile));
+    let labels = [view.labels[0], view.labels[1], &name, &bus_id, &driver, &parent, &profile];
+    out.number(&c::GPU_INFO, &labels, Some(1.0));
+    let up = view.state.health() == Health::Up;
+    out.count(&c::GPU_UP, &view.labels, Some(u64::from(up)));
+}
+
+fn memory(view: &View, out: &mut Families) {
+    let (total, reserved) = (view.state.total_bytes(), view.state.reserved_bytes());
+    out.count(&c::GPU_MEMORY_TOTAL, &view.labels, total);
+    out.count(&c::GPU_MEMORY_RESERVED, &view.labels, reserved);
+    out.count(&c::RING_BYTES, &view.labels, Some(view.ring.bytes() as u64));
+    let (Some(newest_ns), Some(oldest_ns)) = (view.ring.newest_ns(), view.ring.oldest_ns()) else { return };
+    out.number(&c::RING_SPAN, &view.labels, Some(seconds(newest_ns - oldest_ns)));
+    let fresh = view.state.health() == Health::Up && view.now_ns - newest_ns <= MEMORY_STALE_NS;
+    let used = view.ring.at(newest_ns).ok().flatten().filter(|_| fresh);
+    out.count(&c::GPU_MEMORY_USED, &view.labels, used);
+    let free = used.and_then(|used| Some(view.state.usable_bytes()?.saturating_sub(used)));
+    out.count(&c::GPU_MEMORY_FREE, &view.labels, free);
+    for (window, length_ns) in WINDOWS {
+        let labels = view.with(window);
+        // The window ends now, not at the last sample: what a lost GPU held leaves it in time.
+        let from_ns = (view.now_ns - length_ns - crate::annotate::WINDOW_SLACK_NS).max(oldest_ns);
+        let Ok(summary) = view.ring.summary(from_ns, newest_ns) else { continue };
+        out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
+        out.count(&c::GPU_MEMORY_USED_MIN, &labels, summary.min);
+        out.number(&c::GPU_MEMORY_USED_AVG, &labels, summary.mean);
+    }
+}
+
+fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
+    let derived = node.join.derived(position);
+    out.count(&c::GPU_MEMORY_FLUSHES, &view.labels, Some(derived.flushes));
+    if view.state.usable_bytes().is_some() {
+        for (threshold, above_ns) in THRESHOLDS.iter().zip(derived.pressure.above_ns()) {
+            out.number(&c::GPU_MEMORY_PRESSURE, &view.with(threshold.label), Some(seconds(above_ns)));
+        }
+    }
+}
+
+fn medium(view: &View, out: &mut Families) {
+    let Some(latest) = view.state.medium().filter(|latest| view.now_ns - latest.at_ns <= MEDIUM_STALE_NS) else {
+        return;
+    };
+    let reading = &latest.reading;
+    out.number(&c::GPU_UTILIZATION, &view.labels, reading.utilization_ratio);
+    out.number(&c::GPU_MEMORY_UTILIZATION, &view.labels, reading.memory_utilization_ratio);
+    out.number(&c::GPU_POWER, &view.labels, reading.power_watts);
+    out.number(&c::GPU_TEMPERATURE, &view.labels, reading.temperature_celsius);
+    out.number(&c::GPU_SM_CLOCK, &view.labels, reading.sm_clock_hertz);
+    out.number(&c::GPU_MEMORY_CLOCK, &view.labels, reading.memory_clock_hertz);
+    if let Some(reasons) = reading.throttle_reasons {
+        for (bit, reason) in THROTTLE_REASONS {
+            out.count(&c::GPU_THROTTLE, &view.with(reason), Some(u64::from(reasons & bit != 0)));
+        }
+    }
+}
+
+fn slow(view: &View, processes: bool, out: &mut Families) {
+    let Some(latest) = view.state.slow().filter(|latest| view.now_ns - latest.at_ns <= SLOW_STALE_NS) else {
+        return;
+    };
+    let reading = &latest.reading;
+    out.number(&c::GPU_ENERGY, &view.labels, reading.energy_joules);
+    out.count(&c::GPU_PCIE_RECEIVED, &view.labels, reading.pcie_received_bytes);
+    out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, reading.pcie_transmitted_bytes);
+    out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);
+    out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
+    out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
+    out.count(&c::GPU_ECC_ERRORS, &view.with("corrected"), reading.ecc_corrected);
+    out.count(&c::GPU_ECC_ERRORS, &view.with("uncorrected"), reading.ecc_uncorrected);
+    out.count(&c::GPU_REMAPPED_ROWS, &view.with("corrected"), reading.remapped_rows_corrected);
+    out.count(&c::GPU_REMAPPED_ROWS, &view.with("uncorrected"), reading.remapped_rows_uncorrected);
+    for process in reading.processes.iter().flatten().filter(|_| processes) {
+        out.count(&c::PROCESS_MEMORY_USED, &view.with(&process.pid.to_string()), process.used_bytes);
+    }
+}
+
+fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {
+    for (number, xid) in view.state.xids() {
+        let number = number.to_string();
+        out.count(&c::GPU_XID_ERRORS, &view.with(&number), Some(xid.count));
+        out.number(&c::GPU_XID_LAST, &view.with(&number), Some(seconds(xid.last_ns + unix_shift_ns)));
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "seconds of Unix time to a microsecond")]
+fn seconds(ns: i64) -> f64 {
+    ns as f64 / SECOND_NS as f64
+}

@@ -1,0 +1,63 @@
+//! A histogram of durations with fixed bounds that one thread fills and any other reads, without locks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts of durations by upper bound.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds_s: &'static [f64],
+    counts: Box<[AtomicU64]>,
+    sum_ns: AtomicU64,
+}
+
+/// What a histogram held at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Counts {
+    /// Upper bounds, seconds.
+    pub bounds_s: &'static [f64],
+    /// Cumulative counts at or below each bound; the last, beyond all bounds, is the number of observations.
+    pub cumulative: Vec<u64>,
+    /// Sum of all observations, seconds.
+    pub sum_s: f64,
+}
+
+impl Histogram {
+    /// An empty histogram with these upper bounds, seconds, in rising order.
+    #[must_use]
+    pub fn new(bounds_s: &'static [f64]) -> Self {
+        Self { bounds_s, counts: (0..=bounds_s.len()).map(|_| AtomicU64::new(0)).collect(), sum_ns: AtomicU64::new(0) }
+    }
+
+    /// Counts one duration; a negative one counts as 0.
+    pub fn observe_ns(&self, duration_ns: i64) {
+        let duration_ns = u64::try_from(duration_ns).unwrap_or(0);
+        #[allow(clippy::cast_precision_loss, reason = "bounds have two digits")]
+        let seconds = duration_ns as f64 * 1e-9;
+        let slot = self.bounds_s.partition_point(|bound| *bound < seconds);
+        self.counts[slot].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(duration_ns, Ordering::Relaxed);
+    }
+
+    /// Sum of all durations, nanoseconds.
+    #[must_use]
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.load(Ordering::Relaxed)
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut total = 0;
+        let cumulative = self
+            .counts
+            .iter()
+            .map(|count| {
+                total += count.load(Ordering::Relaxed);
+                total
+            })
+            .collect();
+        #[allow(clippy::cast_precision_loss, reason = "a sum of durations")]
+        let sum_s = self.sum_ns() as f64 * 1e-9;
+        Counts { bounds_s: self.bounds_s, cumulative, sum_s }
+    }
+}

@@ -1,0 +1,15 @@
+//! Every metric that the daemon tells: declared once, collected from the node's state, told by the exporters.
+//!
+//! Invariants: no metric exists outside the [`catalogue`]; what is not known has no sample; collecting makes no
+//! driver call and takes no lock that the sampler wants. Absent on purpose: any wire format.
+
+pub mod catalogue;
+mod collect;
+mod families;
+mod gpu;
+pub mod histogram;
+mod job;
+mod own;
+
+pub use collect::collect;
+pub use families::{Families, Family, Sample, Value};

@@ -1,0 +1,106 @@
+//! What the daemon knows of the machine at one time: its GPUs, their rings, and the join over them.
+//!
+//! Enters: an open source. Leaves: everything that scrapes, the API and attribution look at. Invariant: a node's GPUs
+//! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
+//! which [`daemon`](crate::daemon) starts.
+
+use crate::clock::Clock;
+use crate::join::Join;
+use crate::ring;
+use crate::sample::{GpuState, Health, TickStats};
+use crate::source::{CallStats, OpenError, Source};
+use arc_swap::ArcSwapOption;
+use std::sync::Arc;
+
+/// One open source with all that is read from it.
+pub struct Node {
+    /// What is read.
+    pub source: Arc<dyn Source>,
+    /// The timeline of its readings: the system's, or a recording's.
+    pub clock: Arc<dyn Clock>,
+    /// One GPU or MIG instance each, in the source's order.
+    pub gpus: Arc<[GpuState]>,
+    /// Their memory, in the same order.
+    pub rings: Arc<[ring::Reader]>,
+    /// What driver calls cost.
+    pub calls: Arc<CallStats>,
+    /// What became of ticks.
+    pub ticks: Arc<TickStats>,
+    /// What follows from readings and phases.
+    pub join: Join,
+}
+
+impl Node {
+    /// A node over `source`, with the writing ends of its rings.
+    ///
+    /// # Errors
+    /// Where rings cannot be made so.
+    pub fn new(
+        source: Arc<dyn Source>,
+        clock: Arc<dyn Clock>,
+        ring: ring::Config,
+        period_ns: i64,
+    ) -> Result<(Self, Vec<ring::Writer>), ring::ConfigError> {
+        let devices = source.devices();
+        let rings = devices.iter().map(|_| ring::ring(ring)).collect::<Result<Vec<_>, _>>()?;
+        let (writers, readers): (Vec<_>, Vec<_>) = rings.into_iter().unzip();
+        let gpus: Arc<[GpuState]> =
+            devices.iter().map(|device| GpuState::new(device.clone(), ring.retention_ns)).collect();
+        let rings: Arc<[ring::Reader]> = readers.into();
+        let calls = Arc::new(CallStats::default());
+        let join = Join::new(Arc::clone(&gpus), Arc::clone(&rings), Arc::clone(&calls));
+        let ticks = Arc::new(TickStats::new(period_ns));
+        Ok((Self { source, clock, gpus, rings, calls, ticks, join }, writers))
+    }
+
+    /// Whether no GPU answers any more.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        !self.gpus.is_empty() && self.gpus.iter().all(|gpu| gpu.health() == Health::Lost)
+    }
+}
+
+/// The node of the moment, or why there is none.
+pub struct Slot {
+    node: ArcSwapOption<Node>,
+    trouble: ArcSwapOption<OpenError>,
+    is_nvml: bool,
+}
+
+impl Slot {
+    /// No node yet. `is_nvml` tells whether the source asked for is the driver.
+    #[must_use]
+    pub fn empty(is_nvml: bool) -> Self {
+        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml }
+    }
+
+    /// The node of the moment.
+    #[must_use]
+    pub fn node(&self) -> Option<Arc<Node>> {
+        self.node.load_full()
+    }
+
+    /// Why there is none.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Arc<OpenError>> {
+        self.trouble.load_full()
+    }
+
+    /// Whether the source asked for is the driver.
+    #[must_use]
+    pub fn is_nvml(&self) -> bool {
+        self.is_nvml
+    }
+
+    /// Puts a node in place.
+    pub fn fill(&self, node: Arc<Node>) {
+        self.trouble.store(None);
+        self.node.store(Some(node));
+    }
+
+    /// Takes the node away, or tells why there still is none.
+    pub fn clear(&self, trouble: OpenError) {
+        self.trouble.store(Some(Arc::new(trouble)));
+        self.node.store(None);
+    }
+}

@@ -1,0 +1,165 @@
+//! Finds the GPUs and MIG instances at the start.
+//!
+//! Enters: a library that is initialized. Leaves: what was found, in NVML's order, each GPU followed by its MIG
+//! instances, and what was not, with the reason. Invariant: one GPU that answers nothing costs no other GPU.
+
+use super::errors::Code;
+use super::raw::{Handle, MemoryVersion, Raw};
+use super::unit::{Instance, Unit};
+use crate::source::Device;
+use nvml_wrapper::Nvml as Library;
+
+/// A GPU or MIG instance that NVML counts and that could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its index, as [`Device::index`].
+    pub index: String,
+    /// What NVML said.
+    pub reason: String,
+}
+
+/// What the node has.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) devices: Vec<Device>,
+    pub(super) units: Vec<Unit>,
+    pub(super) skipped: Vec<Skipped>,
+}
+
+/// Looks at each of the first `count` GPUs.
+pub(super) fn find(library: &Library, raw: &Raw, count: u32, driver_version: Option<&str>) -> Found {
+    let mut finder = Finder { library, raw, driver_version, found: Found::default() };
+    for index in 0..count {
+        finder.add_gpu(index);
+    }
+    finder.found
+}
+
+struct Finder<'a> {
+    library: &'a Library,
+    raw: &'a Raw,
+    driver_version: Option<&'a str>,
+    found: Found,
+}
+
+impl Finder<'_> {
+    fn add_gpu(&mut self, index: u32) {
+        let opened = self.library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)));
+        match opened {
+            Ok((gpu, uuid)) => {
+                let parent = self.found.devices.len();
+                self.add(&gpu, Device { index: index.to_string(), uuid, ..Device::default() }, None);
+                self.add_instances(&gpu, parent);
+            }
+            Err(error) => self.skip(index.to_string(), Code::from(error)),
+        }
+    }
+
+    fn add_instances(&mut self, gpu: &nvml_wrapper::Device<'_>, parent: usize) {
+        const ENABLED: u32 = 1;
+        if !gpu.mig_mode().is_ok_and(|mode| mode.current == ENABLED) {
+            return;
+        }
+        let gpu_index = self.found.devices[parent].index.clone();
+        for place in 0..gpu.mig_device_count().unwrap_or(0) {
+            let index = format!("{gpu_index}:{place}");
+            let opened = gpu.mig_device_by_index(place).and_then(|mig| mig.uuid().map(|uuid| (mig, uuid)));
+            match opened.map_err(Code::from) {
+                Ok((mig, uuid)) => self.add_instance(&mig, index, uuid, parent),
+                // A place where no instance was made.
+                Err(Code::NOT_FOUND | Code::INVALID_ARGUMENT) => {}
+                Err(code) => self.skip(index, code),
+            }
+        }
+    }
+
+    fn add_instance(&mut self, mig: &nvml_wrapper::Device<'_>, index: String, uuid: String, parent: usize) {
+        let gpu = &self.found.devices[parent];
+        let handle = handle_of(mig);
+        let device = Device {
+            index,
+            uuid,
+            parent_uuid: Some(gpu.uuid.clone()),
+            mig_profile: self.profile(mig, handle, gpu.memory_total_bytes),
+            pci_bus_id: gpu.pci_bus_id.clone(),
+            ..Device::default()
+        };
+        let ids = self.raw.instance_ids(handle).ok();
+        self.add(mig, device, Some(Instance { parent, ids }));
+    }
+
+    /// Fills in what is not known yet, and lists it.
+    fn add(&mut self, opened: &nvml_wrapper::Device<'_>, mut device: Device, instance: Option<Instance>) {
+        let handle = handle_of(opened);
+        let unit = Unit::new(self.raw, handle, instance);
+        let memory = self.raw.memory(unit.memory_version(), handle).ok();
+        device.name = opened.name().ok();
+        if device.pci_bus_id.is_none() {
+            device.pci_bus_id = opened.pci_info().ok().map(|pci| pci.bus_id);
+        }
+        device.driver_version = self.driver_version.map(str::to_owned);
+        device.memory_total_bytes = memory.map(|memory| memory.total);
+        device.memory_reserved_bytes = memory.and_then(|memory| memory.reserved);
+        if unit.memory_version() != MemoryVersion::V2 {
+            tracing::warn!(gpu = device.index, call = ?unit.memory_version(), "this GPU does not answer the current memory call");
+        }
+        self.found.devices.push(device);
+        self.found.units.push(unit);
+    }
+
+    fn skip(&mut self, index: String, code: Code) {
+        let reason = code.to_string();
+        tracing::warn!(gpu = index, reason, "this GPU cannot be opened and is left out");
+        self.found.skipped.push(Skipped { index, reason });
+    }
+
+    /// From the name, as `NVIDIA H200 MIG 1g.18gb`; from the slices where the name does not tell.
+    fn profile(&self, mig: &nvml_wrapper::Device<'_>, handle: Handle, gpu_memory_bytes: Option<u64>) -> Option<String> {
+        let named = mig.name().ok().and_then(|name| Some(name.split_once(" MIG ")?.1.trim().to_owned()));
+        named.filter(|profile| !profile.is_empty()).or_else(|| {
+            let slices = self.raw.attributes(handle).ok()?;
+            profile_of(
+                slices.gpuInstanceSliceCount,
+                slices.computeInstanceSliceCount,
+                slices.memorySizeMB,
+                gpu_memory_bytes?,
+            )
+        })
+    }
+}
+
+/// The handle inside the wrapper's device.
+pub(super) fn handle_of(device: &nvml_wrapper::Device<'_>) -> Handle {
+    // SAFETY: the handle is only passed back to the library that gave it out.
+    Handle(unsafe { device.handle() })
+}
+
+/// NVIDIA's name of a profile: the memory is told as eighths of the GPU's, in whole GiB, rounded up twice.
+fn profile_of(gpu_slices: u32, compute_slices: u32, memory_mib: u64, gpu_memory_bytes: u64) -> Option<String> {
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    if gpu_slices == 0 || gpu_memory_bytes == 0 {
+        return None;
+    }
+    let eighths = memory_mib.checked_mul(MIB * 8)?.div_ceil(gpu_memory_bytes);
+    let gigabytes = (eighths * gpu_memory_bytes.div_ceil(GIB) * 2 + 8) / 16;
+    let gpu_part = format!("{gpu_slices}g.{gigabytes}gb");
+    Some(if compute_slices == gpu_slices { gpu_part } else { format!("{compute_slices}c.{gpu_part}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::profile_of;
+
+    #[test]
+    fn profiles_are_named_as_nvidia_names_them() {
+        // A100-SXM4-40GB: 40,536 MiB; its instances have 4,864, 9,856 and 20,096 MiB.
+        let a100 = 40_536 << 20;
+        assert_eq!(profile_of(1, 1, 4_864, a100).as_deref(), Some("1g.5gb"));
+        assert_eq!(profile_of(2, 2, 9_856, a100).as_deref(), Some("2g.10gb"));
+        assert_eq!(profile_of(3, 3, 20_096, a100).as_deref(), Some("3g.20gb"));
+        assert_eq!(profile_of(3, 1, 20_096, a100).as_deref(), Some("1c.3g.20gb"));
+        assert_eq!(profile_of(0, 0, 0, a100), None);
+        assert_eq!(profile_of(1, 1, 100, 0), None);
+    }
+}

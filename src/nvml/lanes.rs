@@ -1,0 +1,139 @@
+//! The medium and the slow lane: what is asked of each GPU, and in which unit NVML answers.
+//!
+//! Enters: a unit, and the statistics that every call is timed into. Leaves: readings with `None` for "not available".
+//! Invariants: a question that was once answered with "not supported" is not asked again; what belongs to the whole
+//! GPU (power, clocks, links, ECC) is read at the GPU and never at its MIG instances, so that nothing is counted twice.
+
+use super::Nvml;
+use super::errors::Code;
+use super::processes;
+use super::raw::{Context, Field, Handle, ProcessKind};
+use super::unit::{Ask, Unit};
+use crate::source::{CallStats, Error, Medium, Process, Slow};
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+
+/// One GPU, while one lane asks it.
+pub(super) struct Questions<'a> {
+    pub(super) nvml: &'a Nvml,
+    pub(super) unit: &'a Unit,
+    pub(super) calls: &'a CallStats,
+}
+
+impl<'a> Questions<'a> {
+    /// The medium lane.
+    pub(super) fn medium(&self) -> Medium {
+        if self.unit.instance.is_some() {
+            return Medium::default();
+        }
+        let utilization = self.wrapped(Ask::Utilization, |gpu| gpu.utilization_rates());
+        Medium {
+            utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.gpu) / 100.0),
+            memory_utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.memory) / 100.0),
+            power_watts: self.power_watts(),
+            temperature_celsius: self
+                .wrapped(Ask::Temperature, |gpu| gpu.temperature(TemperatureSensor::Gpu))
+                .map(f64::from),
+            sm_clock_hertz: self.wrapped(Ask::SmClock, |gpu| gpu.clock_info(Clock::SM)).map(hertz),
+            memory_clock_hertz: self.wrapped(Ask::MemoryClock, |gpu| gpu.clock_info(Clock::Memory)).map(hertz),
+            throttle_reasons: self.raw(Ask::ThrottleReasons, |gpu| self.nvml.raw.clock_event_reasons(gpu)),
+        }
+    }
+
+    /// The slow lane.
+    pub(super) fn slow(&self) -> Slow {
+        let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
+        let mut slow = Slow {
+            memory_total_bytes: memory.map(|memory| memory.total),
+            memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
+            bar1_used_bytes: self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used),
+            processes: self.processes(),
+            ..Slow::default()
+        };
+        if self.unit.instance.is_none() {
+            self.counters(&mut slow);
+        }
+        slow
+    }
+
+    /// Instant power; its average over a second where the GPU has no instant reading, which
+    /// [`power_is_instant`](Nvml::power_is_instant) tells.
+    fn power_watts(&self) -> Option<f64> {
+        let milliwatts = if self.unit.is_unsupported(Ask::PowerInstant) {
+            self.wrapped(Ask::PowerUsage, |gpu| gpu.power_usage()).map(u64::from)
+        } else {
+            self.raw(Ask::PowerInstant, |gpu| self.nvml.raw.power_instant_mw(gpu))
+        };
+        milliwatts.map(thousandth)
+    }
+
+    fn counters(&self, slow: &mut Slow) {
+        slow.energy_joules = self.wrapped(Ask::Energy, |gpu| gpu.total_energy_consumption()).map(thousandth);
+        [slow.pcie_transmitted_bytes, slow.pcie_received_bytes] =
+            self.pair(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
+        [slow.nvlink_transmitted_bytes, slow.nvlink_received_bytes] = self
+            .pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
+            .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)));
+        let volatile = EccCounter::Volatile;
+        slow.ecc_corrected =
+            self.wrapped(Ask::EccCorrected, |gpu| gpu.total_ecc_errors(MemoryError::Corrected, volatile));
+        slow.ecc_uncorrected =
+            self.wrapped(Ask::EccUncorrected, |gpu| gpu.total_ecc_errors(MemoryError::Uncorrected, volatile));
+        let rows = self.raw(Ask::RemappedRows, |gpu| self.nvml.raw.remapped_rows(gpu));
+        slow.remapped_rows_corrected = rows.map(|(corrected, _)| u64::from(corrected));
+        slow.remapped_rows_uncorrected = rows.map(|(_, uncorrected)| u64::from(uncorrected));
+    }
+
+    /// All processes, or `None`: a list that lacks one kind because a call failed would read as processes that ended.
+    fn processes(&self) -> Option<Vec<Process>> {
+        let lists = [(Ask::ComputeProcesses, ProcessKind::Compute), (Ask::GraphicsProcesses, ProcessKind::Graphics)]
+            .map(|(ask, kind)| (ask, self.raw(ask, |gpu| self.nvml.raw.processes(kind, gpu))));
+        let failed = lists.iter().any(|(ask, list)| list.is_none() && !self.unit.is_unsupported(*ask));
+        let answered: Vec<Vec<Context>> = lists.into_iter().filter_map(|(_, list)| list).collect();
+        (!failed && !answered.is_empty()).then(|| processes::merge(&answered))
+    }
+
+    /// Two counters of one call, each `None` where it alone is not to be had.
+    fn pair(&self, ask: Ask, make: impl FnOnce(Handle) -> Result<[Result<Field, Code>; 2], Code>) -> [Option<u64>; 2] {
+        self.raw(ask, |gpu| match make(gpu)?.map(|counter| counter.and_then(wide)) {
+            [Err(first), Err(_)] => Err(first),
+            counters => Ok(counters.map(Result::ok)),
+        })
+        .unwrap_or_default()
+    }
+
+    fn wrapped<T>(&self, ask: Ask, make: impl FnOnce(nvml_wrapper::Device<'a>) -> Result<T, NvmlError>) -> Option<T> {
+        self.raw(ask, |handle| make(self.nvml.device(handle)).map_err(Code::from))
+    }
+
+    fn raw<T>(&self, ask: Ask, make: impl FnOnce(Handle) -> Result<T, Code>) -> Option<T> {
+        if self.unit.is_unsupported(ask) {
+            return None;
+        }
+        self.calls.time(ask.call(), || {
+            make(self.unit.handle()).map_err(|code| {
+                let error = code.of_lane();
+                if error == Error::Unsupported {
+                    tracing::debug!(?ask, %code, "not asked again");
+                    self.unit.remember_unsupported(ask);
+                }
+                error
+            })
+        })
+    }
+}
+
+/// A counter of bytes in 32 bits wraps several times a second at the speed of a PCIe bus, so that no difference of
+/// two readings means anything: such a counter is not available.
+fn wide(field: Field) -> Result<u64, Code> {
+    if field.wide { Ok(field.value) } else { Err(Code::NOT_SUPPORTED) }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "milliwatts and millijoules stay far below 2^53")]
+fn thousandth(value: u64) -> f64 {
+    value as f64 / 1000.0
+}
+
+fn hertz(megahertz: u32) -> f64 {
+    f64::from(megahertz) * 1e6
+}

@@ -1,0 +1,165 @@
+//! NVIDIA's GPUs, read through NVML: the one part of the program that knows it.
+//!
+//! Enters: the driver's library, loaded at run time. Leaves: a [`Source`]. The wrapper crate loads the library,
+//! enumerates, and answers where milliseconds do not matter; the fast lane calls the resolved function with the stored
+//! handle, which costs what NVML itself costs. Invariants: no method takes a lock that the fast lane wants; what a GPU
+//! does not support is asked once; what NVML does not tell is `None`. Absent on purpose: a second initialization while
+//! the daemon runs, which would pull every other GPU's handle from under its lane. A GPU that came back is found by its
+//! UUID; where NVML wants a fresh start, the daemon drops this source and opens another.
+
+mod devices;
+mod errors;
+mod events;
+mod lanes;
+pub mod probe;
+mod processes;
+mod raw;
+mod unit;
+
+pub use devices::Skipped;
+
+use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Slow, Source};
+use errors::Code;
+use events::Events;
+use raw::{Handle, MemoryVersion, Raw};
+use std::path::Path;
+use std::time::Duration;
+use unit::{Ask, Unit};
+
+/// The GPUs and MIG instances of this node.
+///
+/// Dropping it frees the event set and shuts NVML down.
+#[derive(Debug)]
+pub struct Nvml {
+    // Fields drop in this order: the event set and the pointers go before the library that they point into.
+    events: Option<Events>,
+    raw: Raw,
+    devices: Vec<Device>,
+    units: Vec<Unit>,
+    skipped: Vec<Skipped>,
+    driver_version: Option<String>,
+    library: nvml_wrapper::Nvml,
+}
+
+/// Loads NVML, from `library` or from where the driver installs it, and finds the GPUs.
+///
+/// # Errors
+/// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`, `no_permission`,
+/// `no_gpus`, `init_failed`, and a message that tells what to do. A GPU that alone cannot be opened is no error: it is
+/// in [`Nvml::skipped`].
+pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
+    let mut builder = nvml_wrapper::Nvml::builder();
+    if let Some(path) = library {
+        builder.lib_path(path.as_os_str());
+    }
+    let opened = builder.init().map_err(|error| errors::open_error(error, library))?;
+    let count = opened.device_count().map_err(|error| errors::open_error(error, library))?;
+    let raw = Raw::of(opened.lib());
+    let driver_version = opened.sys_driver_version().ok();
+    let found = devices::find(&opened, &raw, count, driver_version.as_deref());
+    if found.devices.is_empty() {
+        return Err(no_gpus(count, &found.skipped));
+    }
+    let events = Events::open(opened.lib(), &found.units);
+    let devices::Found { devices, units, skipped } = found;
+    Ok(Nvml { events, raw, devices, units, skipped, driver_version, library: opened })
+}
+
+fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
+    let reasons: Vec<String> = skipped.iter().map(|gpu| format!("GPU {}: {}", gpu.index, gpu.reason)).collect();
+    let message = if count == 0 {
+        "NVML runs and sees no GPU. To mend it: `lspci | grep -i nvidia` tells whether the node has one; a container \
+         sees only the GPUs that it asked for (NVIDIA_VISIBLE_DEVICES, or nvidia.com/gpu in its limits)"
+            .to_owned()
+    } else {
+        format!("NVML counts {count} GPUs and can open none. {}", reasons.join("; "))
+    };
+    OpenError { reason: "no_gpus", message }
+}
+
+impl Nvml {
+    /// GPUs and MIG instances that NVML counts and that could not be opened, with the reason. They stay out for the
+    /// life of this source.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// The driver's version, as `580.159.04`.
+    #[must_use]
+    pub fn driver_version(&self) -> Option<&str> {
+        self.driver_version.as_deref()
+    }
+
+    /// Whether [`Medium::power_watts`] is this GPU's instant power; otherwise it is the driver's average over a second.
+    #[must_use]
+    pub fn power_is_instant(&self, gpu: usize) -> bool {
+        self.units.get(gpu).is_some_and(|unit| !unit.is_unsupported(Ask::PowerInstant))
+    }
+
+    /// Whether [`memory_used`](Source::memory_used) of this GPU leaves out the driver's reserve. It does not where the
+    /// driver has only the first version of the memory call: nothing is subtracted then, since the reserve is unknown.
+    #[must_use]
+    pub fn used_excludes_reserve(&self, gpu: usize) -> bool {
+        self.units.get(gpu).is_some_and(|unit| unit.memory_version() == MemoryVersion::V2)
+    }
+
+    /// The wrapper's view of a handle.
+    fn device(&self, handle: Handle) -> nvml_wrapper::Device<'_> {
+        // SAFETY: handles come from this library alone, which outlives the answer.
+        unsafe { nvml_wrapper::Device::new(handle.0, &self.library) }
+    }
+
+    fn unit(&self, gpu: usize) -> Result<&Unit, Error> {
+        self.units.get(gpu).ok_or_else(|| Error::Failed(format!("no GPU at position {gpu}")))
+    }
+
+    fn questions<'a>(&'a self, gpu: usize, calls: &'a CallStats) -> Option<lanes::Questions<'a>> {
+        Some(lanes::Questions { nvml: self, unit: self.units.get(gpu)?, calls })
+    }
+}
+
+impl Source for Nvml {
+    fn description(&self) -> String {
+        let version = self.driver_version.as_deref().unwrap_or("of unknown version");
+        let older = (0..self.units.len()).any(|gpu| !self.used_excludes_reserve(gpu));
+        let remark = if older { " (old memory call: used counts the driver's reserve)" } else { "" };
+        format!("nvml {version}{remark}")
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+        let unit = self.unit(gpu)?;
+        match self.raw.memory(unit.memory_version(), unit.handle()) {
+            Ok(memory) => Ok(memory.used),
+            Err(code) => Err(code.of_presence()),
+        }
+    }
+
+    fn medium(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Medium {
+        self.questions(gpu, calls).map(|questions| questions.medium()).unwrap_or_default()
+    }
+
+    fn slow(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Slow {
+        self.questions(gpu, calls).map(|questions| questions.slow()).unwrap_or_default()
+    }
+
+    fn reacquire(&self, gpu: usize) -> Result<(), Error> {
+        let unit = self.unit(gpu)?;
+        let uuid = self.devices.get(gpu).map(|device| device.uuid.as_str()).unwrap_or_default();
+        let found = self.library.device_by_uuid(uuid).map_err(|error| Code::from(error).of_presence())?;
+        let handle = devices::handle_of(&found);
+        // NVML hands out handles of GPUs that do not answer: only a reading tells that this one is back.
+        let version = self.raw.memory_version(handle);
+        self.raw.memory(version, handle).map_err(Code::of_presence)?;
+        unit.replace(&self.raw, handle);
+        Ok(())
+    }
+
+    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
+    }
+}

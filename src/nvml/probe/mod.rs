@@ -1,0 +1,251 @@
+//! Every NVML call that the daemon makes, and those that people ask why it does not make, each ready to be timed.
+//!
+//! Enters: one GPU's position. Leaves: a list of [`Probe`]s. Absent on purpose: clocks and statistics, which are in
+//! [`measure`], and words, which are the command's.
+
+pub mod measure;
+
+use super::Nvml;
+use super::errors::Code;
+use super::raw::{Field, Handle, ProcessKind};
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, PcieUtilCounter, Sampling, TemperatureSensor,
+};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings as sys;
+use sys::field_id::NVML_FI_DEV_POWER_AVERAGE;
+
+/// Where the daemon makes a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MadeIn {
+    /// Each millisecond.
+    Fast,
+    /// Ten times a second.
+    Medium,
+    /// Each second.
+    Slow,
+    /// Never: it is timed to show why, or because others use it.
+    Never,
+}
+
+/// Whether and how a call's answer is a counter whose update period can be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    /// The answer says nothing about an update period.
+    No,
+    /// A cheap reading in this unit: it may be watched together with others.
+    Cheap(&'static str),
+    /// A reading in this unit that takes long enough to disturb others: it is watched alone.
+    Dear(&'static str),
+}
+
+/// The answer of a probe: a number that changes when the reading does, where there is one, or what NVML said.
+pub type Answer = Result<Option<u64>, String>;
+
+/// One call, ready to be made.
+pub struct Probe<'a> {
+    /// What it reads, for people.
+    pub name: &'static str,
+    /// NVML's function, with the fields where it has some.
+    pub function: &'static str,
+    /// Where the daemon makes it.
+    pub made_in: MadeIn,
+    /// Whether its answer is worth watching.
+    pub watch: Watch,
+    /// Makes the call once.
+    pub ask: Box<dyn FnMut() -> Answer + 'a>,
+}
+
+impl Nvml {
+    /// The probes of one GPU; empty where there is none at this position.
+    #[must_use]
+    pub fn probes(&self, gpu: usize) -> Vec<Probe<'_>> {
+        let Some(unit) = self.units.get(gpu) else { return Vec::new() };
+        let build = Builder { nvml: self, handle: unit.handle() };
+        let mut probes = build.fast_and_medium();
+        probes.extend(build.slow());
+        probes.extend(build.never());
+        probes
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Builder<'a> {
+    nvml: &'a Nvml,
+    handle: Handle,
+}
+
+impl<'a> Builder<'a> {
+    fn fast_and_medium(self) -> Vec<Probe<'a>> {
+        use MadeIn::{Fast, Medium, Never};
+        use Watch::{Cheap, No};
+        let Self { nvml, handle } = self;
+        vec![
+            self.raw("memory used", "nvmlDeviceGetMemoryInfo_v2", Fast, Cheap("bytes"), move || {
+                nvml.raw.memory_info_v2(handle).map(|memory| memory.used)
+            }),
+            self.raw("memory used, old call", "nvmlDeviceGetMemoryInfo", Never, No, move || {
+                nvml.raw.memory_info_v1(handle).map(|memory| memory.used)
+            }),
+            self.wrapped("utilization", "nvmlDeviceGetUtilizationRates", Medium, Cheap("%"), |gpu| {
+                gpu.utilization_rates().map(|rates| rates.gpu.into())
+            }),
+            self.raw("power, instant", "nvmlDeviceGetFieldValues(186)", Medium, Cheap("mW"), move || {
+                nvml.raw.power_instant_mw(handle)
+            }),
+            self.wrapped("power, as PowerUsage", "nvmlDeviceGetPowerUsage", Never, Cheap("mW"), |gpu| {
+                gpu.power_usage().map(u64::from)
+            }),
+            self.wrapped("temperature", "nvmlDeviceGetTemperature", Medium, Cheap("degrees Celsius"), |gpu| {
+                gpu.temperature(TemperatureSensor::Gpu).map(u64::from)
+            }),
+            self.wrapped("SM clock", "nvmlDeviceGetClockInfo(SM)", Medium, Cheap("MHz"), |gpu| {
+                gpu.clock_info(Clock::SM).map(u64::from)
+            }),
+            self.wrapped("memory clock", "nvmlDeviceGetClockInfo(MEM)", Medium, Cheap("MHz"), |gpu| {
+                gpu.clock_info(Clock::Memory).map(u64::from)
+            }),
+            self.raw("clock event reasons", "nvmlDeviceGetCurrentClocksEventReasons", Medium, No, move || {
+                nvml.raw.clock_event_reasons(handle)
+            }),
+        ]
+    }
+
+    fn slow(self) -> Vec<Probe<'a>> {
+        use MadeIn::Slow;
+        use Watch::{Dear, No};
+        let Self { nvml, handle } = self;
+        vec![
+            self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Slow, Dear("mJ"), |gpu| {
+                gpu.total_energy_consumption()
+            }),
+            self.wrapped("BAR1", "nvmlDeviceGetBAR1MemoryInfo", Slow, No, |gpu| {
+                gpu.bar1_memory_info().map(|bar1| bar1.used)
+            }),
+            self.raw("PCIe counters, both ways", "nvmlDeviceGetFieldValues(197,198)", Slow, Dear("bytes"), move || {
+                sum(nvml.raw.pcie_counters(handle)?)
+            }),
+            self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
+                sum(nvml.raw.nvlink_counters(handle)?)
+            }),
+            self.wrapped("ECC errors, corrected", "nvmlDeviceGetTotalEccErrors", Slow, No, |gpu| {
+                gpu.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile)
+            }),
+            self.raw("remapped rows", "nvmlDeviceGetRemappedRows", Slow, No, move || {
+                nvml.raw
+                    .remapped_rows(handle)
+                    .map(|(corrected, uncorrected)| u64::from(corrected) + u64::from(uncorrected))
+            }),
+            self.raw("compute processes", "nvmlDeviceGetComputeRunningProcesses_v3", Slow, No, move || {
+                nvml.raw.processes(ProcessKind::Compute, handle).map(|processes| processes.len() as u64)
+            }),
+            self.raw("graphics processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", Slow, No, move || {
+                nvml.raw.processes(ProcessKind::Graphics, handle).map(|processes| processes.len() as u64)
+            }),
+        ]
+    }
+
+    fn never(self) -> Vec<Probe<'a>> {
+        use MadeIn::Never;
+        use Watch::{Dear, No};
+        let Self { nvml, handle } = self;
+        let gpm = GpmSample::allocate(nvml);
+        vec![
+            self.raw("power, average", "nvmlDeviceGetFieldValues(185)", Never, Dear("mW"), move || {
+                let [average] = nvml.raw.fields(handle, [(NVML_FI_DEV_POWER_AVERAGE, 0)])?;
+                average.map(|field| field.value)
+            }),
+            self.wrapped("PCIe throughput, sent", "nvmlDeviceGetPcieThroughput(TX)", Never, No, |gpu| {
+                gpu.pcie_throughput(PcieUtilCounter::Send).map(u64::from)
+            }),
+            self.wrapped("PCIe throughput, received", "nvmlDeviceGetPcieThroughput(RX)", Never, No, |gpu| {
+                gpu.pcie_throughput(PcieUtilCounter::Receive).map(u64::from)
+            }),
+            self.wrapped("utilization samples", "nvmlDeviceGetSamples(GPU_UTILIZATION)", Never, No, |gpu| {
+                gpu.samples(Sampling::GpuUtilization, None).map(|samples| samples.len() as u64)
+            }),
+            self.wrapped("power samples", "nvmlDeviceGetSamples(TOTAL_POWER)", Never, No, |gpu| {
+                gpu.samples(Sampling::Power, None).map(|samples| samples.len() as u64)
+            }),
+            Probe {
+                name: "GPM sample",
+                function: "nvmlGpmSampleGet",
+                made_in: Never,
+                watch: No,
+                // A sample is no number: it becomes some only with another sample beside it.
+                ask: Box::new(move || {
+                    gpm.as_ref().map_err(|code| *code).and_then(|gpm| gpm.get(handle)).map_err(said).map(|()| None)
+                }),
+            },
+        ]
+    }
+
+    fn raw(
+        self,
+        name: &'static str,
+        function: &'static str,
+        made_in: MadeIn,
+        watch: Watch,
+        mut ask: impl FnMut() -> Result<u64, Code> + 'a,
+    ) -> Probe<'a> {
+        Probe { name, function, made_in, watch, ask: Box::new(move || ask().map(Some).map_err(said)) }
+    }
+
+    fn wrapped(
+        self,
+        name: &'static str,
+        function: &'static str,
+        made_in: MadeIn,
+        watch: Watch,
+        ask: impl Fn(&nvml_wrapper::Device<'a>) -> Result<u64, NvmlError> + 'a,
+    ) -> Probe<'a> {
+        let device = self.nvml.device(self.handle);
+        self.raw(name, function, made_in, watch, move || ask(&device).map_err(Code::from))
+    }
+}
+
+fn said(code: Code) -> String {
+    code.to_string()
+}
+
+/// One direction that is not there does not hide the other.
+fn sum(counters: [Result<Field, Code>; 2]) -> Result<u64, Code> {
+    match counters {
+        [Ok(first), Ok(second)] => Ok(first.value.wrapping_add(second.value)),
+        [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only.value),
+        [Err(code), Err(_)] => Err(code),
+    }
+}
+
+/// A sample of the GPU's performance counters, allocated once, so that only its filling is timed.
+struct GpmSample<'a> {
+    library: &'a sys::NvmlLib,
+    sample: sys::nvmlGpmSample_t,
+}
+
+impl<'a> GpmSample<'a> {
+    fn allocate(nvml: &'a Nvml) -> Result<Self, Code> {
+        let library = nvml.library.lib();
+        let allocate = library.nvmlGpmSampleAlloc.as_ref().map_err(|_| Code::FUNCTION_NOT_FOUND)?;
+        let mut sample = std::ptr::null_mut();
+        // SAFETY: NVML is initialized, and `sample` outlives the call.
+        Code::check(unsafe { allocate(&raw mut sample) })?;
+        Ok(Self { library, sample })
+    }
+
+    fn get(&self, handle: Handle) -> Result<(), Code> {
+        let get = self.library.nvmlGpmSampleGet.as_ref().map_err(|_| Code::FUNCTION_NOT_FOUND)?;
+        // SAFETY: the handle and the sample are NVML's own.
+        Code::check(unsafe { get(handle.0, self.sample) })
+    }
+}
+
+impl Drop for GpmSample<'_> {
+    fn drop(&mut self) {
+        if let Ok(free) = &self.library.nvmlGpmSampleFree {
+            // SAFETY: the sample is NVML's own and is freed once. A failure leaves nothing to be done.
+            let _ = unsafe { free(self.sample) };
+        }
+    }
+}

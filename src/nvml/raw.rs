@@ -1,0 +1,346 @@
+//! NVML's functions that are called without the wrapper, resolved once from the library that it loaded.
+//!
+//! Enters: a [`Handle`]. Leaves: plain numbers, or the [`Code`] that NVML returned. Invariant: nothing here allocates
+//! but [`Raw::processes`], and nothing here remembers. The pointers are valid while the wrapper's library is loaded;
+//! [`Nvml`](super::Nvml) owns both.
+
+use super::errors::Code;
+use nvml_wrapper_sys::bindings as sys;
+use sys::field_id;
+
+/// Asks for the sum over all links in a field whose scope is a link.
+pub(super) const ALL_LINKS: u32 = u32::MAX;
+/// More processes than a GPU can hold contexts of; a driver that asks for more room than this is not believed.
+const MOST_PROCESSES: usize = 65_536;
+
+type Device = sys::nvmlDevice_t;
+type Return = sys::nvmlReturn_t;
+type MemoryV1 = unsafe extern "C" fn(Device, *mut sys::nvmlMemory_t) -> Return;
+type MemoryV2 = unsafe extern "C" fn(Device, *mut sys::nvmlMemory_v2_t) -> Return;
+type Fields = unsafe extern "C" fn(Device, i32, *mut sys::nvmlFieldValue_t) -> Return;
+type Reasons = unsafe extern "C" fn(Device, *mut u64) -> Return;
+type Rows = unsafe extern "C" fn(Device, *mut u32, *mut u32, *mut u32, *mut u32) -> Return;
+type Processes = unsafe extern "C" fn(Device, *mut u32, *mut sys::nvmlProcessInfo_t) -> Return;
+type Number = unsafe extern "C" fn(Device, *mut u32) -> Return;
+type Attributes = unsafe extern "C" fn(Device, *mut sys::nvmlDeviceAttributes_t) -> Return;
+
+/// A device handle that NVML gave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Handle(pub(super) Device);
+
+/// Which of the two memory calls a GPU answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum MemoryVersion {
+    /// Neither: `used` is never known.
+    None = 0,
+    /// `used` counts the driver's reserve, and the reserve is not known.
+    V1 = 1,
+    /// `used` and `reserved` are told apart.
+    V2 = 2,
+}
+
+/// Framebuffer of one GPU, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) total: u64,
+    pub(super) reserved: Option<u64>,
+    pub(super) used: u64,
+}
+
+/// The value of one field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Field {
+    pub(super) value: u64,
+    /// Whether NVML keeps it in 64 bits. A counter of bytes in 32 bits wraps several times a second.
+    pub(super) wide: bool,
+}
+
+/// What the running-process calls tell of one context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Context {
+    pub(super) pid: u32,
+    pub(super) used_bytes: Option<u64>,
+}
+
+/// Which list of processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ProcessKind {
+    Compute,
+    Graphics,
+}
+
+/// The resolved functions; `None` where this version of NVML lacks one.
+#[derive(Debug)]
+pub(super) struct Raw {
+    memory_v1: Option<MemoryV1>,
+    memory_v2: Option<MemoryV2>,
+    fields: Option<Fields>,
+    reasons: Option<Reasons>,
+    remapped_rows: Option<Rows>,
+    compute_processes: Option<Processes>,
+    graphics_processes: Option<Processes>,
+    gpu_instance_id: Option<Number>,
+    compute_instance_id: Option<Number>,
+    attributes: Option<Attributes>,
+}
+
+/// The pointer of one function, if the library has it.
+fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
+    symbol.as_ref().ok().copied()
+}
+
+impl Raw {
+    /// Resolves every function of `library`.
+    pub(super) fn of(library: &sys::NvmlLib) -> Self {
+        Self {
+            memory_v1: found(&library.nvmlDeviceGetMemoryInfo),
+            memory_v2: found(&library.nvmlDeviceGetMemoryInfo_v2),
+            fields: found(&library.nvmlDeviceGetFieldValues),
+            // The call was renamed with driver 535; both names have the same mask.
+            reasons: found(&library.nvmlDeviceGetCurrentClocksEventReasons)
+                .or(found(&library.nvmlDeviceGetCurrentClocksThrottleReasons)),
+            remapped_rows: found(&library.nvmlDeviceGetRemappedRows),
+            compute_processes: found(&library.nvmlDeviceGetComputeRunningProcesses_v3),
+            graphics_processes: found(&library.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            gpu_instance_id: found(&library.nvmlDeviceGetGpuInstanceId),
+            compute_instance_id: found(&library.nvmlDeviceGetComputeInstanceId),
+            attributes: found(&library.nvmlDeviceGetAttributes_v2),
+        }
+    }
+
+    /// Finds which memory call this GPU answers. A GPU that fails otherwise is taken to answer the newer one.
+    pub(super) fn memory_version(&self, handle: Handle) -> MemoryVersion {
+        // A library that does not know this version of the structure says so, or calls it an invalid argument.
+        let refused = |code: Code| code.is_unsupported() || code == Code::INVALID_ARGUMENT;
+        match self.memory_info_v2(handle) {
+            Ok(_) => return MemoryVersion::V2,
+            Err(code) if !refused(code) => return MemoryVersion::V2,
+            Err(_) => {}
+        }
+        match self.memory_info_v1(handle) {
+            Err(code) if refused(code) => MemoryVersion::None,
+            _ => MemoryVersion::V1,
+        }
+    }
+
+    /// Framebuffer of one GPU by the call that it answers. The one call of the fast lane.
+    #[inline]
+    pub(super) fn memory(&self, version: MemoryVersion, handle: Handle) -> Result<Memory, Code> {
+        match version {
+            MemoryVersion::V2 => self.memory_info_v2(handle),
+            MemoryVersion::V1 => self.memory_info_v1(handle),
+            MemoryVersion::None => Err(Code::NOT_SUPPORTED),
+        }
+    }
+
+    /// Framebuffer by version 2 of the call.
+    pub(super) fn memory_info_v2(&self, handle: Handle) -> Result<Memory, Code> {
+        let call = self.memory_v2.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let version = structure_version::<sys::nvmlMemory_v2_t>(2);
+        let mut memory = sys::nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
+        // SAFETY: the handle is NVML's own, and `memory` is the structure that its version names.
+        Code::check(unsafe { call(handle.0, &raw mut memory) })?;
+        Ok(Memory { total: memory.total, reserved: Some(memory.reserved), used: memory.used })
+    }
+
+    /// Framebuffer by version 1 of the call: `used` counts the driver's reserve.
+    pub(super) fn memory_info_v1(&self, handle: Handle) -> Result<Memory, Code> {
+        let call = self.memory_v1.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut memory = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
+        // SAFETY: the handle is NVML's own, and `memory` outlives the call.
+        Code::check(unsafe { call(handle.0, &raw mut memory) })?;
+        Ok(Memory { total: memory.total, reserved: None, used: memory.used })
+    }
+
+    /// Instant power draw, milliwatts.
+    pub(super) fn power_instant_mw(&self, handle: Handle) -> Result<u64, Code> {
+        let [power] = self.fields(handle, [(field_id::NVML_FI_DEV_POWER_INSTANT, 0)])?;
+        power.map(|field| field.value)
+    }
+
+    /// PCIe bytes as the GPU counts them: transmitted, received.
+    pub(super) fn pcie_counters(&self, handle: Handle) -> Result<[Result<Field, Code>; 2], Code> {
+        self.fields(
+            handle,
+            [(field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0), (field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0)],
+        )
+    }
+
+    /// NVLink payload in KiB, the sum of all links: transmitted, received.
+    pub(super) fn nvlink_counters(&self, handle: Handle) -> Result<[Result<Field, Code>; 2], Code> {
+        let (sent, received) =
+            (field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX);
+        self.fields(handle, [(sent, ALL_LINKS), (received, ALL_LINKS)])
+    }
+
+    /// Values of fields, each an id with its scope, in one call.
+    pub(super) fn fields<const N: usize>(
+        &self,
+        handle: Handle,
+        asked: [(u32, u32); N],
+    ) -> Result<[Result<Field, Code>; N], Code> {
+        let call = self.fields.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut values = asked.map(|(id, scope)| sys::nvmlFieldValue_t {
+            fieldId: id,
+            scopeId: scope,
+            timestamp: 0,
+            latencyUsec: 0,
+            valueType: sys::nvmlValueType_enum_NVML_VALUE_TYPE_COUNT,
+            // A field that the driver leaves untouched must not read as a success.
+            nvmlReturn: Code::NO_DATA.0,
+            value: sys::nvmlValue_t { ullVal: 0 },
+        });
+        let count = i32::try_from(N).map_err(|_| Code::INVALID_ARGUMENT)?;
+        // SAFETY: the handle is NVML's own, and `values` holds `count` structures.
+        Code::check(unsafe { call(handle.0, count, values.as_mut_ptr()) })?;
+        Ok(values.map(|value| decode(&value)))
+    }
+
+    /// The mask of clock event reasons.
+    pub(super) fn clock_event_reasons(&self, handle: Handle) -> Result<u64, Code> {
+        let call = self.reasons.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut reasons = 0;
+        // SAFETY: the handle is NVML's own, and `reasons` outlives the call.
+        Code::check(unsafe { call(handle.0, &raw mut reasons) })?;
+        Ok(reasons)
+    }
+
+    /// Rows remapped because of corrected and of uncorrected errors.
+    pub(super) fn remapped_rows(&self, handle: Handle) -> Result<(u32, u32), Code> {
+        let call = self.remapped_rows.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
+        // SAFETY: the handle is NVML's own, and the four numbers outlive the call.
+        let code =
+            unsafe { call(handle.0, &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed) };
+        Code::check(code)?;
+        Ok((corrected, uncorrected))
+    }
+
+    /// The processes with a context of this kind; one process may be listed once for each MIG instance.
+    pub(super) fn processes(&self, kind: ProcessKind, handle: Handle) -> Result<Vec<Context>, Code> {
+        let call = match kind {
+            ProcessKind::Compute => self.compute_processes,
+            ProcessKind::Graphics => self.graphics_processes,
+        }
+        .ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut room = 64;
+        loop {
+            let mut contexts = vec![NO_PROCESS; room];
+            let mut count = u32::try_from(room).map_err(|_| Code::INSUFFICIENT_SIZE)?;
+            // SAFETY: the handle is NVML's own, and `contexts` holds `count` structures.
+            match Code::check(unsafe { call(handle.0, &raw mut count, contexts.as_mut_ptr()) }) {
+                // Processes may start between two calls, so the next try has more room than was asked for.
+                Err(Code::INSUFFICIENT_SIZE) if room < MOST_PROCESSES => {
+                    room = (count as usize).clamp(room, MOST_PROCESSES / 2) * 2;
+                }
+                Err(code) => return Err(code),
+                Ok(()) => return Ok(contexts.iter().take(count as usize).map(context).collect()),
+            }
+        }
+    }
+
+    /// The ids of a MIG instance: GPU instance, compute instance.
+    pub(super) fn instance_ids(&self, handle: Handle) -> Result<(u32, u32), Code> {
+        Ok((number(self.gpu_instance_id, handle)?, number(self.compute_instance_id, handle)?))
+    }
+
+    /// Slices and memory of a MIG instance.
+    pub(super) fn attributes(&self, handle: Handle) -> Result<sys::nvmlDeviceAttributes_t, Code> {
+        let call = self.attributes.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut attributes = NO_ATTRIBUTES;
+        // SAFETY: the handle is NVML's own, and `attributes` outlives the call.
+        Code::check(unsafe { call(handle.0, &raw mut attributes) })?;
+        Ok(attributes)
+    }
+}
+
+const NO_PROCESS: sys::nvmlProcessInfo_t =
+    sys::nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+
+const NO_ATTRIBUTES: sys::nvmlDeviceAttributes_t = sys::nvmlDeviceAttributes_t {
+    multiprocessorCount: 0,
+    sharedCopyEngineCount: 0,
+    sharedDecoderCount: 0,
+    sharedEncoderCount: 0,
+    sharedJpegCount: 0,
+    sharedOfaCount: 0,
+    gpuInstanceSliceCount: 0,
+    computeInstanceSliceCount: 0,
+    memorySizeMB: 0,
+};
+
+/// The `version` that NVML wants in a versioned structure: its size, and its number in the top byte.
+fn structure_version<T>(number: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(0) | (number << 24)
+}
+
+fn number(call: Option<Number>, handle: Handle) -> Result<u32, Code> {
+    let call = call.ok_or(Code::FUNCTION_NOT_FOUND)?;
+    let mut number = 0;
+    // SAFETY: the handle is NVML's own, and `number` outlives the call.
+    Code::check(unsafe { call(handle.0, &raw mut number) })?;
+    Ok(number)
+}
+
+/// `used` is all ones where the driver does not know it.
+fn context(process: &sys::nvmlProcessInfo_t) -> Context {
+    let used = process.usedGpuMemory;
+    Context { pid: process.pid, used_bytes: (used != u64::MAX).then_some(used) }
+}
+
+fn decode(field: &sys::nvmlFieldValue_t) -> Result<Field, Code> {
+    Code::check(field.nvmlReturn)?;
+    let value = field.value;
+    // SAFETY: every member is a plain number of at most eight bytes, for which each bit pattern is a value, and all
+    // eight bytes were set before the call.
+    let (signed, number, wide) = unsafe {
+        match field.valueType {
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT => (None, u64::from(value.uiVal), false),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_SHORT => (None, u64::from(value.usVal), false),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG => (None, value.ulVal, true),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG => (None, value.ullVal, true),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_LONG_LONG => (Some(value.sllVal), 0, true),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_INT => (Some(i64::from(value.siVal)), 0, false),
+            _ => return Err(Code::UNKNOWN),
+        }
+    };
+    let value = match signed {
+        Some(signed) => u64::try_from(signed).map_err(|_| Code::NO_DATA)?,
+        None => number,
+    };
+    Ok(Field { value, wide })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(value_type: u32, value: sys::nvmlValue_t) -> sys::nvmlFieldValue_t {
+        sys::nvmlFieldValue_t {
+            fieldId: 0,
+            scopeId: 0,
+            timestamp: 0,
+            latencyUsec: 0,
+            valueType: value_type,
+            nvmlReturn: 0,
+            value,
+        }
+    }
+
+    #[test]
+    fn fields_are_read_by_their_type() {
+        // The upper half is what a driver may leave there: it belongs to no 32-bit value.
+        let dirty = sys::nvmlValue_t { ullVal: 0xdead_beef_0000_0007 };
+        assert_eq!(decode(&field(1, dirty)), Ok(Field { value: 7, wide: false }));
+        assert_eq!(decode(&field(3, dirty)), Ok(Field { value: 0xdead_beef_0000_0007, wide: true }));
+        assert_eq!(decode(&field(4, sys::nvmlValue_t { sllVal: -1 })), Err(Code::NO_DATA));
+        assert_eq!(decode(&field(7, dirty)), Err(Code::UNKNOWN));
+        assert_eq!(decode(&sys::nvmlFieldValue_t { nvmlReturn: 3, ..field(3, dirty) }), Err(Code::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn the_memory_structure_is_the_one_that_nvml_13_knows() {
+        assert_eq!(structure_version::<sys::nvmlMemory_v2_t>(2), 0x0200_0028);
+    }
+}

@@ -1,0 +1,142 @@
+//! What is remembered of one GPU or MIG instance between calls: its handle, and what it will not answer.
+//!
+//! Invariant: everything is an atomic, so that the fast lane reads a unit while another thread gets its GPU back.
+
+use super::raw::{Handle, MemoryVersion, Raw};
+use crate::source::Call;
+use nvml_wrapper_sys::bindings::nvmlDevice_st;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+
+/// A question that a GPU may turn out never to answer. Finer than [`Call`]: one call of the lanes may be two of NVML's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Ask {
+    Utilization,
+    PowerInstant,
+    PowerUsage,
+    Temperature,
+    SmClock,
+    MemoryClock,
+    ThrottleReasons,
+    Memory,
+    Bar1,
+    Energy,
+    Pcie,
+    Nvlink,
+    EccCorrected,
+    EccUncorrected,
+    RemappedRows,
+    ComputeProcesses,
+    GraphicsProcesses,
+}
+
+impl Ask {
+    /// The label under which its time is counted.
+    pub(super) fn call(self) -> Call {
+        match self {
+            Ask::Utilization => Call::Utilization,
+            Ask::PowerInstant | Ask::PowerUsage => Call::Power,
+            Ask::Temperature => Call::Temperature,
+            Ask::SmClock => Call::SmClock,
+            Ask::MemoryClock => Call::MemoryClock,
+            Ask::ThrottleReasons => Call::ThrottleReasons,
+            Ask::Memory => Call::MemoryInfoSlow,
+            Ask::Bar1 => Call::Bar1,
+            Ask::Energy => Call::Energy,
+            Ask::Pcie => Call::PcieCounters,
+            Ask::Nvlink => Call::NvlinkCounters,
+            Ask::EccCorrected | Ask::EccUncorrected => Call::EccErrors,
+            Ask::RemappedRows => Call::RemappedRows,
+            Ask::ComputeProcesses | Ask::GraphicsProcesses => Call::Processes,
+        }
+    }
+
+    fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// Where a MIG instance belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Instance {
+    /// Position of its GPU.
+    pub(super) parent: usize,
+    /// GPU instance and compute instance, as events name them; `None` where NVML will not tell.
+    pub(super) ids: Option<(u32, u32)>,
+}
+
+/// One GPU or MIG instance.
+#[derive(Debug)]
+pub(super) struct Unit {
+    handle: AtomicPtr<nvmlDevice_st>,
+    memory_version: AtomicU8,
+    unsupported: AtomicU32,
+    registers_again: AtomicBool,
+    /// Set for a MIG instance.
+    pub(super) instance: Option<Instance>,
+}
+
+impl Unit {
+    /// A unit just found, asked once for what decides how it is read.
+    pub(super) fn new(raw: &Raw, handle: Handle, instance: Option<Instance>) -> Self {
+        let unit = Self {
+            handle: AtomicPtr::new(handle.0),
+            memory_version: AtomicU8::new(MemoryVersion::None as u8),
+            unsupported: AtomicU32::new(0),
+            registers_again: AtomicBool::new(false),
+            instance,
+        };
+        unit.settle(raw);
+        unit
+    }
+
+    /// Takes a new handle for a GPU that came back, and forgets what the old one would not answer.
+    pub(super) fn replace(&self, raw: &Raw, handle: Handle) {
+        self.handle.store(handle.0, Ordering::Release);
+        self.unsupported.store(0, Ordering::Relaxed);
+        self.settle(raw);
+        self.registers_again.store(true, Ordering::Release);
+    }
+
+    fn settle(&self, raw: &Raw) {
+        let handle = self.handle();
+        self.memory_version.store(raw.memory_version(handle) as u8, Ordering::Release);
+        let whole_gpu = self.instance.is_none();
+        if whole_gpu
+            && raw.power_instant_mw(handle).is_err_and(|code| code.of_lane() == crate::source::Error::Unsupported)
+        {
+            self.remember_unsupported(Ask::PowerInstant);
+        }
+    }
+
+    /// The handle in force.
+    #[inline]
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.handle.load(Ordering::Acquire))
+    }
+
+    /// The memory call that this GPU answers.
+    #[inline]
+    pub(super) fn memory_version(&self) -> MemoryVersion {
+        match self.memory_version.load(Ordering::Relaxed) {
+            2 => MemoryVersion::V2,
+            1 => MemoryVersion::V1,
+            _ => MemoryVersion::None,
+        }
+    }
+
+    /// Whether this question was once answered with "not supported".
+    pub(super) fn is_unsupported(&self, ask: Ask) -> bool {
+        self.unsupported.load(Ordering::Relaxed) & ask.bit() != 0
+    }
+
+    /// Never ask this again, until the GPU is got back.
+    pub(super) fn remember_unsupported(&self, ask: Ask) {
+        self.unsupported.fetch_or(ask.bit(), Ordering::Relaxed);
+    }
+
+    /// Whether its events have to be registered again, told once.
+    pub(super) fn take_registers_again(&self) -> bool {
+        self.registers_again.swap(false, Ordering::AcqRel)
+    }
+}

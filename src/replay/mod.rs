@@ -1,0 +1,155 @@
+//! A recording played again: GPUs whose memory is what a file says, and the annotations of the job that ran on them.
+//!
+//! Enters: a folder with `nvml_1khz.csv[.gz]` and, where a job annotated, one `annotations_rank<N>.jsonl[.gz]` a rank;
+//! `docs/scenarios.md` has the formats. Leaves: memory at any recorded time, the times at which it changes, and the
+//! annotations of all ranks in order of time. Invariants: times and values are those of the file, all times moved by
+//! one and the same shift if asked; a line that cannot be read is told and costs no other line. Absent on purpose:
+//! the other lanes, which were not recorded and so are not known.
+
+mod annotations;
+mod folder;
+mod lines;
+mod points;
+#[cfg(test)]
+mod tests;
+
+pub use lines::{Skipped, SkippedLines};
+
+use crate::annotate::wire::Annotation;
+use crate::source::{CallStats, Device, Error, Event, Medium, NextTick, OpenError, Slow, Source};
+use folder::{Folder, GpuFacts};
+use points::Track;
+use std::path::Path;
+use std::time::Duration;
+
+/// How to replay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Moves all times so that the recording begins then, nanoseconds of Unix time; as recorded if left out.
+    pub shift_to_now: Option<i64>,
+}
+
+/// A recording.
+#[derive(Debug)]
+pub struct Replay {
+    description: String,
+    devices: Vec<Device>,
+    tracks: Vec<Track>,
+    ranks: Vec<annotations::RankFile>,
+    begin_ns: i64,
+    end_ns: i64,
+    /// Added to every recorded time.
+    shift_ns: i64,
+    skipped: SkippedLines,
+}
+
+impl Replay {
+    /// Reads a recording.
+    ///
+    /// # Errors
+    /// [`OpenError`] where the folder or its memory file is missing, a file has no good line, a file is there twice,
+    /// or `gpus.json` is wrong. Single bad lines are no error: [`skipped`](Self::skipped) tells them.
+    pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
+        let folder = Folder::open(path)?;
+        let mut skipped = SkippedLines::default();
+        let tracks = points::read(&folder.memory, &mut skipped)?;
+        let ranks = annotations::read(&folder, &mut skipped)?;
+        let facts = folder.gpu_facts()?;
+        let spans = tracks.iter().map(Track::span).chain(ranks.iter().map(annotations::RankFile::span));
+        let (begin_ns, end_ns) =
+            spans.fold((i64::MAX, i64::MIN), |whole, span| (whole.0.min(span.0), whole.1.max(span.1)));
+        let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(begin_ns));
+        Ok(Self {
+            description: format!("replay:{}", path.display()),
+            devices: tracks.iter().map(|track| device(track.gpu, &folder.name, &facts)).collect(),
+            tracks,
+            ranks,
+            begin_ns: begin_ns.saturating_add(shift_ns),
+            end_ns: end_ns.saturating_add(shift_ns),
+            shift_ns,
+            skipped,
+        })
+    }
+
+    /// The earliest point or annotation, nanoseconds of Unix time, shifted.
+    #[must_use]
+    pub fn begin_ns(&self) -> i64 {
+        self.begin_ns
+    }
+
+    /// The latest point or annotation, nanoseconds of Unix time, shifted.
+    #[must_use]
+    pub fn end_ns(&self) -> i64 {
+        self.end_ns
+    }
+
+    /// The lines that could not be read.
+    #[must_use]
+    pub fn skipped(&self) -> &SkippedLines {
+        &self.skipped
+    }
+
+    fn recorded_ns(&self, at_ns: i64) -> i64 {
+        at_ns.saturating_sub(self.shift_ns)
+    }
+}
+
+impl Source for Replay {
+    fn description(&self) -> String {
+        self.description.clone()
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
+        let track = self.tracks.get(gpu).ok_or_else(|| Error::Failed(format!("there is no GPU at position {gpu}")))?;
+        let used = track.used_at(self.recorded_ns(at_ns));
+        used.ok_or_else(|| Error::Failed("the recording of this GPU begins later".to_owned()))
+    }
+
+    fn medium(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Medium {
+        Medium::default()
+    }
+
+    fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {
+        Slow::default()
+    }
+
+    fn reacquire(&self, _gpu: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wait_event(&self, _timeout: Duration) -> Result<Option<Event>, Error> {
+        Err(Error::Unsupported)
+    }
+
+    /// The next time at which any GPU's memory changes; after the last change once more at the end of the recording,
+    /// so that phases after it are known to be over.
+    fn next_tick(&self, after_ns: i64) -> NextTick {
+        let after = self.recorded_ns(after_ns);
+        let change = self.tracks.iter().filter_map(|track| track.next_change_ns(after)).min();
+        match change {
+            Some(at_ns) => NextTick::At(at_ns.saturating_add(self.shift_ns)),
+            None if after_ns < self.end_ns => NextTick::At(self.end_ns),
+            None => NextTick::End,
+        }
+    }
+
+    fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        Box::new(annotations::merged(&self.ranks, self.shift_ns))
+    }
+}
+
+fn device(gpu: u32, folder: &str, facts: &[GpuFacts]) -> Device {
+    let known = facts.iter().find(|known| known.index == gpu);
+    Device {
+        index: gpu.to_string(),
+        uuid: known.and_then(|known| known.uuid.clone()).unwrap_or_else(|| format!("REPLAY-{folder}-{gpu}")),
+        name: known.and_then(|known| known.name.clone()),
+        memory_total_bytes: known.and_then(|known| known.memory_total_bytes),
+        memory_reserved_bytes: known.and_then(|known| known.memory_reserved_bytes),
+        ..Device::default()
+    }
+}

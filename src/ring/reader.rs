@@ -1,0 +1,181 @@
+//! Questions to a ring: any number of readers, none of which the writer notices.
+//!
+//! A reader is wait-free as well: it never repeats a walk. If the writer overtook it, the interval's begin is no
+//! longer kept, and that is the answer.
+
+use super::{
+    QueryError,
+    points::{Point, Thinner},
+    scan::{Sink, scan},
+    store::{NEVER_NS, Store},
+    summary::{Part, Summary},
+    sync::{Arc, Ordering},
+};
+
+/// Reads one GPU's readings, beside their writer and any number of other readers.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    store: Arc<Store>,
+}
+
+impl Reader {
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self { store }
+    }
+
+    /// Time of the last good reading, nanoseconds; `None` before the first one.
+    #[must_use]
+    pub fn newest_ns(&self) -> Option<i64> {
+        let newest_ns = self.store.newest_ns.load(Ordering::Acquire);
+        (newest_ns != NEVER_NS).then_some(newest_ns)
+    }
+
+    /// The oldest time that can still be asked for, nanoseconds; `None` before the first reading. The retention
+    /// before the newest reading, or later where less was written so far or fits the memory.
+    #[must_use]
+    pub fn oldest_ns(&self) -> Option<i64> {
+        self.newest_ns().map(|newest_ns| self.oldest_before(newest_ns))
+    }
+
+    /// Bytes in use: the fixed tables, and every kept block with its share of the tree. Never above the cap.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        usize::try_from(self.store.bytes.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that the ring may come to use: what it has reserved, at most the configured cap.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> usize {
+        self.store.layout.total_bytes()
+    }
+
+    /// Change points ever written: changes of the value, and begins and ends of gaps.
+    #[must_use]
+    pub fn point_count(&self) -> u64 {
+        self.store.points.load(Ordering::Relaxed)
+    }
+
+    /// The value held at a time, bytes; `None` in a gap.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn at(&self, at_ns: i64) -> Result<Option<u64>, QueryError> {
+        self.query(at_ns, at_ns, Held(None)).map(|held| held.0)
+    }
+
+    /// What the value did between two times, in logarithmic time. Of two equal times it tells of that instant.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn summary(&self, from_ns: i64, to_ns: i64) -> Result<Summary, QueryError> {
+        let sink = Folded { part: Part::NOTHING, first: None, last: None };
+        let folded = self.query(from_ns, to_ns, sink)?;
+        Ok(Summary::new(from_ns, to_ns, &folded.part, folded.first.flatten(), folded.last))
+    }
+
+    /// For how many nanoseconds between two times the value was at least the threshold. Time in gaps does not
+    /// count. Only blocks whose values lie on both sides of the threshold are looked into.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn above_ns(&self, from_ns: i64, to_ns: i64, threshold_bytes: u64) -> Result<i64, QueryError> {
+        self.query(from_ns, to_ns, Above { threshold_bytes, above_ns: 0 }).map(|above| above.above_ns)
+    }
+
+    /// The value held at the begin (`at_ns` of the first point is `from_ns`) and every change before the end. If
+    /// they are more than `max_points`, they are thinned: no extreme value and no long gap is lost. `max_points`
+    /// below 7 counts as 7, since fewer cannot hold what must be kept.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn points(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Vec<Point>, QueryError> {
+        self.check(from_ns, to_ns)?;
+        self.query(from_ns, to_ns, Thinner::new(from_ns, to_ns, max_points)).map(Thinner::into_points)
+    }
+
+    fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, mut sink: S) -> Result<S, QueryError> {
+        let newest_ns = self.check(from_ns, to_ns)?;
+        match scan(&self.store, from_ns, to_ns, &mut sink) {
+            Some(()) => Ok(sink),
+            None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
+        }
+    }
+
+    /// Whether an interval can be answered; if so, the newest time, up to which everything is then to be seen.
+    fn check(&self, from_ns: i64, to_ns: i64) -> Result<i64, QueryError> {
+        if from_ns > to_ns {
+            return Err(QueryError::Reversed);
+        }
+        let newest_ns = self.newest_ns().ok_or(QueryError::Empty)?;
+        let oldest_ns = self.oldest_before(newest_ns);
+        if from_ns < oldest_ns {
+            return Err(QueryError::Overtaken { oldest_ns });
+        }
+        if to_ns > newest_ns {
+            return Err(QueryError::Ahead { newest_ns });
+        }
+        Ok(newest_ns)
+    }
+
+    fn oldest_before(&self, newest_ns: i64) -> i64 {
+        let retained_ns = newest_ns.saturating_sub(self.store.retention_ns);
+        retained_ns.max(self.store.oldest_begin_ns.load(Ordering::Acquire))
+    }
+}
+
+/// The value at an instant.
+struct Held(Option<u64>);
+
+impl Sink for Held {
+    fn whole(&mut self, _part: &Part) -> bool {
+        false
+    }
+
+    fn held(&mut self, _from_ns: i64, _to_ns: i64, used_bytes: Option<u64>) {
+        self.0 = used_bytes;
+    }
+}
+
+/// Everything folded into one part.
+struct Folded {
+    part: Part,
+    first: Option<Option<u64>>,
+    last: Option<u64>,
+}
+
+impl Sink for Folded {
+    fn whole(&mut self, part: &Part) -> bool {
+        self.part = self.part.then(part);
+        true
+    }
+
+    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
+        self.first.get_or_insert(used_bytes);
+        self.last = used_bytes;
+        if let Some(used_bytes) = used_bytes {
+            self.part.hold(used_bytes, to_ns - from_ns);
+        }
+    }
+}
+
+/// Time at or above a threshold.
+struct Above {
+    threshold_bytes: u64,
+    above_ns: i64,
+}
+
+impl Sink for Above {
+    fn whole(&mut self, part: &Part) -> bool {
+        let all = part.min >= self.threshold_bytes;
+        if all {
+            self.above_ns += part.known_ns;
+        }
+        all || part.max < self.threshold_bytes
+    }
+
+    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
+        if used_bytes.is_some_and(|used_bytes| used_bytes >= self.threshold_bytes) {
+            self.above_ns += to_ns - from_ns;
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The walk over an interval: whole blocks and nodes where the tree has them, single values at the edges.
+//!
+//! Every query is one walk with its own [`Sink`]. At most the two blocks in which the interval begins and ends are
+//! decoded, and those that the sink wants to see into; of the others the tree's parts are enough.
+
+use super::{store::Store, summary::Part, sync::Ordering};
+use std::ops::Range;
+
+/// Takes what a walk meets, in the order of time and without holes.
+pub(super) trait Sink {
+    /// A stretch of whole blocks. `false` asks for what is in it.
+    fn whole(&mut self, part: &Part) -> bool;
+
+    /// A value (`None`: a gap) held from here until there, which may be the same instant.
+    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>);
+}
+
+/// Which change points of a block count: those in the open interval; the value held at its begin leads.
+#[derive(Clone, Copy)]
+struct Edges {
+    after_ns: i64,
+    before_ns: i64,
+    /// Until when the last value is held.
+    end_ns: i64,
+}
+
+/// Walks over an interval that lies within what is kept and known. `None`: the writer overtook the walk; the oldest
+/// time that is kept is now later than the interval's begin.
+pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    let head = store.head.load(Ordering::Acquire);
+    let tail = store.tail.load(Ordering::Acquire);
+    let first = last_block(store, tail..head, |begin_ns| begin_ns <= from_ns)?;
+    let last = if from_ns == to_ns { first } else { last_block(store, first..head, |begin_ns| begin_ns < to_ns)? };
+    if first == last {
+        return decode(store, first, Edges { after_ns: from_ns, before_ns: to_ns, end_ns: to_ns }, sink);
+    }
+    let end_ns = store.begin_ns(first + 1)?;
+    decode(store, first, Edges { after_ns: from_ns, before_ns: i64::MAX, end_ns }, sink)?;
+    walk(store, first + 1..last, sink)?;
+    decode(store, last, Edges { after_ns: i64::MIN, before_ns: to_ns, end_ns: to_ns }, sink)
+}
+
+/// The last block whose begin passes, where those that pass precede those that do not. A block that is no longer
+/// kept is earlier than any that is.
+fn last_block(store: &Store, blocks: Range<u64>, passes: impl Fn(i64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (blocks.start, blocks.end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if store.begin_ns(middle).is_none_or(&passes) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low.checked_sub(1).filter(|last| *last >= blocks.start)
+}
+
+/// Goes over closed blocks by the largest nodes that lie among them.
+fn walk(store: &Store, blocks: Range<u64>, sink: &mut impl Sink) -> Option<()> {
+    let shift = store.layout.fanout_shift;
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let mut level = 0;
+        while fits(store, level + 1, at, blocks.end) {
+            level += 1;
+        }
+        descend(store, level, at >> (shift * level), sink)?;
+        at += 1 << (shift * level);
+    }
+    Some(())
+}
+
+/// Whether a node of this level begins at a block and ends before another one.
+fn fits(store: &Store, level: u32, at: u64, end: u64) -> bool {
+    let blocks = 1 << (store.layout.fanout_shift * level);
+    level as usize <= store.layout.levels.len() && at.is_multiple_of(blocks) && at + blocks <= end
+}
+
+/// Hands a node to the sink, or what is below it where it is not there or not wanted.
+fn descend(store: &Store, level: u32, index: u64, sink: &mut impl Sink) -> Option<()> {
+    if store.part(level, index).is_some_and(|part| sink.whole(&part)) {
+        return Some(());
+    }
+    if level == 0 {
+        let end_ns = store.begin_ns(index + 1)?;
+        return decode(store, index, Edges { after_ns: i64::MIN, before_ns: i64::MAX, end_ns }, sink);
+    }
+    let children = 1 << store.layout.fanout_shift;
+    (index * children..(index + 1) * children).try_for_each(|child| descend(store, level - 1, child, sink))
+}
+
+/// Hands a block's values to the sink.
+fn decode(store: &Store, id: u64, edges: Edges, sink: &mut impl Sink) -> Option<()> {
+    let copied = store.copy(id)?;
+    let (mut at_ns, mut held) = (copied.begin.at_ns, copied.begin.held());
+    for (later_ns, used_bytes) in copied.points(store.resolution_ns) {
+        if later_ns > edges.after_ns {
+            if later_ns >= edges.before_ns {
+                break;
+            }
+            sink.held(at_ns.max(edges.after_ns), later_ns, held);
+        }
+        (at_ns, held) = (later_ns, used_bytes);
+    }
+    sink.held(at_ns.max(edges.after_ns), edges.end_ns, held);
+    Some(())
+}

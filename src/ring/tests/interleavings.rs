@@ -1,0 +1,137 @@
+//! Every order in which a reader can meet the writer, as loom finds them: `RUSTFLAGS="--cfg loom" cargo test`.
+
+use crate::ring::{
+    Config, QueryError, Reader, Writer, layout::Layout, seqlock::Cell, sync::zeroed, writer::with_layout,
+};
+use loom::{sync::Arc, sync::atomic::Ordering, thread};
+
+const CONFIG: Config = Config { retention_ns: 1_000, max_bytes: 0, resolution_ns: 1 };
+
+/// All orders with at most this many forced switches between the threads: bugs of this kind need one or two.
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+#[test]
+fn a_cell_is_read_whole_or_not_at_all() {
+    check(4, || {
+        let words: Arc<Box<[_]>> = Arc::new(zeroed(3));
+        let write = |words: &[loom::sync::atomic::AtomicU64], tag: u64| {
+            Cell::new(words).rewrite(tag, |content| {
+                for word in content {
+                    word.store(tag * 10, Ordering::Relaxed);
+                }
+            });
+        };
+        write(&words, 1);
+        let writer = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || (2..4).for_each(|tag| write(&words, tag)))
+        };
+        for tag in 1..4 {
+            let read = Cell::new(&words).read(tag, |content| [0, 1].map(|word| content[word].load(Ordering::Relaxed)));
+            assert!(read.is_none_or(|read| read == [tag * 10; 2]), "torn: {read:?} of {tag}");
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// The value that a time has in the models below, too far apart for a short code.
+fn used_at(at_ns: i64) -> u64 {
+    at_ns.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+fn write(writer: &mut Writer, times: std::ops::Range<i64>) {
+    for at_ns in times {
+        writer.push(at_ns, used_at(at_ns)).unwrap();
+    }
+}
+
+/// Whatever the moment: a value is the one of its time, or the time is lost and the ring says what is kept.
+fn check_at(reader: &Reader, at_ns: i64) {
+    match reader.at(at_ns) {
+        Ok(used) => assert_eq!(used, Some(used_at(at_ns))),
+        Err(QueryError::Overtaken { oldest_ns }) => assert!(oldest_ns > at_ns, "{oldest_ns} is kept, not {at_ns}"),
+        Err(QueryError::Ahead { newest_ns }) => assert!(newest_ns < at_ns),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_reader_meets_blocks_that_are_used_again() {
+    // A block holds its first value and nothing else: each value takes the older of the two blocks.
+    check(3, || {
+        let (mut writer, reader) = with_layout(Layout::of(0, 2, 1), &CONFIG);
+        write(&mut writer, 0..2);
+        let writes = thread::spawn(move || write(&mut writer, 2..4));
+        check_at(&reader, 1);
+        check_at(&reader, 2);
+        writes.join().unwrap();
+        check_at(&reader, 3);
+    });
+}
+
+#[test]
+fn a_reader_meets_a_block_that_grows() {
+    check(3, || {
+        let (mut writer, reader) = with_layout(Layout::of(6, 2, 1), &CONFIG);
+        write(&mut writer, 0..2);
+        let writes = thread::spawn(move || write(&mut writer, 2..4));
+        let newest_ns = reader.newest_ns().unwrap();
+        check_at(&reader, newest_ns);
+        assert_eq!(reader.at(1), Ok(Some(used_at(1))), "nothing was lost");
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_meets_a_block_that_grows_over_old_content() {
+    // Two blocks full of changes at time 0, then the first of them again: were a point's bits seen later than its
+    // length, the old point in its place would say that another value was held at the newest time.
+    check(3, || {
+        let (mut writer, reader) = with_layout(Layout::of(6, 2, 1), &CONFIG);
+        for value in 100..108 {
+            writer.push(0, used_at(value)).unwrap();
+        }
+        write(&mut writer, 1..4);
+        let writes = thread::spawn(move || write(&mut writer, 4..6));
+        let newest_ns = reader.newest_ns().unwrap();
+        assert_eq!(reader.at(newest_ns), Ok(Some(used_at(newest_ns))));
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_meets_the_tree_while_it_grows_and_is_overwritten() {
+    check(2, || {
+        let (mut writer, reader) = with_layout(Layout::of(0, 4, 1), &CONFIG);
+        write(&mut writer, 0..4);
+        let writes = thread::spawn(move || write(&mut writer, 4..6));
+        let summary = reader.summary(0, 3);
+        match summary {
+            Ok(summary) => {
+                let values = [0, 1, 2].map(used_at);
+                assert_eq!((summary.min, summary.max), (values.into_iter().min(), values.into_iter().max()));
+                assert_eq!(summary.known_ns, 3);
+            }
+            Err(QueryError::Overtaken { oldest_ns }) => assert!(oldest_ns > 0),
+            Err(other) => panic!("{other}"),
+        }
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn the_first_reading_is_seen_whole_or_not_at_all() {
+    check(4, || {
+        let (mut writer, reader) = with_layout(Layout::of(0, 2, 1), &CONFIG);
+        let writes = thread::spawn(move || write(&mut writer, 5..6));
+        match reader.at(5) {
+            Ok(used) => assert_eq!(used, Some(used_at(5))),
+            Err(error) => assert_eq!(error, QueryError::Empty),
+        }
+        writes.join().unwrap();
+    });
+}

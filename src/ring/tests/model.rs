@@ -1,0 +1,117 @@
+//! What the ring means, written as plainly as can be: all change points in a vector, every question a loop over it.
+
+use crate::ring::{Config, Drop, Point, PushError, Summary};
+
+pub(super) struct Model {
+    config: Config,
+    /// Times and values (`None`: a gap begins), never in disorder.
+    pub(super) changes: Vec<Point>,
+    pub(super) newest_ns: Option<i64>,
+}
+
+/// A value held from one time until another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) from_ns: i64,
+    pub(super) to_ns: i64,
+    pub(super) used: Option<u64>,
+}
+
+impl Model {
+    pub(super) fn new(config: Config) -> Self {
+        Self { config, changes: Vec::new(), newest_ns: None }
+    }
+
+    fn floor(&self, at_ns: i64) -> i64 {
+        at_ns.div_euclid(self.config.resolution_ns) * self.config.resolution_ns
+    }
+
+    pub(super) fn push(&mut self, at_ns: i64, used_bytes: u64) -> Result<(), PushError> {
+        let at_ns = self.floor(at_ns);
+        let reached = self.changes.last().map(|change| change.at_ns).max(self.newest_ns);
+        if let Some(not_before_ns) = reached.filter(|reached| at_ns < *reached) {
+            return Err(PushError::Backward { not_before_ns });
+        }
+        if self.changes.last().and_then(|change| change.used) != Some(used_bytes) {
+            self.changes.push(Point { at_ns, used: Some(used_bytes) });
+        }
+        self.newest_ns = Some(at_ns);
+        Ok(())
+    }
+
+    pub(super) fn gap(&mut self, from_ns: i64) {
+        if self.changes.last().is_some_and(|change| change.used.is_some()) {
+            let at_ns = self.newest_ns.unwrap().max(self.floor(from_ns));
+            self.changes.push(Point { at_ns, used: None });
+        }
+    }
+
+    /// What was held from the begin of an interval to its end, piece by piece.
+    pub(super) fn held(&self, from_ns: i64, to_ns: i64) -> Vec<Held> {
+        let at_begin = self.changes.iter().rev().find(|change| change.at_ns <= from_ns).unwrap().used;
+        let mut points = vec![Point { at_ns: from_ns, used: at_begin }];
+        points.extend(self.changes.iter().filter(|change| from_ns < change.at_ns && change.at_ns < to_ns));
+        let ends: Vec<i64> = points.iter().skip(1).map(|point| point.at_ns).chain([to_ns]).collect();
+        points
+            .iter()
+            .zip(ends)
+            .map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used })
+            .collect()
+    }
+
+    pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
+        let held = self.held(from_ns, to_ns);
+        let known: Vec<(u64, i64)> =
+            held.iter().filter_map(|held| Some((held.used?, held.to_ns - held.from_ns))).collect();
+        let values: Vec<u64> = known.iter().map(|known| known.0).collect();
+        let known_ns: i64 = known.iter().map(|known| known.1).sum();
+        let area: u128 = known.iter().map(|known| u128::from(known.0) * known.1 as u128).sum();
+        let mean = if from_ns == to_ns {
+            held[0].used.map(|used_bytes| used_bytes as f64)
+        } else {
+            (known_ns > 0).then(|| area as f64 / known_ns as f64)
+        };
+        Summary {
+            from_ns,
+            to_ns,
+            known_ns,
+            gap_ns: held.iter().filter(|held| held.used.is_none()).map(|held| held.to_ns - held.from_ns).sum(),
+            first: held.first().unwrap().used,
+            last: held.last().unwrap().used,
+            min: values.iter().copied().min(),
+            max: values.iter().copied().max(),
+            mean,
+            drop: largest_drop(&values),
+        }
+    }
+
+    pub(super) fn above_ns(&self, from_ns: i64, to_ns: i64, threshold_bytes: u64) -> i64 {
+        self.held(from_ns, to_ns)
+            .iter()
+            .filter(|held| held.used.is_some_and(|used_bytes| used_bytes >= threshold_bytes))
+            .map(|held| held.to_ns - held.from_ns)
+            .sum()
+    }
+
+    pub(super) fn points(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
+        self.held(from_ns, to_ns).iter().map(|held| Point { at_ns: held.from_ns, used: held.used }).collect()
+    }
+}
+
+/// For every value, how far it lies below the highest before it; of the furthest falls the first.
+fn largest_drop(values: &[u64]) -> Option<Drop> {
+    let mut largest: Option<(u64, usize)> = None;
+    let mut highest = 0;
+    for (index, value) in values.iter().enumerate() {
+        let fall = highest - highest.min(*value);
+        if fall > largest.map_or(0, |(bytes, _)| bytes) {
+            largest = Some((fall, index));
+        }
+        highest = highest.max(*value);
+    }
+    largest.map(|(bytes, index)| Drop {
+        bytes,
+        trough_bytes: values[index],
+        regrown_bytes: values[index..].iter().max().unwrap() - values[index],
+    })
+}

@@ -1,0 +1,172 @@
+//! What a reader of the documentation expects, told one by one.
+
+use super::model::Model;
+use crate::ring::{Config, ConfigError, Drop, Point, PushError, QueryError, Reader, Writer, ring};
+
+const MS: i64 = 1_000_000;
+const GIB: u64 = 1 << 30;
+const CONFIG: Config = Config { retention_ns: 600_000 * MS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+
+/// A ring with these values, one a millisecond from 0 on; `None` begins a gap.
+fn written(values: &[Option<u64>]) -> (Writer, Reader) {
+    let (mut writer, reader) = ring(CONFIG).unwrap();
+    for (tick, value) in (0..).zip(values) {
+        match value {
+            Some(gib) => writer.push(tick * MS, gib * GIB).unwrap(),
+            None => writer.gap(tick * MS).unwrap(),
+        }
+    }
+    (writer, reader)
+}
+
+#[test]
+fn an_empty_ring_knows_nothing() {
+    let (mut writer, reader) = ring(CONFIG).unwrap();
+    writer.gap(5).unwrap();
+    assert_eq!((reader.newest_ns(), reader.oldest_ns(), reader.point_count()), (None, None, 0));
+    assert_eq!(reader.at(0), Err(QueryError::Empty));
+    assert_eq!(reader.summary(0, 1), Err(QueryError::Empty));
+    assert_eq!(reader.summary(1, 0), Err(QueryError::Reversed));
+}
+
+#[test]
+fn a_flush_near_full_memory_shows_its_fall_and_regrowth() {
+    let (_, reader) = written(&[Some(70), Some(78), Some(72), Some(68), Some(75), Some(71), Some(90), Some(90)]);
+    let summary = reader.summary(0, 6 * MS).unwrap();
+    let drop = Drop { bytes: 10 * GIB, trough_bytes: 68 * GIB, regrown_bytes: 7 * GIB };
+    assert_eq!(summary.drop, Some(drop));
+    assert_eq!((summary.min, summary.max), (Some(68 * GIB), Some(78 * GIB)));
+    assert_eq!((summary.first, summary.last), (Some(70 * GIB), Some(71 * GIB)));
+    assert_eq!(summary.mean, Some((70 + 78 + 72 + 68 + 75 + 71) as f64 / 6.0 * GIB as f64));
+    assert_eq!(reader.above_ns(0, 6 * MS, 72 * GIB), Ok(3 * MS));
+}
+
+#[test]
+fn a_change_at_the_end_of_an_interval_does_not_count_and_one_at_its_begin_does() {
+    let (_, reader) = written(&[Some(1), Some(5), Some(2)]);
+    assert_eq!(reader.summary(0, MS).unwrap().max, Some(GIB));
+    assert_eq!(reader.summary(MS, 2 * MS).unwrap().min, Some(5 * GIB));
+    let instant = reader.summary(MS, MS).unwrap();
+    assert_eq!((instant.first, instant.mean, instant.known_ns), (Some(5 * GIB), Some(5.0 * GIB as f64), 0));
+}
+
+#[test]
+fn a_gap_is_neither_zero_nor_the_last_value() {
+    let (_, reader) = written(&[Some(4), None, None, Some(6), Some(6)]);
+    let summary = reader.summary(0, 4 * MS).unwrap();
+    assert_eq!((summary.known_ns, summary.gap_ns), (2 * MS, 2 * MS));
+    assert_eq!((summary.min, summary.mean), (Some(4 * GIB), Some(5.0 * GIB as f64)));
+    assert_eq!(reader.at(2 * MS), Ok(None));
+    let inside = reader.summary(MS, 3 * MS).unwrap();
+    assert_eq!((inside.first, inside.min, inside.mean, inside.drop), (None, None, None, None));
+    assert_eq!(reader.above_ns(0, 4 * MS, 0), Ok(2 * MS));
+    let points = [(0, Some(4 * GIB)), (MS, None), (3 * MS, Some(6 * GIB))];
+    assert_eq!(reader.points(0, 4 * MS, 10).unwrap(), points.map(|(at_ns, used)| Point { at_ns, used }));
+}
+
+#[test]
+fn what_is_not_read_yet_is_ahead_even_within_a_gap() {
+    let (mut writer, reader) = written(&[Some(1), Some(2), None]);
+    assert_eq!(reader.newest_ns(), Some(MS));
+    assert_eq!(reader.summary(0, 3 * MS), Err(QueryError::Ahead { newest_ns: MS }));
+    writer.push(3 * MS, 2 * GIB).unwrap();
+    assert_eq!(reader.summary(0, 3 * MS).unwrap().gap_ns, MS);
+}
+
+#[test]
+fn readings_that_cannot_be_placed_are_refused_and_change_nothing() {
+    let (mut writer, reader) = written(&[Some(1), Some(2)]);
+    assert_eq!(writer.push(MS - 1, 7), Err(PushError::Backward { not_before_ns: MS }));
+    for at_ns in [i64::MIN, i64::MAX, 1 << 62, -(1 << 62)] {
+        assert_eq!(writer.push(at_ns, 7), Err(PushError::OutOfRange { at_ns }));
+        assert_eq!(writer.gap(at_ns), Err(PushError::OutOfRange { at_ns }));
+    }
+    writer.gap(5 * MS).unwrap();
+    assert_eq!(writer.push(4 * MS, 7), Err(PushError::Backward { not_before_ns: 5 * MS }));
+    assert_eq!((reader.newest_ns(), reader.point_count()), (Some(MS), 3));
+}
+
+#[test]
+fn times_at_both_ends_of_what_can_be_kept_do_not_overflow() {
+    let config = Config { retention_ns: i64::MAX, max_bytes: 1 << 20, resolution_ns: 1 };
+    let (mut writer, reader) = ring(config).unwrap();
+    let (begin_ns, end_ns) = (-(1 << 62) + 2, (1 << 62) - 1);
+    writer.push(begin_ns, u64::MAX).unwrap();
+    writer.push(end_ns, u64::MAX).unwrap();
+    writer.push(end_ns, 0).unwrap();
+    let summary = reader.summary(begin_ns, end_ns).unwrap();
+    assert_eq!((summary.known_ns, summary.mean), (end_ns - begin_ns, Some(u64::MAX as f64)));
+    assert_eq!(reader.points(begin_ns, end_ns, 0).unwrap().len(), 1);
+    assert_eq!(reader.at(i64::MAX), Err(QueryError::Ahead { newest_ns: end_ns }));
+}
+
+#[test]
+fn an_interval_that_begins_too_early_tells_what_is_kept() {
+    let config = Config { retention_ns: 3 * MS, ..CONFIG };
+    let (mut writer, reader) = ring(config).unwrap();
+    for tick in 0..10 {
+        writer.push(tick * MS, GIB).unwrap();
+    }
+    assert_eq!(reader.oldest_ns(), Some(6 * MS));
+    assert_eq!(reader.summary(6 * MS - 1, 9 * MS), Err(QueryError::Overtaken { oldest_ns: 6 * MS }));
+    assert_eq!(reader.summary(0, 99 * MS), Err(QueryError::Overtaken { oldest_ns: 6 * MS }), "lost before unknown");
+    assert_eq!(reader.summary(6 * MS, 9 * MS).unwrap().known_ns, 3 * MS);
+}
+
+#[test]
+fn an_impossible_configuration_is_refused() {
+    let refused = |config: Config| ring(config).map(drop).unwrap_err();
+    assert!(matches!(refused(Config { max_bytes: 4_096, ..CONFIG }), ConfigError::TooSmall { max_bytes: 4_096, .. }));
+    assert_eq!(refused(Config { retention_ns: 0, ..CONFIG }), ConfigError::Retention(0));
+    assert_eq!(refused(Config { resolution_ns: 0, ..CONFIG }), ConfigError::Resolution(0));
+    assert_eq!(refused(Config { resolution_ns: i64::MAX, ..CONFIG }), ConfigError::Resolution(i64::MAX));
+}
+
+#[test]
+fn the_smallest_ring_works_and_no_cap_is_exceeded() {
+    let Err(ConfigError::TooSmall { min_bytes, .. }) = ring(Config { max_bytes: 0, ..CONFIG }) else {
+        panic!("a ring of no bytes")
+    };
+    for max_bytes in [min_bytes, min_bytes + 1, 20_000, 33_333, 100_000, 400_000] {
+        let (mut writer, reader) = ring(Config { max_bytes, ..CONFIG }).unwrap();
+        assert!(reader.capacity_bytes() <= max_bytes);
+        assert!(reader.capacity_bytes() + 4_500 > max_bytes, "{} of {max_bytes}", reader.capacity_bytes());
+        for tick in 0..60_000_i64 {
+            writer.push(tick * MS, tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)).unwrap();
+            assert!(reader.bytes() <= reader.capacity_bytes());
+        }
+        let oldest_ns = reader.oldest_ns().unwrap();
+        assert!(oldest_ns > 0, "60,000 raw values do not fit {max_bytes}");
+        assert!(reader.summary(oldest_ns, 59_999 * MS).is_ok());
+    }
+}
+
+/// The usual sizes of blocks and tree, over several levels and around the end of the memory.
+#[test]
+fn a_long_recording_is_answered_as_by_the_model() {
+    let config = Config { max_bytes: 500_000, ..CONFIG };
+    let ((mut writer, reader), mut model) = (ring(config).unwrap(), Model::new(config));
+    let mut mixed = 1_u64;
+    for tick in 0..80_000_i64 {
+        mixed = mixed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at_ns = tick * MS + (mixed >> 48) as i64 % 60_000;
+        if mixed >> 40 & 0x3FF == 0 {
+            writer.gap(at_ns).unwrap();
+            model.gap(at_ns);
+        } else {
+            let used_bytes = ((mixed >> 33) % (80 << 20)) << 10;
+            writer.push(at_ns, used_bytes).unwrap();
+            model.push(at_ns, used_bytes).unwrap();
+        }
+    }
+    let (oldest_ns, newest_ns) = (reader.oldest_ns().unwrap(), reader.newest_ns().unwrap());
+    assert!(oldest_ns > 10_000 * MS, "the memory was used again");
+    model.changes.retain(|change| change.at_ns >= oldest_ns);
+    for step in 0..12 {
+        let from_ns = oldest_ns + (newest_ns - oldest_ns) / 25 * step;
+        let to_ns = newest_ns - (newest_ns - oldest_ns) / 29 * step;
+        assert_eq!(reader.summary(from_ns, to_ns).unwrap(), model.summary(from_ns, to_ns));
+        assert_eq!(reader.above_ns(from_ns, to_ns, 40 * GIB), Ok(model.above_ns(from_ns, to_ns, 40 * GIB)));
+        assert_eq!(reader.points(from_ns, to_ns, usize::MAX).unwrap(), model.points(from_ns, to_ns));
+    }
+}

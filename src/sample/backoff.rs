@@ -1,0 +1,181 @@
+//! How the fast lane yields when the driver suffers: the period doubles, and comes back by itself.
+//!
+//! Two signs, each judged over one second: the sweeps take more of the wall time than the budget, or most calls take
+//! three times what they usually take. A sweep that the driver blocks counts as one period only: a job that maps
+//! memory holds the driver's lock for a hundred milliseconds whoever polls, and just then the curve is worth most.
+
+use crate::clock::SECOND_NS;
+
+/// What the fast lane may cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Budget {
+    /// The period asked for, nanoseconds.
+    pub period_ns: i64,
+    /// The longest period that it backs off to, nanoseconds.
+    pub max_period_ns: i64,
+    /// Share of wall time that sweeps may take, 0 to 1.
+    pub busy_ratio: f64,
+}
+
+/// Windows of calm before the period is halved again.
+const CALM_WINDOWS: u32 = 5;
+/// A call is slow when it takes this many times its baseline.
+const SLOW_FACTOR: i64 = 3;
+/// Calls that the first baseline is learned from.
+const LEARNING_CALLS: u32 = 256;
+
+/// The state of the back-off.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    budget: Budget,
+    period_ns: i64,
+    baseline_ns: f64,
+    learned: u32,
+    window: Window,
+    calm: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    began_ns: i64,
+    busy_ns: i64,
+    calls: u32,
+    slow_calls: u32,
+}
+
+impl Backoff {
+    /// No back-off yet.
+    #[must_use]
+    pub fn new(budget: Budget) -> Self {
+        Self { budget, period_ns: budget.period_ns, baseline_ns: 0.0, learned: 0, window: Window::default(), calm: 0 }
+    }
+
+    /// The period in force, nanoseconds.
+    #[must_use]
+    pub fn period_ns(&self) -> i64 {
+        self.period_ns
+    }
+
+    /// Notes one call's duration.
+    pub fn call(&mut self, duration_ns: i64) {
+        #[allow(clippy::cast_precision_loss, reason = "a duration in nanoseconds")]
+        let duration = duration_ns as f64;
+        if self.learned < LEARNING_CALLS {
+            // The smallest of the first calls: the driver's cold start must not become the norm.
+            self.learned += 1;
+            self.baseline_ns = if self.learned == 1 { duration } else { self.baseline_ns.min(duration) };
+            return;
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "a duration in nanoseconds")]
+        let slow = duration_ns > SLOW_FACTOR * self.baseline_ns as i64;
+        self.window.calls += 1;
+        self.window.slow_calls += u32::from(slow);
+        // Slow calls move the baseline too, but a hundred times less: a driver that stays slow becomes the norm in
+        // minutes, so that the period comes back.
+        let weight = if slow { 1e-5 } else { 1e-3 };
+        self.baseline_ns += weight * (duration - self.baseline_ns);
+    }
+
+    /// Notes the end of a sweep; returns the new period where a full second asks for another one.
+    pub fn sweep(&mut self, begin_ns: i64, end_ns: i64) -> Option<i64> {
+        self.window.busy_ns += (end_ns - begin_ns).min(self.period_ns);
+        if self.window.began_ns == 0 {
+            self.window.began_ns = begin_ns;
+        }
+        let length_ns = end_ns - self.window.began_ns;
+        if length_ns < SECOND_NS {
+            return None;
+        }
+        let before = self.period_ns;
+        self.judge(length_ns);
+        self.window = Window { began_ns: end_ns, ..Window::default() };
+        (self.period_ns != before).then_some(self.period_ns)
+    }
+
+    fn judge(&mut self, length_ns: i64) {
+        #[allow(clippy::cast_precision_loss, reason = "a share")]
+        let busy = self.window.busy_ns as f64 / length_ns as f64;
+        let slowed = self.window.calls > 0 && self.window.slow_calls * 2 > self.window.calls;
+        if busy > self.budget.busy_ratio || slowed {
+            self.calm = 0;
+            self.period_ns = (self.period_ns * 2).min(self.budget.max_period_ns.max(self.budget.period_ns));
+            return;
+        }
+        // Half the period costs twice as much: come back only if that stays clear of the budget.
+        self.calm = if busy * 2.0 < self.budget.busy_ratio * 0.9 { self.calm + 1 } else { 0 };
+        if self.calm >= CALM_WINDOWS && self.period_ns > self.budget.period_ns {
+            self.calm = 0;
+            self.period_ns = (self.period_ns / 2).max(self.budget.period_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+
+    const BUDGET: Budget =
+        Budget { period_ns: MILLISECOND_NS, max_period_ns: 100 * MILLISECOND_NS, busy_ratio: 0.15 };
+
+    /// Runs one second of sweeps of `calls` calls of `call_ns` each.
+    fn second(backoff: &mut Backoff, now_ns: &mut i64, calls: u32, call_ns: i64) {
+        let end = *now_ns + SECOND_NS + backoff.period_ns();
+        while *now_ns < end {
+            for _ in 0..calls {
+                backoff.call(call_ns);
+            }
+            backoff.sweep(*now_ns, *now_ns + i64::from(calls) * call_ns);
+            *now_ns += backoff.period_ns();
+        }
+    }
+
+    #[test]
+    fn stays_at_its_period_within_the_budget() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        for _ in 0..10 {
+            second(&mut backoff, &mut now, 8, 5_000);
+        }
+        assert_eq!(backoff.period_ns(), MILLISECOND_NS);
+    }
+
+    #[test]
+    fn doubles_when_calls_triple_and_comes_back() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        second(&mut backoff, &mut now, 2, 5_000);
+        second(&mut backoff, &mut now, 2, 20_000);
+        second(&mut backoff, &mut now, 2, 20_000);
+        assert!(backoff.period_ns() > MILLISECOND_NS, "slow calls back off");
+        for _ in 0..60 {
+            second(&mut backoff, &mut now, 2, 5_000);
+        }
+        assert_eq!(backoff.period_ns(), MILLISECOND_NS, "and it comes back");
+    }
+
+    #[test]
+    fn doubles_over_the_budget_up_to_the_longest_period() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        for _ in 0..40 {
+            second(&mut backoff, &mut now, 8, 12_000_000);
+        }
+        assert_eq!(backoff.period_ns(), 100 * MILLISECOND_NS);
+    }
+
+    #[test]
+    fn one_blocked_sweep_a_second_is_no_reason() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        for _ in 0..1000 {
+            backoff.call(5_000);
+        }
+        for _ in 0..5 {
+            backoff.sweep(now, now + 300 * MILLISECOND_NS);
+            now += 300 * MILLISECOND_NS;
+            for _ in 0..700 {
+                backoff.call(5_000);
+                backoff.sweep(now, now + 5_000);
+                now += MILLISECOND_NS;
+            }
+        }
+        assert_eq!(backoff.period_ns(), MILLISECOND_NS);
+    }
+}

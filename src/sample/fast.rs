@@ -1,0 +1,106 @@
+//! The fast lane's loops: paced by the clock for live sources, by its own times for a recording; and the watchdog
+//! that gives the lane a new thread when a call does not come back.
+
+use super::backoff::{Backoff, Budget};
+use super::deadlines::Deadlines;
+use super::latest::Health;
+use super::sweep::{Cause, Sampler};
+use crate::clock::{Clock, Manual, MILLISECOND_NS};
+use crate::source::NextTick;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
+const GAP_AFTER_PERIODS: i64 = 3;
+/// How often the watchdog looks.
+const WATCH_PERIOD_NS: i64 = 50 * MILLISECOND_NS;
+
+/// How the fast lane runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FastLane {
+    /// Its period, and what it may cost.
+    pub budget: Budget,
+    /// How long a call may take before the other GPUs go on without it, nanoseconds.
+    pub hang_after_ns: i64,
+}
+
+/// Samples at absolute deadlines until `stop` or until another thread has taken over. The whole hot path is here and
+/// in [`Sampler::tick`].
+pub fn run_paced(mut sampler: Sampler, budget: Budget, stop: &AtomicBool) {
+    // Without this the kernel may delay each wake-up by 50 µs. Refused only by sandboxes, which cost those 50 µs.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    let mut backoff = Backoff::new(budget);
+    let mut deadlines = Deadlines::starting(sampler.clock().now_ns(), budget.period_ns);
+    set_period(&mut sampler, budget.period_ns);
+    while !stop.load(Ordering::Relaxed) {
+        sampler.clock().sleep_until(deadlines.next_ns());
+        let begin_ns = sampler.clock().now_ns();
+        if !sampler.tick(begin_ns, |call_ns| backoff.call(call_ns)) {
+            return;
+        }
+        let end_ns = sampler.clock().now_ns();
+        let outcome = deadlines.taken(begin_ns, end_ns);
+        let stats = sampler.stats();
+        stats.take(outcome.lateness_ns);
+        stats.miss(Cause::Late, outcome.missed_late);
+        stats.miss(Cause::Driver, outcome.missed_driver);
+        if let Some(period_ns) = backoff.sweep(begin_ns, end_ns) {
+            deadlines.set_period(period_ns);
+            set_period(&mut sampler, period_ns);
+        }
+    }
+}
+
+fn set_period(sampler: &mut Sampler, period_ns: i64) {
+    sampler.set_gap_after(GAP_AFTER_PERIODS * period_ns);
+    sampler.stats().period_ns.store(period_ns, Ordering::Relaxed);
+}
+
+/// Samples a recording at its own times until its end, with `clock` set to each. `before` is called with each time
+/// before memory is read at it, `after` when it has been: the daemon delivers the recorded annotations and advances
+/// the join there, so that the speed of a replay changes no result. Returns whether the recording was played whole.
+pub fn run_replay(
+    mut sampler: Sampler,
+    clock: &Manual,
+    period_ns: i64,
+    stop: &AtomicBool,
+    mut before: impl FnMut(i64),
+    mut after: impl FnMut(i64),
+) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        let at_ns = match sampler.source().next_tick(clock.now_ns()) {
+            NextTick::At(at_ns) => at_ns,
+            NextTick::Periodic => clock.now_ns() + period_ns,
+            NextTick::End => return true,
+        };
+        before(at_ns);
+        clock.advance_to(at_ns);
+        sampler.tick(at_ns, |_| ());
+        after(at_ns);
+    }
+    false
+}
+
+/// Watches the fast lane until `stop`: a GPU whose call has not come back for too long is set aside, and a new thread
+/// samples the others. The old one is never joined; when its call returns it finds itself replaced and ends.
+pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+    let mut looked_ns = sampler.clock().now_ns();
+    while !stop.load(Ordering::Relaxed) {
+        looked_ns = sampler.clock().now_ns().max(looked_ns + 1);
+        sampler.clock().sleep_until(looked_ns + WATCH_PERIOD_NS);
+        let Some(gpu) = sampler.stats().stuck_since(sampler.clock().now_ns() - lane.hang_after_ns) else { continue };
+        if let Some(gpu) = sampler.gpus().get(gpu) {
+            tracing::warn!(gpu = gpu.device.index, uuid = gpu.device.uuid, "memory call hangs, sampling the other GPUs");
+            gpu.set_health(Health::Hung);
+        }
+        let (successor, stop) = (sampler.successor(), Arc::clone(stop));
+        let spawned = thread::Builder::new()
+            .name("hw-fast".into())
+            .spawn(move || run_paced(successor, lane.budget, &stop));
+        if let Err(error) = spawned {
+            tracing::error!(%error, "cannot start a new sampling thread");
+        }
+    }
+}

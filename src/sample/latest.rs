@@ -1,0 +1,149 @@
+//! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
+
+use super::series::Series;
+use crate::source::{Device, Medium, Slow};
+use arc_swap::ArcSwapOption;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Whether a GPU answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Health {
+    /// It answers.
+    Up = 0,
+    /// The driver says that it is gone.
+    Lost = 1,
+    /// A call on it has not come back: it is asked again only after that call returned.
+    Hung = 2,
+}
+
+/// A reading and when it was taken.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Latest<T> {
+    /// When, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// What.
+    pub reading: T,
+}
+
+/// All that is known of one GPU beside its ring.
+pub struct GpuState {
+    /// The GPU as it was found.
+    pub device: Device,
+    /// Power and idleness over time, for attribution.
+    pub series: Series,
+    health: AtomicU8,
+    medium: ArcSwapOption<Latest<Medium>>,
+    slow: ArcSwapOption<Latest<Slow>>,
+    xids: Mutex<BTreeMap<u64, Xid>>,
+}
+
+/// How often one XID was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Xid {
+    /// Times since the start.
+    pub count: u64,
+    /// When last, nanoseconds of the timeline.
+    pub last_ns: i64,
+}
+
+impl GpuState {
+    /// A GPU of which nothing has been read yet.
+    #[must_use]
+    pub fn new(device: Device, keep_ns: i64) -> Self {
+        Self {
+            device,
+            series: Series::new(keep_ns),
+            health: AtomicU8::new(Health::Up as u8),
+            medium: ArcSwapOption::empty(),
+            slow: ArcSwapOption::empty(),
+            xids: Mutex::default(),
+        }
+    }
+
+    /// Whether it answers.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        match self.health.load(Ordering::Acquire) {
+            0 => Health::Up,
+            1 => Health::Lost,
+            _ => Health::Hung,
+        }
+    }
+
+    /// Notes whether it answers. What was read of a GPU that is gone is forgotten: it is not known any more.
+    pub fn set_health(&self, health: Health) {
+        self.health.store(health as u8, Ordering::Release);
+        if health != Health::Up {
+            self.medium.store(None);
+            self.slow.store(None);
+        }
+    }
+
+    /// The medium lane's last reading.
+    #[must_use]
+    pub fn medium(&self) -> Option<std::sync::Arc<Latest<Medium>>> {
+        self.medium.load_full()
+    }
+
+    /// The slow lane's last reading.
+    #[must_use]
+    pub fn slow(&self) -> Option<std::sync::Arc<Latest<Slow>>> {
+        self.slow.load_full()
+    }
+
+    pub(super) fn set_medium(&self, at_ns: i64, reading: Medium) {
+        self.series.push(at_ns, reading.power_watts, reading.utilization_ratio);
+        self.medium.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
+    }
+
+    pub(super) fn set_slow(&self, at_ns: i64, reading: Slow) {
+        self.slow.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
+    }
+
+    pub(super) fn count_xid(&self, xid: u64, at_ns: i64) {
+        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        // NVIDIA has some 200 XIDs; a driver that makes them up must not fill the memory.
+        if xids.len() < 256 || xids.contains_key(&xid) {
+            let seen = xids.entry(xid).or_insert(Xid { count: 0, last_ns: at_ns });
+            seen.count += 1;
+            seen.last_ns = at_ns;
+        }
+    }
+
+    /// The XIDs seen since the start.
+    #[must_use]
+    pub fn xids(&self) -> BTreeMap<u64, Xid> {
+        self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Memory of one process on this GPU, as the slow lane saw it last, bytes.
+    #[must_use]
+    pub fn process_used_bytes(&self, pid: u32) -> Option<u64> {
+        let slow = self.slow()?;
+        slow.reading.processes.as_ref()?.iter().find(|process| process.pid == pid)?.used_bytes
+    }
+
+    /// The driver's framebuffer size, bytes: the slow lane's word, or what was found at the start.
+    #[must_use]
+    pub fn total_bytes(&self) -> Option<u64> {
+        self.slow().and_then(|slow| slow.reading.memory_total_bytes).or(self.device.memory_total_bytes)
+    }
+
+    /// The driver's own part of it, bytes.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> Option<u64> {
+        self.slow().and_then(|slow| slow.reading.memory_reserved_bytes).or(self.device.memory_reserved_bytes)
+    }
+
+    /// The bytes that jobs can have.
+    #[must_use]
+    pub fn usable_bytes(&self) -> Option<u64> {
+        Some(self.total_bytes()?.saturating_sub(self.reserved_bytes().unwrap_or(0)))
+    }
+}
+
+/// Which process runs on which GPUs.
+pub type ProcessTable = HashMap<u32, Vec<usize>>;

@@ -1,0 +1,22 @@
+//! Sampling: from a [`Source`](crate::source::Source) into the rings, in lanes of different periods.
+//!
+//! Enters: a source and a clock. Leaves: change points in one [`ring`](crate::ring) a GPU, the medium and slow
+//! lanes' latest readings, and what the sampling itself cost. Invariants: the fast lane never awaits, logs, or waits
+//! for a lock that another holds for long; every due tick is counted as taken or as missed with its cause; a GPU that
+//! fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
+
+mod backoff;
+mod deadlines;
+mod fast;
+mod lanes;
+mod latest;
+mod series;
+mod sweep;
+
+pub use backoff::{Backoff, Budget};
+pub use deadlines::{Deadlines, Outcome};
+pub use fast::{FastLane, run_paced, run_replay, watch};
+pub use lanes::{run_events, run_medium, run_slow};
+pub use latest::{GpuState, Health, Latest, ProcessTable};
+pub use series::{Series, Usage};
+pub use sweep::{Cause, Sampler, TickStats};

@@ -1,0 +1,149 @@
+//! Power and idleness over time, kept as running totals so that any interval costs two look-ups.
+
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+/// The last reading holds for this long after it was taken; beyond, nothing is known. Three periods of the lane.
+const HOLD_NS: i64 = 300 * MILLISECOND_NS;
+
+/// What an interval cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Usage {
+    /// Energy, joules.
+    pub energy_joules: Option<f64>,
+    /// Time without any kernel, seconds. The driver tells utilization over windows of 1/6 to 1 s, so that this is an
+    /// estimate for shorter intervals.
+    pub idle_seconds: Option<f64>,
+}
+
+/// Readings of the medium lane with their running totals. One lane writes, attribution reads.
+#[derive(Debug)]
+pub struct Series {
+    keep_ns: i64,
+    points: Mutex<VecDeque<Point>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    at_ns: i64,
+    power_watts: Option<f64>,
+    idle_ratio: Option<f64>,
+    /// Totals up to `at_ns`.
+    energy_joules: f64,
+    idle_seconds: f64,
+    /// Time before this point of which nothing is known, in total.
+    unknown_energy_ns: i64,
+    unknown_idle_ns: i64,
+}
+
+impl Series {
+    /// Keeps the readings of the last `keep_ns`.
+    #[must_use]
+    pub fn new(keep_ns: i64) -> Self {
+        Self { keep_ns, points: Mutex::default() }
+    }
+
+    /// Adds a reading; one that is not later than the last is ignored.
+    pub fn push(&self, at_ns: i64, power_watts: Option<f64>, utilization_ratio: Option<f64>) {
+        let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle_ratio = utilization_ratio.map(|ratio| if ratio > 0.0 { 0.0 } else { 1.0 });
+        let base = match points.back() {
+            None => Point::first(at_ns),
+            Some(last) if last.at_ns >= at_ns => return,
+            Some(last) => last.at(at_ns),
+        };
+        points.push_back(Point { power_watts, idle_ratio, ..base });
+        while points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
+            points.pop_front();
+        }
+    }
+
+    /// What the interval cost; each part is `None` unless it is known for all of the interval.
+    #[must_use]
+    pub fn usage(&self, from_ns: i64, to_ns: i64) -> Usage {
+        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = |at_ns| {
+            let later = points.partition_point(|point| point.at_ns <= at_ns);
+            Some(points.get(later.checked_sub(1)?)?.at(at_ns))
+        };
+        let (Some(from), Some(to)) = (at(from_ns), at(to_ns)) else { return Usage::default() };
+        Usage {
+            energy_joules: (from.unknown_energy_ns == to.unknown_energy_ns)
+                .then_some(to.energy_joules - from.energy_joules),
+            idle_seconds: (from.unknown_idle_ns == to.unknown_idle_ns).then_some(to.idle_seconds - from.idle_seconds),
+        }
+    }
+}
+
+impl Point {
+    fn first(at_ns: i64) -> Self {
+        Self {
+            at_ns,
+            power_watts: None,
+            idle_ratio: None,
+            energy_joules: 0.0,
+            idle_seconds: 0.0,
+            unknown_energy_ns: 0,
+            unknown_idle_ns: 0,
+        }
+    }
+
+    /// The totals at a later time, with this point's readings held.
+    fn at(&self, at_ns: i64) -> Self {
+        let length_ns = at_ns - self.at_ns;
+        let held_ns = length_ns.min(HOLD_NS);
+        #[allow(clippy::cast_precision_loss, reason = "at most the hold time")]
+        let held_s = held_ns as f64 / SECOND_NS as f64;
+        let unknown_ns = |known: bool| if known { length_ns - held_ns } else { length_ns };
+        Self {
+            at_ns,
+            energy_joules: self.energy_joules + self.power_watts.unwrap_or(0.0) * held_s,
+            idle_seconds: self.idle_seconds + self.idle_ratio.unwrap_or(0.0) * held_s,
+            unknown_energy_ns: self.unknown_energy_ns + unknown_ns(self.power_watts.is_some()),
+            unknown_idle_ns: self.unknown_idle_ns + unknown_ns(self.idle_ratio.is_some()),
+            ..*self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at_ms(ms: i64) -> i64 {
+        1_000 * SECOND_NS + ms * MILLISECOND_NS
+    }
+
+    fn series(points: &[(i64, Option<f64>, Option<f64>)]) -> Series {
+        let series = Series::new(600 * SECOND_NS);
+        for (ms, power, utilization) in points {
+            series.push(at_ms(*ms), *power, *utilization);
+        }
+        series
+    }
+
+    #[test]
+    fn energy_is_power_times_time_within_and_across_readings() {
+        let series = series(&[(0, Some(100.0), Some(0.0)), (100, Some(300.0), Some(0.5)), (200, Some(300.0), Some(0.5))]);
+        let usage = series.usage(at_ms(50), at_ms(150));
+        assert!((usage.energy_joules.unwrap() - (5.0 + 15.0)).abs() < 1e-9);
+        assert!((usage.idle_seconds.unwrap() - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_not_known_all_the_way_is_not_known() {
+        let series = series(&[(0, Some(100.0), None), (100, None, Some(0.0)), (200, Some(100.0), Some(0.0))]);
+        assert_eq!(series.usage(at_ms(50), at_ms(150)), Usage::default());
+        assert_eq!(series.usage(at_ms(110), at_ms(190)).energy_joules, None);
+        assert!(series.usage(at_ms(110), at_ms(190)).idle_seconds.is_some());
+        assert_eq!(series.usage(at_ms(-50), at_ms(50)), Usage::default(), "before the first reading");
+    }
+
+    #[test]
+    fn a_reading_holds_for_three_periods_only() {
+        let series = series(&[(0, Some(100.0), Some(0.0))]);
+        assert!(series.usage(at_ms(0), at_ms(300)).energy_joules.is_some());
+        assert_eq!(series.usage(at_ms(0), at_ms(301)).energy_joules, None);
+    }
+}

@@ -1,0 +1,288 @@
+//! What one training job does, as a stream of timed moments: its memory and activity, and what it says of itself.
+//!
+//! Enters: a job of a scenario. Leaves: [`Moment`]s in order of time, endless unless the job ends. Both the GPUs'
+//! readings and the annotations come from this one generator, so they agree to the nanosecond, and each reader has
+//! its own copy that computes only the part it [selects](Select). Invariant: a moment is a pure function of the
+//! scenario and its seed; selecting less changes nothing of the rest.
+
+mod curve;
+mod life;
+mod step;
+
+use super::fleet::Fleet;
+use super::random::Random;
+use super::scenario::{DeviceRef, Job, Phase, Scenario, Shape};
+use super::window::Window;
+use crate::annotate::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
+use crate::units::{Bytes, Nanoseconds};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Between two annotations of one rank: what a training loop spends there.
+const GAP_NS: i64 = 50_000;
+/// From the mark `oom` until the dying process's memory is back with the driver.
+const TEARDOWN_NS: i64 = 30_000_000;
+/// From a rank's death until the launcher has killed its peers.
+const PEERS_DIE_NS: i64 = 200_000_000;
+/// Process ids start here: real ones on a node seldom come so high.
+const FIRST_PID: u32 = 100_000;
+/// What the phase is called in which a checkpoint is written.
+const CHECKPOINT: &str = "checkpoint";
+
+/// A job with everything that its generator needs to know of the node.
+#[derive(Debug)]
+pub(super) struct Plan {
+    job: Job,
+    /// Which job of the scenario it is.
+    index: u64,
+    seed: u64,
+    ranks: Vec<Place>,
+    near_oom: Option<Window>,
+    oom: Option<Window>,
+    /// The phase that a checkpoint adds to a step.
+    checkpoint: Option<Phase>,
+}
+
+/// Where a rank runs.
+#[derive(Debug)]
+struct Place {
+    device: usize,
+    gpu: Gpu,
+    usable_bytes: u64,
+}
+
+impl Plan {
+    pub(super) fn new(scenario: &Scenario, index: usize, job: &Job, fleet: &Fleet) -> Self {
+        let place = |device: DeviceRef| {
+            let position = fleet.find(&device)?;
+            let gpu = match device {
+                DeviceRef::Index(index) => Gpu::Index(index),
+                DeviceRef::Name(name) => Gpu::Name(name),
+            };
+            Some(Place { device: position, gpu, usable_bytes: fleet.usable_bytes(position) })
+        };
+        Self {
+            index: index as u64,
+            seed: scenario.seed,
+            ranks: job.ranks.devices().into_iter().filter_map(place).collect(),
+            near_oom: job.near_oom.as_ref().map(|near| Window::new(near.offset, near.every, near.lasting)),
+            oom: job.oom.as_ref().map(|oom| Window::new(oom.at, oom.every, Nanoseconds(1))),
+            checkpoint: job.checkpoint.as_ref().map(|checkpoint| checkpoint_phase(checkpoint.duration)),
+            job: job.clone(),
+        }
+    }
+
+    /// Which device each rank runs on.
+    pub(super) fn devices(&self) -> impl Iterator<Item = usize> {
+        self.ranks.iter().map(|place| place.device)
+    }
+
+    /// Process ids are made up, and differ between jobs, ranks and lives.
+    fn pid(&self, rank: usize, life: u64) -> u32 {
+        let offset = (life % 256) * 16_384 + (self.index % 64) * 256 + rank as u64;
+        FIRST_PID + u32::try_from(offset).unwrap_or(0)
+    }
+}
+
+fn checkpoint_phase(duration: Nanoseconds) -> Phase {
+    let name = CHECKPOINT.to_owned();
+    let (jitter, to, shape, release) = (Nanoseconds(0), None::<Bytes>, Shape::Hold, false);
+    Phase { name, duration, jitter, to, shape, release, busy: 0.05, collective: true }
+}
+
+/// Which part of a job's moments a reader wants.
+#[derive(Debug, Clone)]
+pub(super) enum Select {
+    /// The states of these ranks.
+    States(Vec<usize>),
+    /// What all ranks say.
+    Annotations,
+}
+
+/// Something happens to one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Moment {
+    /// Nanoseconds since the scenario's start.
+    pub(super) at_ns: i64,
+    pub(super) rank: usize,
+    pub(super) what: What,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum What {
+    /// From now on its process looks like this.
+    State(State),
+    /// It says this; the time is still to be filled in.
+    Says(Box<Annotation>),
+}
+
+/// A rank's process as its GPU sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct State {
+    /// `None` while there is no process.
+    pub(super) pid: Option<u32>,
+    /// What its allocator holds from the driver, bytes.
+    pub(super) allocator_bytes: u64,
+    /// What it holds besides, bytes.
+    pub(super) outside_bytes: u64,
+    /// Share of the time in which a kernel runs, millionths.
+    pub(super) busy_ppm: u64,
+    pub(super) traffic: Traffic,
+}
+
+impl State {
+    /// All memory of the process, bytes.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.allocator_bytes.saturating_add(self.outside_bytes)
+    }
+}
+
+/// What a rank moves over its links meanwhile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Traffic {
+    /// Hardly anything.
+    #[default]
+    Quiet,
+    /// Batches from the host.
+    Load,
+    /// Gradients to and from its peers.
+    Collective,
+    /// Weights to the host.
+    Save,
+}
+
+/// The generator: an iterator of moments in order of time.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    plan: Arc<Plan>,
+    select: Select,
+    stage: Stage,
+    /// When what comes next begins.
+    at_ns: i64,
+    /// How often the job has started before.
+    life: u64,
+    step: u64,
+    /// After this time the scenario's next OOM is due.
+    oom_done_ns: i64,
+    ranks: Vec<Rank>,
+    queue: VecDeque<Moment>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Startup,
+    Steps,
+    Over,
+}
+
+/// One rank while its life is generated.
+#[derive(Debug, Clone, Default)]
+struct Rank {
+    at_ns: i64,
+    state: State,
+    /// The part of `outside_bytes` that fills the GPU up on purpose.
+    ballast_bytes: u64,
+    alloc_retries: u64,
+    ooms: u64,
+}
+
+impl Timeline {
+    pub(super) fn new(plan: Arc<Plan>, select: Select) -> Self {
+        Self {
+            stage: Stage::Startup,
+            at_ns: plan.job.start.0,
+            life: 0,
+            step: 0,
+            oom_done_ns: i64::MIN,
+            ranks: vec![Rank::default(); plan.ranks.len()],
+            queue: VecDeque::new(),
+            plan,
+            select,
+        }
+    }
+
+    /// Fills the queue with the job's next part; each part begins after the one before has ended.
+    fn refill(&mut self) {
+        match self.stage {
+            Stage::Startup => self.start_up(),
+            Stage::Steps if self.plan.job.steps == Some(self.step) => self.exit(),
+            Stage::Steps => self.make_step(),
+            Stage::Over => {}
+        }
+        self.queue.make_contiguous().sort_by_key(|moment| moment.at_ns);
+    }
+
+    /// Whether anybody wants the states of this rank.
+    fn shows(&self, rank: usize) -> bool {
+        matches!(&self.select, Select::States(ranks) if ranks.contains(&rank))
+    }
+
+    /// Changes what a rank's process looks like.
+    fn change(&mut self, rank: usize, at_ns: i64, apply: impl FnOnce(&mut State)) {
+        let before = self.ranks[rank].state;
+        apply(&mut self.ranks[rank].state);
+        let state = self.ranks[rank].state;
+        if state != before && self.shows(rank) {
+            self.queue.push_back(Moment { at_ns, rank, what: What::State(state) });
+        }
+    }
+
+    /// Lets a rank's allocator go to a level, with a curve that fills the given time.
+    fn move_to(&mut self, rank: usize, to_bytes: u64, shape: Shape, (begin_ns, lasting_ns): (i64, i64)) {
+        if self.shows(rank) {
+            let key = [self.plan.seed, self.plan.index, self.life, self.step, rank as u64, begin_ns.cast_unsigned()];
+            let from_bytes = self.ranks[rank].state.allocator_bytes;
+            for (at_ns, bytes) in
+                curve::points(shape, (from_bytes, to_bytes), (begin_ns, lasting_ns), Random::keyed(&key))
+            {
+                self.change(rank, at_ns, |state| state.allocator_bytes = bytes);
+            }
+        }
+        self.ranks[rank].state.allocator_bytes = to_bytes;
+    }
+
+    /// Lets a rank speak.
+    fn say(&mut self, rank: usize, at_ns: i64, event: EventType, kind: Kind, name: Option<&str>) {
+        if !matches!(self.select, Select::Annotations) {
+            return;
+        }
+        let Rank { state, alloc_retries, ooms, .. } = &self.ranks[rank];
+        let memory = Memory {
+            allocated: Some(live_bytes(state.allocator_bytes)),
+            reserved: Some(state.allocator_bytes),
+            alloc_retries: Some(*alloc_retries),
+            ooms: Some(*ooms),
+            ..Memory::default()
+        };
+        let annotation = Annotation {
+            event,
+            kind,
+            name: name.map(str::to_owned),
+            job: Some(self.plan.job.name.clone()),
+            rank: u32::try_from(rank).ok(),
+            world_size: u32::try_from(self.ranks.len()).ok(),
+            gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),
+            step: Some(self.step),
+            time_unix_nano: Some(at_ns),
+            memory: Some(memory),
+            attributes: None,
+        };
+        self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
+    }
+}
+
+impl Iterator for Timeline {
+    type Item = Moment;
+
+    fn next(&mut self) -> Option<Moment> {
+        while self.queue.is_empty() && self.stage != Stage::Over {
+            self.refill();
+        }
+        self.queue.pop_front()
+    }
+}
+
+/// Of what an allocator holds, a sixteenth is free inside it: a usual fragmentation. Tensors begin at 512 bytes.
+fn live_bytes(allocator_bytes: u64) -> u64 {
+    (allocator_bytes - allocator_bytes / 16) & !511
+}

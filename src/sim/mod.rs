@@ -1,0 +1,274 @@
+//! A node that is not there: GPUs and training jobs from a [`Scenario`], read through the same trait as real ones.
+//!
+//! Enters: a scenario and the time at which it starts. Leaves: readings for any time, and the annotations that the
+//! scenario's jobs would send. Invariant: all of it is a pure function of the scenario, its seed and the time since its
+//! start, so two simulators, or one asked twice, never disagree. Absent on purpose: a clock. Losing a GPU does not end
+//! the job on it: a scenario says so itself where it wants that.
+
+mod fleet;
+mod gpu;
+mod job;
+mod meters;
+mod random;
+mod recent;
+pub mod scenario;
+#[cfg(test)]
+mod tests;
+mod window;
+
+pub use scenario::{Scenario, ScenarioError};
+
+use crate::annotate::wire::Annotation;
+use crate::source::{Call, CallStats, Device, Error, Event, Medium, Process, Slow, Source};
+use fleet::Fleet;
+use gpu::{Gpu, Level};
+use job::{Moment, Plan, Select, Timeline, What};
+use meters::Meter;
+use scenario::{Lost, Spike, Xid};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use window::Window;
+
+/// How often a wait for events looks whether one is due.
+const EVENT_POLL: Duration = Duration::from_millis(5);
+
+/// A simulated node.
+#[derive(Debug)]
+pub struct Sim {
+    name: String,
+    start_ns: i64,
+    fleet: Fleet,
+    gpus: Vec<Mutex<Gpu>>,
+    plans: Vec<Arc<Plan>>,
+    /// By device.
+    spikes: Vec<Vec<(Window, u64)>>,
+    /// By device.
+    lost: Vec<Vec<Window>>,
+    /// Each XID with the device that it is of and the last time at which it was told.
+    xids: Mutex<Vec<(Xid, usize, i64)>>,
+    /// The latest time that anybody has asked for, since the start: losses and events have no time of their own.
+    latest_ns: AtomicI64,
+}
+
+impl Sim {
+    /// A node that begins to play the scenario at `start_ns`; before that its GPUs are idle.
+    #[must_use]
+    pub fn new(scenario: Scenario, start_ns: i64) -> Self {
+        let fleet = Fleet::of(&scenario);
+        let plan = |(index, job)| Arc::new(Plan::new(&scenario, index, job, &fleet));
+        let plans: Vec<Arc<Plan>> = scenario.jobs.iter().enumerate().map(plan).collect();
+        let positions = 0..fleet.devices.len();
+        Self {
+            gpus: positions.clone().map(|device| Mutex::new(Gpu::new(jobs_on(&plans, &fleet, device)))).collect(),
+            spikes: positions.clone().map(|device| spikes_on(&scenario.spikes, &fleet, device)).collect(),
+            lost: positions.map(|device| losses_of(&scenario.lost, &fleet, device)).collect(),
+            xids: Mutex::new(xids_of(scenario.xids, &fleet)),
+            latest_ns: AtomicI64::new(i64::MIN),
+            name: scenario.name,
+            start_ns,
+            fleet,
+            plans,
+        }
+    }
+
+    /// The time since the start, with the promise that it was asked for.
+    fn since_start(&self, at_ns: i64) -> i64 {
+        let since_ns = at_ns.saturating_sub(self.start_ns);
+        self.latest_ns.fetch_max(since_ns, Ordering::Relaxed);
+        since_ns
+    }
+
+    fn check_present(&self, gpu: usize, since_ns: i64) -> Result<(), Error> {
+        let gone = self.lost.get(gpu).is_some_and(|windows| windows.iter().any(|window| window.contains(since_ns)));
+        if gone { Err(Error::Lost("the scenario has it off the bus".to_owned())) } else { Ok(()) }
+    }
+
+    /// Reads one device, unless it is lost.
+    fn read<T>(&self, gpu: usize, since_ns: i64, read: impl FnOnce(&mut Gpu) -> T) -> Result<T, Error> {
+        self.check_present(gpu, since_ns)?;
+        let device = self.gpus.get(gpu).ok_or_else(|| Error::Failed(format!("there is no GPU at position {gpu}")))?;
+        Ok(read(&mut device.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn spike_bytes(&self, gpu: usize, since_ns: i64) -> u64 {
+        let open = self.spikes[gpu].iter().filter(|(window, _)| window.contains(since_ns));
+        open.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
+    }
+}
+
+impl Source for Sim {
+    fn description(&self) -> String {
+        format!("sim:{}", self.name)
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.fleet.devices
+    }
+
+    fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
+        let since_ns = self.since_start(at_ns);
+        let (level, _) = self.read(gpu, since_ns, |device| device.at(since_ns))?;
+        let used = level.used_bytes.saturating_add(self.spike_bytes(gpu, since_ns));
+        Ok(used.min(self.fleet.usable_bytes(gpu)))
+    }
+
+    fn medium(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Medium {
+        let since_ns = self.since_start(at_ns);
+        if self.fleet.parents.get(gpu).is_none_or(Option::is_some) {
+            // As with NVML, a MIG instance has memory of its own and nothing else.
+            return Medium::default();
+        }
+        let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
+        let meters = || level().map(|(Level { meters, .. }, _)| meters);
+        let utilization =
+            calls.time(Call::Utilization, || self.read(gpu, since_ns, |device| device.utilization(since_ns)));
+        Medium {
+            utilization_ratio: utilization,
+            // A training kernel waits for memory in about half of its time.
+            memory_utilization_ratio: utilization.map(|ratio| ratio / 2.0),
+            power_watts: calls.time(Call::Power, || meters().map(|meters| meters.watts())),
+            temperature_celsius: calls.time(Call::Temperature, || {
+                level().map(|(Level { meters, .. }, elapsed_ns)| meters.celsius_after(elapsed_ns).round())
+            }),
+            sm_clock_hertz: calls.time(Call::SmClock, || meters().map(|meters| meters.sm_hertz())),
+            memory_clock_hertz: calls.time(Call::MemoryClock, || meters().map(|meters| meters.memory_hertz())),
+            throttle_reasons: calls.time(Call::ThrottleReasons, || meters().map(|meters| meters.throttle_reasons())),
+        }
+    }
+
+    fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
+        let since_ns = self.since_start(at_ns);
+        let processes = calls.time(Call::Processes, || {
+            self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).collect())
+        });
+        let present = calls.time(Call::MemoryInfoSlow, || self.check_present(gpu, since_ns));
+        let device = present.and_then(|()| self.fleet.devices.get(gpu));
+        let memory = Slow {
+            memory_total_bytes: device.and_then(|device| device.memory_total_bytes),
+            memory_reserved_bytes: device.and_then(|device| device.memory_reserved_bytes),
+            processes,
+            ..Slow::default()
+        };
+        if device.is_none_or(|device| device.parent_uuid.is_some()) {
+            return memory;
+        }
+        let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
+        let units = |meter| level().map(|(level, elapsed_ns)| level.meters.total_units(meter, elapsed_ns));
+        let ecc = calls.time(Call::EccErrors, || level().map(|_| 0));
+        let remapped = calls.time(Call::RemappedRows, || level().map(|_| 0));
+        let nvlink = calls.time(Call::NvlinkCounters, || units(Meter::Nvlink));
+        let pcie = calls.time(Call::PcieCounters, || Ok((units(Meter::PcieReceived)?, units(Meter::PcieTransmitted)?)));
+        Slow {
+            bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
+            energy_joules: calls.time(Call::Energy, || level().map(|(now, elapsed_ns)| now.meters.joules(elapsed_ns))),
+            pcie_received_bytes: pcie.map(|(received, _)| received),
+            pcie_transmitted_bytes: pcie.map(|(_, transmitted)| transmitted),
+            nvlink_received_bytes: nvlink,
+            nvlink_transmitted_bytes: nvlink,
+            ecc_corrected: ecc,
+            ecc_uncorrected: ecc,
+            remapped_rows_corrected: remapped,
+            remapped_rows_uncorrected: remapped,
+            ..memory
+        }
+    }
+
+    fn reacquire(&self, gpu: usize) -> Result<(), Error> {
+        self.check_present(gpu, self.latest_ns.load(Ordering::Relaxed))
+    }
+
+    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(event) = self.due_event()? {
+                return Ok(Some(event));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::sleep(left.min(EVENT_POLL));
+        }
+    }
+
+    fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        let speak = |plan: &Arc<Plan>| {
+            let mut timeline = Timeline::new(Arc::clone(plan), Select::Annotations);
+            let first = timeline.next();
+            (timeline, first)
+        };
+        Box::new(Voices { start_ns: self.start_ns, jobs: self.plans.iter().map(speak).collect() })
+    }
+}
+
+impl Sim {
+    /// The earliest XID that is due and has not been told yet.
+    fn due_event(&self) -> Result<Option<Event>, Error> {
+        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        if xids.is_empty() {
+            return Err(Error::Unsupported);
+        }
+        let latest_ns = self.latest_ns.load(Ordering::Relaxed);
+        let due = xids.iter_mut().filter_map(|(xid, gpu, told_ns)| {
+            let window = Window::new(xid.at, xid.every, crate::units::Nanoseconds(1));
+            let opening_ns = window.next_opening_ns(*told_ns).filter(|opening| *opening <= latest_ns)?;
+            Some((opening_ns, told_ns, Event::Xid { gpu: *gpu, xid: xid.xid }))
+        });
+        Ok(due.min_by_key(|(opening_ns, ..)| *opening_ns).map(|(opening_ns, told_ns, event)| {
+            *told_ns = opening_ns;
+            event
+        }))
+    }
+}
+
+/// What all jobs say, in order of time.
+struct Voices {
+    start_ns: i64,
+    jobs: Vec<(Timeline, Option<Moment>)>,
+}
+
+impl Iterator for Voices {
+    type Item = Annotation;
+
+    fn next(&mut self) -> Option<Annotation> {
+        loop {
+            let waiting = self.jobs.iter_mut().filter(|(_, next)| next.is_some());
+            let (timeline, next) = waiting.min_by_key(|(_, next)| next.as_ref().map(|moment| moment.at_ns))?;
+            let moment = std::mem::replace(next, timeline.next())?;
+            if let What::Says(mut annotation) = moment.what {
+                annotation.time_unix_nano = self.start_ns.checked_add(moment.at_ns);
+                return Some(*annotation);
+            }
+        }
+    }
+}
+
+fn jobs_on(plans: &[Arc<Plan>], fleet: &Fleet, device: usize) -> Vec<(Arc<Plan>, Vec<usize>)> {
+    let within: Vec<usize> = fleet.within(device).collect();
+    let ranks = |plan: &Arc<Plan>| -> Vec<usize> {
+        plan.devices().enumerate().filter(|(_, on)| within.contains(on)).map(|(rank, _)| rank).collect()
+    };
+    plans.iter().map(|plan| (Arc::clone(plan), ranks(plan))).filter(|(_, ranks)| !ranks.is_empty()).collect()
+}
+
+fn spikes_on(spikes: &[Spike], fleet: &Fleet, device: usize) -> Vec<(Window, u64)> {
+    let here =
+        |spike: &&Spike| fleet.find(&spike.gpu).is_some_and(|at| fleet.within(device).any(|within| within == at));
+    let window = |spike: &Spike| (Window::new(spike.offset, spike.every, spike.duration), spike.bytes.0);
+    spikes.iter().filter(here).map(window).collect()
+}
+
+fn losses_of(lost: &[Lost], fleet: &Fleet, device: usize) -> Vec<Window> {
+    let here = |lost: &&Lost| fleet.find(&lost.gpu).is_some_and(|at| fleet.within(at).any(|within| within == device));
+    lost.iter().filter(here).map(|lost| Window::new(lost.at, lost.every, lost.lasting)).collect()
+}
+
+fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {
+    let place = |xid: Xid| fleet.find(&xid.gpu).map(|gpu| (xid, gpu, i64::MIN));
+    xids.into_iter().filter_map(place).collect()
+}
+
+fn process(state: job::State) -> Option<Process> {
+    Some(Process { pid: state.pid?, used_bytes: Some(state.used_bytes()) })
+}

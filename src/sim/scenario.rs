@@ -1,0 +1,367 @@
+//! What a simulated node does: GPUs, jobs with their phases and troubles, and what befalls the GPUs themselves.
+//!
+//! Enters: TOML as `docs/scenarios.md` documents it. Leaves: a [`Scenario`] that has been checked, so that everything
+//! that runs one can rely on it: each GPU named is there, each rank fits its GPU, no phase is empty. Unknown keys are
+//! errors, and every error names its key, its file and its line.
+
+mod check;
+mod parse;
+mod place;
+#[cfg(test)]
+mod tests;
+
+pub use parse::{Fault, ScenarioError};
+
+use crate::units::{Bytes, Nanoseconds};
+use serde::Deserialize;
+
+/// A whole scenario.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// The file's name without its ending: what people see as `sim:NAME`.
+    #[serde(skip)]
+    pub name: String,
+    /// Changes what is random: jitter and the sizes of allocations.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// The node's GPUs, in order of their index; one H200 if left out.
+    #[serde(default = "default_gpus")]
+    pub gpus: Vec<GpuGroup>,
+    /// Training jobs.
+    #[serde(default)]
+    pub jobs: Vec<Job>,
+    /// Short bursts of memory that belong to no job.
+    #[serde(default)]
+    pub spikes: Vec<Spike>,
+    /// GPUs that fall off the bus.
+    #[serde(default)]
+    pub lost: Vec<Lost>,
+    /// XID errors.
+    #[serde(default)]
+    pub xids: Vec<Xid>,
+}
+
+/// Several GPUs of one kind.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GpuGroup {
+    /// How many of them.
+    pub count: usize,
+    /// Product name.
+    pub name: String,
+    /// Framebuffer.
+    pub total: Bytes,
+    /// The driver's part of it.
+    pub reserved: Bytes,
+    /// MIG instances that each of them is split into; none if empty.
+    pub mig: Vec<MigInstance>,
+}
+
+impl Default for GpuGroup {
+    fn default() -> Self {
+        // As NVML gives them for an H200 under driver 580.
+        let (total, reserved) = (Bytes(143_771 << 20), Bytes(615 << 20));
+        Self { count: 1, name: "NVIDIA H200".to_owned(), total, reserved, mig: Vec::new() }
+    }
+}
+
+/// One MIG instance of a GPU.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigInstance {
+    /// Profile, as `1g.18gb`.
+    pub profile: String,
+    /// Its framebuffer.
+    pub total: Bytes,
+}
+
+/// A GPU by index, or a MIG instance as `gpu:instance`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a GPU's index, as `0`, or a MIG instance, as `\"0:1\"`")]
+pub enum DeviceRef {
+    /// A GPU's index.
+    Index(u32),
+    /// An index as text; `0:1` for a MIG instance.
+    Name(String),
+}
+
+impl std::fmt::Display for DeviceRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceRef::Index(index) => write!(f, "{index}"),
+            DeviceRef::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Where a job's ranks run.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a number of ranks, or a list of the GPUs that they run on")]
+pub enum Ranks {
+    /// Rank r runs on GPU r.
+    Count(u32),
+    /// Rank r runs on the r-th of these.
+    On(Vec<DeviceRef>),
+}
+
+impl Ranks {
+    /// The device of each rank, in order of rank.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceRef> {
+        match self {
+            Ranks::Count(count) => (0..*count).map(DeviceRef::Index).collect(),
+            Ranks::On(devices) => devices.clone(),
+        }
+    }
+}
+
+/// A training job: the same steps on every rank, each made of the same phases.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// The name that its annotations carry.
+    pub name: String,
+    /// Where it runs.
+    pub ranks: Ranks,
+    /// When its processes start, after the scenario's start.
+    #[serde(default)]
+    pub start: Nanoseconds,
+    /// How long they take until step 0: context, libraries, weights.
+    #[serde(default = "default_startup")]
+    pub startup: Nanoseconds,
+    /// What the allocator of each rank holds between steps: weights and optimizer state.
+    #[serde(default)]
+    pub base: Bytes,
+    /// What each rank holds outside its allocator: context, NCCL's buffers, workspaces.
+    #[serde(default = "default_outside")]
+    pub outside: Bytes,
+    /// Added to `outside` after every step; when it no longer fits, the job dies of it.
+    #[serde(default)]
+    pub leak_per_step: Bytes,
+    /// How many steps it makes before its processes end; without end if left out.
+    pub steps: Option<u64>,
+    /// How many times longer than the others the first step's phases last.
+    #[serde(default = "default_stretch")]
+    pub first_step_stretch: f64,
+    /// How long after dying of OOM it starts again, from step 0; never if left out.
+    pub restart_after: Option<Nanoseconds>,
+    /// What a step is made of, in order.
+    pub phases: Vec<Phase>,
+    /// Checkpoints.
+    pub checkpoint: Option<Checkpoint>,
+    /// A slow data loader.
+    pub data_stall: Option<DataStall>,
+    /// Times at which memory is nearly full and the allocator flushes its cache.
+    pub near_oom: Option<NearOom>,
+    /// Dying of OOM.
+    pub oom: Option<Oom>,
+}
+
+/// How memory goes from one level to the next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// It does not change.
+    #[default]
+    Hold,
+    /// Evenly.
+    Ramp,
+    /// In increments of uneven size at uneven times, each a multiple of 2 MiB, as a caching allocator asks for them.
+    Steps,
+}
+
+/// A part of a step.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Its name: `data`, `forward`, …
+    pub name: String,
+    /// How long it lasts.
+    pub duration: Nanoseconds,
+    /// By how much a rank's duration differs from that, at most, either way.
+    #[serde(default)]
+    pub jitter: Nanoseconds,
+    /// What the rank's allocator holds when the phase is over, `base` included.
+    pub to: Option<Bytes>,
+    /// How it gets there.
+    #[serde(default)]
+    pub shape: Shape,
+    /// Whether, just before the phase ends, what is above `base` goes back to the driver.
+    #[serde(default)]
+    pub release: bool,
+    /// Share of the time in which a kernel runs, 0 to 1.
+    #[serde(default)]
+    pub busy: f64,
+    /// Whether no rank can leave it before the last one has come to it: an all-reduce.
+    #[serde(default)]
+    pub collective: bool,
+}
+
+/// A phase `checkpoint` at the end of some steps, with the mark `checkpoint saved`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    /// After each this many steps.
+    pub every_steps: u64,
+    /// How long it takes.
+    pub duration: Nanoseconds,
+}
+
+/// Some steps wait for their data.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataStall {
+    /// In each this many steps, the last one.
+    pub every_steps: u64,
+    /// How much longer the phase lasts.
+    pub duration: Nanoseconds,
+    /// Which phase.
+    #[serde(default = "default_data")]
+    pub phase: String,
+}
+
+/// For some time one rank has hardly any free memory: in each step its allocator fails once, gives its cache back to
+/// the driver and takes it again, and its peers wait for it in the next collective phase.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NearOom {
+    /// Which rank.
+    #[serde(default)]
+    pub rank: u32,
+    /// When it first begins, after the scenario's start.
+    #[serde(default)]
+    pub offset: Nanoseconds,
+    /// How often it begins again; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// How long it lasts; steps that begin within are affected.
+    #[serde(rename = "for")]
+    pub lasting: Nanoseconds,
+    /// Bytes left at the step's peak. Either this or `ballast`.
+    pub free: Option<Bytes>,
+    /// Bytes that something else takes, outside the allocator. Either this or `free`.
+    pub ballast: Option<Bytes>,
+    /// How much the allocator gives back.
+    #[serde(default = "default_drop")]
+    pub drop: Bytes,
+    /// How long it takes from the first byte given back to the last one taken again.
+    #[serde(default = "default_regrow")]
+    pub regrow: Nanoseconds,
+    /// How many times longer than usual the peers' next collective phase lasts.
+    #[serde(default = "default_comm_stretch")]
+    pub comm_stretch: f64,
+    /// In which phase the allocator fails.
+    #[serde(default = "default_forward")]
+    pub phase: String,
+}
+
+/// One rank runs out of memory and dies, and its peers with it: `oom` is marked, and phases never end.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Oom {
+    /// Which rank.
+    #[serde(default)]
+    pub rank: u32,
+    /// When, after the scenario's start: in the first step that begins then or later.
+    pub at: Nanoseconds,
+    /// How often after that; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// In which phase.
+    #[serde(default = "default_forward")]
+    pub phase: String,
+}
+
+/// A short burst of memory on one GPU.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spike {
+    /// Which GPU.
+    pub gpu: DeviceRef,
+    /// When it first begins, after the scenario's start.
+    #[serde(default)]
+    pub offset: Nanoseconds,
+    /// How often it begins again; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// How long it lasts.
+    pub duration: Nanoseconds,
+    /// How large it is; it takes no more than is free.
+    pub bytes: Bytes,
+}
+
+/// A GPU is gone for a while.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lost {
+    /// Which GPU; its MIG instances go with it.
+    pub gpu: DeviceRef,
+    /// When, after the scenario's start.
+    pub at: Nanoseconds,
+    /// How often after that; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// For how long.
+    #[serde(rename = "for")]
+    pub lasting: Nanoseconds,
+}
+
+/// The driver reports an XID error.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Xid {
+    /// Which GPU.
+    pub gpu: DeviceRef,
+    /// When, after the scenario's start.
+    pub at: Nanoseconds,
+    /// How often after that; once only if left out.
+    pub every: Option<Nanoseconds>,
+    /// NVIDIA's number of the error.
+    pub xid: u64,
+}
+
+fn default_seed() -> u64 {
+    1
+}
+
+fn default_gpus() -> Vec<GpuGroup> {
+    vec![GpuGroup::default()]
+}
+
+fn default_startup() -> Nanoseconds {
+    Nanoseconds(2_000_000_000)
+}
+
+fn default_outside() -> Bytes {
+    Bytes(1 << 30)
+}
+
+fn default_stretch() -> f64 {
+    1.0
+}
+
+fn default_data() -> String {
+    "data".to_owned()
+}
+
+fn default_forward() -> String {
+    "forward".to_owned()
+}
+
+fn default_drop() -> Bytes {
+    Bytes(6 << 30)
+}
+
+fn default_regrow() -> Nanoseconds {
+    Nanoseconds(90_000_000)
+}
+
+fn default_comm_stretch() -> f64 {
+    10.0
+}
+
+impl Job {
+    /// The most that one rank takes when nothing befalls it, bytes.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        let highest = self.phases.iter().filter_map(|phase| phase.to).fold(self.base, Bytes::max);
+        highest.0.saturating_add(self.outside.0)
+    }
+}

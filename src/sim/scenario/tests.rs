@@ -1,0 +1,124 @@
+//! What is a scenario, and what is none.
+
+use super::parse::SHIPPED;
+use super::*;
+use crate::sim::Sim;
+use crate::source::Source;
+
+fn refusal(text: &str) -> String {
+    Scenario::parse(text, "s.toml").expect_err(text).to_string()
+}
+
+#[test]
+fn every_shipped_scenario_is_good() {
+    for (name, text) in SHIPPED {
+        let scenario = Scenario::parse(text, &format!("config/scenarios/{name}.toml")).expect(name);
+        assert_eq!(scenario.name, *name);
+    }
+    assert_eq!(Scenario::shipped("no such"), None);
+}
+
+#[test]
+fn an_error_names_key_file_and_line() {
+    let job = "[[jobs]]\nname = \"a\"\nranks = 1\n";
+    for (text, message) in [
+        ("seed = \"x\"\n", "s.toml:1: seed: invalid type: string \"x\", expected u64"),
+        ("seed =\n", "s.toml:1: string values must be quoted, expected literal string"),
+        (
+            "seed = 1\nsede = 2\n",
+            "s.toml:2: sede: unknown field `sede`, expected one of \
+             `seed`, `gpus`, `jobs`, `spikes`, `lost`, `xids`",
+        ),
+        (job, "s.toml:1: jobs[0]: missing field `phases`"),
+        (
+            &format!(
+                "{job}[[jobs.phases]]\nname = \"f\"\nduration = \"1 s\"\n[[jobs.phases]]\nname = \"g\"\nduration = \"1 x\"\n"
+            ),
+            "s.toml:9: jobs[0].phases[1].duration: `1 x`: `x` is no known unit; \
+             known units are ns, us, ms, s, m (or min), h, d",
+        ),
+        (
+            &format!("{job}phases = [\n  {{ name = \"f\", duration = 5 }},\n]\n"),
+            "s.toml:5: jobs[0].phases[0].duration: invalid type: integer `5`, \
+             expected a duration with its unit, like `200 ms` or `1.5 s`",
+        ),
+        (
+            "[[spikes]]\ngpu = 3\nduration = \"1 ms\"\nbytes = \"1 GiB\"\n",
+            "s.toml:2: spikes[0].gpu: there is no GPU 3 in this scenario",
+        ),
+    ] {
+        assert_eq!(refusal(text), message);
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let text = "[[jobs]]\nname = \"a\"\nranks = [7]\nphases = [{ name = \"f\", duration = \"0 s\", busy = 2.0 }]\n";
+    assert_eq!(
+        refusal(text),
+        "s.toml:3: jobs[0].ranks[0]: there is no GPU 7 in this scenario\n\
+         s.toml:4: jobs[0].phases[0].duration: must be at least 1 us with the jitter taken off\n\
+         s.toml:4: jobs[0].phases[0].busy: must lie between 0 and 1"
+    );
+}
+
+#[test]
+fn every_scenario_in_the_documentation_is_good() {
+    let text = include_str!("../../../docs/scenarios.md");
+    let blocks: Vec<&str> = text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 2);
+    for block in blocks {
+        let scenario = Scenario::parse(block, "docs/scenarios.md").unwrap_or_else(|error| panic!("{error}"));
+        assert!(Sim::new(scenario, 0).annotations().nth(1_000).is_some());
+    }
+}
+
+#[test]
+fn what_cannot_be_played_is_refused() {
+    let job = |more: &str| {
+        format!(
+            "[[jobs]]\nname = \"j\"\nranks = [0]\nbase = \"10 GiB\"\nphases = [{{ name = \"forward\", duration = \"9 ms\" }}]\n{more}"
+        )
+    };
+    let second = "[[jobs]]\nname = \"k\"\nranks = [0]\nphases = [{ name = \"forward\", duration = \"9 ms\" }]\n";
+    for (text, message) in [
+        ("gpus = []\n".to_owned(), "t.toml:1: gpus: must be 1 to 256 GPUs in all"),
+        (
+            "[[gpus]]\ntotal = \"1 GiB\"\nreserved = \"1 GiB\"\n".to_owned(),
+            "t.toml:3: gpus[0].reserved: must be less than `total`",
+        ),
+        (
+            job("outside = \"200 GiB\"\n"),
+            "t.toml:3: jobs[0].ranks: GPU 0 has 143156 MiB for its jobs, and with this one they take 215040 MiB",
+        ),
+        (job(&second.replace("\"k\"", "\"j\"")), "t.toml:7: jobs[1].name: there is another job `j`"),
+        (job("").replace("[0]", "[0, 0]"), "t.toml:3: jobs[0].ranks[1]: GPU 0 has a rank of this job already"),
+        (
+            job("").replace("[0]", "[true]"),
+            "t.toml:3: jobs[0].ranks: a number of ranks, or a list of the GPUs that they run on",
+        ),
+        (job("oom = { at = \"1 s\", phase = \"f\" }\n"), "t.toml:6: jobs[0].oom.phase: the job has no such phase"),
+        (job("oom = { at = \"1 s\", rank = 1 }\n"), "t.toml:6: jobs[0].oom.rank: the job has no such rank"),
+        (
+            job(&format!("oom = {{ at = \"1 s\" }}\n{second}")),
+            "t.toml:6: jobs[0].oom: needs a GPU that no other job shares",
+        ),
+        (job("near_oom = { for = \"1 s\" }\n"), "t.toml:6: jobs[0].near_oom: needs either `free` or `ballast`"),
+        (
+            job("near_oom = { for = \"9 s\", every = \"5 s\", free = \"1 GiB\" }\n"),
+            "t.toml:6: jobs[0].near_oom.for: must not be longer than `every`",
+        ),
+        (
+            job("near_oom = { for = \"9 s\", free = \"140 GiB\" }\n"),
+            "t.toml:6: jobs[0].near_oom.free: the GPU has no more than 131892 MiB left at the job's peak",
+        ),
+        (
+            job("").replace("\"9 ms\"", "\"9 ms\", to = \"2 GiB\""),
+            "t.toml:5: jobs[0].phases[0].shape: `to` needs `ramp` or `steps`, and they need `to`\nt.toml:5: jobs[0].phases[0].to: must not be below the job's `base`",
+        ),
+        (job("first_step_stretch = nan\n"), "t.toml:6: jobs[0].first_step_stretch: must lie between 1 and 1000"),
+        (job("").replace("9 ms", "9000 d"), "t.toml:5: jobs[0].phases[0].duration: must be at most 366 d"),
+    ] {
+        assert_eq!(Scenario::parse(&text, "t.toml").map(|_| ()).expect_err(&text).to_string(), message);
+    }
+}

@@ -1,0 +1,138 @@
+//! What each driver call costs: a histogram a call, and the share of time spent inside the driver.
+
+use crate::metrics::histogram::Histogram;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// The driver calls that the lanes make, by the label that `highwater_nvml_call_duration_seconds` gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+#[allow(missing_docs, reason = "each is named after its call")]
+pub enum Call {
+    MemoryInfo,
+    Utilization,
+    Power,
+    Temperature,
+    SmClock,
+    MemoryClock,
+    ThrottleReasons,
+    MemoryInfoSlow,
+    Bar1,
+    Energy,
+    PcieCounters,
+    NvlinkCounters,
+    EccErrors,
+    RemappedRows,
+    Processes,
+    Reacquire,
+}
+
+impl Call {
+    /// Every call, in the order of the labels.
+    pub const ALL: [Call; 16] = [
+        Call::MemoryInfo,
+        Call::Utilization,
+        Call::Power,
+        Call::Temperature,
+        Call::SmClock,
+        Call::MemoryClock,
+        Call::ThrottleReasons,
+        Call::MemoryInfoSlow,
+        Call::Bar1,
+        Call::Energy,
+        Call::PcieCounters,
+        Call::NvlinkCounters,
+        Call::EccErrors,
+        Call::RemappedRows,
+        Call::Processes,
+        Call::Reacquire,
+    ];
+
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Call::MemoryInfo => "memory_info",
+            Call::Utilization => "utilization",
+            Call::Power => "power",
+            Call::Temperature => "temperature",
+            Call::SmClock => "sm_clock",
+            Call::MemoryClock => "memory_clock",
+            Call::ThrottleReasons => "throttle_reasons",
+            Call::MemoryInfoSlow => "memory_info_slow",
+            Call::Bar1 => "bar1",
+            Call::Energy => "energy",
+            Call::PcieCounters => "pcie_counters",
+            Call::NvlinkCounters => "nvlink_counters",
+            Call::EccErrors => "ecc_errors",
+            Call::RemappedRows => "remapped_rows",
+            Call::Processes => "processes",
+            Call::Reacquire => "reacquire",
+        }
+    }
+}
+
+/// Upper bounds of the call histogram, seconds: from a cached answer to a driver that blocks for a second.
+pub const BOUNDS_S: &[f64] =
+    &[1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
+
+/// Durations and failures of every call, written by the lanes and read by scrapes, without locks.
+#[derive(Debug)]
+pub struct CallStats {
+    durations: [Histogram; Call::ALL.len()],
+    failures: [AtomicU64; Call::ALL.len()],
+}
+
+impl Default for CallStats {
+    fn default() -> Self {
+        Self {
+            durations: std::array::from_fn(|_| Histogram::new(BOUNDS_S)),
+            failures: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl CallStats {
+    /// Makes one call and keeps what it cost and whether it failed. `None` stands for "not available".
+    pub fn time<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Option<T> {
+        let begin = Instant::now();
+        let answer = make();
+        self.observe_ns(call, i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
+        match answer {
+            Ok(value) => Some(value),
+            Err(super::Error::Unsupported) => None,
+            Err(_) => {
+                self.fail(call);
+                None
+            }
+        }
+    }
+
+    /// Keeps the duration of one call that was timed elsewhere.
+    pub fn observe_ns(&self, call: Call, duration_ns: i64) {
+        self.durations[call as usize].observe_ns(duration_ns);
+    }
+
+    /// Counts one failed call.
+    pub fn fail(&self, call: Call) {
+        self.failures[call as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The durations of one call.
+    #[must_use]
+    pub fn durations(&self, call: Call) -> &Histogram {
+        &self.durations[call as usize]
+    }
+
+    /// How often one call failed.
+    #[must_use]
+    pub fn failures(&self, call: Call) -> u64 {
+        self.failures[call as usize].load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds spent inside the driver since the start, by all lanes.
+    #[must_use]
+    pub fn busy_ns(&self) -> u64 {
+        self.durations.iter().map(Histogram::sum_ns).sum()
+    }
+}

@@ -1,0 +1,174 @@
+//! The read API: GPUs, their memory over time, jobs, and their ended phases. Times are Unix nanoseconds.
+
+use super::Site;
+use super::problem::Problem;
+use crate::annotate::wire::Kind;
+use crate::annotate::{Rank, gpus::Gpus, wire};
+use crate::attribute::{Attributed, PhaseMemory, THRESHOLDS};
+use crate::clock::SECOND_NS;
+use crate::node::Node;
+use crate::ring::QueryError;
+use crate::sample::Health;
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Phases that one answer has unless asked otherwise.
+const PHASES: usize = 1000;
+/// Points that one answer has unless asked otherwise.
+const POINTS: usize = 10_000;
+/// The most that can be asked for.
+const MOST_POINTS: usize = 1_000_000;
+
+fn node(site: &Site) -> Result<Arc<Node>, Problem> {
+    site.slot.node().ok_or_else(|| {
+        let trouble = site.slot.trouble();
+        let detail = trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone());
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })
+}
+
+/// `GET /api/v1/gpus`
+pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<Value>, Problem> {
+    let node = node(&site)?;
+    let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| {
+        let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
+        json!({
+            "gpu": gpu.device.index, "uuid": gpu.device.uuid, "name": gpu.device.name,
+            "pci_bus_id": gpu.device.pci_bus_id, "parent_uuid": gpu.device.parent_uuid,
+            "up": gpu.health() == Health::Up,
+            "memory_total_bytes": gpu.total_bytes(), "memory_reserved_bytes": gpu.reserved_bytes(),
+            "memory_used_bytes": used.filter(|_| gpu.health() == Health::Up),
+            "oldest_unix_nano": ring.oldest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
+            "newest_unix_nano": ring.newest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
+        })
+    });
+    Ok(Json(json!({ "source": node.source.description(), "gpus": gpus.collect::<Vec<_>>() })))
+}
+
+/// The query of `GET /api/v1/gpus/{gpu}/memory`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MemoryQuery {
+    /// Begin, Unix nanoseconds; a minute before the end if left out.
+    from: Option<i64>,
+    /// End; the newest sample if left out.
+    to: Option<i64>,
+    max_points: Option<usize>,
+}
+
+/// `GET /api/v1/gpus/{gpu}/memory`: the change points in an interval; `null` begins a gap.
+pub(super) async fn memory(
+    State(site): State<Site>,
+    Path(gpu): Path<String>,
+    query: Result<Query<MemoryQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query.map_err(bad_query)?;
+    let node = node(&site)?;
+    let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
+    let unknown = |name| Problem::new(StatusCode::NOT_FOUND, format!("no GPU `{name}` on this node"));
+    let position = Gpus::new(&devices).resolve(&wire::Gpus::One(wire::Gpu::Name(gpu))).map_err(unknown)?[0];
+    let (ring, state) = (&node.rings[position], &node.gpus[position]);
+    let shift_ns = node.clock.unix_shift_ns();
+    let empty = || Problem::new(StatusCode::NOT_FOUND, "no memory has been read of this GPU yet");
+    let (oldest_ns, newest_ns) = (ring.oldest_ns().ok_or_else(empty)?, ring.newest_ns().ok_or_else(empty)?);
+    let to_ns = query.to.map_or(newest_ns, |to| to.saturating_sub(shift_ns)).min(newest_ns);
+    let from_ns = query.from.map_or(to_ns - 60 * SECOND_NS, |from| from.saturating_sub(shift_ns)).max(oldest_ns);
+    let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
+    let points = ring.points(from_ns, to_ns, most).map_err(|error| query_problem(&error))?;
+    let summary = ring.summary(from_ns, to_ns).map_err(|error| query_problem(&error))?;
+    let points: Vec<_> = points.iter().map(|point| json!([point.at_ns + shift_ns, point.used])).collect();
+    Ok(Json(json!({
+        "gpu": state.device.index, "uuid": state.device.uuid,
+        "from_unix_nano": from_ns + shift_ns, "to_unix_nano": to_ns + shift_ns,
+        "peak_bytes": summary.max, "min_bytes": summary.min, "mean_bytes": summary.mean, "gap_ns": summary.gap_ns,
+        "points": points,
+    })))
+}
+
+fn query_problem(error: &QueryError) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, error.to_string())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "the shape that map_err takes")]
+fn bad_query(rejection: QueryRejection) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, rejection.body_text())
+}
+
+/// `GET /api/v1/jobs`
+pub(super) async fn jobs(State(site): State<Site>) -> Json<Value> {
+    let node = site.slot.node();
+    let shift_ns = node.as_ref().map_or(0, |node| node.clock.unix_shift_ns());
+    let jobs = site.intake.jobs();
+    let rank = |number: &u32, rank: &Rank| {
+        let gpus = rank.gpus.as_deref().unwrap_or_default().iter();
+        let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
+        json!({
+            "rank": number, "world_size": rank.world_size, "pid": rank.pid, "step": rank.step, "steps": rank.steps,
+            "gpus": gpus.filter_map(uuid).collect::<Vec<_>>(),
+            "open": rank.open.iter().map(|open| &*open.name).collect::<Vec<_>>(),
+            "last_annotation_unix_nano": rank.last_event_ns.saturating_add(shift_ns),
+        })
+    };
+    let listed = jobs.by_name().iter().map(|(name, job)| {
+        json!({ "job": name, "ranks": job.ranks.iter().map(|(number, r)| rank(number, r)).collect::<Vec<_>>() })
+    });
+    Json(json!({ "jobs": listed.collect::<Vec<_>>() }))
+}
+
+/// The query of `GET /api/v1/jobs/{job}/phases`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PhasesQuery {
+    limit: Option<usize>,
+}
+
+/// `GET /api/v1/jobs/{job}/phases`: steps and phases that ended, newest first, with their memory by GPU.
+pub(super) async fn phases(
+    State(site): State<Site>,
+    Path(job): Path<String>,
+    query: Result<Query<PhasesQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query.map_err(bad_query)?;
+    let node = site.slot.node();
+    let jobs = site.intake.jobs();
+    if !jobs.by_name().contains_key(job.as_str()) && jobs.ended_of(&job).next().is_none() {
+        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
+    }
+    let ended = jobs.ended_of(&job).filter(|attributed| attributed.ended.open.kind != Kind::Layer);
+    let listed: Vec<_> =
+        ended.take(query.limit.unwrap_or(PHASES)).map(|attributed| phase(attributed, node.as_deref())).collect();
+    Ok(Json(json!({ "job": job, "phases": listed })))
+}
+
+fn phase(attributed: &Attributed, node: Option<&Node>) -> Value {
+    let (ended, open) = (&attributed.ended, &attributed.ended.open);
+    let shift_ns = node.map_or(0, |node| node.clock.unix_shift_ns());
+    json!({
+        "rank": ended.rank, "kind": open.kind, "phase": open.name, "step": open.step,
+        "begin_unix_nano": open.begin_ns + shift_ns, "end_unix_nano": ended.end_ns + shift_ns,
+        "memory_begin": open.memory, "memory_end": ended.memory, "attributes": open.attributes,
+        "gpus": attributed.gpus.iter().map(|memory| phase_memory(memory, node)).collect::<Vec<_>>(),
+    })
+}
+
+fn phase_memory(memory: &PhaseMemory, node: Option<&Node>) -> Value {
+    let device = node.and_then(|node| node.gpus.get(memory.gpu)).map(|gpu| &gpu.device);
+    let above = memory.above_ns.map(|above_ns| {
+        let labelled = THRESHOLDS.iter().zip(above_ns).map(|(threshold, ns)| (threshold.label.to_owned(), json!(ns)));
+        Value::Object(labelled.collect())
+    });
+    json!({
+        "gpu": device.map(|device| &device.index), "uuid": device.map(|device| &device.uuid),
+        "begin_bytes": memory.begin_bytes, "end_bytes": memory.end_bytes,
+        "peak_bytes": memory.peak_bytes, "min_bytes": memory.min_bytes, "mean_bytes": memory.mean_bytes,
+        "growth_bytes": memory.growth_bytes(), "drop_bytes": memory.drop_bytes, "above_ns": above,
+        "gap_ns": memory.gap_ns, "energy_joules": memory.usage.energy_joules,
+        "gpu_idle_seconds": memory.usage.idle_seconds,
+        "outside_allocator_bytes": memory.outside_allocator_bytes,
+    })
+}

@@ -1,0 +1,39 @@
+//! `/`: what this is and where to look.
+
+use super::Site;
+use axum::extract::State;
+use axum::response::Html;
+use std::fmt::Write as _;
+
+const HEAD: &str = include_str!("landing.html");
+
+/// The page.
+pub(super) async fn page(State(site): State<Site>) -> Html<String> {
+    let mut state = String::new();
+    match (site.slot.node(), site.slot.trouble()) {
+        (Some(node), _) => {
+            let _ = write!(state, "<p>Reading <code>{}</code>.</p><ul>", escape(&node.source.description()));
+            for gpu in node.gpus.iter() {
+                let name = gpu.device.name.as_deref().unwrap_or("GPU");
+                let index = escape(&gpu.device.index);
+                let _ = write!(
+                    state,
+                    "<li><a href=\"/api/v1/gpus/{index}/memory\">GPU {index}</a> {} <code>{}</code></li>",
+                    escape(name),
+                    escape(&gpu.device.uuid)
+                );
+            }
+            state.push_str("</ul>");
+        }
+        (None, Some(trouble)) => {
+            let _ = write!(state, "<p class=\"trouble\">No GPUs: {}</p>", escape(&trouble.message));
+        }
+        (None, None) => state.push_str("<p>Starting.</p>"),
+    }
+    Html(HEAD.replace("{version}", env!("CARGO_PKG_VERSION")).replace("{state}", &state))
+}
+
+/// Text as HTML text or attribute value.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,71 @@
+//! HTTP: the landing page, the exposition, health, annotations, and the read API.
+//!
+//! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
+//! anything that waits for a lane or the driver.
+
+mod api;
+mod health;
+mod landing;
+pub mod problem;
+
+use crate::annotate::Intake;
+use crate::annotate::http::{Access, Door, post};
+use crate::clock::Clock;
+use crate::node::Slot;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing;
+use std::sync::Arc;
+
+/// What the handlers look at.
+#[derive(Clone)]
+pub struct Site {
+    /// The node of the moment.
+    pub slot: Arc<Slot>,
+    /// The jobs.
+    pub intake: Arc<Intake>,
+    /// The system's timeline, for times while there is no node.
+    pub clock: Arc<dyn Clock>,
+    /// Whether `/metrics` tells the memory of single processes.
+    pub processes: bool,
+}
+
+/// All routes.
+pub fn router(site: Site, access: Access) -> axum::Router {
+    let door = Door { intake: Arc::clone(&site.intake), access };
+    axum::Router::new()
+        .route("/", routing::get(landing::page))
+        .route("/metrics", routing::get(metrics))
+        .route("/healthz", routing::get(health::live))
+        .route("/readyz", routing::get(health::ready))
+        .route("/api/v1/gpus", routing::get(api::gpus))
+        .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
+        .route("/api/v1/jobs", routing::get(api::jobs))
+        .route("/api/v1/jobs/{job}/phases", routing::get(api::phases))
+        .with_state(site)
+        .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+async fn metrics(State(site): State<Site>) -> Response {
+    let families = crate::metrics::collect(&site.slot, &site.intake, &*site.clock, site.processes);
+    match crate::export::prometheus::encode(families) {
+        Ok(text) => ([(header::CONTENT_TYPE, crate::export::prometheus::CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "exposition failed");
+            problem::Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; the log tells why")
+                .into_response()
+        }
+    }
+}
+
+async fn not_found(uri: axum::http::Uri) -> problem::Problem {
+    let detail = format!("there is no `{}`; `/` lists what there is", uri.path());
+    problem::Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+async fn wrong_method(method: axum::http::Method, uri: axum::http::Uri) -> problem::Problem {
+    problem::Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("`{}` does not take {method}", uri.path()))
+}

@@ -1,0 +1,41 @@
+//! Errors as RFC 9457 problem details: the client learns its fault, the log learns the cause.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// One problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Problem {
+    status: StatusCode,
+    members: Map<String, Value>,
+}
+
+impl Problem {
+    /// A problem with this status and what the client can do about it.
+    #[must_use]
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        let title = status.canonical_reason().unwrap_or("Error");
+        let mut members = Map::new();
+        members.insert("type".into(), json!("about:blank"));
+        members.insert("title".into(), json!(title));
+        members.insert("status".into(), json!(status.as_u16()));
+        members.insert("detail".into(), json!(detail.into()));
+        Self { status, members }
+    }
+
+    /// The same with one member more.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &impl Serialize) -> Self {
+        self.members.insert(name.into(), serde_json::to_value(value).unwrap_or(Value::Null));
+        self
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = Value::Object(self.members).to_string();
+        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response()
+    }
+}

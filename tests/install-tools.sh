@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Installs what the tests (`test`) or the lints (`lint`) run beside cargo, where it is missing:
+#   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
+#   buildah, debootstrap   Debian's packages, installed (as root, or through sudo)
+#   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
+#   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
+#
+# A tool that cannot be had is told and left out: its story then skips loudly, and fails where CI is set. So this script
+# fails only where CI is set.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=tests/tools.env
+source tests/tools.env
+tools=$PWD/target/tools
+mkdir -p "$tools"
+missing=()
+
+note() { printf 'tools: %s\n' "$*" >&2; }
+have() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif have sudo && sudo -n true 2>/dev/null; then
+        sudo "$@"
+    else
+        return 1
+    fi
+}
+
+# The package lists of a fresh machine are empty.
+apt_refresh() {
+    have apt-get && as_root apt-get update -qq
+}
+
+prometheus_from_debian() {
+    if [ -x "$tools/prometheus/usr/bin/promtool" ]; then return; fi
+    if have prometheus && have promtool; then return; fi
+    note "unpacking Debian's prometheus"
+    have apt-get || return 1
+    local packages=$tools/packages
+    mkdir -p "$packages" "$tools/prometheus"
+    (cd "$packages" && { apt-get download -qq prometheus || { apt_refresh && apt-get download -qq prometheus; }; }) &&
+        dpkg -x "$packages"/prometheus_*.deb "$tools/prometheus" &&
+        rm -rf "$packages"
+}
+
+debian_packages() {
+    local wanted=()
+    for package in "$@"; do have "$package" || wanted+=("$package"); done
+    if [ ${#wanted[@]} = 0 ]; then return; fi
+    have apt-get || return 1
+    note "installing Debian's ${wanted[*]}"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}")
+    as_root "${install[@]}" >&2 || { apt_refresh && as_root "${install[@]}" >&2; }
+}
+
+helm_from_go() {
+    local bin=$tools/helm-$HELM_VERSION
+    if [ -x "$bin/helm" ]; then return; fi
+    have go || { note "helm is built by go, which is not here"; return 1; }
+    note "building helm $HELM_VERSION (a few minutes, once)"
+    GOBIN=$bin go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$HELM_VERSION"
+}
+
+cargo_deny() {
+    local root=$tools/cargo-deny-$CARGO_DENY_VERSION
+    if [ -x "$root/bin/cargo-deny" ]; then return; fi
+    note "building cargo-deny $CARGO_DENY_VERSION (a few minutes, once)"
+    # Its own profile spends minutes on link-time optimisation that a lint does not need.
+    CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+        cargo install --quiet --locked --root "$root" "cargo-deny@$CARGO_DENY_VERSION"
+}
+
+containers() { buildah --storage-driver vfs --root "$tools/containers/root" --runroot "$tools/containers/run" "$@"; }
+
+# What a registry would serve as debian:$BASE_SUITE-slim, made from Debian's own packages.
+base_image() {
+    local image=localhost/highwater-test-base:$BASE_SUITE
+    [ "$(id -u)" = 0 ] || { note "debootstrap needs root for the base image"; return 1; }
+    if containers inspect --type image "$image" >/dev/null 2>&1; then return; fi
+    note "making the base image from Debian $BASE_SUITE (half a minute, once)"
+    local tree container
+    tree=$(mktemp -d -p "$tools") &&
+        debootstrap --variant=minbase "$BASE_SUITE" "$tree" "$BASE_MIRROR" >"$tools/debootstrap.log" &&
+        rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/* &&
+        container=$(containers from scratch) &&
+        containers add --quiet "$container" "$tree" / >/dev/null &&
+        containers commit --quiet "$container" "$image" >/dev/null &&
+        containers rm "$container" >/dev/null &&
+        rm -rf "$tree"
+}
+
+# `set -e` does not reach into a function that `||` follows, so each function above ends in the command that decides.
+want() {
+    local name=$1
+    shift
+    "$@" || missing+=("$name")
+}
+
+case ${1:-} in
+test)
+    want prometheus prometheus_from_debian
+    want "buildah and debootstrap" debian_packages buildah debootstrap
+    want helm helm_from_go
+    want "the base image" base_image
+    ;;
+lint)
+    want cargo-deny cargo_deny
+    ;;
+*)
+    echo "usage: $0 test|lint" >&2
+    exit 2
+    ;;
+esac
+
+if [ ${#missing[@]} -gt 0 ]; then
+    for name in "${missing[@]}"; do note "MISSING: $name"; done
+    [ -z "${CI:-}" ]
+fi

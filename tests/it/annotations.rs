@@ -1,0 +1,287 @@
+//! What jobs send: good events are joined with memory; bad ones are refused with a reason, and lose nothing good.
+
+use crate::daemon::{Daemon, agent, answer};
+use serde_json::{Value, json};
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long a sent datagram may take to be counted on a busy machine.
+const COUNTED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A daemon that has memory to join with.
+fn simulated() -> Daemon {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    let begun = Instant::now();
+    while daemon.ask("/readyz").0 != 200 {
+        assert!(begun.elapsed() < COUNTED_WITHIN, "no memory is read");
+        std::thread::yield_now();
+    }
+    daemon
+}
+
+fn begin(name: &str) -> Value {
+    json!({"event": "begin", "name": name, "job": "story", "gpu": 0})
+}
+
+fn end(name: &str) -> Value {
+    json!({"event": "end", "name": name, "job": "story"})
+}
+
+fn now_ns() -> i64 {
+    i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()).expect("before 2262")
+}
+
+fn post(daemon: &Daemon, body: &Value) -> (u16, Value) {
+    let (status, text) = daemon.post("/api/v1/annotations", body);
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
+}
+
+fn post_text(daemon: &Daemon, body: &[u8]) -> (u16, Value) {
+    let url = format!("http://{}/api/v1/annotations", daemon.address());
+    let (status, text) = answer(agent().post(url).send(body), "POST");
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
+}
+
+/// Waits until a line of `/metrics` begins with `sample` and has at least this value.
+fn wait_for(daemon: &Daemon, sample: &str, least: f64) {
+    let begun = Instant::now();
+    loop {
+        let metrics = daemon.get("/metrics");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(sample)?.trim().parse::<f64>().ok());
+        if value.is_some_and(|value| value >= least) {
+            return;
+        }
+        assert!(begun.elapsed() < COUNTED_WITHIN, "{sample} is {value:?}, not {least}");
+        std::thread::yield_now();
+    }
+}
+
+/// The refusals of a batch in which everything around the bad event is good.
+fn refusal_of(bad: Value) -> Value {
+    let daemon = simulated();
+    let (status, told) = post(&daemon, &json!([begin("forward"), bad, end("forward")]));
+    assert_eq!((status, &told["accepted"], &told["refused"]), (200, &json!(2), &json!(1)), "{told}");
+    wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
+    assert_eq!(told["refusals"][0]["index"], json!(1));
+    told["refusals"][0].clone()
+}
+
+#[track_caller]
+fn refused(bad: Value, reason: &str, detail: &str) {
+    let told = refusal_of(bad);
+    assert_eq!(told["reason"], reason, "{told}");
+    assert!(told["detail"].as_str().is_some_and(|text| text.contains(detail)), "{told}");
+}
+
+#[test]
+fn a_phase_over_http_has_its_memory_and_duration() {
+    let daemon = simulated();
+    let begun = now_ns();
+    let (status, _) = post(&daemon, &begin("forward"));
+    assert_eq!(status, 200);
+    assert_eq!(post(&daemon, &end("forward")).0, 200);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 1.0);
+    let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
+    let phase = &phases["phases"][0];
+    assert_eq!((&phase["phase"], &phase["rank"]), (&json!("forward"), &json!(0)));
+    assert!(phase["gpus"][0]["peak_bytes"].is_u64(), "{phase}");
+    let (begin_ns, end_ns) = (phase["begin_unix_nano"].as_i64().unwrap(), phase["end_unix_nano"].as_i64().unwrap());
+    assert!(begun <= begin_ns && begin_ns <= end_ns && end_ns <= now_ns(), "{phase}");
+}
+
+#[test]
+fn a_datagram_is_joined_with_its_senders_job_and_pid() {
+    let daemon = simulated();
+    let socket = UnixDatagram::unbound().expect("a socket");
+    let lines = [
+        json!({"event": "begin", "kind": "step", "step": 7, "job": "story", "rank": 3, "gpu": [0]}),
+        json!({"event": "begin", "name": "forward", "job": "story", "rank": 3}),
+        json!({"event": "end", "name": "forward", "job": "story", "rank": 3, "memory": {"reserved": 5}}),
+        json!({"event": "end", "kind": "step", "step": 7, "job": "story", "rank": 3}),
+        json!({"event": "mark", "name": "oom", "job": "story", "rank": 3}),
+    ];
+    let datagram = lines.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
+    socket.send_to(datagram.as_bytes(), daemon.socket()).expect("the socket is there");
+    socket.send_to(b"not json", daemon.socket()).expect("the socket is there");
+    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 2.0);
+    wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 1.0);
+    let metrics = daemon.get("/metrics");
+    for line in [
+        "highwater_job_step{job=\"story\",rank=\"3\"} 7",
+        "highwater_job_steps_total{job=\"story\",rank=\"3\"} 1",
+        "highwater_job_allocator_reserved_bytes{job=\"story\",rank=\"3\"} 5",
+        "highwater_annotations_total{outcome=\"accepted\"} 5",
+    ] {
+        assert!(metrics.contains(line), "no line {line}");
+    }
+    let jobs: Value = serde_json::from_str(&daemon.get("/api/v1/jobs")).expect("JSON");
+    let rank = &jobs["jobs"][0]["ranks"][0];
+    assert_eq!(rank["pid"], json!(std::process::id()), "{rank}");
+}
+
+#[test]
+fn a_sender_without_a_job_is_named_by_its_environment() {
+    let daemon = simulated();
+    // A process of its own, so that its environment can be its own: it sends what it reads.
+    let script = format!(
+        "import socket,sys; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(sys.stdin.buffer.read(), {:?})\n\
+         input_end = sys.stdin.close()\nimport time\nwhile True: time.sleep(1)",
+        daemon.socket()
+    );
+    let mut child = std::process::Command::new("python3")
+        .args(["-c", &script])
+        .env("SLURM_JOB_ID", "4711")
+        .env("SLURM_PROCID", "2")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3");
+    let event = json!({"event": "begin", "name": "forward", "gpu": 0}).to_string();
+    std::io::Write::write_all(&mut child.stdin.take().expect("stdin"), event.as_bytes()).expect("written");
+    wait_for(&daemon, "highwater_phase_active{job=\"slurm-4711\",rank=\"2\",phase=\"forward\"}", 1.0);
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+}
+
+#[test]
+fn bad_events_are_refused_by_name_and_nothing_good_is_lost() {
+    refused(json!({"event": "begin", "name": "x", "job": "story", "colour": "red"}), "malformed", "colour");
+    refused(json!({"event": "begins", "name": "x", "job": "story"}), "malformed", "begins");
+    refused(json!({"event": "begin", "name": "x"}), "malformed", "job");
+    refused(json!({"event": "begin", "job": "story"}), "malformed", "name");
+    refused(json!({"event": "begin", "name": "x\u{0}y", "job": "story"}), "bad_name", "U+0000");
+    refused(json!({"event": "begin", "name": "x", "job": "a\nb"}), "bad_name", "U+000A");
+    refused(json!({"event": "begin", "name": "x".repeat(10_000), "job": "story"}), "bad_name", "10000 bytes");
+    refused(json!({"event": "begin", "name": "x", "job": "story", "gpu": 9}), "unknown_gpu", "`9`");
+    refused(json!({"event": "begin", "name": "x", "job": "story", "gpu": [0, "GPU-x"]}), "unknown_gpu", "`GPU-x`");
+    refused(json!({"event": "end", "name": "backward", "job": "story"}), "end_without_begin", "`backward`");
+    refused(json!({"event": "begin", "name": "x", "job": "story", "time_unix_nano": 1}), "too_old", "600 s");
+    let in_2100 = 4_102_444_800_000_000_000_i64;
+    refused(json!({"event": "begin", "name": "x", "job": "story", "time_unix_nano": in_2100}), "in_future", "ahead");
+}
+
+#[test]
+fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
+    let daemon = simulated();
+    let now = now_ns();
+    let at = |event: Value, ns: i64| {
+        let mut event = event;
+        event["time_unix_nano"] = json!(ns);
+        event
+    };
+    // Alone, so that the batch's order of times cannot put it right.
+    assert_eq!(post(&daemon, &at(begin("forward"), now)).0, 200);
+    let (status, told) = post(&daemon, &at(end("forward"), now - 1_000_000));
+    assert_eq!((status, &told["annotations"]["refusals"][0]["reason"]), (400, &json!("end_before_begin")), "{told}");
+    assert_eq!(post(&daemon, &at(end("forward"), now + 1_000)).0, 200);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 1.0);
+}
+
+#[test]
+fn a_batch_is_taken_in_the_order_of_its_times() {
+    let daemon = simulated();
+    let now = now_ns() - 1_000_000_000;
+    let mut events = [end("forward"), begin("forward")];
+    events[0]["time_unix_nano"] = json!(now + 5_000_000);
+    events[1]["time_unix_nano"] = json!(now);
+    let (status, told) = post(&daemon, &json!(events));
+    assert_eq!((status, &told["accepted"]), (200, &json!(2)), "{told}");
+}
+
+#[test]
+fn begun_twice_and_never_ended_have_their_outcomes() {
+    let daemon = simulated();
+    let step = |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story", "gpu": 0});
+    // Step 1 is begun, with a phase in it; step 2 begins instead of its end; a phase of step 2 outlives it.
+    let events = [step("begin", 1), begin("forward"), step("begin", 2), begin("backward"), step("end", 2)];
+    let (_, told) = post(&daemon, &json!(events));
+    assert_eq!(told["accepted"], json!(5), "{told}");
+    wait_for(&daemon, "highwater_phases_total{outcome=\"superseded\"}", 2.0);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"step_ended\"}", 1.0);
+    wait_for(&daemon, "highwater_job_steps_total{job=\"story\",rank=\"0\"}", 1.0);
+    // An event that lies before the rank's newest is taken and counted as what it is.
+    let mut late = begin("eval");
+    late["time_unix_nano"] = json!(now_ns() - 60_000_000_000);
+    assert_eq!(post(&daemon, &late).0, 200);
+    wait_for(&daemon, "highwater_annotations_total{outcome=\"accepted_out_of_order\"}", 1.0);
+}
+
+#[test]
+fn a_silent_job_is_forgotten() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "annotations.silence=1s"]);
+    assert_eq!(post(&daemon, &begin("forward")).0, 200);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
+    assert!(!daemon.get("/metrics").contains("job=\"story\""));
+}
+
+#[test]
+fn a_job_without_a_gpu_has_times_and_no_memory() {
+    let daemon = simulated();
+    let event = |event: &str| json!({"event": event, "name": "forward", "job": "story"});
+    assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
+    let metrics = daemon.get("/metrics");
+    assert!(metrics.contains("highwater_annotations_total{outcome=\"accepted_without_gpu\"} 2"));
+    assert!(metrics.contains("highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"} 1"));
+    assert!(!metrics.contains("highwater_phase_memory_peak_bytes{job=\"story\""));
+}
+
+#[test]
+fn visible_devices_and_local_rank_find_the_gpu() {
+    let daemon = Daemon::start(&["serve", "--source", "sim"]);
+    let attributes = json!({"CUDA_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": 1});
+    let event = |event: &str| json!({"event": event, "name": "x", "job": "story", "attributes": attributes});
+    assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
+    let metrics = daemon.get("/metrics");
+    let info = metrics.lines().find(|line| line.starts_with("highwater_job_info{job=\"story\"")).expect("the job is known");
+    assert!(info.contains("gpu=\"3\""), "{info}");
+}
+
+#[test]
+fn what_is_no_json_and_what_is_too_long_are_told_as_such() {
+    let daemon = simulated();
+    let (status, told) = post_text(&daemon, b"{\"event\": \"begin\", ");
+    assert_eq!((status, &told["title"]), (400, &json!("Bad Request")), "{told}");
+    let mixed = format!("{}\nnonsense\n{}\n", begin("forward"), end("forward"));
+    let (status, told) = post_text(&daemon, mixed.as_bytes());
+    assert_eq!((status, &told["accepted"], &told["refusals"][0]["index"]), (200, &json!(2), &json!(1)), "{told}");
+    let (status, told) = post_text(&daemon, &vec![b' '; 10 << 20]);
+    assert_eq!(status, 413, "{told}");
+    assert_eq!(post_text(&daemon, b"\xff\xfe{}").0, 400);
+    wait_for(&daemon, "highwater_annotations_total{outcome=\"too_large\"}", 1.0);
+    assert_eq!(post(&daemon, &begin("still here")).0, 200);
+}
+
+#[test]
+fn ten_thousand_job_names_take_sixty_four_places() {
+    let daemon = simulated();
+    assert_eq!(post(&daemon, &begin("forward")).0, 200);
+    for batch in 0..10 {
+        let events: Vec<_> = (0..1000)
+            .map(|n| json!({"event": "begin", "name": "x", "job": format!("job-{batch}-{n}")}))
+            .collect();
+        post(&daemon, &json!(events));
+    }
+    let metrics = daemon.get("/metrics");
+    let jobs = metrics.lines().filter(|line| line.starts_with("highwater_job_info{")).count();
+    assert_eq!(jobs, 64);
+    assert!(metrics.contains("highwater_annotations_total{outcome=\"too_many_jobs\"} 9937"), "the rest is counted");
+    assert_eq!(post(&daemon, &end("forward")).0, 200, "the first job goes on");
+}
+
+#[test]
+fn an_address_that_is_not_loopback_needs_a_token() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "listen=0.0.0.0:0"]);
+    let port = daemon.address().rsplit(':').next().expect("a port").to_owned();
+    let url = format!("http://127.0.0.1:{port}/api/v1/annotations");
+    let (status, told) = answer(agent().post(&url).send_json(begin("x")), "POST");
+    assert_eq!(status, 403, "{told}");
+    assert!(told.contains("token_file"), "{told}");
+
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "0123456789abcdef\n").expect("written");
+    let token = format!("annotations.token_file={}", file.path().display());
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", &token]);
+    assert_eq!(post(&daemon, &begin("x")).0, 401);
+    let url = format!("http://{}/api/v1/annotations", daemon.address());
+    let request = agent().post(&url).header("authorization", "Bearer 0123456789abcdef");
+    assert_eq!(answer(request.send_json(begin("x")), "POST").0, 200);
+}

@@ -1,0 +1,152 @@
+//! The image, built by a real builder from the repository's Dockerfile, and run.
+//!
+//! The base is Debian made from Debian's packages, as `make test` puts it into target/tools/containers. What is built is
+//! the target `prebuilt`, with the program that cargo has just built. So two things of the Dockerfile are NOT covered:
+//! the stage `build` and the line that copies from it, because compiling everything again would take longer than all
+//! other tests together; and the default base images, because there is no registry to pull them from.
+
+use crate::daemon::{agent, answer};
+use crate::process::{Process, eventually};
+use crate::tools;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const IMAGE: &str = "localhost/highwater-test:latest";
+
+#[test]
+fn the_image_is_built_and_runs_as_nobody() {
+    let Some(buildah) = Buildah::find() else { return };
+    buildah.build();
+
+    let config = buildah.json(&["inspect", "--type", "image", IMAGE])["OCIv1"]["config"].clone();
+    assert_eq!(config["User"], "65534:65534");
+    assert_eq!(config["ExposedPorts"], json!({"10450/tcp": {}}));
+    assert_eq!((&config["Entrypoint"], &config["Cmd"]), (&json!(["/usr/local/bin/highwater"]), &json!(["serve"])));
+    assert_eq!(config["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
+
+    let container = buildah.container();
+    let version = buildah.output(&["run", &container.id, "--", "/usr/local/bin/highwater", "--version"]);
+    assert_eq!(version.trim(), format!("highwater {}", env!("CARGO_PKG_VERSION")));
+    answers_while_it_runs(&buildah, &container);
+}
+
+/// Chroot isolation leaves the container in this machine's network, so it is asked on its own loopback port.
+fn answers_while_it_runs(buildah: &Buildah, container: &Container<'_>) {
+    let mut command = buildah.command(&["run", &container.id, "--", "/usr/local/bin/highwater"]);
+    command.args(["serve", "--source", "sim", "--listen", "127.0.0.1:0"]);
+    let mut daemon = Process::start(command);
+    let base = daemon.wait_for(Duration::from_secs(30), "line `listening on`", |line| {
+        let address = line.split_once("listening on ")?.1;
+        Some(address.split_whitespace().next()?.trim_end_matches('/').to_owned())
+    });
+    let get = |path: &str| answer(agent().get(format!("{base}{path}")).call(), path);
+    assert_eq!(get("/healthz").0, 200, "{}", daemon.printed());
+    eventually(Duration::from_secs(10), "readings in /metrics", || {
+        let (status, metrics) = get("/metrics");
+        (status == 200 && metrics.contains("highwater_gpu_memory_used_bytes{")).then_some(())
+    });
+    daemon.terminate();
+}
+
+#[test]
+fn the_builder_is_the_pinned_toolchain() {
+    let read = |path: &str| std::fs::read_to_string(tools::root().join(path)).expect("readable");
+    let (dockerfile, toolchain) = (read("Dockerfile"), read("rust-toolchain.toml"));
+    let channel =
+        toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel").trim_matches('"');
+    assert!(dockerfile.contains(&format!("ARG BUILDER=docker.io/library/rust:{channel}-bookworm\n")), "{channel}");
+}
+
+/// Buildah with its storage under target/tools.
+struct Buildah {
+    program: PathBuf,
+    base: String,
+}
+
+/// A container of the image, removed when dropped.
+struct Container<'a> {
+    buildah: &'a Buildah,
+    id: String,
+}
+
+impl Buildah {
+    /// `None`, told or panicked as [`tools::missing`] does, where it cannot work here.
+    fn find() -> Option<Self> {
+        let buildah = Self {
+            program: tools::find("buildah")?,
+            base: format!("localhost/highwater-test-base:{}", tools::pinned("BASE_SUITE")),
+        };
+        if !rustix::process::geteuid().is_root() {
+            tools::missing("buildah's chroot isolation needs root here");
+            return None;
+        }
+        let found = buildah.command(&["inspect", "--type", "image", &buildah.base]).output().expect("buildah starts");
+        if !found.status.success() {
+            tools::missing(&format!("the base image {} is not made", buildah.base));
+            return None;
+        }
+        Some(buildah)
+    }
+
+    /// Builds the target `prebuilt` from the Dockerfile, with no more than `.dockerignore` lets through.
+    fn build(&self) {
+        let context = TempDir::new().expect("a temporary directory");
+        for file in ["Dockerfile", ".dockerignore"] {
+            std::fs::copy(tools::root().join(file), context.path().join(file)).expect("copied");
+        }
+        let binary = context.path().join("target/release/highwater");
+        std::fs::create_dir_all(binary.parent().expect("a folder")).expect("made");
+        std::fs::copy(env!("CARGO_BIN_EXE_highwater"), &binary).expect("copied");
+        let runtime = format!("RUNTIME={}", self.base);
+        let mut command = self.command(&["build", "--isolation", "chroot", "--network", "host", "--pull-never"]);
+        command.args(["--target", "prebuilt", "--build-arg", &runtime, "--tag", IMAGE]).arg(context.path());
+        self.checked(command);
+    }
+
+    fn container(&self) -> Container<'_> {
+        let id = self.output(&["from", "--pull-never", IMAGE]).trim().to_owned();
+        Container { buildah: self, id }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let storage = tools::root().join("target/tools/containers");
+        let path = |part: &str| -> PathBuf { Path::new(&storage).join(part) };
+        let mut command = Command::new(&self.program);
+        command.args(["--storage-driver", "vfs", "--root"]).arg(path("root")).arg("--runroot").arg(path("run"));
+        command.env("BUILDAH_ISOLATION", "chroot").args(arguments);
+        command
+    }
+
+    fn output(&self, arguments: &[&str]) -> String {
+        self.checked(self.command(arguments))
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.output(arguments)).expect("buildah answers JSON")
+    }
+
+    fn checked(&self, mut command: Command) -> String {
+        let output = command.output().expect("buildah starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {said}{}", hint(&said));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        // Left behind, the next run is only slower; a panic here would hide the failure that is told.
+        let _ = self.buildah.command(&["rm", &self.id]).output();
+    }
+}
+
+fn hint(said: &str) -> &'static str {
+    if said.contains("GLIBC_") {
+        "\nthe program was built for a newer glibc than the base image's: see BASE_SUITE in tests/tools.env"
+    } else {
+        ""
+    }
+}

@@ -1,0 +1,98 @@
+//! The program under test, running: `highwater` with a port and an annotations socket of its own.
+
+use crate::process::Process;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How long it may take until it listens; a debug build on a busy machine needs more than the figure of 300 ms.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+
+/// A running daemon, ended with SIGTERM when dropped.
+pub struct Daemon {
+    process: Process,
+    base: String,
+    directory: TempDir,
+}
+
+impl Daemon {
+    /// `highwater ARGUMENTS… --listen 127.0.0.1:0 --annotations-socket …`, once it listens. No setting of the
+    /// environment reaches it.
+    pub fn start(arguments: &[&str]) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
+        let mut command = command();
+        command.args(arguments).args(["--listen", "127.0.0.1:0"]);
+        command.arg("--annotations-socket").arg(socket_in(directory.path()));
+        command.env("XDG_RUNTIME_DIR", directory.path());
+        let process = Process::start(command);
+        let base = process.wait_for(LISTENS_WITHIN, "line `listening on`", |line| {
+            let address = line.split_once("listening on http://")?.1;
+            Some(format!("http://{}", address.split_whitespace().next()?.trim_end_matches('/')))
+        });
+        Self { process, base, directory }
+    }
+
+    /// `127.0.0.1:PORT`: what Prometheus calls the instance.
+    pub fn address(&self) -> &str {
+        self.base.trim_start_matches("http://")
+    }
+
+    /// Its annotations socket.
+    pub fn socket(&self) -> PathBuf {
+        socket_in(self.directory.path())
+    }
+
+    /// The body at `path`; panics where the answer is not 200.
+    pub fn get(&self, path: &str) -> String {
+        let (status, body) = self.ask(path);
+        assert_eq!(status, 200, "GET {path}: {body}\n{}", self.process.printed());
+        body
+    }
+
+    /// Status and body at `path`.
+    pub fn ask(&self, path: &str) -> (u16, String) {
+        answer(agent().get(format!("{}{path}", self.base)).call(), path)
+    }
+
+    /// Status and body of `json` posted to `path`.
+    pub fn post(&self, path: &str, json: &Value) -> (u16, String) {
+        answer(agent().post(format!("{}{path}", self.base)).send_json(json), path)
+    }
+
+    /// Sends SIGTERM; gives how it ended and after how long.
+    pub fn stop(mut self) -> (ExitStatus, Duration) {
+        self.process.terminate()
+    }
+}
+
+/// The program, without any of its settings in the environment.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_highwater"));
+    let settings = std::env::vars_os().map(|(name, _)| name);
+    for name in
+        settings.filter(|name| name.to_str().is_some_and(|n| n.starts_with("HIGHWATER_") || n.starts_with("OTEL_")))
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A client that gives every status as an answer and waits at most ten seconds.
+pub fn agent() -> ureq::Agent {
+    let config =
+        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(10)));
+    config.build().into()
+}
+
+/// Status and body of an answer; panics where there was none.
+pub fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>, what: &str) -> (u16, String) {
+    let mut response = result.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let body = response.body_mut().read_to_string().unwrap_or_else(|error| panic!("{what}: {error}"));
+    (response.status().as_u16(), body)
+}
+
+fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("annotations.sock")
+}

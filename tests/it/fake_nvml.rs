@@ -1,0 +1,136 @@
+//! The fake NVML for stories: built once, and copied for each story.
+//!
+//! The loader takes a copy at another path for another library, with its own GPUs, counts and clock, and the copy reads
+//! the control file beside itself. So stories run side by side in one process, and no environment variable is shared.
+//! [`Control::library`] is what `--nvml-library` or `nvml::open` gets.
+
+use serde_json::Value;
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The built `libnvml_fake.so`, from this profile's folder.
+pub fn library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(build).clone()
+}
+
+fn build() -> PathBuf {
+    let (target, profile) = target_and_profile();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "nvml-fake", "--message-format", "json"]);
+    cargo.args(["--profile", &profile, "--target-dir"]).arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = cargo.output().expect("cargo runs");
+    assert!(output.status.success(), "nvml-fake is not built: {}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
+    messages.lines().filter_map(built_library).next_back().expect("cargo names the library that it built")
+}
+
+fn built_library(message: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let is_fake = message["reason"] == "compiler-artifact" && message["target"]["name"] == "nvml_fake";
+    let files = message["filenames"].as_array().filter(|_| is_fake)?;
+    files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".so")).map(PathBuf::from)
+}
+
+/// From this binary's own path, `TARGET/PROFILE/deps/it-…`.
+fn target_and_profile() -> (PathBuf, String) {
+    let own = std::env::current_exe().expect("a test knows its own path");
+    let mut folders = own.ancestors().skip(2);
+    let profile = folders.next().and_then(Path::file_name).and_then(|name| name.to_str()).expect("a profile's folder");
+    let target = folders.next().expect("a target folder");
+    let profile = if profile == "debug" { "dev" } else { profile };
+    (target.to_owned(), profile.to_owned())
+}
+
+/// One copy of the fake with its control file.
+pub struct Control {
+    library: PathBuf,
+    loaded: OnceLock<Loaded>,
+}
+
+type Calls = unsafe extern "C" fn(*const libc::c_char) -> u64;
+type Reload = unsafe extern "C" fn() -> u32;
+
+/// The copy as the loader has it. It stays loaded, so that its counts outlive the source that used it.
+struct Loaded {
+    calls: Calls,
+    reload: Reload,
+}
+
+impl Control {
+    /// A copy of the fake in `folder`, with no GPU yet.
+    pub fn new(folder: &Path) -> Self {
+        let copy = folder.join("libnvml_fake.so");
+        std::fs::copy(library(), &copy).expect("the fake is copied");
+        let control = Self { library: copy, loaded: OnceLock::new() };
+        control.set(&serde_json::json!({}));
+        control
+    }
+
+    /// The copy's path.
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// The control file's path, for a `HIGHWATER_FAKE_NVML` that names it outright.
+    pub fn file(&self) -> PathBuf {
+        let mut path = self.library.clone().into_os_string();
+        path.push(".json");
+        path.into()
+    }
+
+    /// Puts another control file in place: at once for this process, within milliseconds for any other.
+    pub fn set(&self, control: &Value) {
+        assert!(self.accepts(control), "the fake refuses {control}");
+    }
+
+    /// Puts another control file in place, and tells whether the fake can read it.
+    pub fn accepts(&self, control: &Value) -> bool {
+        self.put(control);
+        // SAFETY: the fake's own function, of this type.
+        unsafe { (self.loaded().reload)() == 0 }
+    }
+
+    /// Puts another control file in place, and leaves it to the fake to notice.
+    pub fn put(&self, control: &Value) {
+        let next = self.file().with_extension("next");
+        std::fs::write(&next, control.to_string()).expect("the control file is written");
+        std::fs::rename(next, self.file()).expect("the control file is put in place");
+    }
+
+    /// How often this process called NVML's function `name` in this copy, or asked for `field:N`.
+    pub fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).expect("a name without NUL");
+        // SAFETY: the fake's own function, of this type, with a C string.
+        let calls = unsafe { (self.loaded().calls)(name.as_ptr()) };
+        assert_ne!(calls, u64::MAX, "the fake has no function {name:?}");
+        calls
+    }
+
+    fn loaded(&self) -> &Loaded {
+        self.loaded.get_or_init(|| load(&self.library))
+    }
+}
+
+fn load(library: &Path) -> Loaded {
+    let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path without NUL");
+    // SAFETY: a C string; loading the fake runs no code of its own.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!handle.is_null(), "{} cannot be loaded", library.display());
+    let symbol = |name: &CStr| {
+        // SAFETY: an open library and a C string.
+        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+        assert!(!found.is_null(), "the fake has no {name:?}");
+        found
+    };
+    let (calls, reload) = (symbol(c"nvml_fake_calls"), symbol(c"nvml_fake_reload"));
+    // SAFETY: the fake's two functions of its own have these types, and it is never unloaded.
+    unsafe {
+        Loaded {
+            calls: std::mem::transmute::<*mut libc::c_void, Calls>(calls),
+            reload: std::mem::transmute::<*mut libc::c_void, Reload>(reload),
+        }
+    }
+}

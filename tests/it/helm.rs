@@ -1,0 +1,229 @@
+//! The chart, linted and rendered by a real Helm: what an operator gets by default, with everything on, and when wrong.
+//!
+//! Absent: a cluster. That the daemon takes the very arguments and settings that the chart renders is tested with it.
+
+use crate::daemon;
+use crate::tools;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use yaml_rust2::{Yaml, YamlLoader};
+
+/// Everything that is off by default, on.
+const EVERYTHING: &str = r#"
+config: {sampling: {period: 2ms}}
+annotations: {socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
+nvidia: {deviceList: volume-mounts}
+runtimeClassName: nvidia
+priorityClassName: system-node-critical
+hostPID: true
+env: [{name: RUST_LOG, value: debug}]
+podAnnotations: {example.com/team: gpu}
+commonLabels: {team: gpu}
+serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s}
+dashboards: {enabled: true, annotations: {grafana_folder: GPUs}}
+networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
+"#;
+
+#[test]
+fn helm_lint_has_nothing_to_say() {
+    let Some(helm) = tools::find("helm") else { return };
+    let output = run(Command::new(helm).args(["lint", "--strict"]).arg(chart()));
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn by_default_the_pod_can_do_nothing_but_read_gpus() {
+    let Some(objects) = render("") else { return };
+    assert_eq!(kinds(&objects), ["DaemonSet", "Service", "ServiceAccount"]);
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["runAsUser"], 65534);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+    assert_eq!(container["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(pod["enableServiceLinks"], false, "a Service's HIGHWATER_PORT is no setting");
+    for host in ["hostPID", "hostNetwork", "hostIPC"] {
+        assert!(pod[host].is_null(), "{host}");
+    }
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    assert!(volumes.iter().all(|volume| volume["hostPath"].is_null()), "no path of the host: {volumes:?}");
+    assert!(container["resources"]["limits"]["nvidia.com/gpu"].is_null(), "it takes no GPU from a job");
+}
+
+#[test]
+fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
+    let Some(objects) = render("") else { return };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(
+        container["image"],
+        format!("highwater:{}", env!("CARGO_PKG_VERSION")),
+        "the chart's appVersion is the program's"
+    );
+    assert_eq!(pod["tolerations"], json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]));
+    let env = container["env"].as_array().expect("env");
+    assert!(env.contains(&json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})), "{env:?}");
+    assert!(env.contains(&json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"})), "{env:?}");
+    assert_eq!(container["livenessProbe"]["httpGet"], json!({"path": "/healthz", "port": "http"}));
+    assert_eq!(container["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "http"}));
+    assert_eq!(container["ports"], json!([{"name": "http", "containerPort": 10450}]));
+    let service = &one(&objects, "Service")["spec"];
+    assert_eq!(service["internalTrafficPolicy"], "Local");
+    let labels = &one(&objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"];
+    for (name, value) in service["selector"].as_object().expect("a selector") {
+        assert_eq!(&labels[name], value, "the Service finds the pods");
+    }
+}
+
+#[test]
+fn everything_can_be_switched_on() {
+    let Some(objects) = render(EVERYTHING) else { return };
+    for kind in ["ConfigMap", "NetworkPolicy", "ServiceMonitor"] {
+        assert!(kinds(&objects).contains(&kind), "{kind}: {:?}", kinds(&objects));
+    }
+    assert!(
+        objects.iter().all(|object| object["metadata"]["labels"]["team"] == "gpu"),
+        "common labels are on every object"
+    );
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    assert_eq!((&pod["runtimeClassName"], &pod["hostPID"]), (&json!("nvidia"), &json!(true)));
+    let volume =
+        |name: &str| pod["volumes"].as_array().into_iter().flatten().find(|volume| volume["name"] == name).cloned();
+    assert_eq!(volume("run").expect("run")["hostPath"], json!({"path": "/run/hw", "type": "Directory"}));
+    assert_eq!(volume("all-gpus").expect("all-gpus")["hostPath"]["path"], "/dev/null");
+    assert_eq!(volume("token").expect("token")["secret"]["items"], json!([{"key": "bearer", "path": "token"}]));
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    for mount in mounts {
+        assert!(volume(mount["name"].as_str().unwrap_or_default()).is_some(), "{mount} has its volume");
+    }
+    let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
+    assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
+    assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series survive the pod");
+}
+
+#[test]
+fn the_dashboards_that_it_ships_are_the_repositorys() {
+    let Some(objects) = render(EVERYTHING) else { return };
+    let shipped: Vec<&Value> =
+        objects.iter().filter(|object| object["metadata"]["labels"]["grafana_dashboard"] == "1").collect();
+    let files = crate::dashboards::files();
+    assert_eq!(shipped.len(), files.len());
+    for file in files {
+        let name = format!("highwater-{}", file.file_name().expect("a file").to_string_lossy());
+        let text = shipped
+            .iter()
+            .find_map(|map| map["data"][&name].as_str())
+            .unwrap_or_else(|| panic!("{name} is not shipped"));
+        assert_eq!(text.trim(), std::fs::read_to_string(&file).expect("readable").trim(), "{name}");
+        assert!(text.len() < 900_000, "{name} nears the 1 MiB that a ConfigMap holds");
+    }
+}
+
+#[test]
+fn the_daemon_takes_what_the_chart_renders() {
+    for values in ["", EVERYTHING] {
+        let Some(objects) = render(values) else { return };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let arguments = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["args"];
+        let config = objects.iter().find_map(|object| object["data"]["highwater.yaml"].as_str());
+        let config = config.map(|text| {
+            // What the pod mounts, under names that exist here.
+            let (file, token) = (directory.path().join("highwater.yaml"), directory.path().join("token"));
+            std::fs::write(&token, "secret-secret-secret").expect("writable");
+            std::fs::write(&file, text.replace("/etc/highwater/token/token", &token.display().to_string()))
+                .expect("writable");
+            file
+        });
+        let arguments = arguments.as_array().expect("args").iter().map(|argument| match (argument.as_str(), &config) {
+            (Some("--config=/etc/highwater/highwater.yaml"), Some(file)) => format!("--config={}", file.display()),
+            (argument, _) => argument.unwrap_or_default().to_owned(),
+        });
+        let output = run(daemon::command().args(arguments).arg("--check-config"));
+        assert!(output.status.success(), "{values}: {}", said(&output));
+    }
+}
+
+#[test]
+fn values_that_cannot_work_are_refused() {
+    let Some(helm) = tools::find("helm") else { return };
+    for (values, told) in [
+        ("{image: {repositry: x}}", "repositry"),
+        ("{unknown: 1}", "unknown"),
+        ("{listen: {port: 80}}", "/listen/port"),
+        ("{listen: {address: localhost}}", "/listen/address"),
+        ("{service: {internalTrafficPolicy: Node}}", "/service/internalTrafficPolicy"),
+        ("{serviceMonitor: {interval: 15}}", "/serviceMonitor/interval"),
+        ("{nvidia: {deviceList: magic}}", "/nvidia/deviceList"),
+        ("{annotations: {socket: {hostPath: {path: run}}}}", "/annotations/socket/hostPath/path"),
+        ("{terminationGracePeriodSeconds: 1}", "/terminationGracePeriodSeconds"),
+    ] {
+        let output = template(&helm, values);
+        assert!(!output.status.success(), "{values} is taken");
+        assert!(said(&output).contains(told), "{values}: {}", said(&output));
+    }
+}
+
+/// The objects that the chart makes of these values, default values below them; `None` without Helm.
+fn render(values: &str) -> Option<Vec<Value>> {
+    let output = template(&tools::find("helm")?, values);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8(output.stdout).expect("Helm renders UTF-8");
+    let documents = YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let objects: Vec<Value> = documents.iter().map(to_json).filter(|object| !object.is_null()).collect();
+    assert!(objects.iter().all(|object| object["kind"].is_string() && object["metadata"]["name"].is_string()));
+    Some(objects)
+}
+
+fn template(helm: &Path, values: &str) -> Output {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("values.yaml");
+    std::fs::write(&file, values).expect("writable");
+    run(Command::new(helm)
+        .args(["template", "hw"])
+        .arg(chart())
+        .args(["--namespace", "monitoring", "--values"])
+        .arg(file))
+}
+
+fn chart() -> PathBuf {
+    tools::root().join("helm/highwater")
+}
+
+fn run(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn kinds(objects: &[Value]) -> Vec<&str> {
+    let mut kinds: Vec<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+    kinds.sort_unstable();
+    kinds
+}
+
+fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    let mut found = objects.iter().filter(|object| object["kind"] == kind);
+    let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
+    assert!(found.next().is_none(), "several {kind}s");
+    object
+}
+
+fn to_json(yaml: &Yaml) -> Value {
+    match yaml {
+        Yaml::Real(text) => text.parse::<f64>().map_or(Value::Null, Value::from),
+        Yaml::Integer(number) => Value::from(*number),
+        Yaml::String(text) => Value::from(text.as_str()),
+        Yaml::Boolean(value) => Value::from(*value),
+        Yaml::Array(items) => items.iter().map(to_json).collect(),
+        Yaml::Hash(fields) => {
+            fields.iter().map(|(key, value)| (key.as_str().unwrap_or_default().to_owned(), to_json(value))).collect()
+        }
+        Yaml::Null | Yaml::Alias(_) | Yaml::BadValue => Value::Null,
+    }
+}

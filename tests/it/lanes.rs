@@ -1,0 +1,162 @@
+//! The whole daemon over the fake driver: one GPU that fails, is lost, or hangs costs the others nothing.
+
+use crate::daemon::Daemon;
+use crate::fake_nvml::Control;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const GIB: u64 = 1 << 30;
+/// How long a change may take to be told on a busy machine.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
+
+struct Node {
+    control: Control,
+    daemon: Daemon,
+    _folder: TempDir,
+}
+
+impl Node {
+    fn start(control: &Value, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let fake = Control::new(folder.path());
+        fake.put(control);
+        let library = fake.library().display().to_string();
+        let daemon = Daemon::start(&[&["serve", "--nvml-library", &library], arguments].concat());
+        Self { control: fake, daemon, _folder: folder }
+    }
+
+    fn value(&self, sample: &str) -> Option<f64> {
+        value(&self.daemon.get("/metrics"), sample)
+    }
+
+    /// Waits until `metrics` are as the story expects, and returns them.
+    fn until(&self, what: &str, mut as_expected: impl FnMut(&str) -> bool) -> String {
+        let begun = Instant::now();
+        loop {
+            let metrics = self.daemon.get("/metrics");
+            if as_expected(&metrics) {
+                return metrics;
+            }
+            assert!(begun.elapsed() < TOLD_WITHIN, "{what} is not told:\n{metrics}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn value(metrics: &str, sample: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(sample)?.trim().parse().ok())
+}
+
+fn gpus(count: usize) -> Value {
+    let gpu = |n: usize| json!({"uuid": format!("GPU-{n}"), "used": (n as u64 + 1) * GIB});
+    json!({"gpus": (0..count).map(gpu).collect::<Vec<_>>()})
+}
+
+fn used(gpu: usize) -> String {
+    format!("highwater_gpu_memory_used_bytes{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}")
+}
+
+fn up(gpu: usize) -> String {
+    format!("highwater_gpu_up{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}")
+}
+
+#[test]
+fn a_lost_gpu_is_down_and_absent_and_comes_back() {
+    let mut control = gpus(3);
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    node.until("GPU 1", |metrics| value(metrics, &used(1)).is_some());
+    control["gpus"][1]["lost"] = json!(true);
+    node.control.put(&control);
+    let metrics = node.until("the loss", |metrics| value(metrics, &up(1)) == Some(0.0));
+    assert_eq!(value(&metrics, &used(1)), None, "the last value is not repeated");
+    assert!(!metrics.contains("highwater_gpu_power_watts{gpu=\"1\""));
+    assert_eq!(value(&metrics, &used(0)), Some(GIB as f64));
+    control["gpus"][1]["lost"] = json!(false);
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
+    // The time in between is a gap, and is told as one.
+    let memory: Value = serde_json::from_str(&node.daemon.get("/api/v1/gpus/1/memory")).expect("JSON");
+    assert!(memory["gap_ns"].as_i64().is_some_and(|gap| gap > 0), "{memory}");
+    assert!(memory["points"].as_array().expect("points").iter().any(|point| point[1].is_null()), "{memory}");
+}
+
+#[test]
+fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
+    let mut control = gpus(3);
+    let node = Node::start(&control, &["--set", "sampling.hang_after=200ms", "--set", "sampling.slow_period=100ms"]);
+    node.until("GPU 1", |metrics| value(metrics, &used(1)).is_some());
+    control["gpus"][1]["hang"] = json!(["nvmlDeviceGetMemoryInfo_v2"]);
+    control["gpus"][2]["used"] = json!(7 * GIB);
+    node.control.put(&control);
+    let metrics = node.until("the hang", |metrics| value(metrics, &up(1)) == Some(0.0));
+    let taken = value(&metrics, "highwater_sampler_ticks_taken_total").expect("ticks are told");
+    node.until("ticks after the hang", |metrics| {
+        value(metrics, "highwater_sampler_ticks_taken_total").is_some_and(|now| now > taken + 100.0)
+            && value(metrics, &used(2)) == Some(7.0 * GIB as f64)
+    });
+    control["gpus"][1]["hang"] = json!([]);
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
+}
+
+#[test]
+fn ticks_due_are_taken_plus_missed_and_a_blocked_driver_is_told() {
+    let mut control = gpus(2);
+    control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 5_000.0});
+    // So slow a driver would be backed off from at once.
+    let node = Node::start(&control, &["--set", "sampling.budget=1", "--set", "sampling.max_period=1ms"]);
+    let blocked = "highwater_sampler_ticks_missed_total{cause=\"driver_blocked\"}";
+    node.until("blocked ticks", |metrics| value(metrics, blocked).is_some_and(|missed| missed > 50.0));
+    // The counters are read one by one while the sampler counts on: due is taken plus missed but for ticks counted
+    // in between, at most a few.
+    let metrics = node.daemon.get("/metrics");
+    let count = |sample: &str| value(&metrics, sample).expect("told");
+    let late = count("highwater_sampler_ticks_missed_total{cause=\"late\"}");
+    let accounted = count("highwater_sampler_ticks_taken_total") + late + count(blocked);
+    let due = count("highwater_sampler_ticks_due_total");
+    assert!((due - accounted).abs() <= 10.0, "{due} due, {accounted} accounted for");
+}
+
+#[test]
+fn an_expensive_driver_is_backed_off_from() {
+    let mut control = gpus(2);
+    control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 400.0});
+    let node = Node::start(&control, &[]);
+    node.until("a longer period", |metrics| {
+        value(metrics, "highwater_sampler_period_seconds").is_some_and(|period| period > 0.001)
+    });
+    assert!(node.value("highwater_nvml_busy_ratio").is_some());
+}
+
+#[test]
+fn a_driver_that_comes_later_is_found() {
+    let node = Node::start(&json!({"errors": {"nvmlInit_v2": 9, "nvmlInitWithFlags": 9}}), &[]);
+    node.until("the reason", |metrics| metrics.contains("highwater_source_error{reason=\"driver_not_loaded\"} 1"));
+    assert_eq!(node.value("highwater_nvml_up"), Some(0.0));
+    node.control.put(&gpus(1));
+    let metrics = node.until("the GPU", |metrics| value(metrics, &used(0)) == Some(GIB as f64));
+    assert_eq!(value(&metrics, "highwater_nvml_up"), Some(1.0));
+}
+
+#[test]
+fn mig_instances_are_devices_with_their_parent() {
+    let mig = json!({"uuid": "MIG-a", "name": "NVIDIA H200 MIG 1g.18gb", "total": 18 * GIB, "used": GIB});
+    let node = Node::start(&json!({"gpus": [{"uuid": "GPU-0", "used": 2 * GIB, "mig": [mig]}]}), &[]);
+    let metrics = node.until("the instance", |metrics| {
+        value(metrics, "highwater_gpu_memory_used_bytes{gpu=\"0:0\",uuid=\"MIG-a\"}") == Some(GIB as f64)
+    });
+    let info = metrics.lines().find(|line| line.starts_with("highwater_gpu_info{gpu=\"0:0\"")).expect("info");
+    assert!(info.contains("parent_uuid=\"GPU-0\"") && info.contains("mig_profile=\"1g.18gb\""), "{info}");
+}
+
+#[test]
+fn memory_of_processes_is_told_on_request_only() {
+    let control = json!({"gpus": [{"uuid": "GPU-0", "processes": [{"pid": 4711, "used": GIB}]}]});
+    let process = "highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-0\",pid=\"4711\"}";
+    let node = Node::start(&control, &["--set", "metrics.processes=true"]);
+    node.until("the process", |metrics| value(metrics, process) == Some(GIB as f64));
+    let node = Node::start(&control, &[]);
+    let metrics = node.until("the slow lane", |metrics| metrics.contains("highwater_gpu_energy_joules_total"));
+    assert!(!metrics.contains("highwater_process_gpu_memory_used_bytes"));
+}

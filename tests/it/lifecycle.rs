@@ -1,0 +1,70 @@
+//! How the daemon begins and ends, and what it tells without a GPU.
+
+use crate::daemon::{Daemon, command};
+use std::time::{Duration, Instant};
+
+#[test]
+fn without_a_driver_it_says_so_and_serves() {
+    let daemon = Daemon::start(&["serve", "--nvml-library", "/nonexistent/libnvidia-ml.so.1"]);
+    let begun = Instant::now();
+    let metrics = loop {
+        let metrics = daemon.get("/metrics");
+        if metrics.contains("highwater_source_error") || begun.elapsed() > Duration::from_secs(20) {
+            break metrics;
+        }
+        std::thread::yield_now();
+    };
+    assert!(metrics.lines().any(|line| line == "highwater_nvml_up 0"), "{metrics}");
+    assert!(metrics.contains("highwater_source_error{reason=\"library_missing\"} 1"), "{metrics}");
+    assert!(!metrics.contains("highwater_gpu_"), "nothing is simulated unasked");
+    assert_eq!(daemon.ask("/healthz").0, 200);
+    let (status, why) = daemon.ask("/readyz");
+    assert_eq!(status, 503);
+    assert!(why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
+    assert!(daemon.get("/").contains("/nonexistent/libnvidia-ml.so.1"));
+}
+
+#[test]
+fn sigterm_ends_it_within_two_seconds() {
+    let daemon = Daemon::start(&["serve", "--source", "sim"]);
+    daemon.get("/metrics");
+    let socket = daemon.socket();
+    assert!(socket.exists());
+    let (status, took) = daemon.stop();
+    assert!(status.success(), "{status}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(!socket.exists(), "the socket is left behind");
+}
+
+#[test]
+fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
+    let output = command().args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]).output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    for part in ["/metrics", "curl", "moe-tight", "used GiB"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+}
+
+#[test]
+fn two_daemons_do_not_share_a_socket() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    let socket = daemon.socket().display().to_string();
+    let mut second = command();
+    second.args(["serve", "--source", "sim:spike", "--listen", "127.0.0.1:0", "--annotations-socket", &socket]);
+    let output = second.output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("another daemon listens on it"), "{told}");
+}
+
+#[test]
+fn unknown_paths_and_methods_are_problems() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    let (status, body) = daemon.ask("/nothing");
+    assert_eq!(status, 404);
+    assert!(body.contains("\"title\":\"Not Found\""), "{body}");
+    assert_eq!(daemon.ask("/api/v1/annotations").0, 405);
+    assert_eq!(daemon.ask("/api/v1/gpus/7/memory").0, 404);
+    assert_eq!(daemon.ask("/api/v1/gpus/0/memory?from=yesterday").0, 400);
+    assert_eq!(daemon.ask("/api/v1/jobs/nobody/phases").0, 404);
+}

@@ -1,0 +1,24 @@
+//! The stories: the built program among the real programs that people run it with. One binary, one module a story.
+//!
+//! What a story needs and a machine lacks (`tools`) skips it loudly, and fails it where `CI` is set. Nothing listens on a
+//! fixed port, and nothing waits for longer than what it waits for.
+
+// What stories share.
+mod daemon;
+mod process;
+mod scraper;
+mod tools;
+
+// The stories.
+mod annotations;
+mod container;
+mod dashboards;
+mod fake_nvml;
+mod helm;
+mod lanes;
+mod lifecycle;
+mod nvml_source;
+mod prometheus;
+mod replay;
+mod settings;
+mod spikes;

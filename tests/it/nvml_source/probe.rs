@@ -1,0 +1,72 @@
+//! The `probe` command against the fake NVML.
+
+use super::Node;
+use highwater::cli::probe;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn probed(node: &Node, json: bool, gpu: Option<&str>) -> anyhow::Result<String> {
+    let mut out = Vec::new();
+    let options = probe::Options {
+        library: Some(node.control.library()),
+        gpu,
+        json,
+        budget_a_call: Duration::from_millis(20),
+        watched: Duration::from_millis(120),
+    };
+    probe::run(&options, &mut out)?;
+    Ok(String::from_utf8(out)?)
+}
+
+fn probed_node() -> Node {
+    Node::with(json!({"gpus": [{}, {
+        "uuid": "GPU-b", "name": "NVIDIA H200 NVL",
+        "power_instant_mw": {"from": 70_000, "step": 1, "every_ms": 10, "steps": null},
+        "delay_us": {"nvmlDeviceGetBAR1MemoryInfo": 300, "nvmlDeviceGetPcieThroughput": 20_800},
+        "errors": {"nvmlDeviceGetTemperature": 3},
+    }]}))
+}
+
+#[test]
+fn probe_reports_every_call_as_json() {
+    let node = probed_node();
+    let report: Value = serde_json::from_str(&probed(&node, true, Some("gpu-B")).expect("a report")).expect("JSON");
+    assert_eq!(report["gpu"], json!({"index": "1", "uuid": "GPU-b", "name": "NVIDIA H200 NVL"}));
+    assert_eq!(report["driver_version"], "580.159.04");
+    let named = |list: &str, name: &str| {
+        let list = report[list].as_array().cloned().unwrap_or_default();
+        list.into_iter().find(|entry| entry["name"] == name).unwrap_or_else(|| panic!("there is no {name}"))
+    };
+    let memory = named("calls", "memory used");
+    assert_eq!((memory["made_in"].as_str(), memory["status"].as_str()), (Some("fast"), Some("ok")));
+    assert!(memory["p50_us"].as_f64() <= memory["p99_us"].as_f64());
+    let bar1 = named("calls", "BAR1");
+    assert!(bar1["p50_us"].as_f64() >= Some(300.0), "{bar1}");
+    assert_eq!(named("calls", "PCIe throughput, sent")["fit_for"], Value::Null, "20 ms fit no lane");
+    let temperature = named("calls", "temperature");
+    assert_eq!((&temperature["p50_us"], &temperature["n"]), (&Value::Null, &json!(0)));
+    assert!(temperature["status"].as_str().is_some_and(|status| status.starts_with("not supported")));
+    assert_eq!(named("counters", "temperature")["period_ms"], Value::Null);
+    let period = named("counters", "power, instant")["period_ms"].as_f64().expect("a period");
+    assert!((9.0..=21.0).contains(&period), "the counter changes each 10 ms: {period}");
+    assert_eq!(named("counters", "utilization")["status"], "constant while watched");
+}
+
+#[test]
+fn probe_prints_a_table_for_people() {
+    let node = probed_node();
+    let table = probed(&node, false, Some("1")).expect("a table");
+    for words in [
+        "NVIDIA H200 NVL · GPU 1 · driver 580.159.04",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetFieldValues(138,139)",
+        "nvmlGpmSampleGet",
+        "not supported by this device",
+        "no lane",
+        "constant while watched",
+    ] {
+        assert!(table.contains(words), "{words} is not in\n{table}");
+    }
+    let gpus = probed(&node, false, Some("7")).expect_err("there is no GPU 7").to_string();
+    assert!(gpus.contains("there are 0, 1"), "{gpus}");
+}

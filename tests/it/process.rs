@@ -1,0 +1,116 @@
+//! A program that a story starts: waited for by what it prints on stderr, and always ended with SIGTERM.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a program may take to end after SIGTERM before the story fails.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
+/// A running program.
+pub struct Process {
+    name: String,
+    pid: Pid,
+    lines: Receiver<String>,
+    printed: Arc<Mutex<String>>,
+    ended: Receiver<ExitStatus>,
+    status: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts it, its stderr read here and its stdout dropped.
+    pub fn start(mut command: Command) -> Self {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        let pid = Pid::from_child(&child);
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let printed = Arc::new(Mutex::new(String::new()));
+        let (line_tx, lines) = channel();
+        let kept = Arc::clone(&printed);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                *kept.lock().expect("no panic while held") += &format!("{line}\n");
+                let _ = line_tx.send(line);
+            }
+        });
+        let (status_tx, ended) = channel();
+        std::thread::spawn(move || status_tx.send(child.wait().expect("it is our child")));
+        Self { name, pid, lines, printed, ended, status: None }
+    }
+
+    /// Waits for a line that `wanted` takes, and gives what it made of it; panics with all that was printed where the
+    /// program ends first or takes longer than `within`.
+    pub fn wait_for<T>(&self, within: Duration, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {
+        let deadline = Instant::now() + within;
+        loop {
+            let line = match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("no {what} within {within:?}; {}", self.printed()),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended before {what}; {}", self.printed()),
+            };
+            if let Some(found) = wanted(&line) {
+                return found;
+            }
+        }
+    }
+
+    /// Sends SIGTERM and waits; gives how it ended and after how long. Panics where it does not end.
+    pub fn terminate(&mut self) -> (ExitStatus, Duration) {
+        let begin = Instant::now();
+        self.signal(Signal::TERM);
+        let Some(status) = self.wait(END_WITHIN) else {
+            self.signal(Signal::KILL);
+            panic!("it does not end {END_WITHIN:?} after SIGTERM; {}", self.printed());
+        };
+        (status, begin.elapsed())
+    }
+
+    /// Sends `signal`, unless it has ended.
+    fn signal(&mut self, signal: Signal) {
+        if self.wait(Duration::ZERO).is_none() {
+            // It may end between the two; then there is nobody to signal, and nothing to do.
+            let _ = kill_process(self.pid, signal);
+        }
+    }
+
+    /// How it ended, if it does within `within`.
+    pub fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.ended.recv_timeout(within).ok();
+        }
+        self.status
+    }
+
+    /// All that it has printed on stderr, headed by its name.
+    pub fn printed(&self) -> String {
+        format!("stderr of {}:\n{}", self.name, self.printed.lock().expect("no panic while held"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.signal(Signal::KILL);
+            eprintln!("{}", self.printed());
+        } else if self.status.is_none() {
+            self.terminate();
+        }
+    }
+}
+
+/// Asks `probe` again and again until it gives something; panics with `what` after `within`. For what can only be asked,
+/// such as a scrape that another program makes in its own time.
+pub fn eventually<T>(within: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {within:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

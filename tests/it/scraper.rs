@@ -1,0 +1,111 @@
+//! A real Prometheus that scrapes daemons every second, with the configuration that people write: no honor_labels, so
+//! that a training job's label `job` arrives as `exported_job`.
+
+use crate::daemon::{Daemon, agent, answer};
+use crate::process::{Process, eventually};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A running Prometheus, ended when dropped.
+pub struct Scraper {
+    base: String,
+    _process: Process,
+    _directory: TempDir,
+}
+
+/// One series at one instant.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Its labels, `__name__` where it has one.
+    pub labels: BTreeMap<String, String>,
+    /// Its value.
+    pub value: f64,
+}
+
+impl Scraper {
+    /// Starts the Prometheus at `program` on these daemons, under the scrape job `highwater`.
+    pub fn of(program: &Path, daemons: &[&Daemon]) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
+        let config = directory.path().join("prometheus.yml");
+        std::fs::write(&config, configuration(daemons)).expect("a writable directory");
+        let mut command = Command::new(program);
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()));
+        command.arg("--web.listen-address=127.0.0.1:0");
+        let process = Process::start(command);
+        let within = Duration::from_secs(30);
+        let base = process.wait_for(within, "line `Listening on`", |line| {
+            let address = line.split_once("msg=\"Listening on\" address=")?.1;
+            Some(format!("http://{}", address.split_whitespace().next()?))
+        });
+        let ready = format!("{base}/-/ready");
+        eventually(within, &ready, || {
+            agent().get(&ready).call().is_ok_and(|answer| answer.status() == 200).then_some(())
+        });
+        Self { base, _process: process, _directory: directory }
+    }
+
+    /// Waits until each of `daemons` has been scraped at least `count` times.
+    pub fn wait_for_scrapes(&self, daemons: usize, count: u32) {
+        let expression = format!(r#"count_over_time(up{{job="highwater"}}[10m]) >= {count}"#);
+        eventually(Duration::from_secs(u64::from(count) * 2 + 20), &expression, || {
+            (self.query(&expression).len() == daemons).then_some(())
+        });
+    }
+
+    /// Waits until one more scrape is stored.
+    pub fn wait_for_another_scrape(&self) {
+        let scrapes =
+            || self.query(r#"sum(count_over_time(up{job="highwater"}[10m]))"#).iter().map(|s| s.value).sum::<f64>();
+        let before = scrapes();
+        eventually(Duration::from_secs(20), "another scrape", || (scrapes() > before).then_some(()));
+    }
+
+    /// What `expression` gives now; panics where Prometheus refuses it.
+    pub fn query(&self, expression: &str) -> Vec<Sample> {
+        let data = self.api("query", &[("query", expression)]);
+        let result = data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}"));
+        if data["resultType"] == "scalar" {
+            return vec![Sample { labels: BTreeMap::new(), value: number(&data["result"][1]) }];
+        }
+        result.iter().map(sample).collect()
+    }
+
+    /// The `data` of an answer of Prometheus's API.
+    pub fn api(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
+        let mut request = agent().get(format!("{}/api/v1/{path}", self.base));
+        for (name, value) in parameters {
+            request = request.query(name, value);
+        }
+        let (status, body) = answer(request.call(), path);
+        assert_eq!(status, 200, "{path} {parameters:?}: {body}");
+        let mut answer: Value = serde_json::from_str(&body).expect("Prometheus answers JSON");
+        answer["data"].take()
+    }
+}
+
+fn configuration(daemons: &[&Daemon]) -> String {
+    let targets: Vec<String> = daemons.iter().map(|daemon| format!("{:?}", daemon.address())).collect();
+    format!(
+        "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+         scrape_configs:\n  - job_name: highwater\n    static_configs: [{{targets: [{}]}}]\n",
+        targets.join(", ")
+    )
+}
+
+fn sample(series: &Value) -> Sample {
+    let labels = series["metric"].as_object().into_iter().flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Sample {
+        labels: labels.map(|(name, value)| (name.clone(), text(value))).collect(),
+        value: number(&series["value"][1]),
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_str().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN)
+}

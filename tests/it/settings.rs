@@ -1,0 +1,86 @@
+//! A bad setting names its key, its file and its line; all faults are told at once.
+
+use crate::daemon::command;
+use expect_test::expect;
+use std::io::Write as _;
+
+fn check(extension: &str, text: &str, arguments: &[&str], environment: &[(&str, &str)]) -> (bool, String) {
+    let mut file = tempfile::Builder::new().suffix(extension).tempfile().expect("a file");
+    file.write_all(text.as_bytes()).expect("written");
+    let path = file.path().display().to_string();
+    let mut command = command();
+    command.args(["serve", "--check-config", "--config", &path]).args(arguments).envs(environment.iter().copied());
+    let output = command.output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr).replace(&path, "FILE");
+    (output.status.success(), told)
+}
+
+#[test]
+fn every_fault_is_told_with_its_place() {
+    let toml = "listen = \"nowhere\"\ncolour = 1\n\n[sampling]\nperiod = \"1 parsec\"\nbudget = 2\n\n[ring]\nretention = \"1s\"\n";
+    let (valid, told) = check(".toml", toml, &["--set", "metrics.processes=perhaps"], &[("HIGHWATER_ANNOTATIONS_MAX_JOBS", "0")]);
+    assert!(!valid);
+    expect![[r#"
+        highwater: environment variable HIGHWATER_ANNOTATIONS_MAX_JOBS: annotations.max_jobs: `0` is not between 1 and 10000
+        FILE:2: colour: is no setting
+        FILE:1: listen: `nowhere` is not ADDRESS:PORT, as 127.0.0.1:10450
+        --set metrics.processes: metrics.processes: `perhaps` is neither true nor false
+        FILE:9: ring.retention: `1s` is not between 60s and 86400s
+        FILE:6: sampling.budget: `2` is not above 0 and at most 1
+        FILE:5: sampling.period: `1 parsec` `1 parsec`: `parsec` is no known unit; known units are ns, us, ms, s, m (or min), h, d
+    "#]]
+    .assert_eq(&told);
+}
+
+#[test]
+fn yaml_is_read_and_its_faults_have_lines_too() {
+    let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\n  perod: 1ms\n", &[], &[]);
+    assert!(!valid);
+    expect![[r#"
+        highwater: FILE:3: sampling.perod: is no setting
+    "#]]
+    .assert_eq(&told);
+    let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\nlisten: \"127.0.0.1:0\"\n", &[], &[]);
+    assert!(valid, "{told}");
+}
+
+#[test]
+fn a_file_that_is_no_toml_and_an_unknown_variable_are_told() {
+    let (valid, told) = check(".toml", "listen = \n", &[], &[]);
+    assert!(!valid && told.contains("FILE") && told.contains("line 1"), "{told}");
+    let (valid, told) = check(".toml", "", &[], &[("HIGHWATER_LISTN", "x")]);
+    assert!(!valid && told.contains("HIGHWATER_LISTN"), "{told}");
+}
+
+#[test]
+fn flags_go_before_the_environment_and_that_before_the_file() {
+    let file = "[sampling]\nperiod = \"not a time\"\n";
+    let (valid, told) = check(".toml", file, &[], &[("HIGHWATER_SAMPLING_PERIOD", "2ms")]);
+    assert!(valid, "{told}");
+    let (valid, told) = check(".toml", file, &["--set", "sampling.period=2ms"], &[("HIGHWATER_SAMPLING_PERIOD", "x")]);
+    assert!(valid, "{told}");
+}
+
+/// The commented example is the defaults, all of them, and nothing else.
+#[test]
+fn the_example_file_is_the_defaults() {
+    use highwater::config::{KEYS, Layers, Settings, load};
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/highwater.toml");
+    let mut expected = String::from("# Every setting of highwater with its default. Each can also be given as HIGHWATER_<KEY> or --set KEY=VALUE.\n");
+    let mut section = "";
+    for key in KEYS {
+        let (table, name) = key.name.split_once('.').unwrap_or(("", key.name));
+        if table != section {
+            expected += &format!("\n[{table}]\n");
+            section = table;
+        }
+        let plain = key.default.parse::<f64>().is_ok() || key.default.parse::<bool>().is_ok();
+        let value = if plain { key.default.to_owned() } else { format!("\"{}\"", key.default) };
+        let comment = if key.default.is_empty() { "# " } else { "" };
+        expected += &format!("# {}\n{comment}{name} = {value}\n", key.help);
+    }
+    expect_test::expect_file![path].assert_eq(&expected);
+    let loaded = load(&Layers { file: Some(path.into()), ..Layers::default() }).expect("the example is valid");
+    let defaults = Settings { annotations_socket: Some("/run/highwater/annotations.sock".into()), ..Settings::default() };
+    assert_eq!(loaded, defaults);
+}

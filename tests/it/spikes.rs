@@ -1,0 +1,93 @@
+//! A spike shorter than any scrape interval is in every window of every scraper.
+//!
+//! In simulated time, so that no machine is too busy: the sampler ticks exactly at its period, and two scrapers with
+//! different intervals look at the real exposition. A sampler sees instants: one that reads every millisecond sees a
+//! spike of half a millisecond only when a reading falls into it. So the first story reads every half millisecond,
+//! and the second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
+
+use highwater::annotate::{Intake, Limits};
+use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater::node::{Node, Slot};
+use highwater::sample::Sampler;
+use highwater::sim::{Scenario, Sim};
+use highwater::source::Source;
+use highwater::{export, metrics, ring};
+use std::sync::Arc;
+
+const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+const SPIKE_BYTES: f64 = 20.0 * 1024.0 * 1024.0 * 1024.0;
+
+/// The highest memory in the window as two scrapers told it over two minutes, scrape by scrape.
+fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -> [Vec<f64>; 2] {
+    let text = format!(
+        "[[spikes]]\ngpu = 0\noffset = \"{offset}\"\nevery = \"10 s\"\nduration = \"0.5 ms\"\nbytes = \"20 GiB\"\n"
+    );
+    let clock = Arc::new(Manual::at(START_NS));
+    let source: Arc<dyn Source> = Arc::new(Sim::new(Scenario::parse(&text, "spikes").expect("a scenario"), START_NS));
+    let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, period_ns).expect("rings");
+    let (slot, node) = (Slot::empty(false), Arc::new(node));
+    slot.fill(Arc::clone(&node));
+    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let mut sampler = Sampler::new(
+        Arc::clone(&node.source),
+        Arc::clone(&node.clock),
+        Arc::clone(&node.calls),
+        Arc::clone(&node.ticks),
+        Arc::clone(&node.gpus),
+        writers,
+    );
+    let mut told = [Vec::new(), Vec::new()];
+    let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
+    while clock.now_ns() < START_NS + 120 * SECOND_NS {
+        clock.advance_to(clock.now_ns() + period_ns);
+        sampler.tick(clock.now_ns(), |_| ());
+        for scraper in 0..2 {
+            if clock.now_ns() >= next_ns[scraper] {
+                next_ns[scraper] += intervals_ns[scraper];
+                let families = metrics::collect(&slot, &intake, &*clock, false);
+                let text = String::from_utf8(export::prometheus::encode(families).expect("encoded")).expect("text");
+                told[scraper].push(max_of(&text, window));
+            }
+        }
+    }
+    told
+}
+
+fn max_of(exposition: &str, window: &str) -> f64 {
+    let label = format!("window=\"{window}\"}}");
+    let mut lines = exposition.lines().filter(|line| line.starts_with("highwater_gpu_memory_used_max_bytes{"));
+    let line = lines.find(|line| line.contains(&label)).expect("the window is told");
+    line.rsplit(' ').next().expect("a value").parse().expect("a number")
+}
+
+#[track_caller]
+fn every_scrape_has_the_spike(offset: &str, period_ns: i64) {
+    for window in ["15s", "60s"] {
+        let told = scraped(offset, period_ns, window, [SECOND_NS, 15 * SECOND_NS]);
+        assert_eq!((told[0].len() > 100, told[1].len() > 5), (true, true));
+        for (scraper, peaks) in told.iter().enumerate() {
+            let missed = peaks.iter().filter(|peak| **peak < SPIKE_BYTES).count();
+            assert_eq!(missed, 0, "scraper {scraper} missed the spike in the {window} window of {offset}");
+        }
+    }
+}
+
+#[test]
+fn read_every_half_millisecond_a_spike_at_any_time_is_in_every_window() {
+    for offset in ["5 s", "5.0001 s", "5.00025 s", "5.0004 s", "5.00049 s"] {
+        every_scrape_has_the_spike(offset, MILLISECOND_NS / 2);
+    }
+}
+
+#[test]
+fn read_every_millisecond_a_spike_that_meets_a_reading_is_in_every_window() {
+    every_scrape_has_the_spike("4.9999 s", MILLISECOND_NS);
+}
+
+/// The limit of any sampler: told, so that nobody believes otherwise.
+#[test]
+fn read_every_millisecond_a_spike_between_two_readings_is_not_seen() {
+    let told = scraped("5.0001 s", MILLISECOND_NS, "15s", [SECOND_NS, 15 * SECOND_NS]);
+    assert!(told.iter().flatten().all(|peak| *peak < SPIKE_BYTES));
+}

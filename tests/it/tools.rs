@@ -1,0 +1,44 @@
+//! Where the programs are that stories run beside the daemon. `make test` installs them; `tests/tools.env` pins them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The repository's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What `tests/tools.env` says of `name`.
+pub fn pinned(name: &str) -> &'static str {
+    let lines = include_str!("../tools.env").lines();
+    let value = lines.filter_map(|line| line.split_once('=')).find(|(key, _)| *key == name);
+    value.unwrap_or_else(|| panic!("tests/tools.env has no {name}")).1
+}
+
+/// Where `tool` is: as `make test` installs it, else as the machine has it. Where it is missing this panics if `CI` is
+/// set, and else says which story it skips and gives `None`.
+pub fn find(tool: &str) -> Option<PathBuf> {
+    let found = search(tool);
+    if found.is_none() {
+        missing(&format!("{tool} is not installed"));
+    }
+    found
+}
+
+/// Panics if `CI` is set, and else says on stderr, past the test harness's capture, that a story is skipped and why.
+pub fn missing(reason: &str) {
+    let story = std::thread::current().name().unwrap_or("a story").to_owned();
+    assert!(env::var_os("CI").is_none(), "{reason}; `make test` installs what the tests need");
+    // The harness captures `eprintln!` of a test that passes; a skip must be seen.
+    let notice = format!("\n*** SKIPPED {story}: {reason}; `make test` installs what the tests need\n");
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), notice.as_bytes());
+}
+
+fn search(tool: &str) -> Option<PathBuf> {
+    let tools = root().join("target/tools");
+    let own = [tools.join(format!("helm-{}", pinned("HELM_VERSION"))), tools.join("prometheus/usr/bin")];
+    let path = env::var_os("PATH").unwrap_or_default();
+    // Debian keeps debootstrap where only root's PATH looks.
+    let places = own.into_iter().chain(env::split_paths(&path)).chain([PathBuf::from("/usr/sbin")]);
+    places.map(|place| place.join(tool)).find(|candidate| candidate.is_file())
+}

@@ -1,0 +1,257 @@
+//! The control file: which GPUs there are, and how each of NVML's functions behaves.
+//!
+//! Every field may be left out; a GPU that says nothing is a healthy, idle H200. Unknown fields and unknown functions
+//! are faults, so that a test cannot pass because of a typing error.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The whole file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Control {
+    /// What `nvmlSystemGetDriverVersion` answers.
+    pub driver_version: String,
+    /// The GPUs, in the order of their indexes.
+    pub gpus: Vec<Gpu>,
+    /// XID errors, delivered in this order, each once. Append to it to raise another.
+    pub xids: Vec<Xid>,
+    /// The behaviour of functions that belong to no GPU, `nvmlInit_v2` among them.
+    #[serde(flatten)]
+    pub behaviour: Behaviour,
+}
+
+/// How functions misbehave, by their names.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Behaviour {
+    /// The return code instead of an answer.
+    pub errors: BTreeMap<String, u32>,
+    /// Microseconds that a call spins for.
+    pub delay_us: BTreeMap<String, f64>,
+    /// Functions that do not return while they are named here.
+    pub hang: Vec<String>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpu {
+    pub name: String,
+    /// Made from the index if left out.
+    pub uuid: Option<String>,
+    /// Made from the index if left out.
+    pub bus_id: Option<String>,
+    /// Bytes.
+    pub total: u64,
+    /// Bytes that the driver keeps.
+    pub reserved: u64,
+    /// Bytes in use beside the reserve.
+    pub used: Curve,
+    pub utilization: Curve,
+    pub memory_utilization: Curve,
+    pub power_average_mw: Curve,
+    pub power_instant_mw: Curve,
+    pub temperature: Curve,
+    pub sm_clock_mhz: Curve,
+    pub memory_clock_mhz: Curve,
+    pub throttle_reasons: Curve,
+    pub energy_mj: Curve,
+    pub bar1_used: Curve,
+    pub pcie_tx_bytes: Curve,
+    pub pcie_rx_bytes: Curve,
+    /// Whether the PCIe counters are 32 bits wide, as some GPUs have them.
+    pub pcie_narrow: bool,
+    /// One entry a link.
+    pub nvlink: Vec<Link>,
+    pub ecc_corrected: u64,
+    pub ecc_uncorrected: u64,
+    pub rows_corrected: u32,
+    pub rows_uncorrected: u32,
+    pub processes: Vec<Process>,
+    /// MIG instances by their place; `null` is an empty place. Any entry turns MIG mode on.
+    pub mig: Vec<Option<Mig>>,
+    /// Every call answers that the GPU is lost.
+    pub lost: bool,
+    /// Handles of an older generation stay lost: raise it to imitate a reset.
+    pub generation: u32,
+    /// Return codes of fields, by their ids.
+    pub field_errors: BTreeMap<u32, u32>,
+    /// Microseconds that the answer of a field spins for, by its id.
+    pub field_delay_us: BTreeMap<u32, f64>,
+    #[serde(flatten)]
+    pub behaviour: Behaviour,
+}
+
+/// One NVLink.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Link {
+    pub tx_kib: u64,
+    pub rx_kib: u64,
+}
+
+/// One process.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Process {
+    pub pid: u32,
+    /// Bytes; `null` where the driver does not tell.
+    pub used: Option<u64>,
+    /// In the graphics list too.
+    #[serde(default)]
+    pub graphics: bool,
+    /// In the compute list.
+    #[serde(default = "yes")]
+    pub compute: bool,
+}
+
+/// One MIG instance.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mig {
+    pub uuid: String,
+    /// The whole name, as `NVIDIA H200 MIG 1g.18gb`.
+    pub name: String,
+    pub total: u64,
+    pub reserved: u64,
+    pub used: Curve,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    pub gpu_slices: u32,
+    pub compute_slices: u32,
+    pub processes: Vec<Process>,
+    #[serde(flatten)]
+    pub behaviour: Behaviour,
+}
+
+/// One XID error.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Xid {
+    pub gpu: usize,
+    pub xid: u64,
+    #[serde(default = "none")]
+    pub gpu_instance: u32,
+    #[serde(default = "none")]
+    pub compute_instance: u32,
+}
+
+/// A value over the time since initialization.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Curve {
+    /// Always this.
+    Constant(u64),
+    /// The last point that has come; 0 before the first.
+    Points(Vec<Point>),
+    /// The same, over and over.
+    Cycle { points: Vec<Point>, repeat_ms: f64 },
+    /// Grows by `step` each `every_ms`, and starts again at `from` after `steps` of them.
+    Ramp { from: u64, step: u64, every_ms: f64, steps: Option<u64> },
+}
+
+/// From this time on, this value.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    pub at_ms: f64,
+    #[serde(alias = "used")]
+    pub value: u64,
+}
+
+impl Curve {
+    /// The value after `elapsed_ms`.
+    pub fn at(&self, elapsed_ms: f64) -> u64 {
+        match self {
+            Curve::Constant(value) => *value,
+            Curve::Points(points) => last(points, elapsed_ms),
+            Curve::Cycle { points, repeat_ms } => last(points, elapsed_ms % repeat_ms.max(f64::MIN_POSITIVE)),
+            Curve::Ramp { from, step, every_ms, steps } => {
+                let taken = (elapsed_ms / every_ms.max(1e-6)) as u64;
+                let taken = steps.map_or(taken, |steps| taken % steps.max(1));
+                from.saturating_add(step.saturating_mul(taken))
+            }
+        }
+    }
+}
+
+fn last(points: &[Point], elapsed_ms: f64) -> u64 {
+    let come = points.partition_point(|point| point.at_ms <= elapsed_ms);
+    come.checked_sub(1).and_then(|last| points.get(last)).map_or(0, |point| point.value)
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn none() -> u32 {
+    u32::MAX
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self {
+            driver_version: "580.159.04".into(),
+            gpus: Vec::new(),
+            xids: Vec::new(),
+            behaviour: Behaviour::default(),
+        }
+    }
+}
+
+impl Default for Gpu {
+    fn default() -> Self {
+        Self {
+            name: "NVIDIA H200".into(),
+            uuid: None,
+            bus_id: None,
+            total: 150_754_820_096,
+            reserved: 615 << 20,
+            used: Curve::Constant(0),
+            utilization: Curve::Constant(0),
+            memory_utilization: Curve::Constant(0),
+            power_average_mw: Curve::Constant(76_000),
+            power_instant_mw: Curve::Constant(77_000),
+            temperature: Curve::Constant(30),
+            sm_clock_mhz: Curve::Constant(345),
+            memory_clock_mhz: Curve::Constant(3_201),
+            throttle_reasons: Curve::Constant(1),
+            energy_mj: Curve::Constant(1_000_000),
+            bar1_used: Curve::Constant(1 << 20),
+            pcie_tx_bytes: Curve::Constant(1 << 33),
+            pcie_rx_bytes: Curve::Constant(1 << 34),
+            pcie_narrow: false,
+            nvlink: Vec::new(),
+            ecc_corrected: 0,
+            ecc_uncorrected: 0,
+            rows_corrected: 0,
+            rows_uncorrected: 0,
+            processes: Vec::new(),
+            mig: Vec::new(),
+            lost: false,
+            generation: 0,
+            field_errors: BTreeMap::new(),
+            field_delay_us: BTreeMap::new(),
+            behaviour: Behaviour::default(),
+        }
+    }
+}
+
+impl Default for Mig {
+    fn default() -> Self {
+        Self {
+            uuid: "MIG-00000000-0000-0000-0000-000000000000".into(),
+            name: "NVIDIA H200 MIG 1g.18gb".into(),
+            total: 16 << 30,
+            reserved: 0,
+            used: Curve::Constant(0),
+            gpu_instance: 0,
+            compute_instance: 0,
+            gpu_slices: 1,
+            compute_slices: 1,
+            processes: Vec::new(),
+            behaviour: Behaviour::default(),
+        }
+    }
+}
