@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 /// The name of a step that was given none.
 const STEP_NAME: &str = "step";
 
+/// Attributes of one event, by name. Kept with every ended phase, hence as small as can be.
+pub type Attributes = Box<[(Box<str>, Scalar)]>;
+
 /// An event whose every field is within its bounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
@@ -33,7 +36,7 @@ pub struct Event {
     /// Allocator counters.
     pub memory: Option<Memory>,
     /// Whatever else the job tells.
-    pub attributes: Option<BTreeMap<String, Scalar>>,
+    pub attributes: Option<Attributes>,
     /// The sending process, where the socket told it.
     pub pid: Option<u32>,
 }
@@ -80,7 +83,9 @@ impl Context<'_> {
             gpus,
             step: raw.step,
             memory: raw.memory,
-            attributes: raw.attributes,
+            attributes: raw.attributes.map(|attributes| {
+                attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()
+            }),
             pid: self.pid,
         })
     }

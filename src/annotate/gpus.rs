@@ -7,6 +7,7 @@ use std::collections::HashMap;
 /// The node's GPUs by every name that a job may give them.
 #[derive(Debug, Default)]
 pub struct Gpus {
+    by_index: Vec<Option<usize>>,
     by_name: HashMap<String, usize>,
 }
 
@@ -23,7 +24,8 @@ impl Gpus {
                 by_name.entry(bus_id_key(bus_id)).or_insert(position);
             }
         }
-        Self { by_name }
+        let indexes = (0..devices.len()).map(|index| by_name.get(&index.to_string()).copied());
+        Self { by_index: indexes.collect(), by_name }
     }
 
     /// The positions of the GPUs that a job names, or the first name that no GPU has.
@@ -31,12 +33,12 @@ impl Gpus {
     /// # Errors
     /// The name that is not known.
     pub fn resolve(&self, named: &Named) -> Result<Vec<usize>, String> {
-        let one = |gpu: &Gpu| {
-            let (found, text) = match gpu {
-                Gpu::Index(index) => (self.find(&index.to_string()), index.to_string()),
-                Gpu::Name(name) => (self.find(name), name.clone()),
-            };
-            found.ok_or(text)
+        let one = |gpu: &Gpu| match gpu {
+            Gpu::Index(index) => {
+                let known = self.by_index.get(*index as usize).copied().flatten();
+                known.or_else(|| self.find(&index.to_string())).ok_or_else(|| index.to_string())
+            }
+            Gpu::Name(name) => self.find(name).ok_or_else(|| name.clone()),
         };
         match named {
             Named::One(gpu) => Ok(vec![one(gpu)?]),

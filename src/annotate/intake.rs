@@ -80,15 +80,16 @@ impl Intake {
     /// of their times; `pid` is the sender, where the socket told it.
     pub fn take_json(&self, body: &[u8], pid: Option<u32>) -> Answer {
         let mut answer = Answer::default();
+        let now = self.now(pid);
         match serde_json::from_slice::<Annotation>(body) {
-            Ok(annotation) => self.take_one(0, Ok(annotation), pid, &mut answer),
+            Ok(annotation) => self.take_one(0, Ok(annotation), &now, &mut answer),
             Err(error) => {
-                let mut batch = split(body, error);
+                let mut batch = split(body, &error);
                 if batch.len() > 1 {
                     batch.sort_by_key(|(_, parsed)| parsed.as_ref().ok().and_then(|raw| raw.time_unix_nano));
                 }
                 for (index, parsed) in batch {
-                    self.take_one(index, parsed, pid, &mut answer);
+                    self.take_one(index, parsed, &now, &mut answer);
                 }
             }
         }
@@ -100,7 +101,7 @@ impl Intake {
     /// # Errors
     /// Why it is refused.
     pub fn take(&self, annotation: Annotation, pid: Option<u32>) -> Result<(), Refusal> {
-        let taken = self.check_and_take(annotation, pid);
+        let taken = self.check_and_take(annotation, &self.now(pid));
         self.counts.count(taken.as_ref().map_or_else(Refusal::outcome, |outcome| *outcome));
         taken.map(|_| ())
     }
@@ -110,8 +111,8 @@ impl Intake {
         self.counts.count(refusal.outcome());
     }
 
-    fn take_one(&self, index: usize, parsed: Result<Annotation, String>, pid: Option<u32>, answer: &mut Answer) {
-        let taken = parsed.map_err(Refusal::Malformed).and_then(|raw| self.check_and_take(raw, pid));
+    fn take_one(&self, index: usize, parsed: Result<Annotation, String>, now: &Arrival, answer: &mut Answer) {
+        let taken = parsed.map_err(Refusal::Malformed).and_then(|raw| self.check_and_take(raw, now));
         match taken {
             Ok(outcome) => {
                 self.counts.count(outcome);
@@ -128,16 +129,16 @@ impl Intake {
         }
     }
 
-    fn check_and_take(&self, raw: Annotation, pid: Option<u32>) -> Result<Outcome, Refusal> {
-        let now_ns = self.clock.now_ns();
+    /// The moment at which a batch of this sender arrives.
+    fn now(&self, pid: Option<u32>) -> Arrival {
+        Arrival { at_ns: self.clock.now_ns(), unix_shift_ns: self.clock.unix_shift_ns(), pid }
+    }
+
+    fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Outcome, Refusal> {
         let gpus = self.gpus.load();
-        let context = Context {
-            limits: &self.limits,
-            gpus: gpus.as_deref(),
-            now_ns,
-            unix_shift_ns: self.clock.unix_shift_ns(),
-            pid,
-        };
+        let (now_ns, pid) = (arrival.at_ns, arrival.pid);
+        let unix_shift_ns = arrival.unix_shift_ns;
+        let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
         let (job, rank) = if raw.job.is_none() { self.peer_job(pid, now_ns) } else { (None, None) };
         let event = context.check(raw, job, rank)?;
         let mut jobs = self.jobs();
@@ -178,11 +179,19 @@ impl Intake {
     }
 }
 
+/// When a batch arrived, and from whom.
+struct Arrival {
+    at_ns: i64,
+    unix_shift_ns: i64,
+    pid: Option<u32>,
+}
+
 /// The attributes `CUDA_VISIBLE_DEVICES` and `LOCAL_RANK`, as a client sends them.
 fn told_by_attributes(event: &Event) -> Option<(&str, usize)> {
     let attributes = event.attributes.as_ref()?;
-    let Some(Scalar::Text(visible)) = attributes.get("CUDA_VISIBLE_DEVICES") else { return None };
-    let local_rank = match attributes.get("LOCAL_RANK") {
+    let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
+    let Some(Scalar::Text(visible)) = get("CUDA_VISIBLE_DEVICES") else { return None };
+    let local_rank = match get("LOCAL_RANK") {
         Some(Scalar::Int(rank)) => usize::try_from(*rank).ok()?,
         Some(Scalar::Text(rank)) => rank.parse().ok()?,
         _ => 0,
@@ -192,7 +201,7 @@ fn told_by_attributes(event: &Event) -> Option<(&str, usize)> {
 
 /// The events of a body that is not one valid event: of an array, or one a line. `whole` is what was wrong with the
 /// body as one event.
-fn split(body: &[u8], whole: serde_json::Error) -> Vec<(usize, Result<Annotation, String>)> {
+fn split(body: &[u8], whole: &serde_json::Error) -> Vec<(usize, Result<Annotation, String>)> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
         return match serde_json::from_slice::<Vec<&RawValue>>(body) {

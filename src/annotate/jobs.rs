@@ -29,8 +29,9 @@ pub struct Ended {
 }
 
 /// One job.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Job {
+    name: Arc<str>,
     /// Its processes on this node.
     pub ranks: BTreeMap<u32, Rank>,
     phase_names: BTreeSet<Arc<str>>,
@@ -79,7 +80,7 @@ pub struct Jobs {
     limits: Limits,
     jobs: BTreeMap<Arc<str>, Job>,
     pending: VecDeque<Ended>,
-    ended: VecDeque<Attributed>,
+    ended: VecDeque<Arc<Attributed>>,
     marks: VecDeque<Mark>,
     outcomes: PhaseOutcome,
 }
@@ -111,7 +112,7 @@ impl Jobs {
     }
 
     /// Ended ones of one job with their memory, newest first.
-    pub fn ended_of<'a>(&'a self, job: &'a str) -> impl Iterator<Item = &'a Attributed> {
+    pub fn ended_of<'a>(&'a self, job: &'a str) -> impl Iterator<Item = &'a Arc<Attributed>> {
         self.ended.iter().rev().filter(move |attributed| &*attributed.ended.job == job)
     }
 
@@ -125,19 +126,11 @@ impl Jobs {
     /// # Errors
     /// Why it is refused; then nothing has changed.
     pub fn take(&mut self, event: &Event, now_ns: i64) -> Result<bool, Refusal> {
-        if !self.jobs.contains_key(event.job.as_str()) && self.jobs.len() >= self.limits.jobs {
-            return Err(Refusal::TooManyJobs(self.limits.jobs));
-        }
         let known = self.jobs.get(event.job.as_str()).is_some_and(|job| job.ranks.contains_key(&event.rank));
-        if !known && self.jobs.values().map(|job| job.ranks.len()).sum::<usize>() >= self.limits.ranks {
-            return Err(Refusal::TooManyRanks(self.limits.ranks));
+        if !known {
+            self.admit(event)?;
         }
-        if !known && event.event == EventType::End {
-            return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
-        }
-        let job_name = self.jobs.get_key_value(event.job.as_str()).map(|(name, _)| Arc::clone(name));
-        let job_name = job_name.unwrap_or_else(|| Arc::from(event.job.as_str()));
-        let job = self.jobs.entry(Arc::clone(&job_name)).or_default();
+        let Some(job) = self.jobs.get_mut(event.job.as_str()) else { return Ok(false) };
         let name = job.intern(event, &self.limits)?;
         let rank = job.ranks.entry(event.rank).or_insert_with(Rank::new);
         let out_of_order = event.at_ns < rank.last_event_ns;
@@ -148,9 +141,28 @@ impl Jobs {
         {
             rank.gpus = Some(gpus.as_slice().into());
         }
-        let (gpus, pid) = (rank.gpus.clone(), rank.pid);
-        self.note(event, job_name, closed, gpus, pid);
+        let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
+        self.note(event, job, closed, gpus, pid);
         Ok(out_of_order)
+    }
+
+    /// Makes a place for a new job or the first event of a new rank.
+    fn admit(&mut self, event: &Event) -> Result<(), Refusal> {
+        if event.event == EventType::End {
+            return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
+        }
+        let is_new_job = !self.jobs.contains_key(event.job.as_str());
+        if is_new_job && self.jobs.len() >= self.limits.jobs {
+            return Err(Refusal::TooManyJobs(self.limits.jobs));
+        }
+        if self.jobs.values().map(|job| job.ranks.len()).sum::<usize>() >= self.limits.ranks {
+            return Err(Refusal::TooManyRanks(self.limits.ranks));
+        }
+        if is_new_job {
+            let name: Arc<str> = event.job.as_str().into();
+            self.jobs.insert(Arc::clone(&name), Job::new(name));
+        }
+        Ok(())
     }
 
     fn note(&mut self, event: &Event, job: Arc<str>, closed: Closed, gpus: Option<Arc<[usize]>>, pid: Option<u32>) {
@@ -203,7 +215,7 @@ impl Jobs {
         {
             rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
         }
-        self.ended.push_back(attributed);
+        self.ended.push_back(Arc::new(attributed));
         if self.ended.len() > self.limits.ended {
             self.ended.pop_front();
         }
@@ -225,6 +237,10 @@ impl Jobs {
 }
 
 impl Job {
+    fn new(name: Arc<str>) -> Self {
+        Self { name, ranks: BTreeMap::new(), phase_names: BTreeSet::new(), layer_names: BTreeSet::new() }
+    }
+
     /// The one copy of the event's name, if the job may have one more.
     fn intern(&mut self, event: &Event, limits: &Limits) -> Result<Arc<str>, Refusal> {
         let (names, most) = match event.kind {

@@ -18,7 +18,7 @@ mod speak;
 mod stats;
 pub mod wire;
 
-pub use event::Event;
+pub use event::{Attributes, Event};
 pub use intake::{Answer, Intake, Refused};
 pub use jobs::{Ended, Job, Jobs, Mark, PhaseOutcome};
 pub use limits::Limits;

@@ -1,9 +1,9 @@
 //! One process of one job: what it has open, and what its events mean.
 
-use super::event::Event;
+use super::event::{Attributes, Event};
 use super::refusal::Refusal;
 use super::stats::{DURATION_BOUNDS_S, PhaseStats};
-use super::wire::{EventType, Kind, Memory, Scalar};
+use super::wire::{EventType, Kind, Memory};
 use crate::metrics::histogram::Histogram;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Open {
     /// Allocator counters at its begin.
     pub memory: Option<Memory>,
     /// What else the job told at its begin.
-    pub attributes: Option<BTreeMap<String, Scalar>>,
+    pub attributes: Option<Attributes>,
 }
 
 /// One process of a job.

@@ -92,6 +92,7 @@ struct Probe {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    keep_heap_small();
     init_log();
     let done = match Cli::parse().command {
         Command::Serve(serve) => serve::run(&serve),
@@ -104,6 +105,18 @@ pub fn main() -> ExitCode {
             eprintln!("highwater: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full of
+/// something else is never given back.
+fn keep_heap_small() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: called before any other thread exists, with a documented parameter.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 10);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
     }
 }
 

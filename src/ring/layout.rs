@@ -114,6 +114,10 @@ impl Layout {
     pub(super) fn used_bytes(&self, closed: usize, open_words: usize) -> usize {
         let nodes: usize = (1..).zip(&self.levels).map(|(level, _)| closed >> (self.fanout_shift * level)).sum();
         let open = (TAG_WORDS + HEADER_WORDS + open_words) * WORD_BYTES;
-        self.fixed_bytes() + closed * self.block_bytes() + (closed + 1) * SLOT_BYTES + nodes * NODE_WORDS * WORD_BYTES + open
+        self.fixed_bytes()
+            + closed * self.block_bytes()
+            + (closed + 1) * SLOT_BYTES
+            + nodes * NODE_WORDS * WORD_BYTES
+            + open
     }
 }

@@ -48,6 +48,10 @@ pub use reader::Reader;
 pub use summary::{Drop, Summary};
 pub use writer::Writer;
 
+use layout::Layout;
+use store::Store;
+use sync::Arc;
+
 /// What a ring keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
@@ -131,9 +135,15 @@ pub fn ring(config: Config) -> Result<(Writer, Reader), ConfigError> {
     if !(1..=1_000_000_000).contains(&config.resolution_ns) {
         return Err(ConfigError::Resolution(config.resolution_ns));
     }
-    let layout = layout::Layout::within(config.max_bytes)
+    let layout = Layout::within(config.max_bytes)
         .map_err(|min_bytes| ConfigError::TooSmall { max_bytes: config.max_bytes, min_bytes })?;
-    Ok(writer::with_layout(layout, &config))
+    Ok(with_layout(layout, &config))
+}
+
+/// An empty ring whose memory is laid out so; tests lay it out smaller than any cap would.
+fn with_layout(layout: Layout, config: &Config) -> (Writer, Reader) {
+    let store = Arc::new(Store::new(layout, config.resolution_ns, config.retention_ns));
+    (Writer::new(Arc::clone(&store)), Reader::new(store))
 }
 
 #[cfg(test)]

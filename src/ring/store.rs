@@ -13,6 +13,7 @@ use super::{
     summary::{PART_WORDS, Part},
     sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, zeroed},
 };
+use std::fmt;
 
 const BEGIN: usize = 0;
 const USED: usize = 1;
@@ -30,7 +31,6 @@ const LENGTH: u64 = GAP - 1;
 pub(super) const NEVER_NS: i64 = i64::MIN;
 
 /// A ring's shared memory.
-#[derive(Debug)]
 pub(super) struct Store {
     pub(super) layout: Layout,
     pub(super) resolution_ns: i64,
@@ -50,6 +50,20 @@ pub(super) struct Store {
     slots: Box<[AtomicU32]>,
     blocks: Box<[AtomicU64]>,
     nodes: Box<[AtomicU64]>,
+}
+
+impl fmt::Debug for Store {
+    /// Without the memory itself, which is megabytes.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Store")
+            .field("newest_ns", &self.newest_ns)
+            .field("oldest_begin_ns", &self.oldest_begin_ns)
+            .field("tail", &self.tail)
+            .field("head", &self.head)
+            .field("layout", &self.layout)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a block says of itself before its data.

@@ -29,16 +29,8 @@ pub(super) const PART_WORDS: usize = 9;
 
 impl Part {
     /// A stretch in which nothing was known.
-    pub(super) const NOTHING: Self = Self {
-        known_ns: 0,
-        area: 0,
-        min: u64::MAX,
-        max: 0,
-        max_after_min: 0,
-        fall: 0,
-        trough: 0,
-        max_after_trough: 0,
-    };
+    pub(super) const NOTHING: Self =
+        Self { known_ns: 0, area: 0, min: u64::MAX, max: 0, max_after_min: 0, fall: 0, trough: 0, max_after_trough: 0 };
 
     /// Whether no value at all was seen, not even for no time.
     pub(super) fn is_nothing(&self) -> bool {

@@ -1,9 +1,8 @@
 //! The one writer of a ring: wait-free, without allocation, a few stores a change point.
 
 use super::{
-    Config, PushError,
+    PushError,
     code::{Code, Coder, MAX_POINT_BITS},
-    layout::Layout,
     store::{Begin, Block, Store},
     summary::Part,
     sync::{Arc, Ordering},
@@ -260,10 +259,4 @@ impl Open {
         let bytes = store.layout.used_bytes(usize::try_from(closed).unwrap_or(usize::MAX), words as usize);
         store.bytes.store(bytes as u64, Ordering::Relaxed);
     }
-}
-
-/// A ring with the memory that `layout` says.
-pub(super) fn with_layout(layout: Layout, config: &Config) -> (Writer, super::Reader) {
-    let store = Arc::new(Store::new(layout, config.resolution_ns, config.retention_ns));
-    (Writer::new(Arc::clone(&store)), super::Reader::new(store))
 }

@@ -94,12 +94,14 @@ impl GpuState {
         self.slow.load_full()
     }
 
-    pub(super) fn set_medium(&self, at_ns: i64, reading: Medium) {
+    /// Keeps the medium lane's reading.
+    pub fn set_medium(&self, at_ns: i64, reading: Medium) {
         self.series.push(at_ns, reading.power_watts, reading.utilization_ratio);
         self.medium.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    pub(super) fn set_slow(&self, at_ns: i64, reading: Slow) {
+    /// Keeps the slow lane's reading.
+    pub fn set_slow(&self, at_ns: i64, reading: Slow) {
         self.slow.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 

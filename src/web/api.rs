@@ -1,10 +1,8 @@
-//! The read API: GPUs, their memory over time, jobs, and their ended phases. Times are Unix nanoseconds.
+//! The read API: GPUs, their memory over time, and jobs. Times are Unix nanoseconds.
 
 use super::Site;
 use super::problem::Problem;
-use crate::annotate::wire::Kind;
 use crate::annotate::{Rank, gpus::Gpus, wire};
-use crate::attribute::{Attributed, PhaseMemory, THRESHOLDS};
 use crate::clock::SECOND_NS;
 use crate::node::Node;
 use crate::ring::QueryError;
@@ -17,8 +15,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Phases that one answer has unless asked otherwise.
-const PHASES: usize = 1000;
 /// Points that one answer has unless asked otherwise.
 const POINTS: usize = 10_000;
 /// The most that can be asked for.
@@ -95,7 +91,7 @@ fn query_problem(error: &QueryError) -> Problem {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err takes")]
-fn bad_query(rejection: QueryRejection) -> Problem {
+pub(super) fn bad_query(rejection: QueryRejection) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, rejection.body_text())
 }
 
@@ -118,57 +114,4 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<Value> {
         json!({ "job": name, "ranks": job.ranks.iter().map(|(number, r)| rank(number, r)).collect::<Vec<_>>() })
     });
     Json(json!({ "jobs": listed.collect::<Vec<_>>() }))
-}
-
-/// The query of `GET /api/v1/jobs/{job}/phases`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PhasesQuery {
-    limit: Option<usize>,
-}
-
-/// `GET /api/v1/jobs/{job}/phases`: steps and phases that ended, newest first, with their memory by GPU.
-pub(super) async fn phases(
-    State(site): State<Site>,
-    Path(job): Path<String>,
-    query: Result<Query<PhasesQuery>, QueryRejection>,
-) -> Result<Json<Value>, Problem> {
-    let Query(query) = query.map_err(bad_query)?;
-    let node = site.slot.node();
-    let jobs = site.intake.jobs();
-    if !jobs.by_name().contains_key(job.as_str()) && jobs.ended_of(&job).next().is_none() {
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
-    }
-    let ended = jobs.ended_of(&job).filter(|attributed| attributed.ended.open.kind != Kind::Layer);
-    let listed: Vec<_> =
-        ended.take(query.limit.unwrap_or(PHASES)).map(|attributed| phase(attributed, node.as_deref())).collect();
-    Ok(Json(json!({ "job": job, "phases": listed })))
-}
-
-fn phase(attributed: &Attributed, node: Option<&Node>) -> Value {
-    let (ended, open) = (&attributed.ended, &attributed.ended.open);
-    let shift_ns = node.map_or(0, |node| node.clock.unix_shift_ns());
-    json!({
-        "rank": ended.rank, "kind": open.kind, "phase": open.name, "step": open.step,
-        "begin_unix_nano": open.begin_ns + shift_ns, "end_unix_nano": ended.end_ns + shift_ns,
-        "memory_begin": open.memory, "memory_end": ended.memory, "attributes": open.attributes,
-        "gpus": attributed.gpus.iter().map(|memory| phase_memory(memory, node)).collect::<Vec<_>>(),
-    })
-}
-
-fn phase_memory(memory: &PhaseMemory, node: Option<&Node>) -> Value {
-    let device = node.and_then(|node| node.gpus.get(memory.gpu)).map(|gpu| &gpu.device);
-    let above = memory.above_ns.map(|above_ns| {
-        let labelled = THRESHOLDS.iter().zip(above_ns).map(|(threshold, ns)| (threshold.label.to_owned(), json!(ns)));
-        Value::Object(labelled.collect())
-    });
-    json!({
-        "gpu": device.map(|device| &device.index), "uuid": device.map(|device| &device.uuid),
-        "begin_bytes": memory.begin_bytes, "end_bytes": memory.end_bytes,
-        "peak_bytes": memory.peak_bytes, "min_bytes": memory.min_bytes, "mean_bytes": memory.mean_bytes,
-        "growth_bytes": memory.growth_bytes(), "drop_bytes": memory.drop_bytes, "above_ns": above,
-        "gap_ns": memory.gap_ns, "energy_joules": memory.usage.energy_joules,
-        "gpu_idle_seconds": memory.usage.idle_seconds,
-        "outside_allocator_bytes": memory.outside_allocator_bytes,
-    })
 }

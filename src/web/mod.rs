@@ -6,6 +6,7 @@
 mod api;
 mod health;
 mod landing;
+mod phases;
 pub mod problem;
 
 use crate::annotate::Intake;
@@ -42,7 +43,7 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .route("/api/v1/gpus", routing::get(api::gpus))
         .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
         .route("/api/v1/jobs", routing::get(api::jobs))
-        .route("/api/v1/jobs/{job}/phases", routing::get(api::phases))
+        .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
         .with_state(site)
         .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
         .fallback(not_found)

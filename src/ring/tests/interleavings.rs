@@ -1,8 +1,6 @@
 //! Every order in which a reader can meet the writer, as loom finds them: `RUSTFLAGS="--cfg loom" cargo test`.
 
-use crate::ring::{
-    Config, QueryError, Reader, Writer, layout::Layout, seqlock::Cell, sync::zeroed, writer::with_layout,
-};
+use crate::ring::{Config, QueryError, Reader, Writer, layout::Layout, seqlock::Cell, sync::zeroed, with_layout};
 use loom::{sync::Arc, sync::atomic::Ordering, thread};
 
 const CONFIG: Config = Config { retention_ns: 1_000, max_bytes: 0, resolution_ns: 1 };

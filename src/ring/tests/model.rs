@@ -52,11 +52,7 @@ impl Model {
         let mut points = vec![Point { at_ns: from_ns, used: at_begin }];
         points.extend(self.changes.iter().filter(|change| from_ns < change.at_ns && change.at_ns < to_ns));
         let ends: Vec<i64> = points.iter().skip(1).map(|point| point.at_ns).chain([to_ns]).collect();
-        points
-            .iter()
-            .zip(ends)
-            .map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used })
-            .collect()
+        points.iter().zip(ends).map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used }).collect()
     }
 
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {

@@ -1,7 +1,7 @@
 //! Any sequence of readings and gaps, any interval: the ring answers as the model does.
 
 use super::model::Model;
-use crate::ring::{Config, Point, QueryError, Reader, Writer, layout::Layout, writer::with_layout};
+use crate::ring::{Config, Point, QueryError, Reader, Writer, layout::Layout, with_layout};
 use proptest::prelude::*;
 
 const GRANULE: u64 = 2 << 20;
@@ -225,9 +225,11 @@ proptest! {
     fn where_memory_suffices_the_retention_alone_decides_what_is_kept(
         ops in prop::collection::vec(op(), 1..300),
         retention_ns in prop::sample::select(vec![1, 50_000_000, 10_000_000_000, i64::MAX]),
+        resolution_ns in prop::sample::select(vec![1, 1_000]),
+        data_words in 0..4_usize,
     ) {
-        let config = Config { retention_ns, max_bytes: 0, resolution_ns: 1_000 };
-        let mut pair = Pair::new(Layout::of(3, 400, 3), config, 1_000_000_000);
+        let config = Config { retention_ns, max_bytes: 0, resolution_ns };
+        let mut pair = Pair::new(Layout::of(data_words, 400, 3), config, 1_000_000_000);
         for op in &ops {
             pair.apply(op);
             if let Some(newest_ns) = pair.model.newest_ns {

@@ -141,6 +141,22 @@ fn the_smallest_ring_works_and_no_cap_is_exceeded() {
     }
 }
 
+#[test]
+fn a_ring_that_has_become_quiet_shrinks_again() {
+    let (mut writer, reader) = ring(Config { retention_ns: 60_000 * MS, ..CONFIG }).unwrap();
+    let value = |tick: i64| (tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) << 16;
+    for tick in 0..100_000 {
+        writer.push(tick * MS, value(tick)).unwrap();
+    }
+    let busy_bytes = reader.bytes();
+    for second in 100..6_000 {
+        writer.push(second * 1_000 * MS, value(second)).unwrap();
+    }
+    assert!(busy_bytes > 150_000, "{busy_bytes}");
+    assert!(reader.bytes() < 10_000, "{}", reader.bytes());
+    assert_eq!(reader.oldest_ns(), Some(5_939_000 * MS));
+}
+
 /// The usual sizes of blocks and tree, over several levels and around the end of the memory.
 #[test]
 fn a_long_recording_is_answered_as_by_the_model() {

@@ -1,0 +1,153 @@
+//! The core's costs beside the figures that they have to hold. `make bench` runs all of it; docs/performance.md has
+//! the results with their date and machine.
+
+mod node;
+mod senders;
+
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use highwater::attribute::attribute;
+use highwater::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater::{export, metrics, ring};
+use std::hint::black_box;
+use std::time::Duration;
+
+const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+const TEN_MINUTES: i64 = 600_000;
+
+/// A millisecond's jitter and a jump for each sample, the same in every run.
+fn noise(n: i64) -> (i64, u64) {
+    let mixed = n.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    ((mixed % 60_000).cast_signed() - 30_000, mixed >> 40)
+}
+
+/// Ten minutes of samples, every one of them changed.
+fn full_ring() -> (ring::Writer, ring::Reader) {
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (mut writer, reader) = ring::ring(config).expect("a ring");
+    for n in 0..TEN_MINUTES {
+        let (jitter_ns, jump) = noise(n);
+        writer.push(START_NS + n * MILLISECOND_NS + jitter_ns, (jump % 4096) << 21).expect("in order");
+    }
+    (writer, reader)
+}
+
+/// Ten minutes of an allocator's samples: ten changes a second.
+fn allocator_ring() -> (ring::Writer, ring::Reader) {
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (mut writer, reader) = ring::ring(config).expect("a ring");
+    let mut used = 20_000_u64;
+    for n in 0..TEN_MINUTES {
+        let (jitter_ns, jump) = noise(n);
+        if n % 100 == 0 {
+            used = 20_000 + jump % 2048;
+        }
+        writer.push(START_NS + n * MILLISECOND_NS + jitter_ns, used << 21).expect("in order");
+    }
+    (writer, reader)
+}
+
+fn ring_costs(c: &mut Criterion) {
+    let (_worst_writer, worst) = full_ring();
+    let (_writer, usual) = allocator_ring();
+    let samples = TEN_MINUTES as f64;
+    println!("ring: {:.4} bytes a sample at 10 changes/s (figure: 0.05)", usual.bytes() as f64 / samples);
+    println!("ring: {:.4} bytes a sample when every one changes by up to 8 GiB (figure: 3)", worst.bytes() as f64 / samples);
+    let mut group = c.benchmark_group("ring");
+    for (name, changing) in [("push, unchanged", false), ("push, changing", true)] {
+        let (mut writer, _reader) = full_ring();
+        let mut n = TEN_MINUTES;
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                n += 1;
+                let used = if changing { noise(n).1 % 4096 } else { 7 };
+                black_box(writer.push(START_NS + n * MILLISECOND_NS, used << 21))
+            });
+        });
+    }
+    let newest_ns = worst.newest_ns().expect("samples");
+    for (name, length_ns) in [("100 ms", SECOND_NS / 10), ("15 s", 15 * SECOND_NS), ("9 min", 540 * SECOND_NS)] {
+        let mut n = 0;
+        group.bench_function(format!("summary of {name}, every sample changed (figure: p99 50 us)"), |b| {
+            b.iter(|| {
+                n += 1;
+                let end_ns = newest_ns - noise(n).0.abs() * 100;
+                black_box(worst.summary(end_ns - length_ns, end_ns))
+            });
+        });
+    }
+    group.finish();
+    tail("ring: summary of 9 min, every sample changed", 50.0, |n| {
+        let end_ns = newest_ns - noise(n).0.abs() * 100;
+        black_box(worst.summary(end_ns - 540 * SECOND_NS, end_ns)).is_ok()
+    });
+}
+
+/// Prints the tail of many single runs, which a mean hides.
+fn tail(what: &str, figure_us: f64, mut run: impl FnMut(i64) -> bool) {
+    let mut took: Vec<Duration> = (0..10_000)
+        .map(|n| {
+            let begun = std::time::Instant::now();
+            assert!(run(n), "{what}");
+            begun.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    let us = |part: usize| took[took.len() * part / 1000].as_secs_f64() * 1e6;
+    println!("{what}: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us (figure: p99 {figure_us} us)", us(500), us(990), us(999));
+}
+
+fn attribution(c: &mut Criterion) {
+    let node = node::busy(8);
+    let ended = node.ended();
+    c.bench_function("attribution of one phase of 100 ms", |b| {
+        b.iter_batched(
+            || ended.clone(),
+            |ended| black_box(attribute(ended, &node.node.rings, &node.node.gpus)),
+            BatchSize::SmallInput,
+        );
+    });
+}
+
+fn scrape(c: &mut Criterion) {
+    let node = node::busy(8);
+    let exposition = || {
+        let families = metrics::collect(&node.slot, &node.intake, &*node.clock, true);
+        export::prometheus::encode(families).expect("encoded")
+    };
+    let text = exposition();
+    let series = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty() && line[0] != b'#').count();
+    println!("scrape: {series} series, {} bytes, 8 GPUs and 8 ranks", text.len());
+    c.bench_function("scrape, 8 GPUs, full catalogue (figure: p99 2 ms)", |b| b.iter(|| black_box(exposition())));
+    tail("scrape, 8 GPUs, full catalogue", 2000.0, |_| !exposition().is_empty());
+}
+
+fn annotations(c: &mut Criterion) {
+    let node = node::busy(8);
+    let mut group = c.benchmark_group("annotations");
+    group.throughput(Throughput::Elements(2));
+    let mut pairs = 0_u64;
+    group.bench_function("parse, check and take a begin and its end", |b| {
+        b.iter(|| {
+            for event in ["begin", "end"] {
+                let answer = node.intake.take_json(senders::event(event, 0).as_bytes(), None);
+                assert_eq!(answer.accepted, 1, "{answer:?}");
+            }
+            pairs += 1;
+            if pairs % 10_000 == 0 {
+                node.drain();
+            }
+        });
+    });
+    group.finish();
+    let server = senders::Server::start();
+    println!("annotations over HTTP, batches of one, 4 connections: {:.0}/s (figure: 20,000/s)", server.over_http(40_000, 4));
+    let (sent, counted) = server.over_socket(400_000);
+    println!("annotations over the socket, one a datagram: {sent:.0}/s sent, {counted:.0}/s taken (figure: 200,000/s)");
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
+    targets = ring_costs, attribution, scrape, annotations
+}
+criterion_main!(benches);

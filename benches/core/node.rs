@@ -1,0 +1,103 @@
+//! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
+
+use highwater::annotate::wire::Kind;
+use highwater::annotate::{Ended, Intake, Limits, Open};
+use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater::node::{Node, Slot};
+use highwater::ring;
+use highwater::sample::Sampler;
+use highwater::sim::{Scenario, Sim};
+use highwater::source::Source;
+use std::sync::Arc;
+
+/// The node with what stands around it.
+pub struct Busy {
+    /// The simulated time.
+    pub clock: Arc<Manual>,
+    /// Its GPUs and rings.
+    pub node: Arc<Node>,
+    /// What a scrape looks at.
+    pub slot: Slot,
+    /// Its jobs.
+    pub intake: Intake,
+}
+
+/// A node with this many GPUs, one rank on each, after a minute.
+pub fn busy(gpus: usize) -> Busy {
+    let start_ns = 1_800_000_000 * SECOND_NS;
+    let scenario = Scenario::parse(&scenario(gpus), "bench").expect("a scenario");
+    let clock = Arc::new(Manual::at(start_ns));
+    let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, start_ns));
+    let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (node, writers) = Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, MILLISECOND_NS).expect("rings");
+    let (node, slot) = (Arc::new(node), Slot::empty(false));
+    slot.fill(Arc::clone(&node));
+    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    intake.set_gpus(Some(highwater::annotate::gpus::Gpus::new(source.devices())));
+    let mut sampler = Sampler::new(
+        Arc::clone(&source),
+        Arc::clone(&node.clock),
+        Arc::clone(&node.calls),
+        Arc::clone(&node.ticks),
+        Arc::clone(&node.gpus),
+        writers,
+    );
+    let mut annotations = source.annotations().peekable();
+    for n in 1..=60_000 {
+        clock.advance_to(start_ns + n * MILLISECOND_NS);
+        sampler.tick(clock.now_ns(), |_| ());
+        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_some_and(|at| at <= clock.now_ns())) {
+            intake.take(annotation, None).expect("a good annotation");
+        }
+        if n % 100 == 0 {
+            node.join.advance(&intake, clock.now_ns());
+            node.ticks.take(20_000);
+            lanes_once(&node);
+        }
+    }
+    Busy { clock, node, slot, intake }
+}
+
+/// One turn of the medium and the slow lane.
+fn lanes_once(node: &Node) {
+    for gpu in 0..node.gpus.len() {
+        let at_ns = node.clock.now_ns();
+        node.gpus[gpu].set_medium(at_ns, node.source.medium(gpu, at_ns, &node.calls));
+        node.gpus[gpu].set_slow(at_ns, node.source.slow(gpu, at_ns, &node.calls));
+    }
+}
+
+fn scenario(gpus: usize) -> String {
+    format!(
+        r#"
+        [[gpus]]
+        count = {gpus}
+        [[jobs]]
+        name = "bench"
+        ranks = {gpus}
+        base = "40 GiB"
+        phases = [
+          {{ name = "data", duration = "20 ms", busy = 0.1 }},
+          {{ name = "forward", duration = "60 ms", to = "96 GiB", shape = "steps" }},
+          {{ name = "backward", duration = "90 ms", to = "110 GiB", shape = "steps", release = true }},
+          {{ name = "comm", duration = "20 ms", collective = true }},
+          {{ name = "optimizer", duration = "10 ms" }},
+        ]
+        "#
+    )
+}
+
+impl Busy {
+    /// A phase of 100 ms that ended half a minute ago.
+    pub fn ended(&self) -> Ended {
+        let begin_ns = self.clock.now_ns() - 30 * SECOND_NS;
+        let open = Open { kind: Kind::Phase, name: "forward".into(), step: Some(1), begin_ns, memory: None, attributes: None };
+        let (job, gpus) = ("bench".into(), Some(Arc::from([0_usize].as_slice())));
+        Ended { job, rank: 0, open, end_ns: begin_ns + 100 * MILLISECOND_NS, memory: None, gpus, pid: None }
+    }
+
+    /// Lets the join take what has ended, so that no queue fills up.
+    pub fn drain(&self) {
+        self.node.join.advance(&self.intake, self.clock.now_ns());
+    }
+}

@@ -1,0 +1,123 @@
+//! A real daemon, and clients that send it annotations as fast as they can.
+
+use highwater::annotate::Outcome;
+use highwater::config::{Settings, SourceSpec};
+use highwater::daemon::{Daemon, start};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longer than anything here takes on any machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One event of one rank, as a job sends it.
+pub fn event(event: &str, rank: usize) -> String {
+    format!(
+        r#"{{"event":"{event}","name":"forward","job":"sender","rank":{rank},"gpu":0,"step":1234,"memory":{{"allocated":12345678901,"reserved":23456789012,"alloc_retries":0}}}}"#
+    )
+}
+
+/// A daemon on a port and a socket of its own.
+pub struct Server {
+    runtime: tokio::runtime::Runtime,
+    daemon: Option<Daemon>,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl Server {
+    /// A daemon over one simulated GPU.
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("annotations.sock");
+        let settings = Settings {
+            source: SourceSpec::Sim(Some("spike".into())),
+            listen: "127.0.0.1:0".parse().expect("an address"),
+            annotations_socket: Some(socket.clone()),
+            ..Settings::default()
+        };
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
+        let daemon = runtime.block_on(start(settings)).expect("a daemon");
+        Self { runtime, daemon: Some(daemon), socket, _folder: folder }
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it runs until it is dropped")
+    }
+
+    fn taken(&self) -> u64 {
+        let counts = &self.daemon().site.intake.counts;
+        [Outcome::Accepted, Outcome::AcceptedOutOfOrder, Outcome::AcceptedWithoutGpu].map(|o| counts.get(o)).iter().sum()
+    }
+
+    /// Events a second over HTTP, one a request, over this many kept-alive connections.
+    pub fn over_http(&self, events: usize, connections: usize) -> f64 {
+        let (address, begun) = (self.daemon().address, Instant::now());
+        thread::scope(|scope| {
+            for rank in 0..connections {
+                scope.spawn(move || {
+                    let mut stream = TcpStream::connect(address).expect("it listens");
+                    stream.set_nodelay(true).expect("an open socket");
+                    let mut answers = BufReader::new(stream.try_clone().expect("an open socket"));
+                    for n in 0..events / connections {
+                        let body = event(if n % 2 == 0 { "begin" } else { "end" }, rank);
+                        let request = format!(
+                            "POST /api/v1/annotations HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+                            body.len()
+                        );
+                        stream.write_all(request.as_bytes()).expect("sent");
+                        skip_answer(&mut answers);
+                    }
+                });
+            }
+        });
+        events as f64 / begun.elapsed().as_secs_f64()
+    }
+
+    /// Events a second that one sender sent over the socket, one a datagram, and that the daemon took.
+    pub fn over_socket(&self, events: usize) -> (f64, f64) {
+        let (before, begun) = (self.taken(), Instant::now());
+        let socket = UnixDatagram::unbound().expect("a socket");
+        socket.connect(&self.socket).expect("it listens");
+        let pair = [event("begin", 9), event("end", 9)];
+        for n in 0..events {
+            socket.send(pair[n % 2].as_bytes()).expect("sent");
+        }
+        let sent = events as f64 / begun.elapsed().as_secs_f64();
+        while self.taken() - before < events as u64 {
+            assert!(begun.elapsed() < PATIENCE, "{} of {events} taken", self.taken() - before);
+            thread::yield_now();
+        }
+        (sent, events as f64 / begun.elapsed().as_secs_f64())
+    }
+}
+
+fn skip_answer(answers: &mut BufReader<TcpStream>) {
+    let (mut line, mut length) = (String::new(), 0);
+    loop {
+        line.clear();
+        assert!(answers.read_line(&mut line).expect("an answer") > 0, "the connection was closed");
+        assert!(!line.starts_with("HTTP/1.1 4"), "{line}");
+        if let Some(value) = line.strip_prefix("content-length: ") {
+            length = value.trim().parse().expect("a length");
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    answers.read_exact(&mut body).expect("a body");
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            self.runtime.block_on(daemon.stop());
+        }
+    }
+}

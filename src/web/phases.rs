@@ -1,0 +1,174 @@
+//! `GET /api/v1/jobs/{job}/phases`: what ended, newest first, with its memory.
+//!
+//! Written in pieces while the client reads, so that an answer of all that is kept takes no memory to speak of.
+
+use super::Site;
+use super::api::bad_query;
+use super::problem::Problem;
+use crate::annotate::Attributes;
+use crate::annotate::wire::{Kind, Memory, Scalar};
+use crate::attribute::{Attributed, PhaseMemory, THRESHOLDS};
+use crate::node::Node;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Serialize, Serializer};
+use std::convert::Infallible;
+use std::sync::Arc;
+
+/// Phases that one answer has unless asked otherwise.
+const PHASES: usize = 1000;
+/// Phases in one piece of an answer: some 64 KiB.
+const PIECE: usize = 100;
+
+/// The query.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PhasesQuery {
+    limit: Option<usize>,
+}
+
+/// Steps and phases that ended, newest first, with their memory by GPU.
+pub(super) async fn phases(
+    State(site): State<Site>,
+    Path(job): Path<String>,
+    query: Result<Query<PhasesQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query.map_err(bad_query)?;
+    let ended = ended(&site, &job, query.limit.unwrap_or(PHASES))?;
+    let node = site.slot.node();
+    let head = format!("{{\"job\":{},\"phases\":[", serde_json::Value::from(job));
+    let pieces = (0..ended.len().div_ceil(PIECE)).map(move |number| {
+        let from = number * PIECE;
+        let piece = ended.get(from..(from + PIECE).min(ended.len())).unwrap_or_default();
+        piece_of_json(piece, from == 0, node.as_deref())
+    });
+    let parts = std::iter::once(head.into_bytes()).chain(pieces).chain(std::iter::once(b"]}".to_vec()));
+    let parts = futures_util::stream::iter(parts.map(|part| Ok::<_, Infallible>(Bytes::from(part))));
+    Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response())
+}
+
+fn ended(site: &Site, job: &str, limit: usize) -> Result<Vec<Arc<Attributed>>, Problem> {
+    let jobs = site.intake.jobs();
+    if !jobs.by_name().contains_key(job) && jobs.ended_of(job).next().is_none() {
+        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
+    }
+    let ended = jobs.ended_of(job).filter(|attributed| attributed.ended.open.kind != Kind::Layer);
+    Ok(ended.take(limit).cloned().collect())
+}
+
+fn piece_of_json(piece: &[Arc<Attributed>], is_first: bool, node: Option<&Node>) -> Vec<u8> {
+    let mut json = Vec::with_capacity(PIECE * 768);
+    for (position, attributed) in piece.iter().enumerate() {
+        if !(is_first && position == 0) {
+            json.push(b',');
+        }
+        // Writing plain structures to memory cannot fail.
+        let written = serde_json::to_writer(&mut json, &Phase::new(attributed, node));
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
+    json
+}
+
+/// One that ended.
+#[derive(Serialize)]
+struct Phase<'a> {
+    rank: u32,
+    kind: Kind,
+    phase: &'a str,
+    step: Option<u64>,
+    begin_unix_nano: i64,
+    end_unix_nano: i64,
+    memory_begin: Option<Memory>,
+    memory_end: Option<Memory>,
+    #[serde(serialize_with = "as_map")]
+    attributes: Option<&'a Attributes>,
+    gpus: Vec<OnGpu<'a>>,
+}
+
+/// Its memory on one GPU. Bytes, nanoseconds, joules and seconds; `null` where not known.
+#[derive(Serialize)]
+struct OnGpu<'a> {
+    gpu: Option<&'a str>,
+    uuid: Option<&'a str>,
+    begin_bytes: Option<u64>,
+    end_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
+    min_bytes: Option<u64>,
+    mean_bytes: Option<f64>,
+    growth_bytes: Option<i64>,
+    drop_bytes: Option<u64>,
+    #[serde(serialize_with = "by_threshold")]
+    above_ns: Option<[i64; THRESHOLDS.len()]>,
+    gap_ns: i64,
+    energy_joules: Option<f64>,
+    gpu_idle_seconds: Option<f64>,
+    outside_allocator_bytes: Option<i64>,
+}
+
+impl<'a> Phase<'a> {
+    fn new(attributed: &'a Attributed, node: Option<&'a Node>) -> Self {
+        let (ended, open) = (&attributed.ended, &attributed.ended.open);
+        let shift_ns = node.map_or(0, |node| node.clock.unix_shift_ns());
+        Self {
+            rank: ended.rank,
+            kind: open.kind,
+            phase: &open.name,
+            step: open.step,
+            begin_unix_nano: open.begin_ns + shift_ns,
+            end_unix_nano: ended.end_ns + shift_ns,
+            memory_begin: open.memory,
+            memory_end: ended.memory,
+            attributes: open.attributes.as_ref(),
+            gpus: attributed.gpus.iter().map(|memory| OnGpu::new(memory, node)).collect(),
+        }
+    }
+}
+
+impl<'a> OnGpu<'a> {
+    fn new(memory: &PhaseMemory, node: Option<&'a Node>) -> Self {
+        let device = node.and_then(|node| node.gpus.get(memory.gpu)).map(|gpu| &gpu.device);
+        Self {
+            gpu: device.map(|device| device.index.as_str()),
+            uuid: device.map(|device| device.uuid.as_str()),
+            begin_bytes: memory.begin_bytes,
+            end_bytes: memory.end_bytes,
+            peak_bytes: memory.peak_bytes,
+            min_bytes: memory.min_bytes,
+            mean_bytes: memory.mean_bytes,
+            growth_bytes: memory.growth_bytes(),
+            drop_bytes: memory.drop_bytes,
+            above_ns: memory.above_ns,
+            gap_ns: memory.gap_ns,
+            energy_joules: memory.usage.energy_joules,
+            gpu_idle_seconds: memory.usage.idle_seconds,
+            outside_allocator_bytes: memory.outside_allocator_bytes,
+        }
+    }
+}
+
+#[allow(clippy::ref_option, reason = "the shape that serde asks for")]
+fn as_map<S: Serializer>(attributes: &Option<&Attributes>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(attributes) = attributes else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(Some(attributes.len()))?;
+    for (name, value) in attributes.iter() {
+        map.serialize_entry::<str, Scalar>(name, value)?;
+    }
+    map.end()
+}
+
+#[allow(clippy::ref_option, reason = "the shape that serde asks for")]
+fn by_threshold<S: Serializer>(
+    above_ns: &Option<[i64; THRESHOLDS.len()]>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let Some(above_ns) = above_ns else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(Some(above_ns.len()))?;
+    for (threshold, ns) in THRESHOLDS.iter().zip(above_ns) {
+        map.serialize_entry(threshold.label, ns)?;
+    }
+    map.end()
+}
