@@ -11,8 +11,8 @@
 # Try it without a GPU, then with all of them:
 #   docker run --rm -p 127.0.0.1:10450:10450 highwater demo --listen 0.0.0.0:10450
 #   docker run --rm -p 127.0.0.1:10450:10450 --gpus all highwater serve --listen 0.0.0.0:10450
-ARG BUILDER=docker.io/library/rust:1.95.0-bookworm
-ARG RUNTIME=gcr.io/distroless/cc-debian12
+ARG BUILDER=rust:1.95.0-bookworm
+ARG RUNTIME=debian:bookworm-slim
 
 FROM ${BUILDER} AS build
 WORKDIR /src

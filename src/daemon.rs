@@ -271,10 +271,10 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>) {
     shared.intake.set_gpus(Some(Gpus::new(node.source.devices())));
     shared.slot.fill(Arc::clone(&node));
     let stop = Arc::new(AtomicBool::new(false));
-    let lanes = start_lanes(shared, &node, writers, &stop).unwrap_or_else(|error| {
-        tracing::error!("{error:#}");
-        Vec::new()
-    });
+    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::clone(&stop), threads: Vec::new() };
+    if let Err(error) = start_lanes(shared, &mut lanes, writers) {
+        tracing::error!("not every lane runs: {error:#}");
+    }
     let mut lost_since_ns = None;
     while !shared.stopped() {
         shared.wait(&*shared.clock, SECOND_NS / 4);
@@ -287,62 +287,52 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>) {
         }
     }
     stop.store(true, Ordering::Relaxed);
-    if !join_all(lanes, DRAIN - Duration::from_millis(300)) {
+    if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
         tracing::warn!("a lane hangs in the driver and is left behind");
     }
     shared.intake.set_gpus(None);
 }
 
-/// Starts every lane of a node, and the join.
-fn start_lanes(
-    shared: &Shared,
-    node: &Arc<Node>,
-    writers: Vec<ring::Writer>,
-    stop: &Arc<AtomicBool>,
-) -> anyhow::Result<Vec<JoinHandle<()>>> {
-    let sampler = sampler(node, writers);
-    let lane = shared.lane();
-    let settings = Arc::clone(&shared.settings);
-    let mut threads = Vec::new();
-    let mut start = |name: &str, run: Box<dyn FnOnce(&Node, &Arc<AtomicBool>) + Send>| -> anyhow::Result<()> {
-        let (node, stop) = (Arc::clone(node), Arc::clone(stop));
-        threads.push(spawn(name, move || run(&node, &stop))?);
+/// The threads of one node.
+struct Lanes {
+    node: Arc<Node>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Lanes {
+    fn start(&mut self, name: &str, run: impl FnOnce(&Node, &Arc<AtomicBool>) + Send + 'static) -> anyhow::Result<()> {
+        let (node, stop) = (Arc::clone(&self.node), Arc::clone(&self.stop));
+        self.threads.push(spawn(name, move || run(&node, &stop))?);
         Ok(())
-    };
-    let watched = sampler.share();
-    start("hw-fast", Box::new(move |_, stop| sample::run_paced(sampler, lane.budget, stop)))?;
-    start("hw-watch", Box::new(move |_, stop| sample::watch(&watched, lane, stop)))?;
-    let period_ns = settings.medium_period_ns;
-    start(
-        "hw-medium",
-        Box::new(move |node, stop| {
-            sample::run_medium(&*node.source, &*node.clock, &node.calls, &node.gpus, period_ns, stop);
-        }),
-    )?;
-    let (processes, period_ns) = (Arc::clone(&shared.processes), settings.slow_period_ns);
-    start(
-        "hw-slow",
-        Box::new(move |node, stop| {
-            sample::run_slow(&*node.source, &*node.clock, &node.calls, &node.gpus, &processes, period_ns, stop);
-        }),
-    )?;
-    start(
-        "hw-events",
-        Box::new(|node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop)),
-    )?;
-    let intake = Arc::clone(&shared.intake);
-    start("hw-join", Box::new(move |node, stop| run_join(node, &intake, stop)))?;
-    if matches!(settings.source, SourceSpec::Sim(_)) {
-        let shared = shared.clone();
-        start("hw-sim-jobs", Box::new(move |node, stop| crate::annotate::speak(
-            &*node.source,
-            &*node.clock,
-            shared.settings.annotations_socket.as_deref(),
-            &shared.intake,
-            stop,
-        )))?;
     }
-    Ok(threads)
+}
+
+/// Starts every lane of a node, and the join.
+fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
+    let sampler = sampler(&lanes.node, writers);
+    let lane = shared.lane();
+    let watched = sampler.share();
+    lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
+    lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
+    let period_ns = shared.settings.medium_period_ns;
+    lanes.start("hw-medium", move |node, stop| {
+        sample::run_medium(&*node.source, &*node.clock, &node.calls, &node.gpus, period_ns, stop);
+    })?;
+    let (processes, period_ns) = (Arc::clone(&shared.processes), shared.settings.slow_period_ns);
+    lanes.start("hw-slow", move |node, stop| {
+        sample::run_slow(&*node.source, &*node.clock, &node.calls, &node.gpus, &processes, period_ns, stop);
+    })?;
+    lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
+    let intake = Arc::clone(&shared.intake);
+    lanes.start("hw-join", move |node, stop| run_join(node, &intake, stop))?;
+    if matches!(shared.settings.source, SourceSpec::Sim(_)) {
+        let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
+        lanes.start("hw-sim-jobs", move |node, stop| {
+            crate::annotate::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
+        })?;
+    }
+    Ok(())
 }
 
 fn sampler(node: &Arc<Node>, writers: Vec<ring::Writer>) -> Sampler {

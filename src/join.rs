@@ -79,8 +79,7 @@ impl Join {
         let known_ns = self.known_until_ns().unwrap_or(i64::MIN).max(now_ns - PATIENCE_NS);
         let ready: Vec<Ended> = intake.jobs().take_ended(known_ns);
         // The jobs are not held while rings are read: intake goes on meanwhile.
-        let attributed: Vec<_> =
-            ready.into_iter().map(|ended| attribute(ended, &self.rings, &self.gpus)).collect();
+        let attributed: Vec<_> = ready.into_iter().map(|ended| attribute(ended, &self.rings, &self.gpus)).collect();
         let mut jobs = intake.jobs();
         for attributed in attributed {
             jobs.record(attributed);

@@ -82,7 +82,7 @@ base_image() {
     note "making the base image from Debian $BASE_SUITE (half a minute, once)"
     local tree container
     tree=$(mktemp -d -p "$tools") &&
-        debootstrap --variant=minbase "$BASE_SUITE" "$tree" "$BASE_MIRROR" >"$tools/debootstrap.log" &&
+        debootstrap --variant=minbase "$BASE_SUITE" "$tree" >"$tools/debootstrap.log" &&
         rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/* &&
         container=$(containers from scratch) &&
         containers add --quiet "$container" "$tree" / >/dev/null &&

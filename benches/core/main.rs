@@ -51,7 +51,10 @@ fn ring_costs(c: &mut Criterion) {
     let (_writer, usual) = allocator_ring();
     let samples = TEN_MINUTES as f64;
     println!("ring: {:.4} bytes a sample at 10 changes/s (figure: 0.05)", usual.bytes() as f64 / samples);
-    println!("ring: {:.4} bytes a sample when every one changes by up to 8 GiB (figure: 3)", worst.bytes() as f64 / samples);
+    println!(
+        "ring: {:.4} bytes a sample when every one changes by up to 8 GiB (figure: 3)",
+        worst.bytes() as f64 / samples
+    );
     let mut group = c.benchmark_group("ring");
     for (name, changing) in [("push, unchanged", false), ("push, changing", true)] {
         let (mut writer, _reader) = full_ring();
@@ -93,7 +96,12 @@ fn tail(what: &str, figure_us: f64, mut run: impl FnMut(i64) -> bool) {
         .collect();
     took.sort_unstable();
     let us = |part: usize| took[took.len() * part / 1000].as_secs_f64() * 1e6;
-    println!("{what}: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us (figure: p99 {figure_us} us)", us(500), us(990), us(999));
+    println!(
+        "{what}: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us (figure: p99 {figure_us} us)",
+        us(500),
+        us(990),
+        us(999)
+    );
 }
 
 fn attribution(c: &mut Criterion) {
@@ -133,14 +141,17 @@ fn annotations(c: &mut Criterion) {
                 assert_eq!(answer.accepted, 1, "{answer:?}");
             }
             pairs += 1;
-            if pairs % 10_000 == 0 {
+            if pairs.is_multiple_of(10_000) {
                 node.drain();
             }
         });
     });
     group.finish();
     let server = senders::Server::start();
-    println!("annotations over HTTP, batches of one, 4 connections: {:.0}/s (figure: 20,000/s)", server.over_http(40_000, 4));
+    println!(
+        "annotations over HTTP, batches of one, 4 connections: {:.0}/s (figure: 20,000/s)",
+        server.over_http(40_000, 4)
+    );
     let (sent, counted) = server.over_socket(400_000);
     println!("annotations over the socket, one a datagram: {sent:.0}/s sent, {counted:.0}/s taken (figure: 200,000/s)");
 }

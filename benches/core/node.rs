@@ -46,7 +46,9 @@ pub fn busy(gpus: usize) -> Busy {
     for n in 1..=60_000 {
         clock.advance_to(start_ns + n * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
-        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_some_and(|at| at <= clock.now_ns())) {
+        while let Some(annotation) =
+            annotations.next_if(|next| next.time_unix_nano.is_some_and(|at| at <= clock.now_ns()))
+        {
             intake.take(annotation, None).expect("a good annotation");
         }
         if n % 100 == 0 {
@@ -91,7 +93,8 @@ impl Busy {
     /// A phase of 100 ms that ended half a minute ago.
     pub fn ended(&self) -> Ended {
         let begin_ns = self.clock.now_ns() - 30 * SECOND_NS;
-        let open = Open { kind: Kind::Phase, name: "forward".into(), step: Some(1), begin_ns, memory: None, attributes: None };
+        let open =
+            Open { kind: Kind::Phase, name: "forward".into(), step: Some(1), begin_ns, memory: None, attributes: None };
         let (job, gpus) = ("bench".into(), Some(Arc::from([0_usize].as_slice())));
         Ended { job, rank: 0, open, end_ns: begin_ns + 100 * MILLISECOND_NS, memory: None, gpus, pid: None }
     }

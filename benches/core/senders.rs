@@ -52,7 +52,10 @@ impl Server {
 
     fn taken(&self) -> u64 {
         let counts = &self.daemon().site.intake.counts;
-        [Outcome::Accepted, Outcome::AcceptedOutOfOrder, Outcome::AcceptedWithoutGpu].map(|o| counts.get(o)).iter().sum()
+        [Outcome::Accepted, Outcome::AcceptedOutOfOrder, Outcome::AcceptedWithoutGpu]
+            .map(|o| counts.get(o))
+            .iter()
+            .sum()
     }
 
     /// Events a second over HTTP, one a request, over this many kept-alive connections.

@@ -83,9 +83,9 @@ impl Context<'_> {
             gpus,
             step: raw.step,
             memory: raw.memory,
-            attributes: raw.attributes.map(|attributes| {
-                attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()
-            }),
+            attributes: raw
+                .attributes
+                .map(|attributes| attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
             pid: self.pid,
         })
     }

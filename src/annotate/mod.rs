@@ -23,6 +23,6 @@ pub use intake::{Answer, Intake, Refused};
 pub use jobs::{Ended, Job, Jobs, Mark, PhaseOutcome};
 pub use limits::Limits;
 pub use rank::{Open, Rank};
-pub use speak::speak;
 pub use refusal::{Outcome, Refusal};
+pub use speak::speak;
 pub use stats::{DURATION_BOUNDS_S, PhaseStats, WINDOW_SLACK_NS, WINDOWS};

@@ -45,10 +45,8 @@ fn read(pid: u32) -> Peer {
 }
 
 fn parse(environ: &[u8]) -> Peer {
-    let variables: HashMap<&str, &str> = environ
-        .split(|byte| *byte == 0)
-        .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
-        .collect();
+    let variables: HashMap<&str, &str> =
+        environ.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('=')).collect();
     let get = |name: &str| variables.get(name).copied().filter(|value| !value.is_empty());
     let number = |names: [&str; 2]| names.into_iter().find_map(|name| get(name)?.parse::<u32>().ok());
     Peer {

@@ -136,7 +136,9 @@ impl Log {
         self.logged += 1;
         match self.logged {
             ..=MOST_LOGGED => tracing::warn!(pid, detail = ?detail, "annotation refused"),
-            n if n == MOST_LOGGED + 1 => tracing::warn!("more annotations refused; counted in highwater_annotations_total"),
+            n if n == MOST_LOGGED + 1 => {
+                tracing::warn!("more annotations refused; counted in highwater_annotations_total")
+            }
             _ => {}
         }
     }

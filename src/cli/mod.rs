@@ -124,7 +124,12 @@ fn init_log() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(color).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(color)
+        .with_target(false)
+        .init();
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {
@@ -175,14 +180,18 @@ impl Serve {
 impl Probe {
     fn run(&self) -> anyhow::Result<()> {
         let (library, gpu) = (self.nvml_library.as_deref(), self.gpu.as_deref());
-        probe::run(&probe::Options { library, gpu, json: self.json, ..probe::Options::default() }, &mut std::io::stdout())
+        probe::run(
+            &probe::Options { library, gpu, json: self.json, ..probe::Options::default() },
+            &mut std::io::stdout(),
+        )
     }
 }
 
 /// The settings, for `serve --help`.
 fn settings_help() -> String {
     use std::fmt::Write as _;
-    let mut help = String::from("Settings (file, --set KEY=VALUE, or the variable; config/highwater.toml has them all):\n");
+    let mut help =
+        String::from("Settings (file, --set KEY=VALUE, or the variable; config/highwater.toml has them all):\n");
     for key in KEYS {
         let _ = writeln!(help, "  {} [{}]\n      {}", key.name, key.variable(), key.help);
     }

@@ -197,7 +197,9 @@ mod tests {
     #[test]
     fn the_documented_table_is_the_catalogue() {
         use std::fmt::Write as _;
-        let mut table = String::from("# Metrics\n\nMade from the catalogue in `src/metrics/catalogue.rs`; a test holds it equal. Base units throughout; what is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n");
+        let mut table = String::from(
+            "# Metrics\n\nMade from the catalogue in `src/metrics/catalogue.rs`; a test holds it equal. Base units throughout; what is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n",
+        );
         for metric in ALL {
             let kind = format!("{:?}", metric.kind).to_lowercase();
             let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");

@@ -115,8 +115,7 @@ mod tests {
     use super::*;
     use crate::clock::MILLISECOND_NS;
 
-    const BUDGET: Budget =
-        Budget { period_ns: MILLISECOND_NS, max_period_ns: 100 * MILLISECOND_NS, busy_ratio: 0.15 };
+    const BUDGET: Budget = Budget { period_ns: MILLISECOND_NS, max_period_ns: 100 * MILLISECOND_NS, busy_ratio: 0.15 };
 
     /// Runs one second of sweeps of `calls` calls of `call_ns` each.
     fn second(backoff: &mut Backoff, now_ns: &mut i64, calls: u32, call_ns: i64) {

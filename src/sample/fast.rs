@@ -5,7 +5,7 @@ use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
 use super::latest::Health;
 use super::sweep::{Cause, Sampler};
-use crate::clock::{Clock, Manual, MILLISECOND_NS};
+use crate::clock::{Clock, MILLISECOND_NS, Manual};
 use crate::source::NextTick;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -92,13 +92,16 @@ pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
         sampler.clock().sleep_until(looked_ns + WATCH_PERIOD_NS);
         let Some(gpu) = sampler.stats().stuck_since(sampler.clock().now_ns() - lane.hang_after_ns) else { continue };
         if let Some(gpu) = sampler.gpus().get(gpu) {
-            tracing::warn!(gpu = gpu.device.index, uuid = gpu.device.uuid, "memory call hangs, sampling the other GPUs");
+            tracing::warn!(
+                gpu = gpu.device.index,
+                uuid = gpu.device.uuid,
+                "memory call hangs, sampling the other GPUs"
+            );
             gpu.set_health(Health::Hung);
         }
         let (successor, stop) = (sampler.successor(), Arc::clone(stop));
-        let spawned = thread::Builder::new()
-            .name("hw-fast".into())
-            .spawn(move || run_paced(successor, lane.budget, &stop));
+        let spawned =
+            thread::Builder::new().name("hw-fast".into()).spawn(move || run_paced(successor, lane.budget, &stop));
         if let Err(error) = spawned {
             tracing::error!(%error, "cannot start a new sampling thread");
         }

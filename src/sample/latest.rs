@@ -121,11 +121,14 @@ impl GpuState {
         self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Memory of one process on this GPU, as the slow lane saw it last, bytes.
+    /// Memory of one process on this GPU, as the slow lane saw it last, bytes. `None` where the process is not seen on
+    /// it, or the driver will not say.
     #[must_use]
     pub fn process_used_bytes(&self, pid: u32) -> Option<u64> {
         let slow = self.slow()?;
-        slow.reading.processes.as_ref()?.iter().find(|process| process.pid == pid)?.used_bytes
+        let mut own = slow.reading.processes.as_ref()?.iter().filter(|process| process.pid == pid).peekable();
+        own.peek()?;
+        own.map(|process| process.used_bytes).sum()
     }
 
     /// The driver's framebuffer size, bytes: the slow lane's word, or what was found at the start.

@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn energy_is_power_times_time_within_and_across_readings() {
-        let series = series(&[(0, Some(100.0), Some(0.0)), (100, Some(300.0), Some(0.5)), (200, Some(300.0), Some(0.5))]);
+        let series =
+            series(&[(0, Some(100.0), Some(0.0)), (100, Some(300.0), Some(0.5)), (200, Some(300.0), Some(0.5))]);
         let usage = series.usage(at_ms(50), at_ms(150));
         assert!((usage.energy_joules.unwrap() - (5.0 + 15.0)).abs() < 1e-9);
         assert!((usage.idle_seconds.unwrap() - 0.05).abs() < 1e-9);

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Upper bounds of the lateness histogram, seconds.
-pub const LATENESS_BOUNDS_S: &[f64] =
-    &[2.5e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5];
+pub const LATENESS_BOUNDS_S: &[f64] = &[2.5e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5];
 
 /// Why a due tick was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -71,7 +71,7 @@ impl Gpu {
         let at_ns = at_ns.max(0);
         self.seek(at_ns);
         let tracks = self.played.states.iter().flatten();
-        tracks.filter_map(move |track| track.at(at_ns)).map(|(_, state)| *state).filter(|state| state.pid.is_some())
+        tracks.filter_map(move |track| track.at(at_ns)).map(|(_, state)| *state).filter(|state| state.alive)
     }
 
     fn seek(&mut self, at_ns: i64) {

@@ -24,8 +24,6 @@ const GAP_NS: i64 = 50_000;
 const TEARDOWN_NS: i64 = 30_000_000;
 /// From a rank's death until the launcher has killed its peers.
 const PEERS_DIE_NS: i64 = 200_000_000;
-/// Process ids start here: real ones on a node seldom come so high.
-const FIRST_PID: u32 = 100_000;
 /// What the phase is called in which a checkpoint is written.
 const CHECKPOINT: &str = "checkpoint";
 
@@ -76,12 +74,6 @@ impl Plan {
     pub(super) fn devices(&self) -> impl Iterator<Item = usize> {
         self.ranks.iter().map(|place| place.device)
     }
-
-    /// Process ids are made up, and differ between jobs, ranks and lives.
-    fn pid(&self, rank: usize, life: u64) -> u32 {
-        let offset = (life % 256) * 16_384 + (self.index % 64) * 256 + rank as u64;
-        FIRST_PID + u32::try_from(offset).unwrap_or(0)
-    }
 }
 
 fn checkpoint_phase(duration: Nanoseconds) -> Phase {
@@ -120,7 +112,7 @@ pub(super) enum What {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct State {
     /// `None` while there is no process.
-    pub(super) pid: Option<u32>,
+    pub(super) alive: bool,
     /// What its allocator holds from the driver, bytes.
     pub(super) allocator_bytes: u64,
     /// What it holds besides, bytes.

@@ -58,7 +58,7 @@ impl Meters {
             *sum = self.sum(meter, elapsed_ns);
         }
         for state in processes {
-            next.powered |= state.pid.is_some();
+            next.powered |= state.alive;
             next.rates[Meter::Busy as usize] += state.busy_ppm;
             let (received, transmitted, nvlink) = link_rates(state);
             next.rates[Meter::PcieReceived as usize] += received;
@@ -132,7 +132,7 @@ impl Meters {
 
 /// Bytes a second over PCIe to and from the GPU, and over NVLink either way.
 fn link_rates(state: &State) -> (u64, u64, u64) {
-    let quiet = if state.pid.is_some() { 2_000_000 } else { 0 };
+    let quiet = if state.alive { 2_000_000 } else { 0 };
     match state.traffic {
         Traffic::Quiet => (quiet, quiet, 0),
         Traffic::Load => (6_000_000_000, quiet, 0),
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn busy(ppm: u64) -> State {
-        State { pid: Some(1), busy_ppm: ppm, ..State::default() }
+        State { alive: true, busy_ppm: ppm, ..State::default() }
     }
 
     #[test]

@@ -269,6 +269,7 @@ fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {
     xids.into_iter().filter_map(place).collect()
 }
 
+/// A simulated job speaks from this process, and so this process is what the driver would see of it.
 fn process(state: job::State) -> Option<Process> {
-    Some(Process { pid: state.pid?, used_bytes: Some(state.used_bytes()) })
+    state.alive.then(|| Process { pid: std::process::id(), used_bytes: Some(state.used_bytes()) })
 }

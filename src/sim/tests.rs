@@ -369,7 +369,7 @@ fn the_lanes_tell_what_the_job_does() {
     assert_eq!((medium.sm_clock_hertz, medium.throttle_reasons), (Some(1_980e6), Some(0)));
     let slow = sim.slow(0, START + begin, &calls);
     assert_eq!(slow.memory_total_bytes, Some(143_771 << 20));
-    assert_eq!(slow.processes, Some(vec![Process { pid: 100_000, used_bytes: Some(used(&sim, 0, begin)) }]));
+    assert_eq!(slow.processes, Some(vec![Process { pid: std::process::id(), used_bytes: Some(used(&sim, 0, begin)) }]));
     assert_eq!(calls.durations(Call::Energy).counts().cumulative.last(), Some(&1));
 }
 

@@ -161,10 +161,7 @@ fn as_map<S: Serializer>(attributes: &Option<&Attributes>, serializer: S) -> Res
 }
 
 #[allow(clippy::ref_option, reason = "the shape that serde asks for")]
-fn by_threshold<S: Serializer>(
-    above_ns: &Option<[i64; THRESHOLDS.len()]>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+fn by_threshold<S: Serializer>(above_ns: &Option<[i64; THRESHOLDS.len()]>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(above_ns) = above_ns else { return serializer.serialize_none() };
     let mut map = serializer.serialize_map(Some(above_ns.len()))?;
     for (threshold, ns) in THRESHOLDS.iter().zip(above_ns) {

@@ -189,7 +189,8 @@ fn a_batch_is_taken_in_the_order_of_its_times() {
 #[test]
 fn begun_twice_and_never_ended_have_their_outcomes() {
     let daemon = simulated();
-    let step = |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story", "gpu": 0});
+    let step =
+        |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story", "gpu": 0});
     // Step 1 is begun, with a phase in it; step 2 begins instead of its end; a phase of step 2 outlives it.
     let events = [step("begin", 1), begin("forward"), step("begin", 2), begin("backward"), step("end", 2)];
     let (_, told) = post(&daemon, &json!(events));
@@ -231,7 +232,8 @@ fn visible_devices_and_local_rank_find_the_gpu() {
     let event = |event: &str| json!({"event": event, "name": "x", "job": "story", "attributes": attributes});
     assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
     let metrics = daemon.get("/metrics");
-    let info = metrics.lines().find(|line| line.starts_with("highwater_job_info{job=\"story\"")).expect("the job is known");
+    let info =
+        metrics.lines().find(|line| line.starts_with("highwater_job_info{job=\"story\"")).expect("the job is known");
     assert!(info.contains("gpu=\"3\""), "{info}");
 }
 
@@ -255,9 +257,8 @@ fn ten_thousand_job_names_take_sixty_four_places() {
     let daemon = simulated();
     assert_eq!(post(&daemon, &begin("forward")).0, 200);
     for batch in 0..10 {
-        let events: Vec<_> = (0..1000)
-            .map(|n| json!({"event": "begin", "name": "x", "job": format!("job-{batch}-{n}")}))
-            .collect();
+        let events: Vec<_> =
+            (0..1000).map(|n| json!({"event": "begin", "name": "x", "job": format!("job-{batch}-{n}")})).collect();
         post(&daemon, &json!(events));
     }
     let metrics = daemon.get("/metrics");

@@ -57,7 +57,7 @@ fn the_builder_is_the_pinned_toolchain() {
     let (dockerfile, toolchain) = (read("Dockerfile"), read("rust-toolchain.toml"));
     let channel =
         toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel").trim_matches('"');
-    assert!(dockerfile.contains(&format!("ARG BUILDER=docker.io/library/rust:{channel}-bookworm\n")), "{channel}");
+    assert!(dockerfile.contains(&format!("ARG BUILDER=rust:{channel}-bookworm\n")), "{channel}");
 }
 
 /// Buildah with its storage under target/tools.

@@ -37,7 +37,8 @@ fn peaks(memory: &BTreeMap<u64, Vec<(i64, u64)>>) -> BTreeMap<PhaseKey, u64> {
         let mut begun = BTreeMap::new();
         for line in lines(&format!("annotations_rank{rank}.jsonl.gz")) {
             let event: Value = serde_json::from_str(&line).expect("JSON");
-            let (at, phase) = (event["ts"].as_i64().expect("a time"), event["phase"].as_str().expect("a phase").to_owned());
+            let (at, phase) =
+                (event["ts"].as_i64().expect("a time"), event["phase"].as_str().expect("a phase").to_owned());
             if event["ev"] == "begin" {
                 begun.insert(phase, at);
             } else if event["ev"] == "end" {
@@ -108,7 +109,9 @@ fn what_the_recording_does_not_tell_is_not_told() {
     let newest = &answer["phases"][0];
     assert_eq!(newest["gpus"][0]["energy_joules"], Value::Null);
     let metrics = daemon.get("/metrics");
-    for absent in ["highwater_nvml_up", "highwater_gpu_memory_total_bytes", "highwater_gpu_power_watts", "sampler_ticks"] {
+    for absent in
+        ["highwater_nvml_up", "highwater_gpu_memory_total_bytes", "highwater_gpu_power_watts", "sampler_ticks"]
+    {
         assert!(!metrics.lines().any(|line| line.contains(absent)), "{absent} is told of a replay");
     }
     assert!(metrics.contains("highwater_job_allocator_retries_total{job=\"h200-ddp\",rank=\"0\"} 3"));

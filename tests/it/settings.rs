@@ -18,7 +18,8 @@ fn check(extension: &str, text: &str, arguments: &[&str], environment: &[(&str, 
 #[test]
 fn every_fault_is_told_with_its_place() {
     let toml = "listen = \"nowhere\"\ncolour = 1\n\n[sampling]\nperiod = \"1 parsec\"\nbudget = 2\n\n[ring]\nretention = \"1s\"\n";
-    let (valid, told) = check(".toml", toml, &["--set", "metrics.processes=perhaps"], &[("HIGHWATER_ANNOTATIONS_MAX_JOBS", "0")]);
+    let (valid, told) =
+        check(".toml", toml, &["--set", "metrics.processes=perhaps"], &[("HIGHWATER_ANNOTATIONS_MAX_JOBS", "0")]);
     assert!(!valid);
     expect![[r#"
         highwater: environment variable HIGHWATER_ANNOTATIONS_MAX_JOBS: annotations.max_jobs: `0` is not between 1 and 10000
@@ -66,7 +67,9 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 fn the_example_file_is_the_defaults() {
     use highwater::config::{KEYS, Layers, Settings, load};
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/highwater.toml");
-    let mut expected = String::from("# Every setting of highwater with its default. Each can also be given as HIGHWATER_<KEY> or --set KEY=VALUE.\n");
+    let mut expected = String::from(
+        "# Every setting of highwater with its default. Each can also be given as HIGHWATER_<KEY> or --set KEY=VALUE.\n",
+    );
     let mut section = "";
     for key in KEYS {
         let (table, name) = key.name.split_once('.').unwrap_or(("", key.name));
@@ -81,6 +84,7 @@ fn the_example_file_is_the_defaults() {
     }
     expect_test::expect_file![path].assert_eq(&expected);
     let loaded = load(&Layers { file: Some(path.into()), ..Layers::default() }).expect("the example is valid");
-    let defaults = Settings { annotations_socket: Some("/run/highwater/annotations.sock".into()), ..Settings::default() };
+    let defaults =
+        Settings { annotations_socket: Some("/run/highwater/annotations.sock".into()), ..Settings::default() };
     assert_eq!(loaded, defaults);
 }

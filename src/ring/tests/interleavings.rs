@@ -1,4 +1,4 @@
-//! Every order in which a reader can meet the writer, as loom finds them: `RUSTFLAGS="--cfg loom" cargo test`.
+//! Every order in which a reader can meet the writer, as loom finds them: `RUSTFLAGS="--cfg highwater_loom" cargo test`.
 
 use crate::ring::{Config, QueryError, Reader, Writer, layout::Layout, seqlock::Cell, sync::zeroed, with_layout};
 use loom::{sync::Arc, sync::atomic::Ordering, thread};

@@ -1,17 +1,17 @@
-//! The ring against a model without tricks, under contention, in size, and (with `--cfg loom`) in every order of
+//! The ring against a model without tricks, under contention, in size, and (with `--cfg highwater_loom`) in every order of
 //! memory accesses.
 
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod code;
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod contention;
-#[cfg(loom)]
+#[cfg(highwater_loom)]
 mod interleavings;
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod model;
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod properties;
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod sizes;
-#[cfg(not(loom))]
+#[cfg(not(highwater_loom))]
 mod stories;

@@ -21,8 +21,7 @@ impl Timeline {
         let (begin_ns, lasting_ns) = (self.at_ns, plan.job.startup.0);
         for rank in 0..self.ranks.len() {
             self.ranks[rank] = Rank::default();
-            let pid = plan.pid(rank, self.life);
-            self.change(rank, begin_ns, |state| state.pid = Some(pid));
+            self.change(rank, begin_ns, |state| state.alive = true);
             self.change(rank, begin_ns + lasting_ns / 10, |state| state.outside_bytes = plan.job.outside.0);
             let loading = (begin_ns + lasting_ns / 5, lasting_ns / 5 * 4);
             self.move_to(rank, plan.job.base.0, Shape::Steps, loading);

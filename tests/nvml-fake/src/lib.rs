@@ -1,6 +1,6 @@
 //! A stand-in for `libnvidia-ml.so.1`: NVML's C ABI over GPUs that a JSON file describes.
 //!
-//! Enters: the control file ([`control`] has its form), whose path is in the environment variable
+//! Enters: the control file (`control` has its form), whose path is in the environment variable
 //! `HIGHWATER_FAKE_NVML`, or else is this library's own path with `.json` appended. The file is read again when it
 //! changes: replace it by renaming a new one over it. A copy of the library at another path is another library to the
 //! loader, with its own control file and its own state, so tests of one process need not wait for each other.
