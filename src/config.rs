@@ -67,7 +67,7 @@ impl Default for Settings {
             medium_period_ns: 100 * MILLISECOND_NS,
             slow_period_ns: SECOND_NS,
             retention_ns: 600 * SECOND_NS,
-            ring_max_bytes: 2560 << 10,
+            ring_max_bytes: 2 << 20,
             annotations_socket: Some(default_socket()),
             token_file: None,
             limits: Limits::default(),

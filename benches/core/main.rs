@@ -13,16 +13,21 @@ use std::time::Duration;
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 const TEN_MINUTES: i64 = 600_000;
+/// The default of `ring.max_bytes`.
+const RING_BYTES: usize = 2 << 20;
 
-/// A millisecond's jitter and a jump for each sample, the same in every run.
+/// A millisecond's jitter and a jump for each sample, the same in every run: SplitMix64 of its number.
 fn noise(n: i64) -> (i64, u64) {
-    let mixed = n.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    let mut mixed = n.cast_unsigned().wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^= mixed >> 31;
     ((mixed % 60_000).cast_signed() - 30_000, mixed >> 40)
 }
 
 /// Ten minutes of samples, every one of them changed.
 fn full_ring() -> (ring::Writer, ring::Reader) {
-    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: RING_BYTES, resolution_ns: 1_000 };
     let (mut writer, reader) = ring::ring(config).expect("a ring");
     for n in 0..TEN_MINUTES {
         let (jitter_ns, jump) = noise(n);
@@ -33,7 +38,7 @@ fn full_ring() -> (ring::Writer, ring::Reader) {
 
 /// Ten minutes of an allocator's samples: ten changes a second.
 fn allocator_ring() -> (ring::Writer, ring::Reader) {
-    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: RING_BYTES, resolution_ns: 1_000 };
     let (mut writer, reader) = ring::ring(config).expect("a ring");
     let mut used = 20_000_u64;
     for n in 0..TEN_MINUTES {
@@ -147,7 +152,7 @@ fn annotations(c: &mut Criterion) {
         });
     });
     group.finish();
-    let server = senders::Server::start();
+    let server = senders::Server::start("spike");
     println!(
         "annotations over HTTP, batches of one, 4 connections: {:.0}/s (figure: 20,000/s)",
         server.over_http(40_000, 4)
@@ -156,9 +161,17 @@ fn annotations(c: &mut Criterion) {
     println!("annotations over the socket, one a datagram: {sent:.0}/s sent, {counted:.0}/s taken (figure: 200,000/s)");
 }
 
+fn scrapers(_: &mut Criterion) {
+    let server = senders::Server::start("demo");
+    for scrapers in [0, 50, 0, 50] {
+        let (due, missed) = server.ticks_under(scrapers, Duration::from_secs(10));
+        println!("{scrapers} scrapers at once every second: {missed} of {due} ticks missed (figure: 50 add none)");
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
-    targets = ring_costs, attribution, scrape, annotations
+    targets = ring_costs, attribution, scrape, annotations, scrapers
 }
 criterion_main!(benches);

@@ -7,6 +7,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -30,18 +31,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// A daemon over one simulated GPU.
-    pub fn start() -> Self {
+    /// A daemon over the GPUs of this shipped scenario.
+    pub fn start(scenario: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("annotations.sock");
         let settings = Settings {
-            source: SourceSpec::Sim(Some("spike".into())),
+            source: SourceSpec::Sim(Some(scenario.into())),
             listen: "127.0.0.1:0".parse().expect("an address"),
             annotations_socket: Some(socket.clone()),
             ..Settings::default()
         };
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
+        let runtime = highwater::cli::serve::runtime().expect("a runtime");
         let daemon = runtime.block_on(start(settings)).expect("a daemon");
         Self { runtime, daemon: Some(daemon), socket, _folder: folder }
     }
@@ -56,6 +56,33 @@ impl Server {
             .map(|o| counts.get(o))
             .iter()
             .sum()
+    }
+
+    /// Ticks due and missed over this time while this many scrapers ask at once every second.
+    pub fn ticks_under(&self, scrapers: usize, lasting: Duration) -> (u64, u64) {
+        let node = self.daemon().site.slot.node().expect("a simulated node");
+        let read = || {
+            let ticks = &node.ticks;
+            let missed = ticks.missed_late.load(Relaxed) + ticks.missed_driver.load(Relaxed);
+            (ticks.due.load(Relaxed), missed)
+        };
+        let (address, before) = (self.daemon().address, read());
+        thread::scope(|scope| {
+            for _ in 0..scrapers {
+                scope.spawn(move || {
+                    let begun = Instant::now();
+                    while begun.elapsed() < lasting {
+                        scrape(address);
+                        thread::sleep(
+                            Duration::from_secs(1) - Duration::from_nanos(begun.elapsed().subsec_nanos().into()),
+                        );
+                    }
+                });
+            }
+            thread::sleep(lasting);
+        });
+        let after = read();
+        (after.0 - before.0, after.1 - before.1)
     }
 
     /// Events a second over HTTP, one a request, over this many kept-alive connections.
@@ -98,6 +125,14 @@ impl Server {
         }
         (sent, events as f64 / begun.elapsed().as_secs_f64())
     }
+}
+
+fn scrape(address: std::net::SocketAddr) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
 }
 
 fn skip_answer(answers: &mut BufReader<TcpStream>) {

@@ -2,7 +2,7 @@
 
 mod demo;
 pub mod probe;
-mod serve;
+pub mod serve;
 
 use crate::config::{KEYS, Layers, Settings, load};
 use clap::{Args, Parser, Subcommand};

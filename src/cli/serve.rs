@@ -6,6 +6,8 @@ use anyhow::Context as _;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// How far HTTP's threads stand back behind the sampler's.
+const HTTP_NICENESS: i32 = 10;
 /// Threads for HTTP. More would only be in the sampler's way.
 const HTTP_THREADS: usize = 2;
 
@@ -24,8 +26,15 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     })
 }
 
-pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+/// The runtime that HTTP runs on.
+///
+/// # Errors
+/// Where its threads cannot be started.
+pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
+    // Where cores are short, scrapes wait for the sampler and never the other way round. A kernel that refuses leaves
+    // all threads equal.
+    builder.on_thread_start(|| drop(rustix::process::setpriority_process(None, HTTP_NICENESS)));
     builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
 }
 

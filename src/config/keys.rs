@@ -67,7 +67,7 @@ keys! {
             s.limits.past_ns = s.retention_ns;
             Ok(())
         };
-    "ring.max_bytes" = "2560KiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
+    "ring.max_bytes" = "2MiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
     "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. Below $XDG_RUNTIME_DIR by default where the daemon does not run as root.",
         |s, v| { s.annotations_socket = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
