@@ -34,7 +34,9 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     // Where cores are short, scrapes wait for the sampler and never the other way round. A kernel that refuses leaves
     // all threads equal.
-    builder.on_thread_start(|| drop(rustix::process::setpriority_process(None, HTTP_NICENESS)));
+    builder.on_thread_start(|| {
+        let _ = rustix::process::setpriority_process(None, HTTP_NICENESS);
+    });
     builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
 }
 
