@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
 const RETRY_NS: i64 = 5 * SECOND_NS;
+/// How often a thread that waits looks whether the daemon stops.
+const STOP_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
 /// Bad lines of a recording that are told one by one.
@@ -209,7 +211,7 @@ impl Shared {
     fn wait(&self, clock: &dyn Clock, duration_ns: i64) {
         let until_ns = clock.now_ns() + duration_ns;
         while !self.stopped() && clock.now_ns() < until_ns {
-            clock.sleep_until(until_ns.min(clock.now_ns() + 50 * MILLISECOND_NS));
+            clock.sleep_until(until_ns.min(clock.now_ns() + STOP_PERIOD_NS));
         }
     }
 

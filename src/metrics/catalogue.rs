@@ -66,7 +66,7 @@ metrics! {
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
         "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s where the driver has no other.";
     GPU_ENERGY = Counter "highwater_gpu_energy_joules_total" ["gpu", "uuid"]
-        "Energy since the driver was loaded. From NVML, in the slow lane.";
+        "Energy since the driver was loaded. NVML's counter, read once a minute because reading it stops every other call for milliseconds, plus power times the time since.";
     GPU_TEMPERATURE = Gauge "highwater_gpu_temperature_celsius" ["gpu", "uuid"]
         "Core temperature. From NVML every 100 ms.";
     GPU_SM_CLOCK = Gauge "highwater_gpu_sm_clock_hertz" ["gpu", "uuid"]

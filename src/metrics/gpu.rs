@@ -105,6 +105,7 @@ fn medium(view: &View, out: &mut Families) {
     out.number(&c::GPU_TEMPERATURE, &view.labels, reading.temperature_celsius);
     out.number(&c::GPU_SM_CLOCK, &view.labels, reading.sm_clock_hertz);
     out.number(&c::GPU_MEMORY_CLOCK, &view.labels, reading.memory_clock_hertz);
+    out.number(&c::GPU_ENERGY, &view.labels, view.state.energy.joules(latest.at_ns, &view.state.series));
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
             out.count(&c::GPU_THROTTLE, &view.with(reason), Some(u64::from(reasons & bit != 0)));
@@ -117,7 +118,6 @@ fn slow(view: &View, processes: bool, out: &mut Families) {
         return;
     };
     let reading = &latest.reading;
-    out.number(&c::GPU_ENERGY, &view.labels, reading.energy_joules);
     out.count(&c::GPU_PCIE_RECEIVED, &view.labels, reading.pcie_received_bytes);
     out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, reading.pcie_transmitted_bytes);
     out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);

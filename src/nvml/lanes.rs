@@ -67,8 +67,15 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
+    /// The energy counter of a whole GPU.
+    pub(super) fn energy_joules(&self) -> Option<f64> {
+        if self.unit.instance.is_some() {
+            return None;
+        }
+        self.wrapped(Ask::Energy, |gpu| gpu.total_energy_consumption()).map(thousandth)
+    }
+
     fn counters(&self, slow: &mut Slow) {
-        slow.energy_joules = self.wrapped(Ask::Energy, |gpu| gpu.total_energy_consumption()).map(thousandth);
         [slow.pcie_transmitted_bytes, slow.pcie_received_bytes] =
             self.pair(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
         [slow.nvlink_transmitted_bytes, slow.nvlink_received_bytes] = self

@@ -147,6 +147,10 @@ impl Source for Nvml {
         self.questions(gpu, calls).map(|questions| questions.slow()).unwrap_or_default()
     }
 
+    fn energy_joules(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<f64> {
+        self.questions(gpu, calls).and_then(|questions| questions.energy_joules())
+    }
+
     fn reacquire(&self, gpu: usize) -> Result<(), Error> {
         let unit = self.unit(gpu)?;
         let uuid = self.devices.get(gpu).map(|device| device.uuid.as_str()).unwrap_or_default();

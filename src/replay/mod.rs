@@ -117,6 +117,10 @@ impl Source for Replay {
         Slow::default()
     }
 
+    fn energy_joules(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<f64> {
+        None
+    }
+
     fn reacquire(&self, _gpu: usize) -> Result<(), Error> {
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::thread;
 /// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
 /// How often the watchdog looks.
-const WATCH_PERIOD_NS: i64 = 50 * MILLISECOND_NS;
+const WATCH_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 
 /// How the fast lane runs.
 #[derive(Debug, Clone, Copy, PartialEq)]

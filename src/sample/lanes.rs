@@ -7,6 +7,8 @@ use arc_swap::ArcSwap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// How often a GPU's energy counter is read: each time the driver answers nobody for 3 to 15 ms.
+const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 
@@ -46,12 +48,17 @@ pub fn run_slow(
 ) {
     let spacing_ns = period_ns / i64::try_from(gpus.len().max(1)).unwrap_or(i64::MAX);
     let mut next_ns = clock.now_ns();
+    let mut energy_due_ns = vec![next_ns; gpus.len()];
     while !stop.load(Ordering::Relaxed) {
-        for (position, gpu) in gpus.iter().enumerate() {
+        for ((position, gpu), energy_due_ns) in gpus.iter().enumerate().zip(&mut energy_due_ns) {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
             read_slow(source, clock, calls, position, gpu);
+            if gpu.health() == Health::Up && (clock.now_ns() >= *energy_due_ns || !gpu.energy.is_known()) {
+                read_energy(source, clock, calls, position, gpu);
+                *energy_due_ns = clock.now_ns() + ENERGY_PERIOD_NS;
+            }
             next_ns = (next_ns + spacing_ns).max(clock.now_ns());
             sleep_in_steps(clock, next_ns, stop);
         }
@@ -79,6 +86,15 @@ fn read_slow(source: &dyn Source, clock: &dyn Clock, calls: &CallStats, position
     let reading = source.slow(position, at_ns, calls);
     if gpu.health() == Health::Up {
         gpu.set_slow(at_ns, reading);
+    }
+}
+
+fn read_energy(source: &dyn Source, clock: &dyn Clock, calls: &CallStats, position: usize, gpu: &GpuState) {
+    let at_ns = clock.now_ns();
+    if let Some(joules) = source.energy_joules(position, at_ns, calls)
+        && gpu.health() == Health::Up
+    {
+        gpu.energy.set(at_ns, joules);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
 
+use super::energy::Energy;
 use super::series::Series;
 use crate::source::{Device, Medium, Slow};
 use arc_swap::ArcSwapOption;
@@ -34,6 +35,8 @@ pub struct GpuState {
     pub device: Device,
     /// Power and idleness over time, for attribution.
     pub series: Series,
+    /// Its energy counter.
+    pub energy: Energy,
     health: AtomicU8,
     medium: ArcSwapOption<Latest<Medium>>,
     slow: ArcSwapOption<Latest<Slow>>,
@@ -56,6 +59,7 @@ impl GpuState {
         Self {
             device,
             series: Series::new(keep_ns),
+            energy: Energy::default(),
             health: AtomicU8::new(Health::Up as u8),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
@@ -79,6 +83,7 @@ impl GpuState {
         if health != Health::Up {
             self.medium.store(None);
             self.slow.store(None);
+            self.energy.clear();
         }
     }
 

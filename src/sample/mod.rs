@@ -7,6 +7,7 @@
 
 mod backoff;
 mod deadlines;
+mod energy;
 mod fast;
 mod lanes;
 mod latest;
@@ -15,6 +16,7 @@ mod sweep;
 
 pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
+pub use energy::Energy;
 pub use fast::{FastLane, run_paced, run_replay, watch};
 pub use lanes::{run_events, run_medium, run_slow};
 pub use latest::{GpuState, Health, Latest, ProcessTable};

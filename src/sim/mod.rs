@@ -161,7 +161,6 @@ impl Source for Sim {
         let pcie = calls.time(Call::PcieCounters, || Ok((units(Meter::PcieReceived)?, units(Meter::PcieTransmitted)?)));
         Slow {
             bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
-            energy_joules: calls.time(Call::Energy, || level().map(|(now, elapsed_ns)| now.meters.joules(elapsed_ns))),
             pcie_received_bytes: pcie.map(|(received, _)| received),
             pcie_transmitted_bytes: pcie.map(|(_, transmitted)| transmitted),
             nvlink_received_bytes: nvlink,
@@ -172,6 +171,15 @@ impl Source for Sim {
             remapped_rows_uncorrected: remapped,
             ..memory
         }
+    }
+
+    fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64> {
+        let since_ns = self.since_start(at_ns);
+        self.fleet.devices.get(gpu).filter(|device| device.parent_uuid.is_none())?;
+        calls.time(Call::Energy, || {
+            self.read(gpu, since_ns, |device| device.at(since_ns))
+                .map(|(now, elapsed_ns)| now.meters.joules(elapsed_ns))
+        })
     }
 
     fn reacquire(&self, gpu: usize) -> Result<(), Error> {

@@ -104,8 +104,6 @@ pub struct Slow {
     pub memory_reserved_bytes: Option<u64>,
     /// BAR1 aperture in use, bytes.
     pub bar1_used_bytes: Option<u64>,
-    /// Energy since the driver was loaded, joules.
-    pub energy_joules: Option<f64>,
     /// PCIe bytes received by the GPU since the driver was loaded.
     pub pcie_received_bytes: Option<u64>,
     /// PCIe bytes sent by the GPU.
@@ -178,6 +176,10 @@ pub trait Source: Send + Sync {
 
     /// The slow lane's readings; each call is timed into `calls`.
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow;
+
+    /// Energy since the driver was loaded, joules. Asked for apart from the others and seldom: the call holds the
+    /// driver's lock for milliseconds, and every other call waits for it.
+    fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64>;
 
     /// Tries to get a lost GPU back.
     ///

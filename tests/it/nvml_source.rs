@@ -77,7 +77,7 @@ fn every_lane_answers_in_base_units() {
     assert_eq!(medium.throttle_reasons, Some(0x44));
     let slow = nvml.slow(0, 0, &calls);
     assert_eq!(slow.memory_reserved_bytes, Some(615 * MIB));
-    assert_eq!((slow.energy_joules, slow.bar1_used_bytes), (Some(12_345.678), Some(5 * MIB)));
+    assert_eq!((nvml.energy_joules(0, 0, &calls), slow.bar1_used_bytes), (Some(12_345.678), Some(5 * MIB)));
     assert_eq!(slow.pcie_transmitted_bytes, Some(7_000_000_000));
     assert_eq!(slow.pcie_received_bytes, Some(9_000_000_000));
     assert_eq!((slow.ecc_corrected, slow.ecc_uncorrected), (Some(4), Some(1)));
@@ -135,7 +135,7 @@ fn what_belongs_to_the_whole_gpu_is_not_asked_of_an_instance() {
     let node = Node::with(json!({"gpus": [{"mig": [{"uuid": "MIG-x"}]}]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     assert_eq!(nvml.medium(1, 0, &calls), Default::default());
-    assert_eq!(nvml.slow(1, 0, &calls).energy_joules, None);
+    assert_eq!(nvml.energy_joules(1, 0, &calls), None);
     assert_eq!(node.control.calls("nvmlDeviceGetTotalEnergyConsumption"), 0);
     assert_eq!(node.control.calls("nvmlDeviceGetUtilizationRates"), 0);
     assert!(nvml.medium(0, 0, &calls).power_watts.is_some());
@@ -152,7 +152,8 @@ fn an_unsupported_call_is_asked_once() {
     let (nvml, calls) = (node.open(), CallStats::default());
     for _ in 0..5 {
         let (medium, slow) = (nvml.medium(0, 0, &calls), nvml.slow(0, 0, &calls));
-        assert_eq!((medium.temperature_celsius, slow.energy_joules, slow.bar1_used_bytes), (None, None, None));
+        let energy_joules = nvml.energy_joules(0, 0, &calls);
+        assert_eq!((medium.temperature_celsius, energy_joules, slow.bar1_used_bytes), (None, None, None));
         assert!(medium.utilization_ratio.is_some(), "the other calls go on");
         assert_eq!(slow.processes.map(|processes| processes.len()), Some(1), "the other list is enough");
     }
