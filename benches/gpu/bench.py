@@ -25,8 +25,8 @@ import table
 from parts import PARTS
 from rig import Rig
 
-ONE_GPU = {"minutes": 8.0, "rounds": 2, "block_seconds": 2.5, "kills": 8}
-SEVERAL_GPUS = {"minutes": 6.0, "rounds": 1, "block_seconds": 1.6, "kills": 4}
+ONE_GPU = {"minutes": 9.0, "rounds": 5, "block_seconds": 2.5, "kills": 8}
+SEVERAL_GPUS = {"minutes": 6.0, "rounds": 2, "block_seconds": 1.6, "kills": 4}
 DRY_RUN = {
     "minutes": 3.0,
     "rounds": 1,
@@ -53,9 +53,9 @@ def parse_options() -> argparse.Namespace:
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
     add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
     add("--skip", default="", help="which parts to leave out")
-    add("--minutes", type=float, help="stop after this long: 8, or 6 on several GPUs")
-    add("--rounds", type=int, help="rounds of the cost parts: 2, or 1 on several GPUs")
-    add("--round-seconds", type=float, default=6.0, help="measured seconds of each poller in a round")
+    add("--minutes", type=float, help="stop after this long: 9, or 6 on several GPUs")
+    add("--rounds", type=int, help="rounds of the cost parts: 5, or 2 on several GPUs")
+    add("--round-seconds", type=float, default=4.0, help="measured seconds of each poller in a round")
     add("--settle-seconds", type=float, default=0.8, help="left alone after a poller has started")
     add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")

@@ -210,10 +210,14 @@ impl Jobs {
         self.outcomes.add(&attributed);
         let ended = &attributed.ended;
         let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
-        if let Some(rank) = rank
-            && ended.open.kind == Kind::Phase
-        {
-            rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
+        if let Some(rank) = rank {
+            // An allocator's counters are of one GPU: of several, nobody knows which.
+            if let [gpu] = attributed.gpus.as_slice() {
+                rank.outside_allocator_bytes = gpu.outside_allocator_bytes.or(rank.outside_allocator_bytes);
+            }
+            if ended.open.kind == Kind::Phase {
+                rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
+            }
         }
         self.ended.push_back(Arc::new(attributed));
         if self.ended.len() > self.limits.ended {

@@ -46,6 +46,8 @@ pub struct Rank {
     pub step_durations: Histogram,
     /// Allocator counters as last told.
     pub memory: Memory,
+    /// Memory of its process outside the allocator, at the end of the last phase that told, bytes.
+    pub outside_allocator_bytes: Option<u64>,
     /// What is open, in the order of its begin.
     pub open: Vec<Open>,
     /// Phases by name.
@@ -74,6 +76,7 @@ impl Rank {
             steps: 0,
             step_durations: Histogram::new(DURATION_BOUNDS_S),
             memory: Memory::default(),
+            outside_allocator_bytes: None,
             open: Vec::new(),
             phases: BTreeMap::new(),
         }

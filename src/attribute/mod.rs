@@ -9,5 +9,5 @@ mod phase;
 mod pressure;
 
 pub use flush::{Flush, FlushDetector};
-pub use phase::{Attributed, PhaseMemory, attribute, attribute_one, outside_allocator};
+pub use phase::{Attributed, PhaseMemory, attribute, attribute_one};
 pub use pressure::{Pressure, THRESHOLDS};

@@ -28,8 +28,8 @@ pub struct PhaseMemory {
     pub gap_ns: i64,
     /// Energy and idle time of the whole GPU.
     pub usage: Usage,
-    /// The process's memory less what its allocator reserved: communication buffers, context, workspaces.
-    pub outside_allocator_bytes: Option<i64>,
+    /// The process's memory at the end less what its allocator held then: communication buffers, context, workspaces.
+    pub outside_allocator_bytes: Option<u64>,
 }
 
 impl PhaseMemory {
@@ -74,7 +74,9 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
         }
         Some(above_ns)
     });
-    let process_bytes = ended.pid.and_then(|pid| state.process_used_bytes(pid));
+    // The process's own memory at the end, to the millisecond: what is in use then, less what the others had of it.
+    let others_bytes = state.used_by_others_bytes(ended.pid);
+    let process_bytes = summary.last.zip(others_bytes).and_then(|(used, others)| used.checked_sub(others));
     let reserved_bytes = ended.memory.and_then(|memory| memory.reserved);
     PhaseMemory {
         gpu,
@@ -87,14 +89,9 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
         above_ns,
         gap_ns: summary.gap_ns,
         usage,
-        outside_allocator_bytes: outside_allocator(process_bytes, reserved_bytes),
+        // An allocator cannot hold more than its process has: then the two were not read of the same moment.
+        outside_allocator_bytes: process_bytes.zip(reserved_bytes).and_then(|(has, holds)| has.checked_sub(holds)),
     }
-}
-
-/// The process's memory as the driver has it less what its allocator holds.
-#[must_use]
-pub fn outside_allocator(process_bytes: Option<u64>, reserved_bytes: Option<u64>) -> Option<i64> {
-    Some(process_bytes?.cast_signed() - reserved_bytes?.cast_signed())
 }
 
 impl PhaseMemory {

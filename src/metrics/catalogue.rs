@@ -58,7 +58,7 @@ metrics! {
     GPU_MEMORY_PRESSURE = Counter "highwater_gpu_memory_pressure_seconds_total" ["gpu", "uuid", "above"]
         "Time with at least this share of the usable memory in use, exact to a sample over any range. Usable is total less reserved.";
     GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
-        "Falls of at least 256 MiB and 1 % of the usable memory of which half came back within 2 s: the mark that a framework's allocator leaves when it flushes its cache.";
+        "Falls of at least 256 MiB and 1 % of the usable memory of which half came back within 100 ms: the mark that a framework's allocator leaves when it flushes its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_MEMORY_UTILIZATION = Gauge "highwater_gpu_memory_utilization_ratio" ["gpu", "uuid"]
@@ -114,7 +114,7 @@ metrics! {
     JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["job", "rank"]
         "Out-of-memory errors of the job's allocator since the process began, as it last told.";
     JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["job", "rank"]
-        "The process's memory as NVML has it less what its allocator holds: communication buffers, context, workspaces. Every 1 s.";
+        "The process's memory as NVML has it less what its allocator held, at the end of the last phase that told the latter: communication buffers, context, workspaces.";
     PHASE_ACTIVE = Gauge "highwater_phase_active" ["job", "rank", "phase"]
         "Whether the rank is inside this phase.";
     PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["job", "rank", "phase"]

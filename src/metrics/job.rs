@@ -3,7 +3,6 @@
 use super::catalogue as c;
 use super::families::Families;
 use crate::annotate::{Jobs, Rank, WINDOWS, wire::Kind};
-use crate::attribute::outside_allocator;
 use crate::clock::SECOND_NS;
 use crate::node::Node;
 
@@ -15,7 +14,7 @@ pub(super) fn collect(jobs: &Jobs, node: Option<&Node>, now_ns: i64, unix_shift_
             let labels = [&**job_name, number.as_str()];
             info(&labels, rank, node, out);
             steps(&labels, rank, unix_shift_ns, out);
-            allocator(&labels, rank, node, out);
+            allocator(&labels, rank, out);
             phases(&labels, rank, now_ns, out);
         }
     }
@@ -45,21 +44,12 @@ fn steps(labels: &[&str; 2], rank: &Rank, unix_shift_ns: i64, out: &mut Families
     out.number(&c::JOB_LAST_ANNOTATION, labels, Some(last_s));
 }
 
-#[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]
-fn allocator(labels: &[&str; 2], rank: &Rank, node: Option<&Node>, out: &mut Families) {
+fn allocator(labels: &[&str; 2], rank: &Rank, out: &mut Families) {
     out.count(&c::JOB_ALLOCATOR_ALLOCATED, labels, rank.memory.allocated);
     out.count(&c::JOB_ALLOCATOR_RESERVED, labels, rank.memory.reserved);
     out.count(&c::JOB_ALLOCATOR_RETRIES, labels, rank.memory.alloc_retries);
     out.count(&c::JOB_ALLOCATOR_OOMS, labels, rank.memory.ooms);
-    let outside = outside_allocator(process_bytes(rank, node), rank.memory.reserved);
-    out.number(&c::JOB_OUTSIDE_ALLOCATOR, labels, outside.map(|bytes| bytes as f64));
-}
-
-/// The memory of the rank's process on all its GPUs: known only if it is known on each.
-fn process_bytes(rank: &Rank, node: Option<&Node>) -> Option<u64> {
-    let (node, pid, gpus) = (node?, rank.pid?, rank.gpus.as_deref()?);
-    let used = |gpu: &usize| node.gpus.get(*gpu)?.process_used_bytes(pid);
-    gpus.iter().map(used).sum::<Option<u64>>().filter(|_| !gpus.is_empty())
+    out.count(&c::JOB_OUTSIDE_ALLOCATOR, labels, rank.outside_allocator_bytes);
 }
 
 fn phases(labels: &[&str; 2], rank: &Rank, now_ns: i64, out: &mut Families) {

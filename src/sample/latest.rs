@@ -126,14 +126,18 @@ impl GpuState {
         self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Memory of one process on this GPU, as the slow lane saw it last, bytes. `None` where the process is not seen on
-    /// it, or the driver will not say.
+    /// Memory on this GPU of all processes but this one, as the slow lane saw it last, bytes. Where the process is not
+    /// known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
+    /// cannot be told, or the driver will not say how much the others have.
     #[must_use]
-    pub fn process_used_bytes(&self, pid: u32) -> Option<u64> {
+    pub fn used_by_others_bytes(&self, pid: Option<u32>) -> Option<u64> {
         let slow = self.slow()?;
-        let mut own = slow.reading.processes.as_ref()?.iter().filter(|process| process.pid == pid).peekable();
-        own.peek()?;
-        own.map(|process| process.used_bytes).sum()
+        let processes = slow.reading.processes.as_ref()?;
+        let is_seen = processes.iter().any(|process| Some(process.pid) == pid);
+        if !is_seen {
+            return (processes.len() == 1).then_some(0);
+        }
+        processes.iter().filter(|process| Some(process.pid) != pid).map(|process| process.used_bytes).sum()
     }
 
     /// The driver's framebuffer size, bytes: the slow lane's word, or what was found at the start.

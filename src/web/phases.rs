@@ -106,7 +106,7 @@ struct OnGpu<'a> {
     gap_ns: i64,
     energy_joules: Option<f64>,
     gpu_idle_seconds: Option<f64>,
-    outside_allocator_bytes: Option<i64>,
+    outside_allocator_bytes: Option<u64>,
 }
 
 impl<'a> Phase<'a> {
