@@ -51,8 +51,13 @@ impl Clock for Live {
     }
 
     fn unix_shift_ns(&self) -> i64 {
-        let shift = unix_now_ns() - monotonic_now_ns() - self.epoch_ns;
-        // The two clocks are read one after the other: below a millisecond this is the reading, not a step.
+        // The two clocks are read one after the other, and the thread may be preempted in between: of three tries the
+        // narrowest tells best. What is left below a millisecond is the reading, not a step.
+        let tries = (0..3).map(|_| {
+            let (before, unix, after) = (monotonic_now_ns(), unix_now_ns(), monotonic_now_ns());
+            (after - before, unix - before - self.epoch_ns)
+        });
+        let shift = tries.min().map_or(0, |(_, shift)| shift);
         if shift.abs() < MILLISECOND_NS { 0 } else { shift }
     }
 

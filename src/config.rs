@@ -12,6 +12,7 @@ pub use load::{Fault, Faults, Layers, load};
 
 use crate::annotate::Limits;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::node::Periods;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -75,6 +76,14 @@ impl Default for Settings {
             replay_speed: Some(1.0),
             replay_shift_to_now: false,
         }
+    }
+}
+
+impl Settings {
+    /// How often each lane reads.
+    #[must_use]
+    pub fn periods(&self) -> Periods {
+        Periods { fast_ns: self.period_ns, medium_ns: self.medium_period_ns, slow_ns: self.slow_period_ns }
     }
 }
 

@@ -3,12 +3,12 @@
 //! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here;
 //! nothing below this file starts any.
 
+use crate::annotate::Intake;
 use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
-use crate::annotate::{Intake, gpus::Gpus};
 use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
-use crate::node::{Node, Slot};
+use crate::node::{Counted, Node, Slot};
 use crate::replay::Replay;
 use crate::ring;
 use crate::sample::{self, Budget, FastLane, ProcessTable, Sampler};
@@ -45,7 +45,7 @@ pub struct Daemon {
     pub site: Site,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    server: tokio::task::JoinHandle<()>,
     stop_http: tokio::sync::oneshot::Sender<()>,
 }
 
@@ -105,15 +105,11 @@ pub async fn start(settings: Settings) -> anyhow::Result<Daemon> {
     });
 
     let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serve = axum::serve(listener, web::router(site.clone(), access));
-    let server = tokio::spawn(async move {
-        serve
-            .with_graceful_shutdown(async {
-                // Either word ends it: that it was sent, or that the daemon was dropped.
-                let _ = stopped.await;
-            })
-            .await
-    });
+    let routes = web::router(site.clone(), access);
+    let server = tokio::spawn(web::serve::serve(listener, routes, async {
+        // Either word ends it: that it was sent, or that the daemon was dropped.
+        let _ = stopped.await;
+    }));
     Ok(Daemon { address, site, stop, threads, server, stop_http })
 }
 
@@ -124,8 +120,7 @@ impl Daemon {
         // The server may have ended by itself; then nobody hears this.
         let _ = self.stop_http.send(());
         match tokio::time::timeout(HTTP_DRAIN, self.server).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "HTTP ended with an error"),
+            Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "HTTP ended by a panic"),
             Err(_) => tracing::info!("requests that were still under way are cut off"),
         }
@@ -193,7 +188,7 @@ fn playback(settings: &Settings, live: &dyn Clock) -> anyhow::Result<Option<Play
     if skipped.count > MOST_SKIPPED_TOLD {
         tracing::warn!("{} lines of the recording are skipped in all", skipped.count);
     }
-    let clock = Arc::new(Manual::at(replay.begin_ns() - 1));
+    let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
     Ok(Some(Playback { replay: Arc::new(replay), clock }))
 }
 
@@ -228,13 +223,13 @@ impl Shared {
 
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
 fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
-    let mut told: Option<OpenError> = None;
+    let (mut told, mut counted) = (None, None);
     while !shared.stopped() {
         match open(shared, scenario) {
             Ok(source) => {
                 told = None;
                 tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
-                run_node(shared, source);
+                counted = run_node(shared, source, counted.as_ref()).or(counted);
             }
             Err(error) => {
                 if told.as_ref() != Some(&error) {
@@ -242,9 +237,18 @@ fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
                 }
                 told = Some(error.clone());
                 shared.slot.clear(error);
-                shared.wait(&*shared.clock, RETRY_NS);
+                wait_without_node(shared);
             }
         }
+    }
+}
+
+/// Leaves the source alone for a while; jobs go on.
+fn wait_without_node(shared: &Shared) {
+    let until_ns = shared.clock.now_ns() + RETRY_NS;
+    while !shared.stopped() && shared.clock.now_ns() < until_ns {
+        crate::join::advance_without_node(&shared.intake, shared.clock.now_ns());
+        shared.wait(&*shared.clock, STOP_PERIOD_NS);
     }
 }
 
@@ -259,40 +263,48 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
     }
 }
 
-/// One node from its first tick until the daemon stops or every GPU is lost.
-fn run_node(shared: &Shared, source: Arc<dyn Source>) {
-    let made = Node::new(source, Arc::clone(&shared.clock), shared.ring(1_000), shared.settings.period_ns);
+/// One node from its first tick until the daemon stops or every GPU is lost. Returns what it has counted.
+fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
+    let made = Node::new(source, Arc::clone(&shared.clock), shared.ring(1_000), shared.settings.periods(), before);
     let (node, writers) = match made {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => {
             let message = format!("rings cannot be made: {error}");
             shared.slot.clear(OpenError { reason: "ring", message });
-            return shared.wait(&*shared.clock, RETRY_NS);
+            wait_without_node(shared);
+            return None;
         }
     };
-    shared.intake.set_gpus(Some(Gpus::new(node.source.devices())));
+    shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::clone(&stop), threads: Vec::new() };
+    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
     if let Err(error) = start_lanes(shared, &mut lanes, writers) {
         tracing::error!("not every lane runs: {error:#}");
     }
+    if wait_for_loss(shared, &node) {
+        let message = "every GPU is lost; NVML is opened again".to_owned();
+        shared.slot.clear(OpenError { reason: "all_gpus_lost", message });
+    }
+    lanes.stop.store(true, Ordering::Relaxed);
+    if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
+        tracing::warn!("a lane hangs in the driver and is left behind");
+    }
+    shared.processes.store(Arc::default());
+    Some(node.counted())
+}
+
+/// Waits until every GPU has been lost for a while, and returns so; or until the daemon stops.
+fn wait_for_loss(shared: &Shared, node: &Node) -> bool {
     let mut lost_since_ns = None;
     while !shared.stopped() {
         shared.wait(&*shared.clock, SECOND_NS / 4);
         let now_ns = shared.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
-            let message = "every GPU is lost; NVML is opened again".to_owned();
-            shared.slot.clear(OpenError { reason: "all_gpus_lost", message });
-            break;
+            return true;
         }
     }
-    stop.store(true, Ordering::Relaxed);
-    if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
-        tracing::warn!("a lane hangs in the driver and is left behind");
-    }
-    shared.intake.set_gpus(None);
+    false
 }
 
 /// The threads of one node.
@@ -317,14 +329,23 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     let watched = sampler.share();
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
     lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
-    let period_ns = shared.settings.medium_period_ns;
-    lanes.start("hw-medium", move |node, stop| {
-        sample::run_medium(&*node.source, &*node.clock, &node.calls, &node.gpus, period_ns, stop);
-    })?;
-    let (processes, period_ns) = (Arc::clone(&shared.processes), shared.settings.slow_period_ns);
-    lanes.start("hw-slow", move |node, stop| {
-        sample::run_slow(&*node.source, &*node.clock, &node.calls, &node.gpus, &processes, period_ns, stop);
-    })?;
+    let units = sample::units(&lanes.node.gpus);
+    let spacing_ns = shared.settings.slow_period_ns / i64::try_from(units.len().max(1)).unwrap_or(i64::MAX);
+    for (unit, offset_ns) in units.into_iter().zip((0..).map(|number: i64| number * spacing_ns)) {
+        let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
+        lanes.start("hw-gpu", move |node, stop| {
+            let lanes = sample::Lanes {
+                source: &*node.source,
+                clock: &*node.clock,
+                calls: &node.calls,
+                gpus: &node.gpus,
+                processes: &processes,
+                medium_period_ns: periods.medium_ns,
+                slow_period_ns: periods.slow_ns,
+            };
+            sample::run_unit(&lanes, &unit, offset_ns, stop);
+        })?;
+    }
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
     let intake = Arc::clone(&shared.intake);
     lanes.start("hw-join", move |node, stop| run_join(node, &intake, stop))?;
@@ -363,21 +384,24 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
     let Playback { replay, clock } = playback;
     let begin_ns = replay.begin_ns();
     let mut annotations = replay.annotations().peekable();
-    let made = Node::new(replay, Arc::clone(&clock) as _, shared.ring(1), shared.settings.period_ns);
+    let made = Node::new(replay, Arc::clone(&clock) as _, shared.ring(1), shared.settings.periods(), None);
     let (node, writers) = match made {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => return tracing::error!("rings cannot be made: {error}"),
     };
-    shared.intake.set_gpus(Some(Gpus::new(node.source.devices())));
+    shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
     tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
-    let started_ns = live.now_ns();
+    let (started_ns, mut refused) = (live.now_ns(), 0);
     let before = |at_ns: i64| {
-        pace(shared, &**live, started_ns, at_ns - begin_ns);
+        pace(shared, &**live, started_ns, at_ns.saturating_sub(begin_ns));
         while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_none_or(|time| time <= at_ns)) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
             if let Err(refusal) = shared.intake.take(annotation, None) {
-                tracing::warn!("annotation of the recording refused: {refusal}");
+                refused += 1;
+                if refused <= MOST_SKIPPED_TOLD {
+                    tracing::warn!("annotation of the recording refused: {refusal}");
+                }
             }
         }
     };
@@ -392,6 +416,6 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
 fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
     let Some(speed) = shared.settings.replay_speed else { return };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]
-    let due_ns = started_ns + (offset_ns as f64 / speed) as i64;
-    shared.wait(live, due_ns - live.now_ns());
+    let due_ns = started_ns.saturating_add((offset_ns as f64 / speed) as i64);
+    shared.wait(live, due_ns.saturating_sub(live.now_ns()));
 }

@@ -58,6 +58,15 @@ impl Join {
         derived.as_deref().cloned().unwrap_or_default()
     }
 
+    /// Lets the GPU at this position go on counting from what another state of it has counted.
+    pub fn inherit(&self, gpu: usize, before: &Derived) {
+        if let Some(derived) = self.derived.get(gpu) {
+            let mut derived = derived.lock().unwrap_or_else(PoisonError::into_inner);
+            derived.flushes = before.flushes;
+            derived.pressure = before.pressure.go_on();
+        }
+    }
+
     /// Share of wall time that all lanes together spent inside the driver, over the last full second.
     #[must_use]
     pub fn busy_ratio(&self) -> Option<f64> {
@@ -105,6 +114,15 @@ impl Join {
         let ratio = (busy.since_ns != 0).then_some(ratio);
         *busy = Busy { since_ns: now_ns, busy_ns: total_ns, ratio };
     }
+}
+
+/// Brings the jobs up to date while there is no node: what ended has times and no memory, and the silent are forgotten.
+pub fn advance_without_node(intake: &Intake, now_ns: i64) {
+    let mut jobs = intake.jobs();
+    for ended in jobs.take_ended(i64::MAX) {
+        jobs.record(attribute(ended, &[], &[]));
+    }
+    jobs.expire(now_ns);
 }
 
 impl Derived {

@@ -4,12 +4,13 @@
 //! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
 //! which [`daemon`](crate::daemon) starts.
 
-use crate::clock::Clock;
-use crate::join::Join;
+use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use crate::join::{Derived, Join};
 use crate::ring;
-use crate::sample::{GpuState, Health, TickStats};
+use crate::sample::{GpuState, Health, TickStats, Xid};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// One open source with all that is read from it.
@@ -26,12 +27,15 @@ pub struct Node {
     pub calls: Arc<CallStats>,
     /// What became of ticks.
     pub ticks: Arc<TickStats>,
+    /// How often each lane reads, as it was asked for.
+    pub periods: Periods,
     /// What follows from readings and phases.
     pub join: Join,
 }
 
 impl Node {
-    /// A node over `source`, with the writing ends of its rings.
+    /// A node over `source`, with the writing ends of its rings. What the node before it has counted goes on, GPU by
+    /// GPU.
     ///
     /// # Errors
     /// Where rings cannot be made so.
@@ -39,24 +43,69 @@ impl Node {
         source: Arc<dyn Source>,
         clock: Arc<dyn Clock>,
         ring: ring::Config,
-        period_ns: i64,
+        periods: Periods,
+        before: Option<&Counted>,
     ) -> Result<(Self, Vec<ring::Writer>), ring::ConfigError> {
         let devices = source.devices();
         let rings = devices.iter().map(|_| ring::ring(ring)).collect::<Result<Vec<_>, _>>()?;
         let (writers, readers): (Vec<_>, Vec<_>) = rings.into_iter().unzip();
         let gpus: Arc<[GpuState]> =
-            devices.iter().map(|device| GpuState::new(device.clone(), ring.retention_ns)).collect();
+            devices.iter().map(|device| GpuState::new(device.clone(), ring.retention_ns, periods.medium_ns)).collect();
         let rings: Arc<[ring::Reader]> = readers.into();
-        let calls = Arc::new(CallStats::default());
+        let calls = before.map_or_else(Arc::default, |before| Arc::clone(&before.calls));
+        let ticks =
+            before.map_or_else(|| Arc::new(TickStats::new(periods.fast_ns)), |before| Arc::clone(&before.ticks));
         let join = Join::new(Arc::clone(&gpus), Arc::clone(&rings), Arc::clone(&calls));
-        let ticks = Arc::new(TickStats::new(period_ns));
-        Ok((Self { source, clock, gpus, rings, calls, ticks, join }, writers))
+        for (position, gpu) in gpus.iter().enumerate() {
+            if let Some((xids, derived)) = before.and_then(|before| before.by_uuid.get(&gpu.device.uuid)) {
+                gpu.set_xids(xids.clone());
+                join.inherit(position, derived);
+            }
+        }
+        Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
+    }
+
+    /// What it has counted, for the node after it. Holds nothing of the source, which must be closed before it can be
+    /// opened again.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        let of =
+            |(position, gpu): (usize, &GpuState)| (gpu.device.uuid.clone(), (gpu.xids(), self.join.derived(position)));
+        Counted {
+            calls: Arc::clone(&self.calls),
+            ticks: Arc::clone(&self.ticks),
+            by_uuid: self.gpus.iter().enumerate().map(of).collect(),
+        }
     }
 
     /// Whether no GPU answers any more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         !self.gpus.is_empty() && self.gpus.iter().all(|gpu| gpu.health() == Health::Lost)
+    }
+}
+
+/// What a node counted, which must not fall when the driver goes away and comes back.
+pub struct Counted {
+    calls: Arc<CallStats>,
+    ticks: Arc<TickStats>,
+    by_uuid: HashMap<String, (BTreeMap<u64, Xid>, Derived)>,
+}
+
+/// How often each lane reads, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// Memory.
+    pub fast_ns: i64,
+    /// Utilization, power, clocks.
+    pub medium_ns: i64,
+    /// Counters and processes.
+    pub slow_ns: i64,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Self { fast_ns: MILLISECOND_NS, medium_ns: 100 * MILLISECOND_NS, slow_ns: SECOND_NS }
     }
 }
 

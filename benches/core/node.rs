@@ -3,7 +3,7 @@
 use highwater::annotate::wire::Kind;
 use highwater::annotate::{Ended, Intake, Limits, Open};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
-use highwater::node::{Node, Slot};
+use highwater::node::{Node, Periods, Slot};
 use highwater::ring;
 use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
@@ -29,11 +29,12 @@ pub fn busy(gpus: usize) -> Busy {
     let clock = Arc::new(Manual::at(start_ns));
     let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, start_ns));
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
-    let (node, writers) = Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, MILLISECOND_NS).expect("rings");
+    let (node, writers) =
+        Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let (node, slot) = (Arc::new(node), Slot::empty(false));
     slot.fill(Arc::clone(&node));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
-    intake.set_gpus(Some(highwater::annotate::gpus::Gpus::new(source.devices())));
+    intake.set_devices(source.devices());
     let mut sampler = Sampler::new(
         Arc::clone(&source),
         Arc::clone(&node.clock),

@@ -108,11 +108,10 @@ impl Context<'_> {
         if attributes.len() > self.limits.attributes {
             return bad(format!("{} of them, the limit is {}", attributes.len(), self.limits.attributes));
         }
-        for (name, value) in attributes {
-            let length = name.len().max(if let Scalar::Text(text) = value { text.len() } else { 0 });
-            if length > self.limits.attribute_bytes {
-                return bad(format!("a name or text of {length} bytes, the limit is {}", self.limits.attribute_bytes));
-            }
+        let text = |value: &Scalar| if let Scalar::Text(text) = value { text.len() } else { 0 };
+        let length: usize = attributes.iter().map(|(name, value)| name.len() + text(value)).sum();
+        if length > self.limits.attribute_bytes {
+            return bad(format!("{length} bytes in all, the limit is {}", self.limits.attribute_bytes));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::wire::{Gpu, Gpus as Named};
 use crate::source::Device;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// The node's GPUs by every name that a job may give them.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Gpus {
         Self { by_index: indexes.collect(), by_name }
     }
 
-    /// The positions of the GPUs that a job names, or the first name that no GPU has.
+    /// The positions of the GPUs that a job names, each once and in order, or the first name that no GPU has.
     ///
     /// # Errors
     /// The name that is not known.
@@ -42,17 +42,21 @@ impl Gpus {
         };
         match named {
             Named::One(gpu) => Ok(vec![one(gpu)?]),
-            Named::Many(gpus) => gpus.iter().map(one).collect(),
+            Named::Many(gpus) => {
+                let named: BTreeSet<usize> = gpus.iter().map(one).collect::<Result<_, _>>()?;
+                Ok(named.into_iter().collect())
+            }
         }
     }
 
-    /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`.
+    /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`. Without a
+    /// number only one visible device tells.
     #[must_use]
-    pub fn visible(&self, visible: &str, local_rank: usize) -> Option<usize> {
+    pub fn visible(&self, visible: &str, local_rank: Option<usize>) -> Option<usize> {
         let mut names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
         let names: Vec<_> = names.by_ref().take(64).collect();
         // Launchers either give each process one device or all of them to each.
-        let name = if names.len() == 1 { names.first() } else { names.get(local_rank) }?;
+        let name = if names.len() == 1 { names.first() } else { names.get(local_rank?) }?;
         self.find(name)
     }
 
@@ -93,6 +97,8 @@ mod tests {
     fn every_usual_name_finds_the_gpu() {
         let named = |text: &str| node().resolve(&Named::One(Gpu::Name(text.into())));
         assert_eq!(node().resolve(&Named::One(Gpu::Index(1))), Ok(vec![2]));
+        let twice = Named::Many(vec![Gpu::Index(1), Gpu::Name("GPU-cc".into()), Gpu::Index(0), Gpu::Index(1)]);
+        assert_eq!(node().resolve(&twice), Ok(vec![0, 2]), "each once");
         for name in ["0", "GPU-aa", "gpu-AA", "00000000:1b:00.0", "0000:1B:00.0", "1b:00.0"] {
             assert_eq!(named(name), Ok(vec![0]), "{name}");
         }
@@ -103,9 +109,11 @@ mod tests {
 
     #[test]
     fn visible_devices_with_the_local_rank_find_the_gpu() {
-        assert_eq!(node().visible("0,1", 1), Some(2));
-        assert_eq!(node().visible("GPU-cc", 3), Some(2), "one device a process");
-        assert_eq!(node().visible("0,1", 2), None);
-        assert_eq!(node().visible("", 0), None);
+        assert_eq!(node().visible("0,1", Some(1)), Some(2));
+        assert_eq!(node().visible("GPU-cc", Some(3)), Some(2), "one device a process");
+        assert_eq!(node().visible("GPU-cc", None), Some(2));
+        assert_eq!(node().visible("0,1", Some(2)), None);
+        assert_eq!(node().visible("0,1", None), None, "no guess");
+        assert_eq!(node().visible("", Some(0)), None);
     }
 }

@@ -79,6 +79,10 @@ async fn read(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
 
 impl Access {
     fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        // Browsers name the page that sends; jobs are no pages. Without this any web page could write to loopback.
+        if headers.contains_key(header::ORIGIN) {
+            return Err(Problem::new(StatusCode::FORBIDDEN, "annotations are not taken from web pages"));
+        }
         let token = match self {
             Access::Open => return Ok(()),
             Access::Closed => {

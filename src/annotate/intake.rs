@@ -9,6 +9,7 @@ use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, Scalar};
 use crate::clock::Clock;
 use crate::sample::ProcessTable;
+use crate::source::Device;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -66,9 +67,10 @@ impl Intake {
         }
     }
 
-    /// From now on jobs' names for GPUs mean these.
-    pub fn set_gpus(&self, gpus: Option<Gpus>) {
-        self.gpus.store(gpus.map(Arc::new));
+    /// From now on jobs' names for GPUs mean these, and positions are theirs.
+    pub fn set_devices(&self, devices: &[Device]) {
+        self.gpus.store(Some(Arc::new(Gpus::new(devices))));
+        self.jobs().set_devices(devices.iter().map(|device| device.uuid.clone()).collect());
     }
 
     /// The jobs. Held for microseconds, by intake, attribution and scrapes, never by the sampler.
@@ -86,7 +88,9 @@ impl Intake {
             Err(error) => {
                 let mut batch = split(body, &error);
                 if batch.len() > 1 {
-                    batch.sort_by_key(|(_, parsed)| parsed.as_ref().ok().and_then(|raw| raw.time_unix_nano));
+                    let arrived = now.at_ns.saturating_add(now.unix_shift_ns);
+                    let time = |raw: &Annotation| raw.time_unix_nano.unwrap_or(arrived);
+                    batch.sort_by_key(|(_, parsed)| parsed.as_ref().map_or(i64::MIN, time));
                 }
                 for (index, parsed) in batch {
                     self.take_one(index, parsed, &now, &mut answer);
@@ -141,11 +145,13 @@ impl Intake {
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
         let (job, rank) = if raw.job.is_none() { self.peer_job(pid, now_ns) } else { (None, None) };
         let event = context.check(raw, job, rank)?;
-        let mut jobs = self.jobs();
-        let out_of_order = jobs.take(&event, now_ns)?;
-        let mut knows_gpus = event.gpus.is_some() || jobs.knows_gpus(&event.job, event.rank);
+        let (out_of_order, mut knows_gpus) = {
+            let mut jobs = self.jobs();
+            (jobs.take(&event, now_ns)?, jobs.knows_gpus(&event.job, event.rank))
+        };
+        // Looked for without the jobs, because it may read another process's environment.
         if !knows_gpus && let Some(found) = self.find_gpus(&event, gpus.as_deref(), now_ns) {
-            jobs.set_gpus(&event.job, event.rank, found.into());
+            self.jobs().set_gpus(&event.job, event.rank, found.into());
             knows_gpus = true;
         }
         Ok(match (out_of_order, knows_gpus) {
@@ -174,7 +180,7 @@ impl Intake {
         }
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = peers.get(event.pid?, now_ns);
-        let found = gpus.visible(peer.visible_devices.as_deref()?, peer.local_rank.unwrap_or(0))?;
+        let found = gpus.visible(peer.visible_devices.as_deref()?, peer.local_rank)?;
         Some(vec![found])
     }
 }
@@ -187,14 +193,14 @@ struct Arrival {
 }
 
 /// The attributes `CUDA_VISIBLE_DEVICES` and `LOCAL_RANK`, as a client sends them.
-fn told_by_attributes(event: &Event) -> Option<(&str, usize)> {
+fn told_by_attributes(event: &Event) -> Option<(&str, Option<usize>)> {
     let attributes = event.attributes.as_ref()?;
     let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
     let Some(Scalar::Text(visible)) = get("CUDA_VISIBLE_DEVICES") else { return None };
     let local_rank = match get("LOCAL_RANK") {
-        Some(Scalar::Int(rank)) => usize::try_from(*rank).ok()?,
-        Some(Scalar::Text(rank)) => rank.parse().ok()?,
-        _ => 0,
+        Some(Scalar::Int(rank)) => usize::try_from(*rank).ok(),
+        Some(Scalar::Text(rank)) => rank.parse().ok(),
+        _ => None,
     };
     Some((visible, local_rank))
 }

@@ -82,6 +82,8 @@ pub struct Jobs {
     pending: VecDeque<Ended>,
     ended: VecDeque<Arc<Attributed>>,
     marks: VecDeque<Mark>,
+    /// Whose positions those of ranks and phases are, by UUID.
+    devices: Vec<String>,
     outcomes: PhaseOutcome,
 }
 
@@ -95,6 +97,7 @@ impl Jobs {
             pending: VecDeque::new(),
             ended: VecDeque::new(),
             marks: VecDeque::new(),
+            devices: Vec::new(),
             outcomes: PhaseOutcome::default(),
         }
     }
@@ -182,6 +185,26 @@ impl Jobs {
             let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
             self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid });
         }
+    }
+
+    /// From now on positions are those of these GPUs, by UUID. Ranks keep the GPUs that are still there; phases that
+    /// have ended are forgotten if their positions would mean others.
+    pub fn set_devices(&mut self, devices: Vec<String>) {
+        let before = std::mem::replace(&mut self.devices, devices);
+        if before.is_empty() || before == self.devices {
+            return;
+        }
+        let moved = |position: &usize| {
+            let uuid = before.get(*position)?;
+            self.devices.iter().position(|device| device == uuid)
+        };
+        for rank in self.jobs.values_mut().flat_map(|job| job.ranks.values_mut()) {
+            rank.gpus = rank.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
+        }
+        for ended in &mut self.pending {
+            ended.gpus = ended.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
+        }
+        self.ended.clear();
     }
 
     /// Notes the GPUs of a rank that were found otherwise than by its events.

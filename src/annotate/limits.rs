@@ -19,7 +19,7 @@ pub struct Limits {
     pub name_bytes: usize,
     /// Attributes of one event.
     pub attributes: usize,
-    /// Length of one attribute's name or text, bytes.
+    /// Length of all names and texts of one event's attributes together, bytes.
     pub attribute_bytes: usize,
     /// Phases ended and not yet attributed.
     pub pending: usize,
@@ -45,8 +45,8 @@ impl Default for Limits {
             open: 32,
             name_bytes: 128,
             attributes: 16,
-            attribute_bytes: 256,
-            pending: 65_536,
+            attribute_bytes: 1024,
+            pending: 16_384,
             ended: 8_192,
             marks: 256,
             past_ns: 600 * SECOND_NS,

@@ -95,6 +95,11 @@ impl Rank {
             EventType::End => self.end(event, &name)?,
         };
         self.world_size = event.world_size.or(self.world_size);
+        if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
+            // The job was started anew, perhaps elsewhere.
+            self.gpus = None;
+            self.outside_allocator_bytes = None;
+        }
         self.pid = event.pid.or(self.pid);
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
         self.step = event.step.or(self.step);
@@ -105,21 +110,25 @@ impl Rank {
     }
 
     fn begin(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {
-        let replaced = |open: &Open| match event.kind {
-            // A new step means that the last one will never end, nor anything in it.
-            Kind::Step => true,
+        // A new step means that the last one will never end, nor anything in it; what was begun before goes on around it.
+        let last_step = self.open.iter().position(|open| open.kind == Kind::Step).unwrap_or(usize::MAX);
+        let replaced = |position: usize, open: &Open| match event.kind {
+            Kind::Step => position >= last_step,
             kind => open.kind == kind && open.name == name,
         };
-        let kept = self.open.iter().filter(|open| !replaced(open)).count();
-        if kept >= most_open {
+        let superseded = self.open.iter().enumerate().filter(|(position, open)| replaced(*position, open)).count();
+        if self.open.len() - superseded >= most_open {
             return Err(Refusal::TooManyOpen(most_open));
         }
-        let superseded = (self.open.len() - kept) as u64;
-        self.open.retain(|open| !replaced(open));
+        let mut position = 0;
+        self.open.retain(|open| {
+            position += 1;
+            !replaced(position - 1, open)
+        });
         let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
         let (memory, attributes) = (event.memory, event.attributes.clone());
         self.open.push(Open { kind: event.kind, name, step, begin_ns: event.at_ns, memory, attributes });
-        Ok(Closed { superseded, ..Closed::default() })
+        Ok(Closed { superseded: superseded as u64, ..Closed::default() })
     }
 
     fn end(&mut self, event: &Event, name: &Arc<str>) -> Result<Closed, Refusal> {
@@ -136,8 +145,8 @@ impl Rank {
         let ended = self.open.remove(position);
         let mut closed = Closed::default();
         if event.kind == Kind::Step {
-            closed.step_ended = self.open.len() as u64;
-            self.open.clear();
+            closed.step_ended = self.open.len().saturating_sub(position) as u64;
+            self.open.truncate(position);
             self.steps += 1;
             self.step_durations.observe_ns(event.at_ns - begin_ns);
         } else if event.kind == Kind::Phase {

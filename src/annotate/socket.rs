@@ -5,9 +5,8 @@
 
 use super::intake::Intake;
 use super::refusal::Refusal;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -70,7 +69,7 @@ impl Socket {
                         log.refused(&first.detail, pid);
                     }
                 }
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log.refused(&format!("receiving failed: {error}"), None);
                     std::thread::sleep(RECEIVE_WAIT);
@@ -79,21 +78,46 @@ impl Socket {
         }
     }
 
-    fn receive(&self, buffer: &mut [u8]) -> rustix::io::Result<Datagram> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut slices = [IoSliceMut::new(buffer)];
-        let received = recvmsg(&self.socket, &mut slices, &mut control, RecvFlags::empty())?;
-        let pid = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials.pid.as_raw_nonzero().get()),
-            _ => None,
-        });
-        Ok(Datagram {
-            length: received.bytes,
-            truncated: received.flags.contains(ReturnFlags::TRUNC),
-            pid: pid.and_then(|pid| u32::try_from(pid).ok()),
-        })
+    /// The next datagram, with the process that the kernel says sent it.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+        let mut control = Control([0; CONTROL_BYTES]);
+        let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        // SAFETY: a message header is plain data, for which all zeros is a valid value.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut slice;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES as _;
+        // SAFETY: the header points to a buffer and a control area that live until the call returns, with their sizes.
+        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
+        let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+        Ok(Datagram { length, truncated: message.msg_flags & libc::MSG_TRUNC != 0, pid: sender(&message) })
     }
+}
+
+/// Room for the credentials of one sender, with some to spare.
+const CONTROL_BYTES: usize = 64;
+
+/// The control area of a message, aligned as its headers must be.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+/// The sending process; `None` where the kernel tells 0, because it is outside this process's namespace.
+fn sender(message: &libc::msghdr) -> Option<u32> {
+    // SAFETY: the kernel has filled in the control area that the header points to, and its length.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !header.is_null() {
+        // SAFETY: the macros' own walk gave a header inside the control area.
+        let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+        if level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS {
+            // SAFETY: a message of this type holds one `ucred`, perhaps unaligned.
+            let credentials = unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(header).cast::<libc::ucred>()) };
+            return u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0);
+        }
+        // SAFETY: as for the first.
+        header = unsafe { libc::CMSG_NXTHDR(message, header) };
+    }
+    None
 }
 
 impl Drop for Socket {

@@ -30,6 +30,7 @@ pub struct PhaseStats {
     /// Time without any kernel in all of them so far, seconds.
     pub idle_seconds: Option<f64>,
     recent_peaks: RecentMax,
+    last_end_ns: i64,
 }
 
 impl Default for PhaseStats {
@@ -41,6 +42,7 @@ impl Default for PhaseStats {
             energy_joules: None,
             idle_seconds: None,
             recent_peaks: RecentMax::default(),
+            last_end_ns: i64::MIN,
         }
     }
 }
@@ -48,9 +50,14 @@ impl Default for PhaseStats {
 impl PhaseStats {
     /// Adds the memory of one that ended.
     pub fn record(&mut self, end_ns: i64, gpus: &[PhaseMemory]) {
-        self.peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
-        self.growth_bytes = gpus.iter().filter_map(|gpu| gpu.growth_bytes()).max();
-        if let Some(peak_bytes) = self.peak_bytes {
+        let peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
+        // One that is told late is not the last one that ended.
+        if end_ns >= self.last_end_ns {
+            self.last_end_ns = end_ns;
+            self.peak_bytes = peak_bytes;
+            self.growth_bytes = gpus.iter().filter_map(|gpu| gpu.growth_bytes()).max();
+        }
+        if let Some(peak_bytes) = peak_bytes {
             self.recent_peaks.push(end_ns, peak_bytes);
         }
         add(&mut self.energy_joules, gpus.iter().filter_map(|gpu| gpu.usage.energy_joules));
@@ -80,6 +87,8 @@ const SLOT_NS: i64 = 250 * MILLISECOND_NS;
 
 impl RecentMax {
     fn push(&mut self, at_ns: i64, value: u64) {
+        // A late one counts as of now: it is told a little longer, and never lost.
+        let at_ns = self.falling.back().map_or(at_ns, |(last_ns, _)| at_ns.max(*last_ns));
         while self.falling.back().is_some_and(|(_, last)| *last <= value) {
             self.falling.pop_back();
         }

@@ -35,15 +35,21 @@ pub struct FlushDetector {
     /// The low of the fall under way.
     low: Option<(i64, u64)>,
     last: Option<(i64, u64)>,
+    gap_since_ns: Option<i64>,
 }
 
 impl FlushDetector {
-    /// Takes the next change point; `None` stands for the begin of a gap, over which nothing is concluded.
+    /// Takes the next change point; `None` stands for the begin of a gap.
     pub fn push(&mut self, at_ns: i64, used_bytes: Option<u64>, usable_bytes: Option<u64>) -> Option<Flush> {
         let Some(used_bytes) = used_bytes else {
-            *self = Self::default();
+            self.gap_since_ns.get_or_insert(at_ns);
             return None;
         };
+        // While memory is mapped the driver may answer nobody, so that a flush hides in a short gap; over a longer one
+        // nothing is concluded.
+        if self.gap_since_ns.take().is_some_and(|since_ns| at_ns - since_ns > REGROW_NS) {
+            *self = Self::default();
+        }
         // The value held until this change: the high lasts until memory leaves it.
         let held_until = self.last.map(|(_, used_bytes)| (at_ns, used_bytes));
         self.last = Some((at_ns, used_bytes));
@@ -134,7 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_concluded_across_a_gap() {
-        assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1060, 129.0)]), [0.0; 0]);
+    fn a_short_gap_hides_no_flush_and_over_a_long_one_nothing_is_concluded() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1060, 129.0)]), [10.0]);
+        assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1300, 129.0)]), [0.0; 0]);
     }
 }

@@ -62,32 +62,36 @@ pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState]) -> A
 pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &GpuState) -> PhaseMemory {
     let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
     let usage = state.series.usage(begin_ns, end_ns);
-    // A phase that the ring does not cover (it begins before the first sample, or the ring was overtaken) has times
-    // and no memory.
-    let Ok(summary) = ring.summary(begin_ns, end_ns) else {
-        return PhaseMemory { gap_ns: end_ns - begin_ns, usage, ..PhaseMemory::unknown(gpu) };
-    };
+    // What lies before the first sample, or after the last one because the GPU is gone, is a gap like any other.
+    let unknown = || PhaseMemory { gap_ns: end_ns - begin_ns, usage, ..PhaseMemory::unknown(gpu) };
+    let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { return unknown() };
+    let (from_ns, to_ns) = (begin_ns.max(oldest_ns), end_ns.min(newest_ns));
+    if from_ns > to_ns {
+        return unknown();
+    }
+    let Ok(summary) = ring.summary(from_ns, to_ns) else { return unknown() };
     let above_ns = state.usable_bytes().and_then(|usable_bytes| {
         let mut above_ns = [0; THRESHOLDS.len()];
         for (threshold, above_ns) in THRESHOLDS.iter().zip(&mut above_ns) {
-            *above_ns = ring.above_ns(begin_ns, end_ns, threshold.bytes_of(usable_bytes)).ok()?;
+            *above_ns = ring.above_ns(from_ns, to_ns, threshold.bytes_of(usable_bytes)).ok()?;
         }
         Some(above_ns)
     });
     // The process's own memory at the end, to the millisecond: what is in use then, less what the others had of it.
     let others_bytes = state.used_by_others_bytes(ended.pid);
-    let process_bytes = summary.last.zip(others_bytes).and_then(|(used, others)| used.checked_sub(others));
+    let end_bytes = summary.last.filter(|_| to_ns == end_ns);
+    let process_bytes = end_bytes.zip(others_bytes).and_then(|(used, others)| used.checked_sub(others));
     let reserved_bytes = ended.memory.and_then(|memory| memory.reserved);
     PhaseMemory {
         gpu,
-        begin_bytes: summary.first,
-        end_bytes: summary.last,
+        begin_bytes: summary.first.filter(|_| from_ns == begin_ns),
+        end_bytes,
         peak_bytes: summary.max,
         min_bytes: summary.min,
         mean_bytes: summary.mean,
         drop_bytes: summary.drop.map(|drop| drop.bytes),
         above_ns,
-        gap_ns: summary.gap_ns,
+        gap_ns: summary.gap_ns + (from_ns - begin_ns) + (end_ns - to_ns),
         usage,
         // An allocator cannot hold more than its process has: then the two were not read of the same moment.
         outside_allocator_bytes: process_bytes.zip(reserved_bytes).and_then(|(has, holds)| has.checked_sub(holds)),

@@ -41,10 +41,20 @@ impl Pressure {
         if from_ns >= until_ns {
             return;
         }
-        for (threshold, above_ns) in THRESHOLDS.iter().zip(&mut self.above_ns) {
-            *above_ns += ring.above_ns(from_ns, until_ns, threshold.bytes_of(usable_bytes)).unwrap_or(0);
+        let above_ns = THRESHOLDS.map(|threshold| ring.above_ns(from_ns, until_ns, threshold.bytes_of(usable_bytes)));
+        // Where the ring was overtaken meanwhile, the next turn begins at what it still has.
+        if let [Ok(first), Ok(second), Ok(third), Ok(fourth)] = above_ns {
+            for (total_ns, ns) in self.above_ns.iter_mut().zip([first, second, third, fourth]) {
+                *total_ns += ns;
+            }
+            self.counted_until_ns = Some(until_ns);
         }
-        self.counted_until_ns = Some(until_ns);
+    }
+
+    /// The same totals over a ring that begins anew.
+    #[must_use]
+    pub fn go_on(&self) -> Self {
+        Self { counted_until_ns: None, above_ns: self.above_ns }
     }
 
     /// Nanoseconds above each of [`THRESHOLDS`].

@@ -76,7 +76,8 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
         faults.extend(problem.map(|problem| Fault { place: place(), key: Some(key.clone()), problem }));
     }
     if settings.max_period_ns < settings.period_ns {
-        settings.max_period_ns = settings.period_ns;
+        let problem = "is shorter than sampling.period".to_owned();
+        faults.push(Fault { place: "settings".into(), key: Some("sampling.max_period".into()), problem });
     }
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }

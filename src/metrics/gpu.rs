@@ -5,23 +5,21 @@ use super::families::Families;
 use crate::annotate::WINDOWS;
 use crate::attribute::THRESHOLDS;
 use crate::clock::SECOND_NS;
-use crate::node::Node;
+use crate::node::{Node, Periods};
 use crate::ring;
 use crate::sample::{GpuState, Health};
 use crate::source::THROTTLE_REASONS;
 
-/// A medium lane's reading older than this is not told.
-const MEDIUM_STALE_NS: i64 = 2 * SECOND_NS;
-/// A slow lane's reading older than this is not told: some GPUs' slow calls take seconds in all.
-const SLOW_STALE_NS: i64 = 30 * SECOND_NS;
-/// A memory sample older than this is not told as the present.
-const MEMORY_STALE_NS: i64 = 2 * SECOND_NS;
+/// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
+/// blocks for a moment makes no hole in a graph.
+const STALE_NS: i64 = 2 * SECOND_NS;
 
 /// One GPU with its labels.
 struct View<'a> {
     state: &'a GpuState,
     ring: &'a ring::Reader,
     now_ns: i64,
+    periods: Periods,
     labels: [&'a str; 2],
 }
 
@@ -34,13 +32,20 @@ impl<'a> View<'a> {
     }
 }
 
+impl View<'_> {
+    /// Whether a reading of a lane with this period can be told as the present.
+    fn is_present(&self, at_ns: i64, period_ns: i64) -> bool {
+        self.state.health() == Health::Up && self.now_ns - at_ns <= STALE_NS.max(3 * period_ns)
+    }
+}
+
 /// Collects every GPU's samples.
 pub(super) fn collect(node: &Node, processes: bool, out: &mut Families) {
     let now_ns = node.clock.now_ns();
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
         let labels = [state.device.index.as_str(), state.device.uuid.as_str()];
-        let view = View { state, ring, now_ns, labels };
+        let view = View { state, ring, now_ns, periods: node.periods, labels };
         info(&view, out);
         memory(&view, out);
         derived(node, position, &view, out);
@@ -68,7 +73,7 @@ fn memory(view: &View, out: &mut Families) {
     out.count(&c::RING_BYTES, &view.labels, Some(view.ring.bytes() as u64));
     let (Some(newest_ns), Some(oldest_ns)) = (view.ring.newest_ns(), view.ring.oldest_ns()) else { return };
     out.number(&c::RING_SPAN, &view.labels, Some(seconds(newest_ns - oldest_ns)));
-    let fresh = view.state.health() == Health::Up && view.now_ns - newest_ns <= MEMORY_STALE_NS;
+    let fresh = view.is_present(newest_ns, view.periods.fast_ns);
     let used = view.ring.at(newest_ns).ok().flatten().filter(|_| fresh);
     out.count(&c::GPU_MEMORY_USED, &view.labels, used);
     let free = used.and_then(|used| Some(view.state.usable_bytes()?.saturating_sub(used)));
@@ -95,7 +100,8 @@ fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
 }
 
 fn medium(view: &View, out: &mut Families) {
-    let Some(latest) = view.state.medium().filter(|latest| view.now_ns - latest.at_ns <= MEDIUM_STALE_NS) else {
+    let Some(latest) = view.state.medium().filter(|latest| view.is_present(latest.at_ns, view.periods.medium_ns))
+    else {
         return;
     };
     let reading = &latest.reading;
@@ -114,7 +120,9 @@ fn medium(view: &View, out: &mut Families) {
 }
 
 fn slow(view: &View, processes: bool, out: &mut Families) {
-    let Some(latest) = view.state.slow().filter(|latest| view.now_ns - latest.at_ns <= SLOW_STALE_NS) else {
+    // Some GPUs' slow calls take seconds in all.
+    let Some(latest) = view.state.slow().filter(|latest| view.is_present(latest.at_ns, 10 * view.periods.slow_ns))
+    else {
         return;
     };
     let reading = &latest.reading;

@@ -71,7 +71,7 @@ impl Backoff {
         self.window.calls += 1;
         self.window.slow_calls += u32::from(slow);
         // Slow calls move the baseline too, but a hundred times less: a driver that stays slow becomes the norm in
-        // minutes, so that the period comes back.
+        // the end, within an hour at the longest period, so that the period comes back.
         let weight = if slow { 1e-5 } else { 1e-3 };
         self.baseline_ns += weight * (duration - self.baseline_ns);
     }

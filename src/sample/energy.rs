@@ -48,7 +48,7 @@ impl Energy {
     pub fn joules(&self, at_ns: i64, power: &Series) -> Option<f64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (read_ns, read_joules) = state.read?;
-        let since_joules = power.usage(read_ns, at_ns).energy_joules.unwrap_or(0.0);
+        let since_joules = power.known_energy_joules(read_ns, at_ns);
         state.told_joules = state.told_joules.max(read_joules + since_joules);
         Some(state.told_joules)
     }
@@ -61,7 +61,7 @@ mod tests {
 
     /// Power of 100 W, read every 100 ms for ten seconds.
     fn hundred_watts() -> Series {
-        let series = Series::new(600 * SECOND_NS);
+        let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
         (0..=100).for_each(|n| series.push(SECOND_NS + n * 100 * MILLISECOND_NS, Some(100.0), None));
         series
     }

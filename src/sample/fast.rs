@@ -4,7 +4,7 @@
 use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
 use super::latest::Health;
-use super::sweep::{Cause, Sampler};
+use super::sweep::{Cause, Sampler, Ticked};
 use crate::clock::{Clock, MILLISECOND_NS, Manual};
 use crate::source::NextTick;
 use std::num::NonZeroU64;
@@ -32,20 +32,26 @@ pub fn run_paced(mut sampler: Sampler, budget: Budget, stop: &AtomicBool) {
     // Without this the kernel may delay each wake-up by 50 µs. Refused only by sandboxes, which cost those 50 µs.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let mut backoff = Backoff::new(budget);
-    let mut deadlines = Deadlines::starting(sampler.clock().now_ns(), budget.period_ns);
+    let started_ns = sampler.clock().now_ns();
+    let mut deadlines = Deadlines::starting(started_ns, budget.period_ns);
+    sampler.stats().accounted_ns.store(started_ns, Ordering::Relaxed);
     set_period(&mut sampler, budget.period_ns);
     while !stop.load(Ordering::Relaxed) {
         sampler.clock().sleep_until(deadlines.next_ns());
         let begin_ns = sampler.clock().now_ns();
-        if !sampler.tick(begin_ns, |call_ns| backoff.call(call_ns)) {
+        let ticked = sampler.tick(begin_ns, |call_ns| backoff.call(call_ns));
+        if ticked == Ticked::Replaced {
             return;
         }
         let end_ns = sampler.clock().now_ns();
         let outcome = deadlines.taken(begin_ns, end_ns);
         let stats = sampler.stats();
-        stats.take(outcome.lateness_ns);
-        stats.miss(Cause::Late, outcome.missed_late);
-        stats.miss(Cause::Driver, outcome.missed_driver);
+        if ticked == Ticked::Taken {
+            stats.take(outcome.lateness_ns);
+            stats.miss(Cause::Late, outcome.missed_late);
+            stats.miss(Cause::Driver, outcome.missed_driver);
+        }
+        stats.accounted_ns.store(deadlines.next_ns() - backoff.period_ns(), Ordering::Relaxed);
         if let Some(period_ns) = backoff.sweep(begin_ns, end_ns) {
             deadlines.set_period(period_ns);
             set_period(&mut sampler, period_ns);
@@ -90,16 +96,17 @@ pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         looked_ns = sampler.clock().now_ns().max(looked_ns + 1);
         sampler.clock().sleep_until(looked_ns + WATCH_PERIOD_NS);
-        let Some(gpu) = sampler.stats().stuck_since(sampler.clock().now_ns() - lane.hang_after_ns) else { continue };
-        if let Some(gpu) = sampler.gpus().get(gpu) {
-            tracing::warn!(
-                gpu = gpu.device.index,
-                uuid = gpu.device.uuid,
-                "memory call hangs, sampling the other GPUs"
-            );
-            gpu.set_health(Health::Hung);
+        let now_ns = sampler.clock().now_ns();
+        let Some(stuck) = sampler.stats().stuck_since(now_ns - lane.hang_after_ns) else { continue };
+        let Some(gpu) = sampler.gpus().get(stuck.gpu) else { continue };
+        gpu.set_health(Health::Hung);
+        if !sampler.stats().is_stuck(stuck) {
+            // It came back between the two looks; whether its thread saw the mark is not known.
+            gpu.lose("a call on it hung");
+            continue;
         }
         let (successor, stop) = (sampler.successor(), Arc::clone(stop));
+        sampler.stats().account_hang(now_ns);
         let spawned =
             thread::Builder::new().name("hw-fast".into()).spawn(move || run_paced(successor, lane.budget, &stop));
         if let Err(error) = spawned {

@@ -1,9 +1,13 @@
-//! The medium, slow and event lanes: one thread each, beside the fast lane and never in its way.
+//! The medium, slow and event lanes, beside the fast lane and never in its way.
+//!
+//! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
+//! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
 use super::latest::{GpuState, Health, ProcessTable};
 use crate::clock::{Clock, SECOND_NS};
 use crate::source::{Call, CallStats, Error, Event, Source};
 use arc_swap::ArcSwap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,90 +15,107 @@ use std::time::Duration;
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
+/// XIDs that are logged in one minute; all are counted.
+const MOST_XIDS_LOGGED: u32 = 20;
 
-/// Reads utilization, power, temperature, clocks and throttle reasons of every GPU that is up, every `period_ns`.
-pub fn run_medium(
-    source: &dyn Source,
-    clock: &dyn Clock,
-    calls: &CallStats,
-    gpus: &[GpuState],
-    period_ns: i64,
-    stop: &AtomicBool,
-) {
-    let mut next_ns = clock.now_ns();
+/// What the medium and slow lanes work on.
+pub struct Lanes<'a> {
+    /// What is read.
+    pub source: &'a dyn Source,
+    /// When.
+    pub clock: &'a dyn Clock,
+    /// What it costs.
+    pub calls: &'a CallStats,
+    /// Where it goes.
+    pub gpus: &'a [GpuState],
+    /// Which process runs where.
+    pub processes: &'a ArcSwap<ProcessTable>,
+    /// Period of the medium lane, nanoseconds.
+    pub medium_period_ns: i64,
+    /// Period of the slow lane, nanoseconds.
+    pub slow_period_ns: i64,
+}
+
+/// Positions of the GPUs and instances that are one physical GPU each.
+#[must_use]
+pub fn units(gpus: &[GpuState]) -> Vec<Vec<usize>> {
+    let mut units = BTreeMap::<&str, Vec<usize>>::new();
+    for (position, gpu) in gpus.iter().enumerate() {
+        let physical = gpu.device.parent_uuid.as_deref().unwrap_or(&gpu.device.uuid);
+        units.entry(physical).or_default().push(position);
+    }
+    units.into_values().collect()
+}
+
+/// Runs the medium and slow lanes of one physical GPU until `stop`. Its slow turns begin `offset_ns` from now.
+pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &AtomicBool) {
+    let mut medium_ns = lanes.clock.now_ns();
+    let (mut slow_ns, mut energy_ns) = (medium_ns + offset_ns, medium_ns);
+    let mut told = vec![Health::Up; unit.len()];
     while !stop.load(Ordering::Relaxed) {
-        for (position, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| gpu.health() == Health::Up) {
-            let at_ns = clock.now_ns();
-            let reading = source.medium(position, at_ns, calls);
-            if gpu.health() == Health::Up {
-                gpu.set_medium(at_ns, reading);
-            }
+        if lanes.clock.now_ns() >= medium_ns {
+            unit.iter().for_each(|position| lanes.read_medium(*position));
+            medium_ns = (medium_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
         }
-        next_ns = (next_ns + period_ns).max(clock.now_ns());
-        clock.sleep_until(next_ns);
+        if lanes.clock.now_ns() >= slow_ns {
+            let energy_due = lanes.clock.now_ns() >= energy_ns;
+            for (position, told) in unit.iter().zip(&mut told) {
+                lanes.tell(*position, told);
+                lanes.read_slow(*position, energy_due);
+            }
+            if energy_due {
+                energy_ns = lanes.clock.now_ns() + ENERGY_PERIOD_NS;
+            }
+            lanes.processes.store(process_table(lanes.gpus).into());
+            slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
+        }
+        sleep_in_steps(lanes.clock, medium_ns.min(slow_ns), stop);
     }
 }
 
-/// Reads what is dear and changes slowly, one GPU after the other spread over `period_ns`, so that the driver is never
-/// asked for all of it at once; tries to get lost GPUs back; and keeps the table of processes.
-pub fn run_slow(
-    source: &dyn Source,
-    clock: &dyn Clock,
-    calls: &CallStats,
-    gpus: &[GpuState],
-    processes: &ArcSwap<ProcessTable>,
-    period_ns: i64,
-    stop: &AtomicBool,
-) {
-    let spacing_ns = period_ns / i64::try_from(gpus.len().max(1)).unwrap_or(i64::MAX);
-    let mut next_ns = clock.now_ns();
-    let mut energy_due_ns = vec![next_ns; gpus.len()];
-    while !stop.load(Ordering::Relaxed) {
-        for ((position, gpu), energy_due_ns) in gpus.iter().enumerate().zip(&mut energy_due_ns) {
-            if stop.load(Ordering::Relaxed) {
-                return;
-            }
-            read_slow(source, clock, calls, position, gpu);
-            if gpu.health() == Health::Up && (clock.now_ns() >= *energy_due_ns || !gpu.energy.is_known()) {
-                read_energy(source, clock, calls, position, gpu);
-                *energy_due_ns = clock.now_ns() + ENERGY_PERIOD_NS;
-            }
-            next_ns = (next_ns + spacing_ns).max(clock.now_ns());
-            sleep_in_steps(clock, next_ns, stop);
-        }
-        if gpus.is_empty() {
-            next_ns += period_ns.max(1);
-            sleep_in_steps(clock, next_ns, stop);
-        }
-        processes.store(process_table(gpus).into());
+impl Lanes<'_> {
+    fn read_medium(&self, position: usize) {
+        let Some(gpu) = self.gpus.get(position).filter(|gpu| gpu.health() == Health::Up) else { return };
+        let at_ns = self.clock.now_ns();
+        gpu.set_medium(at_ns, self.source.medium(position, at_ns, self.calls));
     }
-}
 
-fn read_slow(source: &dyn Source, clock: &dyn Clock, calls: &CallStats, position: usize, gpu: &GpuState) {
-    match gpu.health() {
-        Health::Hung => return,
-        Health::Lost => {
-            if calls.time(Call::Reacquire, || source.reacquire(position)).is_none() {
-                return;
+    fn read_slow(&self, position: usize, energy_due: bool) {
+        let Some(gpu) = self.gpus.get(position) else { return };
+        match gpu.health() {
+            Health::Hung => return gpu.forget(),
+            Health::Lost => {
+                gpu.forget();
+                if self.calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
+                    return;
+                }
+                gpu.set_back();
             }
-            tracing::info!(gpu = gpu.device.index, uuid = gpu.device.uuid, "GPU answers again");
-            gpu.set_health(Health::Up);
+            Health::Up => {}
         }
-        Health::Up => {}
+        let at_ns = self.clock.now_ns();
+        gpu.set_slow(at_ns, self.source.slow(position, at_ns, self.calls));
+        if energy_due || !gpu.energy.is_known() {
+            let at_ns = self.clock.now_ns();
+            if let Some(joules) = self.source.energy_joules(position, at_ns, self.calls) {
+                gpu.energy.set(at_ns, joules);
+            }
+        }
     }
-    let at_ns = clock.now_ns();
-    let reading = source.slow(position, at_ns, calls);
-    if gpu.health() == Health::Up {
-        gpu.set_slow(at_ns, reading);
-    }
-}
 
-fn read_energy(source: &dyn Source, clock: &dyn Clock, calls: &CallStats, position: usize, gpu: &GpuState) {
-    let at_ns = clock.now_ns();
-    if let Some(joules) = source.energy_joules(position, at_ns, calls)
-        && gpu.health() == Health::Up
-    {
-        gpu.energy.set(at_ns, joules);
+    /// Logs that a GPU went or came back, once.
+    fn tell(&self, position: usize, told: &mut Health) {
+        let Some(gpu) = self.gpus.get(position) else { return };
+        let health = gpu.health();
+        if std::mem::replace(told, health) == health {
+            return;
+        }
+        let (index, uuid) = (&gpu.device.index, &gpu.device.uuid);
+        match health {
+            Health::Up => tracing::info!(gpu = index, uuid, "GPU answers again"),
+            Health::Lost => tracing::warn!(gpu = index, uuid, reason = gpu.trouble(), "GPU does not answer"),
+            Health::Hung => tracing::warn!(gpu = index, uuid, "a call on the GPU hangs; the other GPUs go on"),
+        }
     }
 }
 
@@ -105,13 +126,22 @@ fn sleep_in_steps(clock: &dyn Clock, until_ns: i64, stop: &AtomicBool) {
     }
 }
 
+/// Which process runs on which GPUs. The processes of a MIG instance are listed for its parent too; they run on the
+/// instance.
 fn process_table(gpus: &[GpuState]) -> ProcessTable {
+    let on = |gpu: &GpuState| -> Vec<u32> {
+        let slow = gpu.slow().filter(|_| gpu.health() == Health::Up);
+        slow.iter().filter_map(|slow| slow.reading.processes.as_ref()).flatten().map(|process| process.pid).collect()
+    };
+    let of_instances: HashSet<(&str, u32)> = gpus
+        .iter()
+        .filter_map(|gpu| Some((gpu.device.parent_uuid.as_deref()?, gpu)))
+        .flat_map(|(parent, gpu)| on(gpu).into_iter().map(move |pid| (parent, pid)))
+        .collect();
     let mut table = ProcessTable::new();
     for (position, gpu) in gpus.iter().enumerate() {
-        let slow = gpu.slow();
-        let processes = slow.iter().filter_map(|slow| slow.reading.processes.as_ref()).flatten();
-        for process in processes {
-            table.entry(process.pid).or_default().push(position);
+        for pid in on(gpu).into_iter().filter(|pid| !of_instances.contains(&(gpu.device.uuid.as_str(), *pid))) {
+            table.entry(pid).or_default().push(position);
         }
     }
     table
@@ -119,19 +149,28 @@ fn process_table(gpus: &[GpuState]) -> ProcessTable {
 
 /// Waits for the driver's events and counts XIDs, until `stop` or until the source has none.
 pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], stop: &AtomicBool) {
+    let (mut failing, mut minute_ns, mut logged) = (false, clock.now_ns(), 0);
     while !stop.load(Ordering::Relaxed) {
         match source.wait_event(EVENT_WAIT) {
             Ok(Some(Event::Xid { gpu, xid })) => {
-                if let Some(gpu) = gpus.get(gpu) {
+                let Some(gpu) = gpus.get(gpu) else { continue };
+                let now_ns = clock.now_ns();
+                gpu.count_xid(xid, now_ns);
+                if now_ns - minute_ns > 60 * SECOND_NS {
+                    (minute_ns, logged) = (now_ns, 0);
+                }
+                logged += 1;
+                if logged <= MOST_XIDS_LOGGED {
                     tracing::warn!(gpu = gpu.device.index, uuid = gpu.device.uuid, xid, "XID error");
-                    gpu.count_xid(xid, clock.now_ns());
                 }
             }
-            Ok(None) => {}
+            Ok(None) => failing = false,
             Err(Error::Unsupported) => return,
             Err(error) => {
-                tracing::warn!(%error, "waiting for driver events failed");
-                clock.sleep_until(clock.now_ns() + SECOND_NS);
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%error, "waiting for driver events fails; it goes on trying");
+                }
+                sleep_in_steps(clock, clock.now_ns() + SECOND_NS, stop);
             }
         }
     }

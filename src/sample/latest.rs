@@ -5,7 +5,7 @@ use super::series::Series;
 use crate::source::{Device, Medium, Slow};
 use arc_swap::ArcSwapOption;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Whether a GPU answers.
@@ -38,6 +38,10 @@ pub struct GpuState {
     /// Its energy counter.
     pub energy: Energy,
     health: AtomicU8,
+    /// Whether it ever answers the memory call.
+    has_memory: AtomicBool,
+    /// Why it does not answer.
+    trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
     slow: ArcSwapOption<Latest<Slow>>,
     xids: Mutex<BTreeMap<u64, Xid>>,
@@ -55,12 +59,14 @@ pub struct Xid {
 impl GpuState {
     /// A GPU of which nothing has been read yet.
     #[must_use]
-    pub fn new(device: Device, keep_ns: i64) -> Self {
+    pub fn new(device: Device, keep_ns: i64, medium_period_ns: i64) -> Self {
         Self {
             device,
-            series: Series::new(keep_ns),
+            series: Series::new(keep_ns, medium_period_ns),
             energy: Energy::default(),
             health: AtomicU8::new(Health::Up as u8),
+            has_memory: AtomicBool::new(true),
+            trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
             xids: Mutex::default(),
@@ -70,21 +76,57 @@ impl GpuState {
     /// Whether it answers.
     #[must_use]
     pub fn health(&self) -> Health {
-        match self.health.load(Ordering::Acquire) {
+        match self.health.load(Ordering::SeqCst) {
             0 => Health::Up,
             1 => Health::Lost,
             _ => Health::Hung,
         }
     }
 
-    /// Notes whether it answers. What was read of a GPU that is gone is forgotten: it is not known any more.
+    /// Notes whether it answers.
     pub fn set_health(&self, health: Health) {
-        self.health.store(health as u8, Ordering::Release);
-        if health != Health::Up {
-            self.medium.store(None);
-            self.slow.store(None);
-            self.energy.clear();
-        }
+        self.health.store(health as u8, Ordering::SeqCst);
+    }
+
+    /// Whether it is worth asking for its memory.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        self.health() == Health::Up && self.has_memory.load(Ordering::Relaxed)
+    }
+
+    /// Its memory is never to be had; everything else of it is.
+    pub(super) fn set_without_memory(&self) {
+        self.has_memory.store(false, Ordering::Relaxed);
+    }
+
+    /// It answers again, whatever it can.
+    pub(super) fn set_back(&self) {
+        self.has_memory.store(true, Ordering::Relaxed);
+        self.set_health(Health::Up);
+    }
+
+    /// Why it does not answer.
+    #[must_use]
+    pub fn trouble(&self) -> String {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It does not answer, for this reason.
+    pub(super) fn lose(&self, trouble: &str) {
+        trouble.clone_into(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
+        self.set_health(Health::Lost);
+    }
+
+    /// Forgets what was read of a GPU that does not answer: it is not known any more.
+    pub(super) fn forget(&self) {
+        self.medium.store(None);
+        self.slow.store(None);
+        self.energy.clear();
+    }
+
+    /// Takes over the XIDs that another state of the same GPU has counted.
+    pub fn set_xids(&self, xids: BTreeMap<u64, Xid>) {
+        *self.xids.lock().unwrap_or_else(PoisonError::into_inner) = xids;
     }
 
     /// The medium lane's last reading.

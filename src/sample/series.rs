@@ -1,11 +1,11 @@
 //! Power and idleness over time, kept as running totals so that any interval costs two look-ups.
 
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::clock::SECOND_NS;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// The last reading holds for this long after it was taken; beyond, nothing is known. Three periods of the lane.
-const HOLD_NS: i64 = 300 * MILLISECOND_NS;
+/// Points kept at most: 10 minutes at 50 ms, 1.4 MB.
+const MOST_POINTS: usize = 20_000;
 
 /// What an interval cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -21,6 +21,8 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Series {
     keep_ns: i64,
+    /// A reading holds for this long after it was taken; beyond, nothing is known.
+    hold_ns: i64,
     points: Mutex<VecDeque<Point>>,
 }
 
@@ -38,10 +40,10 @@ struct Point {
 }
 
 impl Series {
-    /// Keeps the readings of the last `keep_ns`.
+    /// Keeps the readings of the last `keep_ns`, each of which holds for three periods of its lane.
     #[must_use]
-    pub fn new(keep_ns: i64) -> Self {
-        Self { keep_ns, points: Mutex::default() }
+    pub fn new(keep_ns: i64, period_ns: i64) -> Self {
+        Self { keep_ns, hold_ns: 3 * period_ns, points: Mutex::default() }
     }
 
     /// Adds a reading; one that is not later than the last is ignored.
@@ -51,10 +53,10 @@ impl Series {
         let base = match points.back() {
             None => Point::first(at_ns),
             Some(last) if last.at_ns >= at_ns => return,
-            Some(last) => last.at(at_ns),
+            Some(last) => last.at(at_ns, self.hold_ns),
         };
         points.push_back(Point { power_watts, idle_ratio, ..base });
-        while points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
+        while points.len() > MOST_POINTS || points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
             points.pop_front();
         }
     }
@@ -62,17 +64,28 @@ impl Series {
     /// What the interval cost; each part is `None` unless it is known for all of the interval.
     #[must_use]
     pub fn usage(&self, from_ns: i64, to_ns: i64) -> Usage {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = |at_ns| {
-            let later = points.partition_point(|point| point.at_ns <= at_ns);
-            Some(points.get(later.checked_sub(1)?)?.at(at_ns))
-        };
-        let (Some(from), Some(to)) = (at(from_ns), at(to_ns)) else { return Usage::default() };
+        let Some((from, to)) = self.ends(from_ns, to_ns) else { return Usage::default() };
         Usage {
             energy_joules: (from.unknown_energy_ns == to.unknown_energy_ns)
                 .then_some(to.energy_joules - from.energy_joules),
             idle_seconds: (from.unknown_idle_ns == to.unknown_idle_ns).then_some(to.idle_seconds - from.idle_seconds),
         }
+    }
+
+    /// Energy of the part of the interval of which power is known, joules: at least so much was used.
+    #[must_use]
+    pub fn known_energy_joules(&self, from_ns: i64, to_ns: i64) -> f64 {
+        self.ends(from_ns, to_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
+    }
+
+    /// The totals at both ends of an interval.
+    fn ends(&self, from_ns: i64, to_ns: i64) -> Option<(Point, Point)> {
+        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = |at_ns| {
+            let later = points.partition_point(|point| point.at_ns <= at_ns);
+            Some(points.get(later.checked_sub(1)?)?.at(at_ns, self.hold_ns))
+        };
+        Some((at(from_ns)?, at(to_ns)?))
     }
 }
 
@@ -90,9 +103,9 @@ impl Point {
     }
 
     /// The totals at a later time, with this point's readings held.
-    fn at(&self, at_ns: i64) -> Self {
+    fn at(&self, at_ns: i64, hold_ns: i64) -> Self {
         let length_ns = at_ns - self.at_ns;
-        let held_ns = length_ns.min(HOLD_NS);
+        let held_ns = length_ns.min(hold_ns);
         #[allow(clippy::cast_precision_loss, reason = "at most the hold time")]
         let held_s = held_ns as f64 / SECOND_NS as f64;
         let unknown_ns = |known: bool| if known { length_ns - held_ns } else { length_ns };
@@ -110,13 +123,14 @@ impl Point {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::MILLISECOND_NS;
 
     fn at_ms(ms: i64) -> i64 {
         1_000 * SECOND_NS + ms * MILLISECOND_NS
     }
 
     fn series(points: &[(i64, Option<f64>, Option<f64>)]) -> Series {
-        let series = Series::new(600 * SECOND_NS);
+        let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
         for (ms, power, utilization) in points {
             series.push(at_ms(*ms), *power, *utilization);
         }

@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::metrics::histogram::Histogram;
 use crate::ring;
 use crate::source::{Call, CallStats, Error, Source};
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Upper bounds of the lateness histogram, seconds.
@@ -46,10 +46,26 @@ pub struct TickStats {
     pub period_ns: AtomicI64,
     /// How late ticks began.
     pub lateness: Histogram,
-    /// The GPU that a call is being made for, plus one; 0 between calls. The watchdog reads it.
-    in_call: AtomicUsize,
+    /// Until when deadlines are accounted for, nanoseconds of the timeline.
+    pub(super) accounted_ns: AtomicI64,
+    /// The call that is being made: its number, and in the lowest bits its GPU plus one; only the number between calls.
+    /// The watchdog reads it.
+    call: AtomicU64,
     /// When that call began, nanoseconds of the timeline.
-    in_call_since_ns: AtomicI64,
+    call_since_ns: AtomicI64,
+    /// Whose sweeps are taken: a thread of an older generation has been replaced.
+    generation: AtomicU64,
+}
+
+/// Bits of a call's mark that hold its GPU.
+const GPU_BITS: u32 = 16;
+
+/// A call that takes long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stuck {
+    mark: u64,
+    /// Position of its GPU.
+    pub gpu: usize,
 }
 
 impl TickStats {
@@ -63,8 +79,10 @@ impl TickStats {
             missed_driver: AtomicU64::new(0),
             period_ns: AtomicI64::new(period_ns),
             lateness: Histogram::new(LATENESS_BOUNDS_S),
-            in_call: AtomicUsize::new(0),
-            in_call_since_ns: AtomicI64::new(0),
+            accounted_ns: AtomicI64::new(0),
+            call: AtomicU64::new(0),
+            call_since_ns: AtomicI64::new(0),
+            generation: AtomicU64::new(0),
         }
     }
 
@@ -85,12 +103,47 @@ impl TickStats {
         self.lateness.observe_ns(lateness_ns);
     }
 
-    /// The GPU whose call has been under way since before `before_ns`, if any.
-    #[must_use]
-    pub fn stuck_since(&self, before_ns: i64) -> Option<usize> {
-        let gpu = self.in_call.load(Ordering::Acquire).checked_sub(1)?;
-        (self.in_call_since_ns.load(Ordering::Acquire) < before_ns).then_some(gpu)
+    /// The call that has been under way since before `before_ns`, if any.
+    pub(super) fn stuck_since(&self, before_ns: i64) -> Option<Stuck> {
+        let mark = self.call.load(Ordering::SeqCst);
+        let gpu = usize::try_from(mark & ((1 << GPU_BITS) - 1)).ok()?.checked_sub(1)?;
+        (self.call_since_ns.load(Ordering::SeqCst) < before_ns).then_some(Stuck { mark, gpu })
     }
+
+    /// Whether this call still has not come back.
+    pub(super) fn is_stuck(&self, stuck: Stuck) -> bool {
+        self.call.load(Ordering::SeqCst) == stuck.mark
+    }
+
+    fn begin_call(&self, gpu: usize, at_ns: i64) {
+        self.call_since_ns.store(at_ns, Ordering::SeqCst);
+        let number = (self.call.load(Ordering::Relaxed) >> GPU_BITS) + 1;
+        self.call.store((number << GPU_BITS) | (gpu as u64 + 1), Ordering::SeqCst);
+    }
+
+    fn end_call(&self) {
+        let number = self.call.load(Ordering::Relaxed) >> GPU_BITS;
+        self.call.store(number << GPU_BITS, Ordering::SeqCst);
+    }
+
+    /// Counts the deadlines since the last accounted one as missed because of the driver: the thread that should have
+    /// counted them hangs in it.
+    pub(super) fn account_hang(&self, now_ns: i64) {
+        let period_ns = self.period_ns.load(Ordering::Relaxed).max(1);
+        let missed = (now_ns - self.accounted_ns.swap(now_ns, Ordering::Relaxed)) / period_ns;
+        self.miss(Cause::Driver, u64::try_from(missed).unwrap_or(0));
+    }
+}
+
+/// What became of one tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ticked {
+    /// Every GPU that is up was asked.
+    Taken,
+    /// No GPU is up: nothing was due.
+    Nothing,
+    /// Another thread has taken over: this one must end.
+    Replaced,
 }
 
 /// One ring's writer with what is needed to see a gap coming.
@@ -101,11 +154,10 @@ struct Sink {
 
 /// The writing ends of all rings. A sampling thread holds the lock only while it pushes what it has already read, so
 /// that a thread that hangs in the driver holds nothing, and its successor can take over.
-pub(super) struct Sinks {
-    sinks: Vec<Sink>,
-    /// Whose sweeps are taken: one that began under an older generation is discarded.
-    generation: u64,
-}
+type Sinks = Vec<Sink>;
+
+/// A GPU that has given no good reading for this long does not answer, whatever it calls the reason.
+const FAILING_NS: i64 = 2 * crate::clock::SECOND_NS;
 
 /// Reads all GPUs of one source, tick by tick.
 pub struct Sampler {
@@ -119,6 +171,8 @@ pub struct Sampler {
     /// Spacing of good readings beyond which the time between is a gap, nanoseconds.
     gap_after_ns: i64,
     readings: Vec<(i64, Option<u64>)>,
+    /// Since when each GPU has given no good reading, nanoseconds of the timeline.
+    failing_since_ns: Vec<Option<i64>>,
 }
 
 impl Sampler {
@@ -133,9 +187,10 @@ impl Sampler {
         writers: Vec<ring::Writer>,
     ) -> Self {
         let sinks = writers.into_iter().map(|writer| Sink { writer, last_good_ns: None }).collect::<Vec<_>>();
-        let readings = Vec::with_capacity(sinks.len());
-        let sinks = Arc::new(Mutex::new(Sinks { sinks, generation: 0 }));
-        Self { source, clock, calls, stats, gpus, sinks, generation: 0, gap_after_ns: i64::MAX, readings }
+        let (readings, failing_since_ns) = (Vec::with_capacity(sinks.len()), vec![None; sinks.len()]);
+        let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.load(Ordering::SeqCst));
+        let gap_after_ns = i64::MAX;
+        Self { source, clock, calls, stats, gpus, sinks, generation, gap_after_ns, readings, failing_since_ns }
     }
 
     /// From here on, a spacing of good readings of more than `gap_after_ns` is a gap.
@@ -147,13 +202,12 @@ impl Sampler {
     /// in the driver for ever and come back at any time.
     #[must_use]
     pub fn successor(&self) -> Self {
-        let generation = {
-            let mut sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
-            sinks.generation += 1;
-            sinks.generation
-        };
-        self.stats.in_call.store(0, Ordering::Release);
-        Self { generation, readings: Vec::with_capacity(self.gpus.len()), ..self.share() }
+        // Under the lock, so that no sweep of the old generation is half pushed.
+        let sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.stats.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        drop(sinks);
+        self.stats.end_call();
+        Self { generation, ..self.share() }
     }
 
     /// The same sampler in the same generation, for the watchdog to make a successor of.
@@ -168,7 +222,8 @@ impl Sampler {
             sinks: Arc::clone(&self.sinks),
             generation: self.generation,
             gap_after_ns: self.gap_after_ns,
-            readings: Vec::new(),
+            readings: Vec::with_capacity(self.gpus.len()),
+            failing_since_ns: vec![None; self.gpus.len()],
         }
     }
 
@@ -188,58 +243,79 @@ impl Sampler {
         &*self.source
     }
 
-    /// Reads every GPU that is up and pushes what it read, telling `observe` each call's duration. Returns whether
-    /// this sampler still is the one whose sweeps are taken.
-    pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> bool {
-        self.read(at_ns, &mut observe);
-        self.commit()
+    /// Reads every GPU that is up and pushes what it read, telling `observe` each call's duration.
+    pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> Ticked {
+        match self.read(at_ns, &mut observe) {
+            Ticked::Replaced => Ticked::Replaced,
+            read => {
+                if self.commit() {
+                    read
+                } else {
+                    Ticked::Replaced
+                }
+            }
+        }
     }
 
-    fn read(&mut self, at_ns: i64, observe: &mut impl FnMut(i64)) {
+    fn read(&mut self, at_ns: i64, observe: &mut impl FnMut(i64)) -> Ticked {
         self.readings.clear();
+        let mut ticked = Ticked::Nothing;
         let mut begin_ns = self.clock.now_ns();
-        for (position, gpu) in self.gpus.iter().enumerate() {
-            if gpu.health() != Health::Up {
+        for position in 0..self.gpus.len() {
+            if !self.gpus[position].is_sampled() {
                 self.readings.push((begin_ns, None));
                 continue;
             }
-            self.stats.in_call_since_ns.store(begin_ns, Ordering::Relaxed);
-            self.stats.in_call.store(position + 1, Ordering::Release);
+            ticked = Ticked::Taken;
+            self.stats.begin_call(position, begin_ns);
             let answer = self.source.memory_used(position, at_ns);
+            if !self.is_current() {
+                // The call hung and a successor runs. The GPU answers after all: it is tried again before it is sampled.
+                self.gpus[position].lose("a call on it hung");
+                return Ticked::Replaced;
+            }
+            self.stats.end_call();
+            if self.gpus[position].health() == Health::Hung {
+                // The watchdog gave this call up just when it came back.
+                self.gpus[position].lose("a call on it hung");
+            }
             let end_ns = self.clock.now_ns();
             self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
             observe(end_ns - begin_ns);
-            let used_bytes = answer.map_err(|error| self.failed(gpu, &error)).ok();
-            if gpu.health() == Health::Hung {
-                // The call came back after all: the slow lane tries the GPU before it is sampled again.
-                gpu.set_health(Health::Lost);
-            }
-            self.readings.push((end_ns, used_bytes));
+            self.note(position, answer, end_ns);
             begin_ns = end_ns;
         }
-        // A successor may have begun a call of its own by now; then its mark is not ours to clear.
-        if self.is_current() {
-            self.stats.in_call.store(0, Ordering::Release);
-        }
+        ticked
     }
 
-    fn failed(&self, gpu: &GpuState, error: &Error) {
-        self.calls.fail(Call::MemoryInfo);
-        if let Error::Lost(_) | Error::Unsupported = error {
-            gpu.set_health(Health::Lost);
+    fn note(&mut self, position: usize, answer: Result<u64, Error>, at_ns: i64) {
+        let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
+        match &answer {
+            Ok(_) => *failing_since_ns = None,
+            Err(Error::Unsupported) => gpu.set_without_memory(),
+            Err(error) => {
+                self.calls.fail(Call::MemoryInfo);
+                let since_ns = *failing_since_ns.get_or_insert(at_ns);
+                if matches!(error, Error::Lost(_)) || at_ns - since_ns >= FAILING_NS {
+                    *failing_since_ns = None;
+                    gpu.lose(&error.to_string());
+                }
+            }
         }
+        self.readings.push((at_ns, answer.ok()));
     }
 
     fn is_current(&self) -> bool {
-        self.sinks.lock().is_ok_and(|sinks| sinks.generation == self.generation)
+        self.stats.generation.load(Ordering::SeqCst) == self.generation
     }
 
+    /// Pushes what was read, unless another thread has taken over.
     fn commit(&mut self) -> bool {
         let mut sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
-        if sinks.generation != self.generation {
+        if !self.is_current() {
             return false;
         }
-        for (sink, (at_ns, used_bytes)) in sinks.sinks.iter_mut().zip(&self.readings) {
+        for (sink, (at_ns, used_bytes)) in sinks.iter_mut().zip(&self.readings) {
             match used_bytes {
                 Some(used_bytes) => sink.push(*at_ns, *used_bytes, self.gap_after_ns),
                 None => sink.fail(),

@@ -11,14 +11,14 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Points that one answer has unless asked otherwise.
 const POINTS: usize = 10_000;
 /// The most that can be asked for.
-const MOST_POINTS: usize = 1_000_000;
+const MOST_POINTS: usize = 100_000;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.slot.node().ok_or_else(|| {
@@ -62,7 +62,7 @@ pub(super) async fn memory(
     State(site): State<Site>,
     Path(gpu): Path<String>,
     query: Result<Query<MemoryQuery>, QueryRejection>,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<MemoryAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let node = node(&site)?;
     let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
@@ -73,17 +73,37 @@ pub(super) async fn memory(
     let empty = || Problem::new(StatusCode::NOT_FOUND, "no memory has been read of this GPU yet");
     let (oldest_ns, newest_ns) = (ring.oldest_ns().ok_or_else(empty)?, ring.newest_ns().ok_or_else(empty)?);
     let to_ns = query.to.map_or(newest_ns, |to| to.saturating_sub(shift_ns)).min(newest_ns);
-    let from_ns = query.from.map_or(to_ns - 60 * SECOND_NS, |from| from.saturating_sub(shift_ns)).max(oldest_ns);
+    let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
+    let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
     let points = ring.points(from_ns, to_ns, most).map_err(|error| query_problem(&error))?;
     let summary = ring.summary(from_ns, to_ns).map_err(|error| query_problem(&error))?;
-    let points: Vec<_> = points.iter().map(|point| json!([point.at_ns + shift_ns, point.used])).collect();
-    Ok(Json(json!({
-        "gpu": state.device.index, "uuid": state.device.uuid,
-        "from_unix_nano": from_ns + shift_ns, "to_unix_nano": to_ns + shift_ns,
-        "peak_bytes": summary.max, "min_bytes": summary.min, "mean_bytes": summary.mean, "gap_ns": summary.gap_ns,
-        "points": points,
-    })))
+    Ok(Json(MemoryAnswer {
+        gpu: state.device.index.clone(),
+        uuid: state.device.uuid.clone(),
+        from_unix_nano: from_ns + shift_ns,
+        to_unix_nano: to_ns + shift_ns,
+        peak_bytes: summary.max,
+        min_bytes: summary.min,
+        mean_bytes: summary.mean,
+        gap_ns: summary.gap_ns,
+        points: points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
+    }))
+}
+
+/// The answer of `GET /api/v1/gpus/{gpu}/memory`.
+#[derive(Serialize)]
+pub(super) struct MemoryAnswer {
+    gpu: String,
+    uuid: String,
+    from_unix_nano: i64,
+    to_unix_nano: i64,
+    peak_bytes: Option<u64>,
+    min_bytes: Option<u64>,
+    mean_bytes: Option<f64>,
+    gap_ns: i64,
+    /// Time and bytes; `null` begins a gap.
+    points: Vec<(i64, Option<u64>)>,
 }
 
 fn query_problem(error: &QueryError) -> Problem {

@@ -8,6 +8,7 @@ mod health;
 mod landing;
 mod phases;
 pub mod problem;
+pub mod serve;
 
 use crate::annotate::Intake;
 use crate::annotate::http::{Access, Door, post};

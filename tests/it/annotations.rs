@@ -187,6 +187,58 @@ fn a_batch_is_taken_in_the_order_of_its_times() {
 }
 
 #[test]
+fn a_batch_with_and_without_times_keeps_its_order() {
+    let daemon = simulated();
+    let mut first = begin("forward");
+    first["time_unix_nano"] = json!(now_ns() - 1_000_000);
+    let (status, told) = post(&daemon, &json!([first, end("forward")]));
+    assert_eq!((status, &told["accepted"]), (200, &json!(2)), "{told}");
+}
+
+#[test]
+fn what_encloses_steps_outlives_them() {
+    let daemon = simulated();
+    let step = |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story"});
+    let events = [begin("epoch"), step("begin", 1), step("end", 1), step("begin", 2), step("end", 2), end("epoch")];
+    let (status, told) = post(&daemon, &json!(events));
+    assert_eq!((status, &told["accepted"]), (200, &json!(6)), "{told}");
+}
+
+#[test]
+fn a_gpu_named_a_thousand_times_counts_once() {
+    let daemon = simulated();
+    let mut event = begin("forward");
+    event["gpu"] = json!(vec![0; 1000]);
+    assert_eq!(post(&daemon, &event).0, 200);
+    let infos = daemon.get("/metrics").lines().filter(|line| line.starts_with("highwater_job_info{")).count();
+    assert_eq!(infos, 1);
+}
+
+#[test]
+fn without_a_driver_jobs_come_and_go_all_the_same() {
+    let daemon = Daemon::start(&[
+        "serve",
+        "--nvml-library",
+        "/nonexistent/libnvidia-ml.so.1",
+        "--set",
+        "annotations.silence=1s",
+    ]);
+    let event = |event: &str| json!({"event": event, "name": "forward", "job": "story"});
+    assert_eq!(post(&daemon, &json!([event("begin"), event("end"), event("begin")])).0, 200);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
+    wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
+    assert!(!daemon.get("/metrics").contains("job=\"story\""));
+}
+
+#[test]
+fn web_pages_cannot_annotate() {
+    let daemon = simulated();
+    let url = format!("http://{}/api/v1/annotations", daemon.address());
+    let request = agent().post(&url).header("origin", "http://evil.example");
+    assert_eq!(answer(request.send_json(begin("x")), "POST").0, 403);
+}
+
+#[test]
 fn begun_twice_and_never_ended_have_their_outcomes() {
     let daemon = simulated();
     let step =

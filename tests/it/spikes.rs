@@ -7,7 +7,7 @@
 
 use highwater::annotate::{Intake, Limits};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
-use highwater::node::{Node, Slot};
+use highwater::node::{Node, Periods, Slot};
 use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
@@ -25,7 +25,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let clock = Arc::new(Manual::at(START_NS));
     let source: Arc<dyn Source> = Arc::new(Sim::new(Scenario::parse(&text, "spikes").expect("a scenario"), START_NS));
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
-    let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, period_ns).expect("rings");
+    let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let (slot, node) = (Slot::empty(false), Arc::new(node));
     slot.fill(Arc::clone(&node));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
