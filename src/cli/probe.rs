@@ -170,7 +170,7 @@ fn call(probe: &Probe<'_>, timing: &Timing, lanes: &[Lane]) -> Call {
         p99_us,
         max_us: timing.cost.map(|cost| us(cost.max)),
         value: timing.last,
-        status: timing.fault.clone().unwrap_or_else(|| "ok".into()),
+        status: timing.fault.clone().unwrap_or_else(|| probe.remark.unwrap_or("ok").into()),
     }
 }
 
@@ -269,6 +269,7 @@ fn call_row(call: &Call) -> Vec<String> {
         MadeIn::Fast => "fast",
         MadeIn::Medium => "medium",
         MadeIn::Slow => "slow",
+        MadeIn::Minute => "minute",
         MadeIn::Never => "never",
     };
     vec![
@@ -359,8 +360,14 @@ mod tests {
                 fault: None,
                 last: Some(0),
             };
-            let probe =
-                Probe { name: "", function: "", made_in: MadeIn::Never, watch: Watch::No, ask: Box::new(|| Ok(None)) };
+            let probe = Probe {
+                name: "",
+                function: "",
+                made_in: MadeIn::Never,
+                watch: Watch::No,
+                remark: None,
+                ask: Box::new(|| Ok(None)),
+            };
             call(&probe, &timing, &lanes()).fit_for
         };
         // The memory call, BAR1, NVLink's counters, energy, and PCIe throughput, as an H200 answers them.

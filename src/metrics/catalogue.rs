@@ -76,9 +76,9 @@ metrics! {
     GPU_THROTTLE = Gauge "highwater_gpu_throttle_active" ["gpu", "uuid", "reason"]
         "Whether this reason slows the GPU's clocks. From NVML every 100 ms.";
     GPU_PCIE_RECEIVED = Counter "highwater_gpu_pcie_received_bytes_total" ["gpu", "uuid"]
-        "Bytes received over PCIe. From an NVML counter, in the slow lane.";
+        "Bytes received over PCIe. From an NVML counter where it is 64 bits wide, else from GPM's rate times time, once a second, since the daemon started.";
     GPU_PCIE_TRANSMITTED = Counter "highwater_gpu_pcie_transmitted_bytes_total" ["gpu", "uuid"]
-        "Bytes sent over PCIe. From an NVML counter, in the slow lane.";
+        "Bytes sent over PCIe. From an NVML counter where it is 64 bits wide, else from GPM's rate times time, once a second, since the daemon started.";
     GPU_NVLINK_RECEIVED = Counter "highwater_gpu_nvlink_received_bytes_total" ["gpu", "uuid"]
         "Payload bytes received over all NVLinks. From an NVML counter, in the slow lane.";
     GPU_NVLINK_TRANSMITTED = Counter "highwater_gpu_nvlink_transmitted_bytes_total" ["gpu", "uuid"]

@@ -6,6 +6,7 @@
 
 use super::Nvml;
 use super::errors::Code;
+use super::pcie::Bytes;
 use super::processes;
 use super::raw::{Context, Field, Handle, ProcessKind};
 use super::unit::{Ask, Unit};
@@ -40,10 +41,14 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// The slow lane.
-    pub(super) fn slow(&self) -> Slow {
+    /// The slow lane, in a turn at `at_ns`.
+    pub(super) fn slow(&self, at_ns: i64) -> Slow {
+        // First, so that where bytes are a rate times the time between two turns, the turn's own time is the sample's.
+        let [pcie_transmitted_bytes, pcie_received_bytes] = self.pcie_bytes(at_ns);
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let mut slow = Slow {
+            pcie_transmitted_bytes,
+            pcie_received_bytes,
             memory_total_bytes: memory.map(|memory| memory.total),
             memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
             bar1_used_bytes: self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used),
@@ -76,8 +81,6 @@ impl<'a> Questions<'a> {
     }
 
     fn counters(&self, slow: &mut Slow) {
-        [slow.pcie_transmitted_bytes, slow.pcie_received_bytes] =
-            self.pair(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
         [slow.nvlink_transmitted_bytes, slow.nvlink_received_bytes] = self
             .pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
             .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)));
@@ -89,6 +92,22 @@ impl<'a> Questions<'a> {
         let rows = self.raw(Ask::RemappedRows, |gpu| self.nvml.raw.remapped_rows(gpu));
         slow.remapped_rows_corrected = rows.map(|(corrected, _)| u64::from(corrected));
         slow.remapped_rows_uncorrected = rows.map(|(_, uncorrected)| u64::from(uncorrected));
+    }
+
+    /// The GPU's own counters; GPM where those are too narrow or not there. A counter that only failed this time is
+    /// not replaced: the two count from different beginnings.
+    fn pcie_bytes(&self, at_ns: i64) -> Bytes {
+        if self.unit.instance.is_some() {
+            return Bytes::default();
+        }
+        let counters = self.pair(Ask::Pcie, |gpu| self.nvml.raw.pcie_counters(gpu));
+        if !self.unit.is_unsupported(Ask::Pcie) {
+            return counters;
+        }
+        let meter = &self.unit.pcie;
+        meter.still(at_ns).unwrap_or_else(|| {
+            self.raw(Ask::Gpm, |gpu| meter.advance(self.nvml.gpm.as_ref(), gpu, at_ns)).unwrap_or_default()
+        })
     }
 
     /// All processes, or `None`: a list that lacks one kind because a call failed would read as processes that ended.

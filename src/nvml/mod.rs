@@ -10,7 +10,9 @@
 mod devices;
 mod errors;
 mod events;
+mod gpm;
 mod lanes;
+mod pcie;
 pub mod probe;
 mod processes;
 mod raw;
@@ -21,6 +23,7 @@ pub use devices::Skipped;
 use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Slow, Source};
 use errors::Code;
 use events::Events;
+use gpm::Gpm;
 use raw::{Handle, MemoryVersion, Raw};
 use std::path::Path;
 use std::time::Duration;
@@ -31,9 +34,11 @@ use unit::{Ask, Unit};
 /// Dropping it frees the event set and shuts NVML down.
 #[derive(Debug)]
 pub struct Nvml {
-    // Fields drop in this order: the event set and the pointers go before the library that they point into.
+    // Fields drop in this order: the event set, the samples inside the units and the pointers go before the library
+    // that they point into.
     events: Option<Events>,
     raw: Raw,
+    gpm: Option<Gpm>,
     devices: Vec<Device>,
     units: Vec<Unit>,
     skipped: Vec<Skipped>,
@@ -61,8 +66,9 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
         return Err(no_gpus(count, &found.skipped));
     }
     let events = Events::open(opened.lib(), &found.units);
+    let gpm = Gpm::of(opened.lib());
     let devices::Found { devices, units, skipped } = found;
-    Ok(Nvml { events, raw, devices, units, skipped, driver_version, library: opened })
+    Ok(Nvml { events, raw, gpm, devices, units, skipped, driver_version, library: opened })
 }
 
 fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
@@ -143,8 +149,8 @@ impl Source for Nvml {
         self.questions(gpu, calls).map(|questions| questions.medium()).unwrap_or_default()
     }
 
-    fn slow(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Slow {
-        self.questions(gpu, calls).map(|questions| questions.slow()).unwrap_or_default()
+    fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
+        self.questions(gpu, calls).map(|questions| questions.slow(at_ns)).unwrap_or_default()
     }
 
     fn energy_joules(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<f64> {

@@ -86,7 +86,7 @@ pub(super) struct Raw {
 }
 
 /// The pointer of one function, if the library has it.
-fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
+pub(super) fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
     symbol.as_ref().ok().copied()
 }
 

@@ -1,7 +1,9 @@
 //! What is remembered of one GPU or MIG instance between calls: its handle, and what it will not answer.
 //!
-//! Invariant: everything is an atomic, so that the fast lane reads a unit while another thread gets its GPU back.
+//! Invariant: everything that the fast lane reads is an atomic, so that it does so while another thread gets the GPU
+//! back. The one lock is in the meter of PCIe bytes, which the slow lane alone uses.
 
+use super::pcie::Meter;
 use super::raw::{Handle, MemoryVersion, Raw};
 use crate::source::Call;
 use nvml_wrapper_sys::bindings::nvmlDevice_st;
@@ -22,6 +24,7 @@ pub(super) enum Ask {
     Bar1,
     Energy,
     Pcie,
+    Gpm,
     Nvlink,
     EccCorrected,
     EccUncorrected,
@@ -44,6 +47,7 @@ impl Ask {
             Ask::Bar1 => Call::Bar1,
             Ask::Energy => Call::Energy,
             Ask::Pcie => Call::PcieCounters,
+            Ask::Gpm => Call::Gpm,
             Ask::Nvlink => Call::NvlinkCounters,
             Ask::EccCorrected | Ask::EccUncorrected => Call::EccErrors,
             Ask::RemappedRows => Call::RemappedRows,
@@ -72,6 +76,8 @@ pub(super) struct Unit {
     memory_version: AtomicU8,
     unsupported: AtomicU32,
     registers_again: AtomicBool,
+    /// PCIe bytes, where GPM has to tell them.
+    pub(super) pcie: Meter,
     /// Set for a MIG instance.
     pub(super) instance: Option<Instance>,
 }
@@ -84,6 +90,7 @@ impl Unit {
             memory_version: AtomicU8::new(MemoryVersion::None as u8),
             unsupported: AtomicU32::new(0),
             registers_again: AtomicBool::new(false),
+            pcie: Meter::default(),
             instance,
         };
         unit.settle(raw);
@@ -94,6 +101,7 @@ impl Unit {
     pub(super) fn replace(&self, raw: &Raw, handle: Handle) {
         self.handle.store(handle.0, Ordering::Release);
         self.unsupported.store(0, Ordering::Relaxed);
+        self.pcie.interrupt();
         self.settle(raw);
         self.registers_again.store(true, Ordering::Release);
     }

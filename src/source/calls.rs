@@ -20,6 +20,7 @@ pub enum Call {
     Bar1,
     Energy,
     PcieCounters,
+    Gpm,
     NvlinkCounters,
     EccErrors,
     RemappedRows,
@@ -29,7 +30,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of the labels.
-    pub const ALL: [Call; 16] = [
+    pub const ALL: [Call; 17] = [
         Call::MemoryInfo,
         Call::Utilization,
         Call::Power,
@@ -41,6 +42,7 @@ impl Call {
         Call::Bar1,
         Call::Energy,
         Call::PcieCounters,
+        Call::Gpm,
         Call::NvlinkCounters,
         Call::EccErrors,
         Call::RemappedRows,
@@ -63,6 +65,7 @@ impl Call {
             Call::Bar1 => "bar1",
             Call::Energy => "energy",
             Call::PcieCounters => "pcie_counters",
+            Call::Gpm => "gpm",
             Call::NvlinkCounters => "nvlink_counters",
             Call::EccErrors => "ecc_errors",
             Call::RemappedRows => "remapped_rows",

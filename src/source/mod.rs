@@ -104,7 +104,8 @@ pub struct Slow {
     pub memory_reserved_bytes: Option<u64>,
     /// BAR1 aperture in use, bytes.
     pub bar1_used_bytes: Option<u64>,
-    /// PCIe bytes received by the GPU since the driver was loaded.
+    /// PCIe bytes received by the GPU: since the driver was loaded by its own counter, or since the source was opened as
+    /// a sum of rates times time.
     pub pcie_received_bytes: Option<u64>,
     /// PCIe bytes sent by the GPU.
     pub pcie_transmitted_bytes: Option<u64>,
@@ -157,7 +158,8 @@ pub enum NextTick {
 }
 
 /// The GPUs of one node. Every method may be called from several threads at once, and `gpu` is always a position in
-/// [`devices`](Self::devices). `at_ns` is the time of the tick: NVML ignores it, the simulator and a replay answer for it.
+/// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and a
+/// replay answer for it, NVML takes from it only the time between two slow turns.
 pub trait Source: Send + Sync {
     /// What is read, for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
     fn description(&self) -> String;

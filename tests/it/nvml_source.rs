@@ -2,6 +2,8 @@
 
 #[path = "nvml_source/events.rs"]
 mod events;
+#[path = "nvml_source/pcie.rs"]
+mod pcie;
 #[path = "nvml_source/probe.rs"]
 mod probe;
 

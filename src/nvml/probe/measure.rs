@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     fn probe<'a>(ask: impl FnMut() -> super::super::Answer + 'a) -> Probe<'a> {
-        Probe { name: "x", function: "x", made_in: MadeIn::Slow, watch: Watch::No, ask: Box::new(ask) }
+        Probe { name: "x", function: "x", made_in: MadeIn::Slow, watch: Watch::No, remark: None, ask: Box::new(ask) }
     }
 
     #[test]

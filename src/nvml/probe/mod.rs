@@ -1,9 +1,10 @@
 //! Every NVML call that the daemon makes, and those that people ask why it does not make, each ready to be timed.
 //!
 //! Enters: one GPU's position. Leaves: a list of [`Probe`]s. Absent on purpose: clocks and statistics, which are in
-//! [`measure`], and words, which are the command's.
+//! [`measure`], and tables, which are the command's.
 
 pub mod measure;
+mod pcie;
 
 use super::Nvml;
 use super::errors::Code;
@@ -25,6 +26,8 @@ pub enum MadeIn {
     Medium,
     /// Each second.
     Slow,
+    /// Once a minute: while it lasts, it holds up every other call on its GPU.
+    Minute,
     /// Never: it is timed to show why, or because others use it.
     Never,
 }
@@ -53,8 +56,17 @@ pub struct Probe<'a> {
     pub made_in: MadeIn,
     /// Whether its answer is worth watching.
     pub watch: Watch,
+    /// What there is to say of its answers, beside that they come.
+    pub remark: Option<&'static str>,
     /// Makes the call once.
     pub ask: Box<dyn FnMut() -> Answer + 'a>,
+}
+
+impl Probe<'_> {
+    fn remarked(mut self, remark: &'static str) -> Self {
+        self.remark = Some(remark);
+        self
+    }
 }
 
 impl Nvml {
@@ -65,6 +77,7 @@ impl Nvml {
         let build = Builder { nvml: self, handle: unit.handle() };
         let mut probes = build.fast_and_medium();
         probes.extend(build.slow());
+        probes.extend(build.pcie(unit.instance.is_none()));
         probes.extend(build.never());
         probes
     }
@@ -113,18 +126,16 @@ impl<'a> Builder<'a> {
     }
 
     fn slow(self) -> Vec<Probe<'a>> {
-        use MadeIn::Slow;
+        use MadeIn::{Minute, Slow};
         use Watch::{Dear, No};
         let Self { nvml, handle } = self;
         vec![
-            self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Slow, Dear("mJ"), |gpu| {
+            self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Minute, Dear("mJ"), |gpu| {
                 gpu.total_energy_consumption()
-            }),
+            })
+            .remarked("ok; holds up every other call on its GPU, so it is made once a minute"),
             self.wrapped("BAR1", "nvmlDeviceGetBAR1MemoryInfo", Slow, No, |gpu| {
                 gpu.bar1_memory_info().map(|bar1| bar1.used)
-            }),
-            self.raw("PCIe counters, both ways", "nvmlDeviceGetFieldValues(197,198)", Slow, Dear("bytes"), move || {
-                sum(nvml.raw.pcie_counters(handle)?)
             }),
             self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
                 sum(nvml.raw.nvlink_counters(handle)?)
@@ -150,7 +161,6 @@ impl<'a> Builder<'a> {
         use MadeIn::Never;
         use Watch::{Dear, No};
         let Self { nvml, handle } = self;
-        let gpm = GpmSample::allocate(nvml);
         vec![
             self.raw("power, average", "nvmlDeviceGetFieldValues(185)", Never, Dear("mW"), move || {
                 let [average] = nvml.raw.fields(handle, [(NVML_FI_DEV_POWER_AVERAGE, 0)])?;
@@ -168,16 +178,6 @@ impl<'a> Builder<'a> {
             self.wrapped("power samples", "nvmlDeviceGetSamples(TOTAL_POWER)", Never, No, |gpu| {
                 gpu.samples(Sampling::Power, None).map(|samples| samples.len() as u64)
             }),
-            Probe {
-                name: "GPM sample",
-                function: "nvmlGpmSampleGet",
-                made_in: Never,
-                watch: No,
-                // A sample is no number: it becomes some only with another sample beside it.
-                ask: Box::new(move || {
-                    gpm.as_ref().map_err(|code| *code).and_then(|gpm| gpm.get(handle)).map_err(said).map(|()| None)
-                }),
-            },
         ]
     }
 
@@ -189,7 +189,7 @@ impl<'a> Builder<'a> {
         watch: Watch,
         mut ask: impl FnMut() -> Result<u64, Code> + 'a,
     ) -> Probe<'a> {
-        Probe { name, function, made_in, watch, ask: Box::new(move || ask().map(Some).map_err(said)) }
+        Probe { name, function, made_in, watch, remark: None, ask: Box::new(move || ask().map(Some).map_err(said)) }
     }
 
     fn wrapped(
@@ -215,37 +215,5 @@ fn sum(counters: [Result<Field, Code>; 2]) -> Result<u64, Code> {
         [Ok(first), Ok(second)] => Ok(first.value.wrapping_add(second.value)),
         [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only.value),
         [Err(code), Err(_)] => Err(code),
-    }
-}
-
-/// A sample of the GPU's performance counters, allocated once, so that only its filling is timed.
-struct GpmSample<'a> {
-    library: &'a sys::NvmlLib,
-    sample: sys::nvmlGpmSample_t,
-}
-
-impl<'a> GpmSample<'a> {
-    fn allocate(nvml: &'a Nvml) -> Result<Self, Code> {
-        let library = nvml.library.lib();
-        let allocate = library.nvmlGpmSampleAlloc.as_ref().map_err(|_| Code::FUNCTION_NOT_FOUND)?;
-        let mut sample = std::ptr::null_mut();
-        // SAFETY: NVML is initialized, and `sample` outlives the call.
-        Code::check(unsafe { allocate(&raw mut sample) })?;
-        Ok(Self { library, sample })
-    }
-
-    fn get(&self, handle: Handle) -> Result<(), Code> {
-        let get = self.library.nvmlGpmSampleGet.as_ref().map_err(|_| Code::FUNCTION_NOT_FOUND)?;
-        // SAFETY: the handle and the sample are NVML's own.
-        Code::check(unsafe { get(handle.0, self.sample) })
-    }
-}
-
-impl Drop for GpmSample<'_> {
-    fn drop(&mut self) {
-        if let Ok(free) = &self.library.nvmlGpmSampleFree {
-            // SAFETY: the sample is NVML's own and is freed once. A failure leaves nothing to be done.
-            let _ = unsafe { free(self.sample) };
-        }
     }
 }

@@ -23,7 +23,8 @@ fn probed_node() -> Node {
         "uuid": "GPU-b", "name": "NVIDIA H200 NVL",
         "power_instant_mw": {"from": 70_000, "step": 1, "every_ms": 10, "steps": null},
         "delay_us": {"nvmlDeviceGetBAR1MemoryInfo": 300, "nvmlDeviceGetPcieThroughput": 20_800},
-        "errors": {"nvmlDeviceGetTemperature": 3},
+        "errors": {"nvmlDeviceGetTemperature": 3}, "pcie_narrow": true,
+        "gpm": {"pcie_tx_mib_per_second": 12, "pcie_rx_mib_per_second": 34_567},
     }]}))
 }
 
@@ -53,6 +54,38 @@ fn probe_reports_every_call_as_json() {
 }
 
 #[test]
+fn probe_tells_which_pcie_reading_is_used() {
+    let node = probed_node();
+    let rows = |gpu| {
+        let report: Value = serde_json::from_str(&probed(&node, true, Some(gpu)).expect("a report")).expect("JSON");
+        ["PCIe counters, both ways", "GPM sample", "PCIe MiB/s by GPM, sent", "PCIe MiB/s by GPM, received"].map(
+            |name| {
+                let calls = report["calls"].as_array().cloned().unwrap_or_default();
+                calls.into_iter().find(|call| call["name"] == name).unwrap_or_else(|| panic!("there is no {name}"))
+            },
+        )
+    };
+    let narrow = rows("1");
+    assert_eq!(narrow.each_ref().map(|call| call["made_in"].clone()), ["never", "slow", "slow", "slow"]);
+    assert_eq!(narrow[0]["status"], "narrow: wraps at 2^32, not used");
+    assert_eq!((&narrow[2]["value"], &narrow[3]["value"]), (&json!(12), &json!(34_567)));
+    assert!(narrow.iter().all(|call| call["p50_us"].as_f64().is_some()), "each has its cost");
+    let wide = rows("0");
+    assert_eq!(wide.each_ref().map(|call| call["made_in"].clone()), ["slow", "never", "never", "never"]);
+    assert_eq!(wide[0]["status"], "ok");
+    assert!(wide[3]["status"].as_str().is_some_and(|status| status.starts_with("not supported")), "{}", wide[3]);
+}
+
+#[test]
+fn probe_tells_that_energy_is_read_once_a_minute_and_why() {
+    let report: Value = serde_json::from_str(&probed(&probed_node(), true, None).expect("a report")).expect("JSON");
+    let calls = report["calls"].as_array().cloned().unwrap_or_default();
+    let energy = calls.into_iter().find(|call| call["name"] == "energy").expect("an energy call");
+    assert_eq!(energy["made_in"], "minute");
+    assert!(energy["status"].as_str().is_some_and(|status| status.contains("holds up every other call")), "{energy}");
+}
+
+#[test]
 fn probe_prints_a_table_for_people() {
     let node = probed_node();
     let table = probed(&node, false, Some("1")).expect("a table");
@@ -62,6 +95,8 @@ fn probe_prints_a_table_for_people() {
         "nvmlDeviceGetFieldValues(138,139)",
         "nvmlGpmSampleGet",
         "not supported by this device",
+        "narrow: wraps at 2^32, not used",
+        "minute",
         "no lane",
         "constant while watched",
     ] {

@@ -62,6 +62,8 @@ pub struct Gpu {
     pub pcie_rx_bytes: Curve,
     /// Whether the PCIe counters are 32 bits wide, as some GPUs have them.
     pub pcie_narrow: bool,
+    /// The performance counters of Hopper and newer; a GPU that says nothing has none.
+    pub gpm: Option<Gpm>,
     /// One entry a link.
     pub nvlink: Vec<Link>,
     pub ecc_corrected: u64,
@@ -81,6 +83,15 @@ pub struct Gpu {
     pub field_delay_us: BTreeMap<u32, f64>,
     #[serde(flatten)]
     pub behaviour: Behaviour,
+}
+
+/// The metrics that two GPM samples give; one that is left out is not supported.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpm {
+    /// At the time of the later sample, as for all of them.
+    pub pcie_tx_mib_per_second: Option<Curve>,
+    pub pcie_rx_mib_per_second: Option<Curve>,
 }
 
 /// One NVLink.
@@ -222,6 +233,7 @@ impl Default for Gpu {
             pcie_tx_bytes: Curve::Constant(1 << 33),
             pcie_rx_bytes: Curve::Constant(1 << 34),
             pcie_narrow: false,
+            gpm: None,
             nvlink: Vec::new(),
             ecc_corrected: 0,
             ecc_uncorrected: 0,

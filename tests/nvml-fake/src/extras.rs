@@ -1,7 +1,7 @@
-//! Calls that the daemon never makes and that the `probe` command times: PCIe throughput, samples, GPM.
+//! Calls that the daemon never makes and that the `probe` command times: PCIe throughput and samples.
 
 use crate::functions::Function;
-use crate::handle::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_SUPPORTED, on_device, on_system, put};
+use crate::handle::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, on_device, put};
 use nvml_wrapper_sys::bindings as sys;
 use sys::nvmlDevice_t;
 
@@ -49,26 +49,4 @@ extern "C" fn nvmlDeviceGetSamples(
         }
         Ok(())
     })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut sys::nvmlGpmSupport_t) -> u32 {
-    on_device(Function::nvmlGpmQueryDeviceSupport, device, |_| {
-        put(support, sys::nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlGpmSampleAlloc(sample: *mut sys::nvmlGpmSample_t) -> u32 {
-    on_system(Function::nvmlGpmSampleAlloc, |_| put(sample, std::ptr::without_provenance_mut(16)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlGpmSampleGet(device: nvmlDevice_t, _sample: sys::nvmlGpmSample_t) -> u32 {
-    on_device(Function::nvmlGpmSampleGet, device, |_| Err(NOT_SUPPORTED))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlGpmSampleFree(_sample: sys::nvmlGpmSample_t) -> u32 {
-    on_system(Function::nvmlGpmSampleFree, |_| Ok(()))
 }

@@ -66,6 +66,7 @@ functions! {
     nvmlGpmSampleAlloc,
     nvmlGpmSampleGet,
     nvmlGpmSampleFree,
+    nvmlGpmMetricsGet,
 }
 
 /// How many functions there are.

@@ -12,6 +12,7 @@ pub const NOT_SUPPORTED: u32 = 3;
 pub const NOT_FOUND: u32 = 6;
 pub const INSUFFICIENT_SIZE: u32 = 7;
 pub const GPU_IS_LOST: u32 = 15;
+pub const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 const MARK: usize = 0x4_0000_0000_0000;
 

@@ -18,6 +18,7 @@ mod devices;
 mod events;
 mod extras;
 mod functions;
+mod gpm;
 mod handle;
 mod mig;
 mod processes;

@@ -2,14 +2,13 @@
 
 use crate::control::{Curve, Gpu};
 use crate::functions::{Function, count_field};
-use crate::handle::{INVALID_ARGUMENT, NOT_SUPPORTED, on_device, put};
+use crate::handle::{ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT, NOT_SUPPORTED, on_device, put};
 use crate::state::{elapsed_ms, spin};
 use nvml_wrapper_sys::bindings as sys;
 use std::time::Duration;
 use sys::{nvmlDevice_t, nvmlFieldValue_t};
 
 const MEMORY_V2: u32 = size_of::<sys::nvmlMemory_v2_t>() as u32 | 2 << 24;
-const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 fn now(curve: &Curve) -> u64 {
     curve.at(elapsed_ms())

@@ -3,7 +3,7 @@
 use crate::functions::Function;
 use crate::handle::{INVALID_ARGUMENT, Place, code, on_lookup, on_system, put, put_text};
 use crate::state::{self, State};
-use crate::{devices, events};
+use crate::{devices, events, gpm};
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
 use std::ffi::{CStr, c_char};
 
@@ -12,6 +12,7 @@ fn init(function: Function) -> u32 {
         state::obey(function, |state| Some(&state.system), state)?;
         if state::initialized() {
             events::start();
+            gpm::start();
         }
         Ok(())
     }))

@@ -1,0 +1,156 @@
+//! GPM, NVML's performance counters of Hopper and newer: two samples, and the rates between them.
+//!
+//! Enters: a [`Handle`], or two [`Sample`]s. Leaves: rates as NVML tells them, or the [`Code`] that it returned.
+//! Invariants: a sample is NVML's own memory, freed once and before the library is unloaded, since everything that
+//! holds one belongs to [`Nvml`](super::Nvml), which drops its library last; a value that is no finite number of at
+//! least 0 is no value. Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, and MIG instances.
+//!
+//! Measured on an H200 with driver 580: a sample costs 30 µs (p99 53 µs idle) and does not hold up the memory
+//! calls of the fast lane; windows below 0.1 s read 0; part of a copy may be told in the window after its own.
+
+use super::errors::Code;
+use super::raw::{Handle, found};
+use nvml_wrapper_sys::bindings as sys;
+
+const PCIE_TX: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_PCIE_TX_PER_SEC;
+const PCIE_RX: u32 = sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_PCIE_RX_PER_SEC;
+
+type Return = sys::nvmlReturn_t;
+type Support = unsafe extern "C" fn(sys::nvmlDevice_t, *mut sys::nvmlGpmSupport_t) -> Return;
+type Allocate = unsafe extern "C" fn(*mut sys::nvmlGpmSample_t) -> Return;
+type Fill = unsafe extern "C" fn(sys::nvmlDevice_t, sys::nvmlGpmSample_t) -> Return;
+type Free = unsafe extern "C" fn(sys::nvmlGpmSample_t) -> Return;
+type Metrics = unsafe extern "C" fn(*mut sys::nvmlGpmMetricsGet_t) -> Return;
+
+/// NVML's functions for GPM.
+#[derive(Debug)]
+pub(super) struct Gpm {
+    support: Support,
+    allocate: Allocate,
+    fill: Fill,
+    free: Free,
+    metrics: Metrics,
+}
+
+/// The counters of one GPU at one moment.
+#[derive(Debug)]
+pub(super) struct Sample {
+    sample: sys::nvmlGpmSample_t,
+    free: Free,
+}
+
+// SAFETY: NVML allows a sample to be used from any thread, one at a time. It is not `Sync`.
+unsafe impl Send for Sample {}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        // SAFETY: the sample is NVML's own and is freed once. A failure leaves nothing to be done.
+        let _ = unsafe { (self.free)(self.sample) };
+    }
+}
+
+impl Gpm {
+    /// Resolves the functions of `library`; `None` where it lacks one, as that of an old driver does.
+    pub(super) fn of(library: &sys::NvmlLib) -> Option<Self> {
+        Some(Self {
+            support: found(&library.nvmlGpmQueryDeviceSupport)?,
+            allocate: found(&library.nvmlGpmSampleAlloc)?,
+            fill: found(&library.nvmlGpmSampleGet)?,
+            free: found(&library.nvmlGpmSampleFree)?,
+            metrics: found(&library.nvmlGpmMetricsGet)?,
+        })
+    }
+
+    /// Whether this GPU has such counters.
+    pub(super) fn supports(&self, handle: Handle) -> Result<bool, Code> {
+        let mut support = sys::nvmlGpmSupport_t { version: sys::NVML_GPM_SUPPORT_VERSION, isSupportedDevice: 0 };
+        // SAFETY: the handle is NVML's own, and `support` is the structure that its version names.
+        Code::check(unsafe { (self.support)(handle.0, &raw mut support) })?;
+        Ok(support.isSupportedDevice != 0)
+    }
+
+    /// A sample that holds nothing yet.
+    pub(super) fn allocate(&self) -> Result<Sample, Code> {
+        let mut sample = std::ptr::null_mut();
+        // SAFETY: NVML is initialized, and `sample` outlives the call.
+        Code::check(unsafe { (self.allocate)(&raw mut sample) })?;
+        Ok(Sample { sample, free: self.free })
+    }
+
+    /// Reads the counters of this moment into a sample.
+    pub(super) fn fill(&self, handle: Handle, sample: &mut Sample) -> Result<(), Code> {
+        // SAFETY: the handle and the sample are NVML's own, and nobody else uses the sample meanwhile.
+        Code::check(unsafe { (self.fill)(handle.0, sample.sample) })
+    }
+
+    /// A sample of this moment.
+    pub(super) fn sample(&self, handle: Handle) -> Result<Sample, Code> {
+        let mut sample = self.allocate()?;
+        self.fill(handle, &mut sample)?;
+        Ok(sample)
+    }
+
+    /// PCIe rates between two samples of one GPU, MiB a second: transmitted, received.
+    pub(super) fn pcie_rates(&self, earlier: &Sample, later: &Sample) -> Result<[Result<f64, Code>; 2], Code> {
+        let mut request = sys::nvmlGpmMetricsGet_t {
+            version: sys::NVML_GPM_METRICS_GET_VERSION,
+            numMetrics: 2,
+            sample1: earlier.sample,
+            sample2: later.sample,
+            metrics: [NO_METRIC; sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_MAX as usize],
+        };
+        request.metrics[0].metricId = PCIE_TX;
+        request.metrics[1].metricId = PCIE_RX;
+        // SAFETY: both samples are NVML's own, and `request` has as many metrics as it says, of which NVML reads and
+        // writes no more.
+        let code = Code::check(unsafe { (self.metrics)(&raw mut request) });
+        code.map_err(of_samples)?;
+        Ok([value(&request.metrics[0]), value(&request.metrics[1])])
+    }
+}
+
+/// A metric that NVML leaves untouched must not read as a success.
+const NO_METRIC: sys::nvmlGpmMetric_t = sys::nvmlGpmMetric_t {
+    metricId: 0,
+    nvmlReturn: Code::NO_DATA.0,
+    value: 0.0,
+    metricInfo: sys::nvmlGpmMetric_t__bindgen_ty_1 {
+        shortName: std::ptr::null_mut(),
+        longName: std::ptr::null_mut(),
+        unit: std::ptr::null_mut(),
+    },
+};
+
+/// Two samples that do not fit together, as before and after a reset, are invalid arguments. The next two may fit, so
+/// that this is no word about the GPU.
+fn of_samples(code: Code) -> Code {
+    if code == Code::INVALID_ARGUMENT { Code::NO_DATA } else { code }
+}
+
+fn value(metric: &sys::nvmlGpmMetric_t) -> Result<f64, Code> {
+    Code::check(metric.nvmlReturn)?;
+    if metric.value.is_finite() && metric.value >= 0.0 { Ok(metric.value) } else { Err(Code::NO_DATA) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_finite_number_of_at_least_0_is_a_rate() {
+        let told =
+            |nvml_return, rate| value(&sys::nvmlGpmMetric_t { nvmlReturn: nvml_return, value: rate, ..NO_METRIC });
+        assert_eq!([told(0, 0.0), told(0, 54_321.5)], [Ok(0.0), Ok(54_321.5)]);
+        for none in [f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!(told(0, none), Err(Code::NO_DATA), "{none}");
+        }
+        assert_eq!(told(3, 7.0), Err(Code::NOT_SUPPORTED));
+        assert_eq!(value(&NO_METRIC), Err(Code::NO_DATA), "left untouched");
+    }
+
+    #[test]
+    fn samples_that_do_not_fit_are_no_word_about_the_gpu() {
+        assert_eq!(of_samples(Code::INVALID_ARGUMENT), Code::NO_DATA);
+        assert_eq!(of_samples(Code::NOT_SUPPORTED), Code::NOT_SUPPORTED);
+    }
+}

@@ -1,0 +1,81 @@
+//! The probes of what passes over PCIe: the GPU's own counters, and the rates that GPM tells instead.
+//!
+//! Invariant: "made in" follows what the counters of this very GPU are, as the slow lane does: wide ones are read and
+//! GPM is not, narrow ones are not and GPM is.
+
+use super::{Answer, Builder, MadeIn, Probe, Watch, said, sum};
+use crate::nvml::errors::Code;
+use crate::nvml::gpm::{Gpm, Sample};
+use crate::nvml::raw::Handle;
+
+const NARROW: &str = "narrow: wraps at 2^32, not used";
+/// One call tells both directions, of a sample that is taken for it.
+const RATES: &str = "nvmlGpmSampleGet, nvmlGpmMetricsGet(20,21)";
+
+impl<'a> Builder<'a> {
+    /// The counters and the rates of a GPU; `whole` where it is no MIG instance, of which the lane asks neither.
+    pub(super) fn pcie(self, whole: bool) -> Vec<Probe<'a>> {
+        let lane = |used: bool| if used && whole { MadeIn::Slow } else { MadeIn::Never };
+        let widths = self.nvml.raw.pcie_counters(self.handle).map(|pair| pair.map(|one| one.map(|field| field.wide)));
+        let wide = widths.is_ok_and(|widths| widths.contains(&Ok(true)));
+        let narrow = !wide && widths.is_ok_and(|widths| widths.contains(&Ok(false)));
+        let mut probes = vec![self.counters(lane(!narrow), narrow)];
+        probes.extend(self.rates(lane(!wide)));
+        probes
+    }
+
+    fn counters(self, made_in: MadeIn, narrow: bool) -> Probe<'a> {
+        let Self { nvml, handle } = self;
+        let function = "nvmlDeviceGetFieldValues(197,198)";
+        let probe = self.raw("PCIe counters, both ways", function, made_in, Watch::Dear("bytes"), move || {
+            sum(nvml.raw.pcie_counters(handle)?)
+        });
+        if narrow { probe.remarked(NARROW) } else { probe }
+    }
+
+    fn rates(self, made_in: MadeIn) -> [Probe<'a>; 3] {
+        let Self { nvml, handle } = self;
+        let gpm = nvml.gpm.as_ref().ok_or(Code::FUNCTION_NOT_FOUND);
+        let mut sample = gpm.and_then(|gpm| Ok((gpm, gpm.allocate()?)));
+        let probe = |name, function, ask| Probe { name, function, made_in, watch: Watch::No, remark: None, ask };
+        let rate = |direction: usize| -> Box<dyn FnMut() -> Answer + 'a> {
+            let rates = gpm.and_then(|gpm| Rates::begin(gpm, handle));
+            Box::new(move || {
+                rates.as_ref().map_err(|code| *code).and_then(|r| r.now(direction)).map(Some).map_err(said)
+            })
+        };
+        [
+            // A sample is no number: it becomes some only with another sample beside it.
+            probe(
+                "GPM sample",
+                "nvmlGpmSampleGet",
+                Box::new(move || match &mut sample {
+                    Ok((gpm, sample)) => gpm.fill(handle, sample).map(|()| None).map_err(said),
+                    Err(code) => Err(said(*code)),
+                }),
+            ),
+            probe("PCIe MiB/s by GPM, sent", RATES, rate(0)),
+            probe("PCIe MiB/s by GPM, received", RATES, rate(1)),
+        ]
+    }
+}
+
+/// Rates since a first sample, which is taken early enough for GPM to have some to tell.
+struct Rates<'a> {
+    gpm: &'a Gpm,
+    handle: Handle,
+    first: Sample,
+}
+
+impl<'a> Rates<'a> {
+    fn begin(gpm: &'a Gpm, handle: Handle) -> Result<Self, Code> {
+        Ok(Self { gpm, handle, first: gpm.sample(handle)? })
+    }
+
+    /// Whole MiB a second, by direction: 0 transmitted, 1 received. Costs a sample as well, as it does in the lane.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is finite and not below 0")]
+    fn now(&self, direction: usize) -> Result<u64, Code> {
+        let rates = self.gpm.pcie_rates(&self.first, &self.gpm.sample(self.handle)?)?;
+        rates.into_iter().nth(direction).ok_or(Code::NO_DATA)?.map(|rate| rate.round() as u64)
+    }
+}
