@@ -11,7 +11,7 @@ use crate::config::{Settings, SourceSpec};
 use crate::node::{Counted, Node, Slot};
 use crate::replay::Replay;
 use crate::ring;
-use crate::sample::{self, Budget, FastLane, ProcessTable, Sampler};
+use crate::sample::{self, Budget, FastLane, ProcessTable};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::web::{self, Site};
@@ -324,7 +324,7 @@ impl Lanes {
 
 /// Starts every lane of a node, and the join.
 fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
-    let sampler = sampler(&lanes.node, writers);
+    let sampler = lanes.node.sampler(writers);
     let lane = shared.lane();
     let watched = sampler.share();
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
@@ -356,17 +356,6 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
         })?;
     }
     Ok(())
-}
-
-fn sampler(node: &Arc<Node>, writers: Vec<ring::Writer>) -> Sampler {
-    Sampler::new(
-        Arc::clone(&node.source),
-        Arc::clone(&node.clock),
-        Arc::clone(&node.calls),
-        Arc::clone(&node.ticks),
-        Arc::clone(&node.gpus),
-        writers,
-    )
 }
 
 fn run_join(node: &Node, intake: &Intake, stop: &AtomicBool) {
@@ -407,7 +396,7 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
     };
     let after = |at_ns: i64| node.join.advance(&shared.intake, at_ns);
     let period_ns = shared.settings.period_ns;
-    if sample::run_replay(sampler(&node, writers), &clock, period_ns, &shared.stop, before, after) {
+    if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {
         tracing::info!("the recording is over; its end stays readable");
     }
 }

@@ -7,7 +7,7 @@
 use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use crate::join::{Derived, Join};
 use crate::ring;
-use crate::sample::{GpuState, Health, TickStats, Xid};
+use crate::sample::{GpuState, Health, Sampler, TickStats, Xid};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use std::collections::{BTreeMap, HashMap};
@@ -63,6 +63,19 @@ impl Node {
             }
         }
         Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
+    }
+
+    /// The one sampler that writes into its rings.
+    #[must_use]
+    pub fn sampler(&self, writers: Vec<ring::Writer>) -> Sampler {
+        Sampler::new(
+            Arc::clone(&self.source),
+            Arc::clone(&self.clock),
+            Arc::clone(&self.calls),
+            Arc::clone(&self.ticks),
+            Arc::clone(&self.gpus),
+            writers,
+        )
     }
 
     /// What it has counted, for the node after it. Holds nothing of the source, which must be closed before it can be

@@ -5,7 +5,6 @@ use highwater::annotate::{Ended, Intake, Limits, Open};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
 use highwater::ring;
-use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use std::sync::Arc;
@@ -35,14 +34,7 @@ pub fn busy(gpus: usize) -> Busy {
     slot.fill(Arc::clone(&node));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
     intake.set_devices(source.devices());
-    let mut sampler = Sampler::new(
-        Arc::clone(&source),
-        Arc::clone(&node.clock),
-        Arc::clone(&node.calls),
-        Arc::clone(&node.ticks),
-        Arc::clone(&node.gpus),
-        writers,
-    );
+    let mut sampler = node.sampler(writers);
     let mut annotations = source.annotations().peekable();
     for n in 1..=60_000 {
         clock.advance_to(start_ns + n * MILLISECOND_NS);

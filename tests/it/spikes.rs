@@ -8,7 +8,6 @@
 use highwater::annotate::{Intake, Limits};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
-use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use highwater::{export, metrics, ring};
@@ -29,14 +28,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let (slot, node) = (Slot::empty(false), Arc::new(node));
     slot.fill(Arc::clone(&node));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
-    let mut sampler = Sampler::new(
-        Arc::clone(&node.source),
-        Arc::clone(&node.clock),
-        Arc::clone(&node.calls),
-        Arc::clone(&node.ticks),
-        Arc::clone(&node.gpus),
-        writers,
-    );
+    let mut sampler = node.sampler(writers);
     let mut told = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
     while clock.now_ns() < START_NS + 120 * SECOND_NS {
