@@ -59,7 +59,7 @@ keys! {
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of processes, energy, byte counters, ECC, remapped rows and BAR1.",
+    "sampling.slow_period" = "1s", "Period of processes, PCIe bytes, ECC and remapped rows; every tenth turn reads NVLink bytes and BAR1 too.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {

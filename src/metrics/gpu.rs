@@ -7,7 +7,7 @@ use crate::attribute::THRESHOLDS;
 use crate::clock::SECOND_NS;
 use crate::node::{Node, Periods};
 use crate::ring;
-use crate::sample::{GpuState, Health};
+use crate::sample::{GpuState, Health, RARE_TURNS};
 use crate::source::THROTTLE_REASONS;
 
 /// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
@@ -51,6 +51,7 @@ pub(super) fn collect(node: &Node, processes: bool, out: &mut Families) {
         derived(node, position, &view, out);
         medium(&view, out);
         slow(&view, processes, out);
+        rare(&view, out);
         events(&view, node.clock.unix_shift_ns(), out);
     }
 }
@@ -128,9 +129,6 @@ fn slow(view: &View, processes: bool, out: &mut Families) {
     let reading = &latest.reading;
     out.count(&c::GPU_PCIE_RECEIVED, &view.labels, reading.pcie_received_bytes);
     out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, reading.pcie_transmitted_bytes);
-    out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);
-    out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
-    out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
     out.count(&c::GPU_ECC_ERRORS, &view.with("corrected"), reading.ecc_corrected);
     out.count(&c::GPU_ECC_ERRORS, &view.with("uncorrected"), reading.ecc_uncorrected);
     out.count(&c::GPU_REMAPPED_ROWS, &view.with("corrected"), reading.remapped_rows_corrected);
@@ -138,6 +136,15 @@ fn slow(view: &View, processes: bool, out: &mut Families) {
     for process in reading.processes.iter().flatten().filter(|_| processes) {
         out.count(&c::PROCESS_MEMORY_USED, &view.with(&process.pid.to_string()), process.used_bytes);
     }
+}
+
+fn rare(view: &View, out: &mut Families) {
+    let period_ns = RARE_TURNS * view.periods.slow_ns;
+    let Some(latest) = view.state.rare().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
+    let reading = &latest.reading;
+    out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);
+    out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
+    out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
 }
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {

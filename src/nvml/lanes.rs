@@ -10,7 +10,7 @@ use super::pcie::Bytes;
 use super::processes;
 use super::raw::{Context, Field, Handle, ProcessKind};
 use super::unit::{Ask, Unit};
-use crate::source::{CallStats, Error, Medium, Process, Slow};
+use crate::source::{CallStats, Error, Medium, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 
@@ -51,7 +51,6 @@ impl<'a> Questions<'a> {
             pcie_received_bytes,
             memory_total_bytes: memory.map(|memory| memory.total),
             memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
-            bar1_used_bytes: self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used),
             processes: self.processes(),
             ..Slow::default()
         };
@@ -72,6 +71,18 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
+    /// What the slow lane reads seldom.
+    pub(super) fn rare(&self) -> Rare {
+        let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
+        let [nvlink_transmitted_bytes, nvlink_received_bytes] = if self.unit.instance.is_some() {
+            [None, None]
+        } else {
+            self.pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
+                .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)))
+        };
+        Rare { bar1_used_bytes, nvlink_received_bytes, nvlink_transmitted_bytes }
+    }
+
     /// The energy counter of a whole GPU.
     pub(super) fn energy_joules(&self) -> Option<f64> {
         if self.unit.instance.is_some() {
@@ -81,9 +92,6 @@ impl<'a> Questions<'a> {
     }
 
     fn counters(&self, slow: &mut Slow) {
-        [slow.nvlink_transmitted_bytes, slow.nvlink_received_bytes] = self
-            .pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
-            .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)));
         let volatile = EccCounter::Volatile;
         slow.ecc_corrected =
             self.wrapped(Ask::EccCorrected, |gpu| gpu.total_ecc_errors(MemoryError::Corrected, volatile));

@@ -20,7 +20,7 @@ mod unit;
 
 pub use devices::Skipped;
 
-use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Slow, Source};
+use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Rare, Slow, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
@@ -151,6 +151,10 @@ impl Source for Nvml {
 
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
         self.questions(gpu, calls).map(|questions| questions.slow(at_ns)).unwrap_or_default()
+    }
+
+    fn rare(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Rare {
+        self.questions(gpu, calls).map(|questions| questions.rare()).unwrap_or_default()
     }
 
     fn energy_joules(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<f64> {

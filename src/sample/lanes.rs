@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// How often a GPU's energy counter is read: each time the driver answers nobody for 3 to 15 ms.
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
+/// Turns of the slow lane from one reading of what is dear to the next.
+pub const RARE_TURNS: i64 = 10;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
@@ -50,7 +52,7 @@ pub fn units(gpus: &[GpuState]) -> Vec<Vec<usize>> {
 /// Runs the medium and slow lanes of one physical GPU until `stop`. Its slow turns begin `offset_ns` from now.
 pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &AtomicBool) {
     let mut medium_ns = lanes.clock.now_ns();
-    let (mut slow_ns, mut energy_ns) = (medium_ns + offset_ns, medium_ns);
+    let (mut slow_ns, mut energy_ns, mut turn) = (medium_ns + offset_ns, medium_ns, 0);
     let mut told = vec![Health::Up; unit.len()];
     while !stop.load(Ordering::Relaxed) {
         if lanes.clock.now_ns() >= medium_ns {
@@ -61,11 +63,12 @@ pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &Atomic
             let energy_due = lanes.clock.now_ns() >= energy_ns;
             for (position, told) in unit.iter().zip(&mut told) {
                 lanes.tell(*position, told);
-                lanes.read_slow(*position, energy_due);
+                lanes.read_slow(*position, turn % RARE_TURNS == 0, energy_due);
             }
             if energy_due {
                 energy_ns = lanes.clock.now_ns() + ENERGY_PERIOD_NS;
             }
+            turn += 1;
             lanes.processes.store(process_table(lanes.gpus).into());
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
         }
@@ -80,7 +83,7 @@ impl Lanes<'_> {
         gpu.set_medium(at_ns, self.source.medium(position, at_ns, self.calls));
     }
 
-    fn read_slow(&self, position: usize, energy_due: bool) {
+    fn read_slow(&self, position: usize, rare_due: bool, energy_due: bool) {
         let Some(gpu) = self.gpus.get(position) else { return };
         match gpu.health() {
             Health::Hung => return gpu.forget(),
@@ -95,6 +98,10 @@ impl Lanes<'_> {
         }
         let at_ns = self.clock.now_ns();
         gpu.set_slow(at_ns, self.source.slow(position, at_ns, self.calls));
+        if rare_due || gpu.rare().is_none() {
+            let at_ns = self.clock.now_ns();
+            gpu.set_rare(at_ns, self.source.rare(position, at_ns, self.calls));
+        }
         if energy_due || !gpu.energy.is_known() {
             let at_ns = self.clock.now_ns();
             if let Some(joules) = self.source.energy_joules(position, at_ns, self.calls) {

@@ -2,7 +2,7 @@
 
 use super::energy::Energy;
 use super::series::Series;
-use crate::source::{Device, Medium, Slow};
+use crate::source::{Device, Medium, Rare, Slow};
 use arc_swap::ArcSwapOption;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -44,6 +44,7 @@ pub struct GpuState {
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
     slow: ArcSwapOption<Latest<Slow>>,
+    rare: ArcSwapOption<Latest<Rare>>,
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
 
@@ -69,6 +70,7 @@ impl GpuState {
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
+            rare: ArcSwapOption::empty(),
             xids: Mutex::default(),
         }
     }
@@ -121,6 +123,7 @@ impl GpuState {
     pub(super) fn forget(&self) {
         self.medium.store(None);
         self.slow.store(None);
+        self.rare.store(None);
         self.energy.clear();
     }
 
@@ -139,6 +142,17 @@ impl GpuState {
     #[must_use]
     pub fn slow(&self) -> Option<std::sync::Arc<Latest<Slow>>> {
         self.slow.load_full()
+    }
+
+    /// What the slow lane reads seldom, as it was read last.
+    #[must_use]
+    pub fn rare(&self) -> Option<std::sync::Arc<Latest<Rare>>> {
+        self.rare.load_full()
+    }
+
+    /// Keeps what the slow lane reads seldom.
+    pub fn set_rare(&self, at_ns: i64, reading: Rare) {
+        self.rare.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
     /// Keeps the medium lane's reading.

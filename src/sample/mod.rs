@@ -18,7 +18,7 @@ pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
 pub use energy::Energy;
 pub use fast::{FastLane, run_paced, run_replay, watch};
-pub use lanes::{Lanes, run_events, run_unit, units};
+pub use lanes::{Lanes, RARE_TURNS, run_events, run_unit, units};
 pub use latest::{GpuState, Health, Latest, ProcessTable, Xid};
 pub use series::{Series, Usage};
 pub use sweep::{Cause, Sampler, TickStats, Ticked};

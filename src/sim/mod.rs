@@ -19,7 +19,7 @@ mod window;
 pub use scenario::{Scenario, ScenarioError};
 
 use crate::annotate::wire::Annotation;
-use crate::source::{Call, CallStats, Device, Error, Event, Medium, Process, Slow, Source};
+use crate::source::{Call, CallStats, Device, Error, Event, Medium, Process, Rare, Slow, Source};
 use fleet::Fleet;
 use gpu::{Gpu, Level};
 use job::{Moment, Plan, Select, Timeline, What};
@@ -157,19 +157,31 @@ impl Source for Sim {
         let units = |meter| level().map(|(level, elapsed_ns)| level.meters.total_units(meter, elapsed_ns));
         let ecc = calls.time(Call::EccErrors, || level().map(|_| 0));
         let remapped = calls.time(Call::RemappedRows, || level().map(|_| 0));
-        let nvlink = calls.time(Call::NvlinkCounters, || units(Meter::Nvlink));
         let pcie = calls.time(Call::PcieCounters, || Ok((units(Meter::PcieReceived)?, units(Meter::PcieTransmitted)?)));
         Slow {
-            bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
             pcie_received_bytes: pcie.map(|(received, _)| received),
             pcie_transmitted_bytes: pcie.map(|(_, transmitted)| transmitted),
-            nvlink_received_bytes: nvlink,
-            nvlink_transmitted_bytes: nvlink,
             ecc_corrected: ecc,
             ecc_uncorrected: ecc,
             remapped_rows_corrected: remapped,
             remapped_rows_uncorrected: remapped,
             ..memory
+        }
+    }
+
+    fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare {
+        let since_ns = self.since_start(at_ns);
+        if self.fleet.devices.get(gpu).is_none_or(|device| device.parent_uuid.is_some()) {
+            return Rare::default();
+        }
+        let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
+        let nvlink = calls.time(Call::NvlinkCounters, || {
+            level().map(|(level, elapsed_ns)| level.meters.total_units(Meter::Nvlink, elapsed_ns))
+        });
+        Rare {
+            bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
+            nvlink_received_bytes: nvlink,
+            nvlink_transmitted_bytes: nvlink,
         }
     }
 

@@ -102,17 +102,11 @@ pub struct Slow {
     pub memory_total_bytes: Option<u64>,
     /// The driver's own part of it, bytes.
     pub memory_reserved_bytes: Option<u64>,
-    /// BAR1 aperture in use, bytes.
-    pub bar1_used_bytes: Option<u64>,
     /// PCIe bytes received by the GPU: since the driver was loaded by its own counter, or since the source was opened as
     /// a sum of rates times time.
     pub pcie_received_bytes: Option<u64>,
     /// PCIe bytes sent by the GPU.
     pub pcie_transmitted_bytes: Option<u64>,
-    /// NVLink payload bytes received, all links.
-    pub nvlink_received_bytes: Option<u64>,
-    /// NVLink payload bytes sent, all links.
-    pub nvlink_transmitted_bytes: Option<u64>,
     /// Corrected ECC errors since the driver was loaded.
     pub ecc_corrected: Option<u64>,
     /// Uncorrected ECC errors since the driver was loaded.
@@ -123,6 +117,17 @@ pub struct Slow {
     pub remapped_rows_uncorrected: Option<u64>,
     /// Processes with a compute or graphics context; `None` where the driver will not say, empty where there are none.
     pub processes: Option<Vec<Process>>,
+}
+
+/// What is so dear that it is read seldom: on an H200 these calls take 3 ms together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rare {
+    /// BAR1 aperture in use, bytes.
+    pub bar1_used_bytes: Option<u64>,
+    /// NVLink payload bytes received, all links.
+    pub nvlink_received_bytes: Option<u64>,
+    /// NVLink payload bytes sent, all links.
+    pub nvlink_transmitted_bytes: Option<u64>,
 }
 
 /// One process on one GPU.
@@ -178,6 +183,9 @@ pub trait Source: Send + Sync {
 
     /// The slow lane's readings; each call is timed into `calls`.
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow;
+
+    /// What is too dear for every turn of the slow lane; each call is timed into `calls`.
+    fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare;
 
     /// Energy since the driver was loaded, joules. Asked for apart from the others and seldom: the call holds the
     /// driver's lock for milliseconds, and every other call waits for it.

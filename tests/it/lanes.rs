@@ -87,11 +87,11 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     let node = Node::start(&control, &["--set", "sampling.hang_after=200ms", "--set", "sampling.slow_period=100ms"]);
     node.until("GPU 1", |metrics| value(metrics, &used(1)).is_some());
     // Every lane meets the hang, each with a call of its own.
-    let calls = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBAR1MemoryInfo"];
+    let calls = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetRemappedRows"];
     control["gpus"][1]["hang"] = json!(calls);
     for gpu in [0, 2] {
         control["gpus"][gpu]["temperature"] = json!(77);
-        control["gpus"][gpu]["bar1_used"] = json!(5 * GIB);
+        control["gpus"][gpu]["rows_corrected"] = json!(5);
     }
     control["gpus"][2]["used"] = json!(7 * GIB);
     node.control.put(&control);
@@ -103,8 +103,11 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     });
     node.until("the other lanes of the other GPUs", |metrics| {
         [0, 2].iter().all(|gpu| {
-            let of = |name: &str| value(metrics, &format!("highwater_gpu_{name}{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}"));
-            of("temperature_celsius") == Some(77.0) && of("bar1_used_bytes") == Some(5.0 * GIB as f64)
+            let of = |name: &str, label: &str| {
+                value(metrics, &format!("highwater_gpu_{name}{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"{label}}}"))
+            };
+            of("temperature_celsius", "") == Some(77.0)
+                && of("remapped_rows_total", ",severity=\"corrected\"") == Some(5.0)
         })
     });
     control["gpus"][1]["hang"] = json!([]);

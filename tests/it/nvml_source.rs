@@ -79,19 +79,23 @@ fn every_lane_answers_in_base_units() {
     assert_eq!(medium.throttle_reasons, Some(0x44));
     let slow = nvml.slow(0, 0, &calls);
     assert_eq!(slow.memory_reserved_bytes, Some(615 * MIB));
-    assert_eq!((nvml.energy_joules(0, 0, &calls), slow.bar1_used_bytes), (Some(12_345.678), Some(5 * MIB)));
+    assert_eq!(
+        (nvml.energy_joules(0, 0, &calls), nvml.rare(0, 0, &calls).bar1_used_bytes),
+        (Some(12_345.678), Some(5 * MIB))
+    );
     assert_eq!(slow.pcie_transmitted_bytes, Some(7_000_000_000));
     assert_eq!(slow.pcie_received_bytes, Some(9_000_000_000));
     assert_eq!((slow.ecc_corrected, slow.ecc_uncorrected), (Some(4), Some(1)));
     assert_eq!((slow.remapped_rows_corrected, slow.remapped_rows_uncorrected), (Some(2), Some(3)));
     assert_eq!(slow.processes, Some(Vec::new()));
-    assert_eq!((slow.nvlink_received_bytes, slow.nvlink_transmitted_bytes), (None, None), "this GPU has no NVLink");
+    let rare = nvml.rare(0, 0, &calls);
+    assert_eq!((rare.nvlink_received_bytes, rare.nvlink_transmitted_bytes), (None, None), "this GPU has no NVLink");
 }
 
 #[test]
 fn nvlink_counters_are_of_all_links_and_in_bytes() {
     let node = Node::with(json!({"gpus": [{"nvlink": [{"tx_kib": 100, "rx_kib": 7}, {"tx_kib": 50, "rx_kib": 1}]}]}));
-    let slow = node.open().slow(0, 0, &CallStats::default());
+    let slow = node.open().rare(0, 0, &CallStats::default());
     assert_eq!(slow.nvlink_transmitted_bytes, Some(150 * 1024));
     assert_eq!(slow.nvlink_received_bytes, Some(8 * 1024));
 }
@@ -155,7 +159,10 @@ fn an_unsupported_call_is_asked_once() {
     for _ in 0..5 {
         let (medium, slow) = (nvml.medium(0, 0, &calls), nvml.slow(0, 0, &calls));
         let energy_joules = nvml.energy_joules(0, 0, &calls);
-        assert_eq!((medium.temperature_celsius, energy_joules, slow.bar1_used_bytes), (None, None, None));
+        assert_eq!(
+            (medium.temperature_celsius, energy_joules, nvml.rare(0, 0, &calls).bar1_used_bytes),
+            (None, None, None)
+        );
         assert!(medium.utilization_ratio.is_some(), "the other calls go on");
         assert_eq!(slow.processes.map(|processes| processes.len()), Some(1), "the other list is enough");
     }
