@@ -18,6 +18,7 @@ mod helm;
 mod lanes;
 mod lifecycle;
 mod nvml_source;
+mod otlp;
 mod prometheus;
 mod replay;
 mod settings;

@@ -1,0 +1,7 @@
+//! OTLP to receivers that are written here: both protocols, agreement with the exposition, raw points, spans, outages.
+
+mod agreement;
+mod bench;
+mod collector;
+mod outages;
+mod wire;
