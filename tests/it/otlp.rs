@@ -4,4 +4,5 @@ mod agreement;
 mod bench;
 mod collector;
 mod outages;
+mod stories;
 mod wire;

@@ -120,12 +120,12 @@ fn read<T>(
 
 /// Reads an address. Only gRPC's may have no scheme; then `insecure` decides. `path` is added to a general address.
 fn uri(text: &str, insecure: Option<bool>, path: Option<&str>) -> Result<Uri, String> {
-    let text = match insecure {
+    let full = match insecure {
         Some(insecure) if !text.contains("://") => format!("{}://{text}", if insecure { "http" } else { "https" }),
         _ => text.to_owned(),
     };
-    let text = path.map_or_else(|| text.clone(), |path| format!("{}/{path}", text.trim_end_matches('/')));
-    let uri: Uri = text.parse().map_err(|error| format!("`{text}` is no URL: {error}"))?;
+    let full = path.map_or_else(|| full.clone(), |path| format!("{}/{path}", full.trim_end_matches('/')));
+    let uri: Uri = full.parse().map_err(|error| format!("`{text}` is no URL: {error}"))?;
     let is_http = uri.scheme() == Some(&Scheme::HTTP) || uri.scheme() == Some(&Scheme::HTTPS);
     if !is_http || uri.host().is_none_or(str::is_empty) {
         return Err(format!("`{text}` is not http://HOST:PORT or https://HOST:PORT"));

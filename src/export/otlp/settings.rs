@@ -161,7 +161,14 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     let temporality = environment.read("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality);
     let resource = resource::detect(&mut environment);
     if !environment.faults.is_empty() {
-        return Err(environment.faults);
+        // A general variable is read for each signal, and told once.
+        let mut faults: Vec<Fault> = Vec::new();
+        for fault in environment.faults {
+            if !faults.contains(&fault) {
+                faults.push(fault);
+            }
+        }
+        return Err(faults);
     }
     Ok(Some(Settings {
         metrics,

@@ -1,1 +1,125 @@
+use super::*;
+use crate::clock::{Clock, MILLISECOND_NS, Manual};
+use crate::ring;
+use crate::sim::{Scenario, Sim};
+use crate::source::Source;
+use proptest::prelude::*;
 
+const START_NS: i64 = 1_800_000_000_000_000_000;
+
+/// A node of one GPU whose memory is written by hand.
+fn node() -> (Arc<Node>, ring::Writer) {
+    let clock: Arc<dyn Clock> = Arc::new(Manual::at(START_NS));
+    let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "raw").expect("a scenario");
+    let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
+    let config = ring::Config { retention_ns: 600_000_000_000, max_bytes: 1 << 20, resolution_ns: 1_000 };
+    let (node, mut writers) = Node::new(source, clock, config, MILLISECOND_NS).expect("rings");
+    (Arc::new(node), writers.remove(0))
+}
+
+/// Points of all requests as (milliseconds since the start, value).
+fn drawn(requests: &[(ExportMetricsServiceRequest, u64)]) -> Vec<(i64, Option<i64>)> {
+    let mut points = Vec::new();
+    for (request, count) in requests {
+        let before = points.len();
+        for metric in request.resource_metrics.iter().flat_map(|r| &r.scope_metrics).flat_map(|scope| &scope.metrics) {
+            let Some(Data::Gauge(gauge)) = &metric.data else { panic!("a gauge") };
+            for point in &gauge.data_points {
+                assert!(point.attributes.is_empty());
+                let value = point.value.map(|value| match value {
+                    Value::AsInt(value) => value,
+                    Value::AsDouble(_) => panic!("bytes are whole"),
+                });
+                assert_eq!(point.flags == 1, value.is_none());
+                points.push(((point.time_unix_nano.cast_signed() - START_NS) / MILLISECOND_NS, value));
+            }
+        }
+        assert_eq!(points.len() - before, usize::try_from(*count).expect("few"));
+    }
+    points
+}
+
+/// What is drawn of readings (millisecond, bytes; `None` for a failed one), looked at whenever `look` says so.
+fn curve(readings: &[(i64, Option<u64>)], look: impl Fn(usize) -> bool) -> Vec<(i64, Option<i64>)> {
+    let (node, mut writer) = node();
+    let mut raw = RawPoints::default();
+    let mut points = Vec::new();
+    for (number, (ms, used)) in readings.iter().enumerate() {
+        let at_ns = START_NS + ms * MILLISECOND_NS;
+        match used {
+            Some(used) => writer.push(at_ns, *used).expect("in order"),
+            None => writer.gap(at_ns).expect("in order"),
+        }
+        if look(number) {
+            points.extend(drawn(&raw.advance(Some(&node), &[])));
+        }
+    }
+    points.extend(drawn(&raw.advance(Some(&node), &[])));
+    points
+}
+
+#[test]
+fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
+    let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 10 { 100 } else { 700 }))).collect();
+    assert_eq!(
+        curve(&readings, |_| false),
+        [(0, Some(100)), (9, Some(100)), (10, Some(700)), (19, Some(700))],
+        "begin, the last moment of the old value, the new one, and that it rests"
+    );
+}
+
+#[test]
+fn nothing_is_drawn_across_a_gap() {
+    let mut readings: Vec<(i64, Option<u64>)> = (0..=20).map(|ms| (ms, Some(100))).collect();
+    readings.push((21, None));
+    readings.extend((40..=60).map(|ms| (ms, Some(100))));
+    let points = curve(&readings, |_| false);
+    let within: Vec<_> = points.iter().filter(|(ms, value)| (21..40).contains(ms) && value.is_some()).collect();
+    assert!(within.is_empty(), "{points:?}");
+    assert!(points.contains(&(21, None)), "that there is no value from here on: {points:?}");
+    assert!(points.contains(&(40, Some(100))) && points.contains(&(20, Some(100))), "{points:?}");
+}
+
+#[test]
+fn one_resource_a_gpu_carries_its_identity() {
+    let (node, mut writer) = node();
+    writer.push(START_NS, 1).expect("in order");
+    writer.push(START_NS + MILLISECOND_NS, 2).expect("in order");
+    let attributes = [("service.name".into(), "highwater".into()), ("service.instance.id".into(), "host".into())];
+    let requests = RawPoints::default().advance(Some(&node), &attributes);
+    let resource = requests[0].0.resource_metrics[0].resource.as_ref().expect("a resource");
+    let of = |name: &str| {
+        let found = resource.attributes.iter().filter(|attribute| attribute.key == name);
+        found.map(|attribute| format!("{:?}", attribute.value)).collect::<Vec<_>>()
+    };
+    let uuid = &node.gpus[0].device.uuid;
+    assert!(of("hw.id")[0].contains(uuid.as_str()));
+    assert_eq!(of("service.instance.id").len(), 1);
+    assert!(of("service.instance.id")[0].contains(&format!("host/{uuid}")));
+    assert_eq!(of("service.name").len(), 1);
+}
+
+proptest! {
+    /// However often the exporter looks: lines through the points have the sampled value at every reading that has a point
+    /// at or before and after it, times rise strictly, and every change is there at its own time.
+    #[test]
+    fn points_draw_the_curve(values in prop::collection::vec(prop_oneof![Just(1_u64), Just(2), Just(3)], 2..80), looks in prop::collection::vec(any::<bool>(), 80)) {
+        let readings: Vec<_> = (0..).zip(&values).map(|(ms, used)| (ms, Some(*used))).collect();
+        let points = curve(&readings, |number| looks[number]);
+        prop_assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "{:?}", points);
+        for pair in points.windows(2) {
+            let ((from, held), (to, next)) = (pair[0], pair[1]);
+            prop_assert!(to - from == 1 || held == next, "a line that is no step: {:?}", pair);
+            for ms in from..to {
+                let known = values[usize::try_from(ms).expect("small")].cast_signed();
+                prop_assert_eq!(Some(known), held, "at {} of {:?}", ms, points.clone());
+            }
+        }
+        for (ms, pair) in (1..).zip(values.windows(2)).filter(|(_, pair)| pair[0] != pair[1]) {
+            // The last reading is told when it has been passed.
+            if ms < values.len() as i64 - 1 {
+                prop_assert!(points.contains(&(ms, Some(pair[1].cast_signed()))), "{} of {:?}", ms, points);
+            }
+        }
+    }
+}
