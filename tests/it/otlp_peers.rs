@@ -4,8 +4,10 @@
 //! between the moment at which a receiver has taken a request and the one at which it answers: then OTLP delivers twice,
 //! and no sender can know.
 
+mod outage;
 mod points;
 mod prometheus;
+mod raw;
 mod traces;
 
 use crate::collector::{Attributes, Collector, Protocol};
@@ -18,6 +20,7 @@ use tempfile::TempDir;
 
 /// Room for jobs to start, for steps to end and for several exports, on a busy machine.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(60);
+const MILLISECOND_NS: i64 = 1_000_000;
 
 /// A node whose memory, steps and phases come to rest: two steps, and a third one that ends in a checkpoint of an hour.
 const RESTING: &str = r#"
@@ -101,6 +104,13 @@ fn rested(daemon: &Daemon) -> Exposition {
         });
         (resting.count() == 2 && steps.count() == 2 && ended.count() == 2).then_some(told)
     })
+}
+
+/// A sample of the daemon's own.
+fn own(daemon: &Daemon, sample: &str) -> f64 {
+    let metrics = daemon.get("/metrics");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {sample}")).parse().expect("a number")
 }
 
 fn nothing_was_refused(daemon: &Daemon) {
