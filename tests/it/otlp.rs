@@ -4,5 +4,7 @@ mod agreement;
 mod bench;
 mod collector;
 mod outages;
+mod process;
 mod stories;
+mod tls;
 mod wire;

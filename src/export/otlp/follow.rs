@@ -15,10 +15,13 @@ pub(super) struct Follow {
 pub(super) struct Stretch {
     /// Whether it follows on the last one; if not, time in between was lost, or this is the first.
     pub continues: bool,
-    /// The value at the begin, and every change before the end.
-    pub points: Vec<Point>,
-    /// Its end, nanoseconds of the timeline; what changes there belongs to the next one.
-    pub to_ns: i64,
+    /// Its begin, and the value that came into it.
+    pub begin: Point,
+    /// Every change from the begin on and before the end, one at the begin included. A gap begins at its last good
+    /// reading, so that a change may stand before it at the same time.
+    pub changes: Vec<Point>,
+    /// The newest reading. What changes there is among the next stretch's changes again.
+    pub end: Point,
 }
 
 impl Follow {
@@ -36,19 +39,25 @@ impl Follow {
     pub fn advance(&mut self, node: &Node, position: usize) -> Option<Stretch> {
         let (ring, read_until_ns) = (node.rings.get(position)?, self.read_until_ns.get_mut(position)?);
         let to_ns = ring.newest_ns()?;
-        let mut from_ns = read_until_ns.unwrap_or(ring.oldest_ns()?);
+        let mut begin_ns = read_until_ns.unwrap_or(ring.oldest_ns()?);
         // What is lost while it is read is found lost at the next turn at the latest: the oldest time only rises.
         for _ in 0..3 {
-            if from_ns >= to_ns {
+            if begin_ns >= to_ns {
                 return None;
             }
+            let continues = *read_until_ns == Some(begin_ns);
+            // From just before, where there is something before: so that what changes at the begin is told as a change.
+            let from_ns = if continues { begin_ns - 1 } else { begin_ns };
             match ring.points(from_ns, to_ns, usize::MAX) {
-                Ok(points) => {
-                    let continues = *read_until_ns == Some(from_ns);
+                Ok(mut points) => {
+                    let held = points.first().and_then(|first| first.used);
+                    let changes = points.split_off(1.min(points.len()));
                     *read_until_ns = Some(to_ns);
-                    return Some(Stretch { continues, points, to_ns });
+                    let begin = Point { at_ns: begin_ns, used: held };
+                    let end = Point { at_ns: to_ns, used: ring.at(to_ns).ok().flatten() };
+                    return Some(Stretch { continues, begin, changes, end });
                 }
-                Err(QueryError::Overtaken { oldest_ns }) => from_ns = oldest_ns,
+                Err(QueryError::Overtaken { oldest_ns }) => begin_ns = oldest_ns.max(begin_ns + 1),
                 Err(_) => return None,
             }
         }

@@ -44,8 +44,9 @@ impl Levels {
         }
         for (position, level) in self.levels.iter_mut().enumerate() {
             let Some(stretch) = self.follow.advance(node, position) else { continue };
-            let ends = stretch.points.iter().skip(1).map(|point| point.at_ns).chain([stretch.to_ns]);
-            for (point, end_ns) in stretch.points.iter().zip(ends) {
+            let begins = [stretch.begin].into_iter().chain(stretch.changes.iter().copied());
+            let ends = stretch.changes.iter().map(|point| point.at_ns).chain([stretch.end.at_ns]);
+            for (point, end_ns) in begins.zip(ends) {
                 // Whole milliseconds of the timeline, so that each is counted once however the calls fall.
                 let milliseconds = end_ns.div_euclid(MILLISECOND_NS) - point.at_ns.div_euclid(MILLISECOND_NS);
                 if let (Some(used_bytes), Ok(milliseconds)) = (point.used, u64::try_from(milliseconds)) {

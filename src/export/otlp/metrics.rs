@@ -28,6 +28,7 @@ pub type Exemplars = HashMap<Vec<String>, Exemplar>;
 /// Turns snapshots into requests; keeps what was told last of every total.
 pub struct Mapper {
     temporality: Temporality,
+    explicit: bool,
     resource: Vec<(String, String)>,
     last_ns: i64,
     numbers: Series<f64>,
@@ -53,12 +54,19 @@ impl Mapper {
     pub fn new(temporality: Temporality, resource: Vec<(String, String)>, start_ns: i64) -> Self {
         Self {
             temporality,
+            explicit: false,
             resource,
             last_ns: start_ns,
             numbers: Series::default(),
             histograms: Series::default(),
             levels: Series::default(),
         }
+    }
+
+    /// Whether durations are told by fixed bounds, for receivers that have no exponential histograms.
+    #[must_use]
+    pub fn with_explicit_histograms(self, explicit: bool) -> Self {
+        Self { explicit, ..self }
     }
 
     /// The request of a snapshot, and how many points it has.
@@ -146,28 +154,33 @@ impl Mapper {
     ) -> Data {
         let delta = self.temporality != Temporality::Cumulative;
         let moment = self.moment(now_ns, delta, true);
+        let is_exponential = named.instrument == Instrument::Exponential && !self.explicit;
         let (mut explicit, mut exponential) = (Vec::new(), Vec::new());
         for Sample { labels, value } in samples {
             let Value::Histogram(counts) = value else { continue };
             let attributes = attributes(named, &labels);
             let exemplars = exemplars.get(&labels).into_iter().cloned().collect();
             let Some(told) = self.histograms.tell((place, labels), counts, moment) else { continue };
-            match (&told.value.exponential, named.instrument) {
-                (Some(buckets), Instrument::Exponential) => {
+            match &told.value.exponential {
+                Some(buckets) if is_exponential => {
                     let sum_s = told.value.sum_s;
                     let point = exponential_point(attributes, buckets, sum_s, told.start_ns, now_ns);
                     exponential.push(ExponentialHistogramDataPoint { exemplars, ..point });
                 }
-                _ => explicit.push(explicit_point(attributes, &told, now_ns)),
+                _ => {
+                    let point = explicit_point(attributes, &told, now_ns);
+                    explicit.push(HistogramDataPoint { exemplars, ..point });
+                }
             }
         }
         let aggregation_temporality = temporality(delta);
-        match named.instrument {
-            Instrument::Exponential => {
-                Data::ExponentialHistogram(ExponentialHistogram { data_points: exponential, aggregation_temporality })
-            }
-            _ => Data::Histogram(Histogram { data_points: explicit, aggregation_temporality }),
+        if is_exponential {
+            return Data::ExponentialHistogram(ExponentialHistogram {
+                data_points: exponential,
+                aggregation_temporality,
+            });
         }
+        Data::Histogram(Histogram { data_points: explicit, aggregation_temporality })
     }
 
     fn levels(&mut self, levels: &[Level], now_ns: i64) -> Option<Metric> {

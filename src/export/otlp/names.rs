@@ -148,7 +148,7 @@ pub struct OtlpOnly {
     pub help: &'static str,
 }
 
-/// Memory in use as a share of the usable part and the driver's reserve together.
+/// Memory in use as a share of the whole framebuffer.
 pub static MEMORY_SHARE: OtlpOnly = OtlpOnly {
     name: "hw.gpu.memory.utilization",
     unit: "1",
@@ -224,6 +224,28 @@ mod tests {
                 assert!(apart, "{}: {} and {} cannot be told apart", named.name, other.metric.name, named.metric.name);
             }
         }
+    }
+
+    /// docs/otlp-metrics.md, made from the table.
+    #[test]
+    fn the_documented_names_are_the_table() {
+        use std::fmt::Write as _;
+        let mut table = String::from(
+            "# Metrics over OTLP\n\nMade from the table in `src/export/otlp/names.rs`; a test holds it equal. What each is: docs/metrics.md, under its Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
+        );
+        for named in NAMES {
+            let labels = named.metric.labels.iter().map(|label| format!("`{}`", attribute_name(named.metric, label)));
+            let constant = named.constant.iter().map(|(name, value)| format!("`{name}={value}`"));
+            let attributes = labels.chain(constant).collect::<Vec<_>>().join(", ");
+            let (name, unit, instrument) = (named.name, named.unit, format!("{:?}", named.instrument));
+            let instrument = instrument.trim_start_matches("Foreign").trim_end_matches("Int").to_lowercase();
+            let _ = writeln!(table, "| `{name}` | `{unit}` | {instrument} | {attributes} | `{}` |", named.metric.name);
+        }
+        table.push_str("\n## Only over OTLP\n\n| metric | unit | what it is |\n|---|---|---|\n");
+        for only in OTLP_ONLY {
+            let _ = writeln!(table, "| `{}` | `{}` | {} |", only.name, only.unit, only.help);
+        }
+        expect_test::expect_file!["../../../docs/otlp-metrics.md"].assert_eq(&table);
     }
 
     /// The names that are not ours are the conventions'.

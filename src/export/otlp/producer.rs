@@ -32,6 +32,7 @@ pub struct Producer {
     raw: RawPoints,
     traces: Traces,
     exemplars: Exemplars,
+    snapshot_ns: Option<i64>,
 }
 
 impl Producer {
@@ -39,7 +40,8 @@ impl Producer {
     #[must_use]
     pub fn new(settings: Settings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
         let start_ns = snapshots.clock.now_ns() + snapshots.clock.unix_shift_ns();
-        let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns);
+        let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
+            .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
         traces.skip_to(&snapshots.intake.jobs());
         Self {
@@ -52,17 +54,22 @@ impl Producer {
             raw: RawPoints::default(),
             traces,
             exemplars: Exemplars::default(),
+            snapshot_ns: None,
         }
     }
 
     /// Queues a snapshot of every metric.
     pub fn snapshot(&mut self) {
         if self.settings.metrics.is_none() {
-            return;
+            return self.exemplars.clear();
         }
         let node = self.snapshots.slot.node();
         let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
         let now_ns = clock.now_ns() + clock.unix_shift_ns();
+        // Time stands still once a recording is over: a second point at one time would be another truth about it.
+        if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
+            return;
+        }
         let families = self.snapshots.collect();
         let levels = self.levels.advance(node.as_ref());
         let (request, points) = self.mapper.request(Snapshot { now_ns, families, levels, exemplars: &self.exemplars });
@@ -72,8 +79,12 @@ impl Producer {
 
     /// Queues what rings and jobs have gained since the last call.
     pub fn follow(&mut self) {
+        let node = self.snapshots.slot.node();
+        if self.settings.metrics.is_some() {
+            // A minute of a busy ring at once would be a peak of memory and time.
+            self.levels.advance(node.as_ref());
+        }
         if self.settings.metrics.is_some() && self.settings.raw == Raw::Always {
-            let node = self.snapshots.slot.node();
             for (request, points) in self.raw.advance(node.as_ref(), &self.settings.resource) {
                 self.push(Signal::Raw, points, request.encode_to_vec());
             }

@@ -78,6 +78,8 @@ pub struct Settings {
     pub interval_ns: i64,
     /// How points relate to earlier ones.
     pub temporality: Temporality,
+    /// Whether durations are told by fixed bounds in place of exponential buckets.
+    pub explicit_histograms: bool,
     /// Which steps become traces.
     pub spans: Spans,
     /// Whether every change of memory is sent.
@@ -159,6 +161,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     }
     let interval_ns = environment.read("OTEL_METRIC_EXPORT_INTERVAL", interval);
     let temporality = environment.read("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality);
+    let explicit = environment.read("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", explicit_histograms);
     let resource = resource::detect(&mut environment);
     if !environment.faults.is_empty() {
         // A general variable is read for each signal, and told once.
@@ -175,6 +178,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
         traces,
         interval_ns: interval_ns.unwrap_or(60 * SECOND_NS),
         temporality: temporality.unwrap_or(Temporality::Cumulative),
+        explicit_histograms: explicit.unwrap_or(false),
         spans: keys.spans,
         raw: keys.raw,
         queue_bytes: keys.queue_bytes,
@@ -189,6 +193,14 @@ fn interval(text: &str) -> Result<i64, String> {
         return Ok(milliseconds * 1_000_000);
     }
     Err(format!("`{text}` is not between 100 and 3600000 milliseconds"))
+}
+
+fn explicit_histograms(text: &str) -> Result<bool, String> {
+    match text {
+        "explicit_bucket_histogram" => Ok(true),
+        "base2_exponential_bucket_histogram" => Ok(false),
+        _ => Err(format!("`{text}` is neither explicit_bucket_histogram nor base2_exponential_bucket_histogram")),
+    }
 }
 
 fn temporality(text: &str) -> Result<Temporality, String> {

@@ -16,13 +16,16 @@ use crate::attribute::Attributed;
 use crate::clock::SECOND_NS;
 use crate::metrics::exponential::Exponential;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Phases that wait for the end of their steps, over all ranks.
 const MOST_WAITING: usize = 16_384;
-/// A phase whose step has not ended this long after it is sent without.
-const PATIENCE_NS: i64 = 600 * SECOND_NS;
+/// A phase that is in no open step, and whose step's end has not come this long after it, is sent without: attribution
+/// waits for 2 s at most.
+const PATIENCE_NS: i64 = 5 * SECOND_NS;
+/// Durations of a rank that was silent for this long are forgotten.
+const SILENCE_NS: i64 = 600 * SECOND_NS;
 /// Steps of a rank before any of them can be called slow.
 const FEWEST_STEPS: u64 = 20;
 
@@ -31,7 +34,7 @@ pub struct Traces {
     which: Spans,
     cursor: u64,
     waiting: usize,
-    ranks: BTreeMap<(Arc<str>, u32), Waiting>,
+    ranks: BTreeMap<RankKey, Waiting>,
 }
 
 /// What one rank's step is made of so far.
@@ -48,7 +51,12 @@ pub struct New {
     ended: Vec<Arc<Attributed>>,
     /// How many more had ended, which the jobs do not keep any more.
     lost: u64,
+    /// When the open step of each rank that has one began.
+    open_steps: HashMap<RankKey, i64>,
 }
+
+/// A job and which process of it.
+type RankKey = (Arc<str>, u32);
 
 impl New {
     /// Whether nothing has ended.
@@ -83,7 +91,14 @@ impl Traces {
     pub fn new_of(&mut self, jobs: &Jobs) -> New {
         let (ended, lost) = jobs.ended_since(self.cursor);
         self.cursor = jobs.ended_count();
-        New { ended, lost }
+        let mut open_steps = HashMap::new();
+        for (name, job) in jobs.by_name() {
+            for (number, rank) in &job.ranks {
+                let step = rank.open.iter().find(|open| open.kind == Kind::Step);
+                open_steps.extend(step.map(|step| ((Arc::clone(name), *number), step.begin_ns)));
+            }
+        }
+        New { ended, lost, open_steps }
     }
 
     /// Makes spans of what has ended.
@@ -100,7 +115,7 @@ impl Traces {
                 Kind::Layer => {}
             }
         }
-        self.send_orphans(context, &mut turn);
+        self.send_orphans(&new.open_steps, context, &mut turn);
         turn
     }
 
@@ -181,17 +196,19 @@ impl Traces {
         turn.add(phase, own, parent.map(|parent| parent.span), context);
     }
 
-    /// Sends phases whose step did not end in time, and forgets ranks that were silent for as long.
-    fn send_orphans(&mut self, context: &Context, turn: &mut Turn) {
-        let since_ns = context.now_ns - PATIENCE_NS;
-        let silent: Vec<_> =
-            self.ranks.iter().filter(|(_, rank)| rank.heard_ns < since_ns).map(|(key, _)| key.clone()).collect();
-        for key in silent {
-            let Some(rank) = self.ranks.remove(&key) else { continue };
-            self.waiting -= rank.phases.len();
-            for phase in rank.phases {
-                self.tell_orphan(&phase, context, turn);
-            }
+    /// Sends phases whose step will not end, and forgets ranks that were silent for long.
+    fn send_orphans(&mut self, open_steps: &HashMap<RankKey, i64>, context: &Context, turn: &mut Turn) {
+        let mut orphans = Vec::new();
+        for (key, rank) in &mut self.ranks {
+            let step_ns = open_steps.get(key).copied().unwrap_or(i64::MAX);
+            orphans.extend(rank.phases.extract_if(.., |phase| {
+                phase.ended.open.begin_ns < step_ns && phase.ended.end_ns < context.now_ns - PATIENCE_NS
+            }));
+        }
+        self.ranks.retain(|_, rank| !rank.phases.is_empty() || rank.heard_ns >= context.now_ns - SILENCE_NS);
+        self.waiting -= orphans.len();
+        for phase in orphans {
+            self.tell_orphan(&phase, context, turn);
         }
     }
 }

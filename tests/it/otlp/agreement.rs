@@ -141,14 +141,25 @@ fn number(value: Option<Number>) -> f64 {
 
 #[test]
 fn the_whole_catalogue_agrees_name_by_name() {
+    check_agreement(false);
+}
+
+/// Durations by fixed bounds, where a receiver wants them so: then every bucket is compared.
+#[test]
+fn explicit_histograms_agree_bucket_by_bucket() {
+    check_agreement(true);
+}
+
+fn check_agreement(explicit: bool) {
     let families = everything();
     let exemplars = Exemplars::default();
-    let mut mapper = Mapper::new(Temporality::Cumulative, Vec::new(), START_NS);
+    let mapper = Mapper::new(Temporality::Cumulative, Vec::new(), START_NS);
+    let mut mapper = mapper.with_explicit_histograms(explicit);
     let snapshot = Snapshot { now_ns: NOW_NS, families: families.clone(), levels: &[], exemplars: &exemplars };
     let (request, points) = mapper.request(snapshot);
     let mut scraped = scraped(families);
     // Exponential buckets stand for the explicit ones of durations; their counts and sums are compared.
-    let exponential = NAMES.iter().filter(|named| named.instrument == Instrument::Exponential);
+    let exponential = NAMES.iter().filter(|named| named.instrument == Instrument::Exponential && !explicit);
     for name in exponential.map(|named| format!("{}_bucket", named.metric.name)) {
         scraped.retain(|key, _| !key.starts_with(&name));
     }

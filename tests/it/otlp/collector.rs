@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
 /// What the receiver, or the network before it, does with requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,9 +85,18 @@ pub struct Collector {
 impl Collector {
     /// A receiver on the network in memory. Must be called on a runtime.
     pub fn in_memory() -> Self {
+        Self::with(None)
+    }
+
+    /// A receiver on the network in memory, inside TLS. Must be called on a runtime.
+    pub fn in_memory_with_tls(config: ServerConfig) -> Self {
+        Self::with(Some(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    fn with(tls: Option<TlsAcceptor>) -> Self {
         let (connections, incoming) = unbounded_channel();
         let collector = Self { mode: Arc::new(Mutex::new(Mode::Takes)), received: Arc::default(), connections };
-        tokio::spawn(axum::serve(Incoming(incoming), collector.router()).into_future());
+        tokio::spawn(axum::serve(Incoming { connections: incoming, tls }, collector.router()).into_future());
         collector
     }
 
@@ -144,16 +155,26 @@ impl Dial for Collector {
     }
 }
 
-struct Incoming(UnboundedReceiver<DuplexStream>);
+struct Incoming {
+    connections: UnboundedReceiver<DuplexStream>,
+    tls: Option<TlsAcceptor>,
+}
 
 impl axum::serve::Listener for Incoming {
-    type Io = DuplexStream;
+    type Io = Box<dyn Stream>;
     type Addr = ();
 
-    async fn accept(&mut self) -> (DuplexStream, ()) {
-        match self.0.recv().await {
-            Some(stream) => (stream, ()),
-            None => std::future::pending().await,
+    async fn accept(&mut self) -> (Box<dyn Stream>, ()) {
+        loop {
+            let Some(stream) = self.connections.recv().await else { return std::future::pending().await };
+            match &self.tls {
+                None => return (Box::new(stream), ()),
+                // Who cannot shake hands is turned away.
+                Some(tls) => match tls.accept(stream).await {
+                    Ok(stream) => return (Box::new(stream), ()),
+                    Err(_) => continue,
+                },
+            }
         }
     }
 

@@ -8,13 +8,14 @@ use proptest::prelude::*;
 const START_NS: i64 = 1_800_000_000_000_000_000;
 
 /// A node of one GPU whose memory is written by hand.
-fn node() -> (Arc<Node>, ring::Writer) {
-    let clock: Arc<dyn Clock> = Arc::new(Manual::at(START_NS));
+fn node() -> (Arc<Node>, ring::Writer, Arc<Manual>) {
+    let clock = Arc::new(Manual::at(START_NS));
     let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "raw").expect("a scenario");
     let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
     let config = ring::Config { retention_ns: 600_000_000_000, max_bytes: 1 << 20, resolution_ns: 1_000 };
-    let (node, mut writers) = Node::new(source, clock, config, MILLISECOND_NS).expect("rings");
-    (Arc::new(node), writers.remove(0))
+    let (node, mut writers) =
+        Node::new(source, Arc::clone(&clock) as Arc<dyn Clock>, config, MILLISECOND_NS).expect("rings");
+    (Arc::new(node), writers.remove(0), clock)
 }
 
 /// Points of all requests as (milliseconds since the start, value).
@@ -41,7 +42,7 @@ fn drawn(requests: &[(ExportMetricsServiceRequest, u64)]) -> Vec<(i64, Option<i6
 
 /// What is drawn of readings (millisecond, bytes; `None` for a failed one), looked at whenever `look` says so.
 fn curve(readings: &[(i64, Option<u64>)], look: impl Fn(usize) -> bool) -> Vec<(i64, Option<i64>)> {
-    let (node, mut writer) = node();
+    let (node, mut writer, _) = node();
     let mut raw = RawPoints::default();
     let mut points = Vec::new();
     for (number, (ms, used)) in readings.iter().enumerate() {
@@ -63,26 +64,52 @@ fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
     let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 10 { 100 } else { 700 }))).collect();
     assert_eq!(
         curve(&readings, |_| false),
-        [(0, Some(100)), (9, Some(100)), (10, Some(700)), (19, Some(700))],
+        [(0, Some(100)), (9, Some(100)), (10, Some(700)), (20, Some(700))],
         "begin, the last moment of the old value, the new one, and that it rests"
     );
 }
 
+/// As the sampler has it: a gap begins at the last good reading, which may be a change itself.
 #[test]
-fn nothing_is_drawn_across_a_gap() {
-    let mut readings: Vec<(i64, Option<u64>)> = (0..=20).map(|ms| (ms, Some(100))).collect();
-    readings.push((21, None));
-    readings.extend((40..=60).map(|ms| (ms, Some(100))));
-    let points = curve(&readings, |_| false);
-    let within: Vec<_> = points.iter().filter(|(ms, value)| (21..40).contains(ms) && value.is_some()).collect();
-    assert!(within.is_empty(), "{points:?}");
-    assert!(points.contains(&(21, None)), "that there is no value from here on: {points:?}");
-    assert!(points.contains(&(40, Some(100))) && points.contains(&(20, Some(100))), "{points:?}");
+fn nothing_is_drawn_across_a_gap_and_times_only_rise() {
+    let mut readings: Vec<(i64, Option<u64>)> =
+        (0..=20).map(|ms| (ms, Some(if ms == 20 { 700 } else { 100 }))).collect();
+    readings.push((20, None));
+    readings.extend((40..=60).map(|ms| (ms, Some(700))));
+    for looks in [vec![], vec![20], vec![21], vec![20, 21], vec![19, 20, 21, 22]] {
+        let points = curve(&readings, |number| looks.contains(&number));
+        assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "{looks:?}: {points:?}");
+        let around: Vec<_> = points.iter().filter(|(ms, _)| (20..=40).contains(ms)).collect();
+        let marked = [&(20, Some(700)), &(21, None), &(40, Some(700))];
+        assert_eq!(around, marked, "{looks:?}: that there is no value from here on");
+    }
+}
+
+/// A GPU that does not come back is told so after a while, and drawn on when it does come back.
+#[test]
+fn a_gpu_that_is_lost_has_no_value_while_it_is() {
+    let (node, mut writer, clock) = node();
+    let mut raw = RawPoints::default();
+    for ms in 0..=20 {
+        writer.push(START_NS + ms * MILLISECOND_NS, if ms == 20 { 700 } else { 100 }).expect("in order");
+    }
+    writer.gap(START_NS + 20 * MILLISECOND_NS).expect("in order");
+    clock.advance_to(START_NS + 1_000 * MILLISECOND_NS);
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(0, Some(100)), (19, Some(100))]);
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), []);
+    clock.advance_to(START_NS + 3_000 * MILLISECOND_NS);
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(21, None)]);
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), []);
+    writer.push(START_NS + 9_000 * MILLISECOND_NS, 300).expect("in order");
+    writer.push(START_NS + 9_001 * MILLISECOND_NS, 300).expect("in order");
+    let back = drawn(&raw.advance(Some(&node), &[]));
+    assert_eq!(back, [(9_000, Some(300))], "the last reading before it is told too late");
+    assert_eq!(drawn(&raw.advance(None, &[])), [(9_002, None)], "no node, no value");
 }
 
 #[test]
 fn one_resource_a_gpu_carries_its_identity() {
-    let (node, mut writer) = node();
+    let (node, mut writer, _) = node();
     writer.push(START_NS, 1).expect("in order");
     writer.push(START_NS + MILLISECOND_NS, 2).expect("in order");
     let attributes = [("service.name".into(), "highwater".into()), ("service.instance.id".into(), "host".into())];

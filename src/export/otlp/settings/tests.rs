@@ -71,6 +71,7 @@ fn every_standard_variable_is_obeyed_and_that_of_a_signal_goes_first() {
             ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/own.key"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "10000"),
             ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
+            ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "explicit_bucket_histogram"),
             ("OTEL_SERVICE_NAME", "mine"),
             ("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,service.instance.id=i%2C1,deployment.environment.name=x"),
         ],
@@ -89,6 +90,7 @@ fn every_standard_variable_is_obeyed_and_that_of_a_signal_goes_first() {
         (metrics.tls.client_certificate, metrics.tls.client_key),
         (Some("/own.pem".into()), Some("/own.key".into()))
     );
+    assert!(settings.explicit_histograms);
     assert_eq!((settings.interval_ns, settings.temporality), (10_000_000_000, Temporality::Delta));
     let of = |wanted: &str| settings.resource.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
     assert_eq!(of("service.name"), Some("mine"));
