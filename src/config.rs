@@ -12,6 +12,7 @@ pub use load::{Fault, Faults, Layers, load};
 
 use crate::annotate::Limits;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::export::otlp::settings as otlp;
 use crate::node::Periods;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -53,6 +54,10 @@ pub struct Settings {
     pub replay_speed: Option<f64>,
     /// Whether a replay's times are shifted to now.
     pub replay_shift_to_now: bool,
+    /// What is said of OTLP.
+    pub otlp: otlp::Keys,
+    /// What follows from that and from the standard variables; `None` where nothing is exported.
+    pub otlp_export: Option<otlp::Settings>,
 }
 
 impl Default for Settings {
@@ -75,6 +80,8 @@ impl Default for Settings {
             processes: false,
             replay_speed: Some(1.0),
             replay_shift_to_now: false,
+            otlp: otlp::Keys::default(),
+            otlp_export: None,
         }
     }
 }

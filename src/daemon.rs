@@ -8,6 +8,7 @@ use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
+use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
 use crate::replay::Replay;
 use crate::ring;
@@ -47,6 +48,7 @@ pub struct Daemon {
     threads: Vec<JoinHandle<()>>,
     server: tokio::task::JoinHandle<()>,
     stop_http: tokio::sync::oneshot::Sender<()>,
+    stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
 /// The parts that every thread shares.
@@ -71,7 +73,7 @@ struct Playback {
 /// # Errors
 /// Where the address or the socket cannot be had, or a scenario, recording or token cannot be read. A driver that is
 /// not there is no error: the daemon tells so and tries again.
-pub async fn start(settings: Settings) -> anyhow::Result<Daemon> {
+pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let live: Arc<dyn Clock> = Arc::new(Live::start());
     let scenario = scenario(&settings)?;
     let playback = playback(&settings, &*live)?;
@@ -86,11 +88,13 @@ pub async fn start(settings: Settings) -> anyhow::Result<Daemon> {
     let processes = Arc::new(ArcSwap::from_pointee(ProcessTable::new()));
     let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
     let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
+    let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let site = Site {
         slot: Arc::clone(&slot),
         intake: Arc::clone(&intake),
         clock: Arc::clone(&clock),
         processes: settings.processes,
+        otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
     };
     let shared = Shared { settings: Arc::new(settings), clock, slot, intake, processes, stop: Arc::clone(&stop) };
 
@@ -104,19 +108,24 @@ pub async fn start(settings: Settings) -> anyhow::Result<Daemon> {
         (None, scenario) => spawn("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
     });
 
+    let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
     let routes = web::router(site.clone(), access);
     let server = tokio::spawn(web::serve::serve(listener, routes, async {
         // Either word ends it: that it was sent, or that the daemon was dropped.
         let _ = stopped.await;
     }));
-    Ok(Daemon { address, site, stop, threads, server, stop_http })
+    Ok(Daemon { address, site, stop, threads, server, stop_http, stop_otlp })
 }
 
 impl Daemon {
     /// Stops everything within two seconds: no new requests, then the lanes, then the socket.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(stop_otlp) = self.stop_otlp {
+            // An exporter that has ended by itself does not hear this.
+            let _ = stop_otlp.send(());
+        }
         // The server may have ended by itself; then nobody hears this.
         let _ = self.stop_http.send(());
         match tokio::time::timeout(HTTP_DRAIN, self.server).await {
@@ -146,6 +155,30 @@ fn join_all(threads: Vec<JoinHandle<()>>, patience: Duration) -> bool {
         all &= handle.is_finished() && handle.join().inspect_err(|_| tracing::error!("a thread panicked")).is_ok();
     }
     all
+}
+
+/// Starts the exporter on a thread and a runtime of its own, so that nothing that a receiver does reaches HTTP.
+fn export(
+    settings: otlp::Settings,
+    site: &Site,
+    stats: &Arc<otlp::Stats>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> anyhow::Result<tokio::sync::oneshot::Sender<()>> {
+    let dial: Arc<dyn otlp::Dial> = Arc::new(otlp::Tcp);
+    let exporter = otlp::Exporter::new(settings, site.snapshots(), stats, &dial).map_err(anyhow::Error::msg)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the OTLP runtime")?;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    threads.push(spawn("hw-otlp", move || {
+        crate::cli::serve::stand_back();
+        runtime.block_on(exporter.run(async {
+            // Either word ends it: that it was sent, or that the daemon was dropped.
+            let _ = stopped.await;
+        }));
+        // A name that is being looked up is not waited for.
+        runtime.shutdown_background();
+    })?);
+    Ok(stop)
 }
 
 fn bind(path: &Path) -> anyhow::Result<Socket> {

@@ -4,6 +4,7 @@
 #   buildah, debootstrap   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
 #   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
+#   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
 #
 # A tool that cannot be had is told and left out: its story then skips loudly, and fails where CI is set. So this script
 # fails only where CI is set.
@@ -63,6 +64,48 @@ helm_from_go() {
     GOBIN=$bin go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$HELM_VERSION"
 }
 
+# The collector's builder writes a program of the modules that tests/otelcol/builder.yaml names; go compiles it. The
+# builder would tidy the program's go.mod first, for which it fetches what only tests of those modules need.
+otelcol_from_go() {
+    local bin=$tools/otelcol-$OTELCOL_VERSION work
+    if [ -x "$bin/otelcol" ]; then return; fi
+    have go || { note "the collector is built by go, which is not here"; return 1; }
+    note "building the OpenTelemetry Collector $OTELCOL_VERSION (two minutes, once)"
+    work=$(mktemp -d -p "$tools") &&
+        sed -e "s/\$OTELCOL_VERSION/$OTELCOL_VERSION/" -e "s/\$OTELCOL_CONTRIB_VERSION/$OTELCOL_CONTRIB_VERSION/" \
+            -e "s/\$OTELCOL_CONFMAP_VERSION/$OTELCOL_CONFMAP_VERSION/" -e "s|^dist:|&\n  output_path: $work/source|" \
+            tests/otelcol/builder.yaml >"$work/builder.yaml" &&
+        GOBIN=$work go install -buildvcs=false "go.opentelemetry.io/collector/cmd/builder@v$OTELCOL_VERSION" &&
+        compile_otelcol "$work" "$bin/otelcol" >"$tools/otelcol.log" 2>&1 &&
+        rm -rf "$work" ||
+        { note "target/tools/otelcol.log says why"; return 1; }
+}
+
+compile_otelcol() (
+    "$1/builder" --skip-get-modules --skip-compilation --config "$1/builder.yaml" &&
+        cd "$1/source" && go mod init otelcol &&
+        sed -n 's/.*gomod: \(.*\) \(v.*\)/\1@\2/p' ../builder.yaml |
+        xargs go get "go.opentelemetry.io/collector/otelcol@v$OTELCOL_VERSION" &&
+        CGO_ENABLED=0 go build -mod=mod -buildvcs=false -ldflags='-s -w' -o "$2" .
+)
+
+# `go install` refuses a module that replaces another, so this builds in a copy of the module, as its own project does;
+# without its web pages, which the module does not carry, and without most service discoveries and their SDKs.
+prometheus_3_from_go() {
+    local bin=$tools/prometheus-$PROMETHEUS_3_VERSION work source
+    if [ -x "$bin/prometheus-3" ]; then return; fi
+    have go || { note "Prometheus 3 is built by go, which is not here"; return 1; }
+    note "building Prometheus $PROMETHEUS_3_VERSION (two minutes, once)"
+    work=$(mktemp -d -p "$tools") &&
+        source=$(cd "$work" && go mod download -json "github.com/prometheus/prometheus@$PROMETHEUS_3_MODULE" |
+            sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') &&
+        [ -n "$source" ] && cp -r "$source/." "$work" && chmod -R u+w "$work" &&
+        (cd "$work" && GOWORK=off go build -buildvcs=false -tags netgo,remove_all_sd \
+            -ldflags="-s -w -X github.com/prometheus/common/version.Version=$PROMETHEUS_3_VERSION" \
+            -o "$bin/prometheus-3" ./cmd/prometheus) &&
+        rm -rf "$work"
+}
+
 cargo_deny() {
     local root=$tools/cargo-deny-$CARGO_DENY_VERSION
     if [ -x "$root/bin/cargo-deny" ]; then return; fi
@@ -103,6 +146,8 @@ test)
     want prometheus prometheus_from_debian
     want "buildah and debootstrap" debian_packages buildah debootstrap
     want helm helm_from_go
+    want otelcol otelcol_from_go
+    want prometheus-3 prometheus_3_from_go
     want "the base image" base_image
     ;;
 lint)

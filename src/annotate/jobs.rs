@@ -81,6 +81,7 @@ pub struct Jobs {
     jobs: BTreeMap<Arc<str>, Job>,
     pending: VecDeque<Ended>,
     ended: VecDeque<Arc<Attributed>>,
+    ended_count: u64,
     marks: VecDeque<Mark>,
     /// Whose positions those of ranks and phases are, by UUID.
     devices: Vec<String>,
@@ -96,6 +97,7 @@ impl Jobs {
             jobs: BTreeMap::new(),
             pending: VecDeque::new(),
             ended: VecDeque::new(),
+            ended_count: 0,
             marks: VecDeque::new(),
             devices: Vec::new(),
             outcomes: PhaseOutcome::default(),
@@ -117,6 +119,20 @@ impl Jobs {
     /// Ended ones of one job with their memory, newest first.
     pub fn ended_of<'a>(&'a self, job: &'a str) -> impl Iterator<Item = &'a Arc<Attributed>> {
         self.ended.iter().rev().filter(move |attributed| &*attributed.ended.job == job)
+    }
+
+    /// How many have ended with their memory so far, over all jobs.
+    #[must_use]
+    pub fn ended_count(&self) -> u64 {
+        self.ended_count
+    }
+
+    /// Those that ended since there were `count` of them, oldest first, and how many of these are not kept any more.
+    #[must_use]
+    pub fn ended_since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
+        let new = self.ended_count.saturating_sub(count);
+        let kept = usize::try_from(new).unwrap_or(usize::MAX).min(self.ended.len());
+        (self.ended.iter().skip(self.ended.len() - kept).cloned().collect(), new - kept as u64)
     }
 
     /// Marks, newest first.
@@ -242,6 +258,7 @@ impl Jobs {
                 rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
             }
         }
+        self.ended_count += 1;
         self.ended.push_back(Arc::new(attributed));
         if self.ended.len() > self.limits.ended {
             self.ended.pop_front();

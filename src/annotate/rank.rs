@@ -4,7 +4,7 @@ use super::event::{Attributes, Event};
 use super::refusal::Refusal;
 use super::stats::{DURATION_BOUNDS_S, PhaseStats};
 use super::wire::{EventType, Kind, Memory};
-use crate::metrics::histogram::Histogram;
+use crate::metrics::histogram::Durations;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub struct Rank {
     /// Steps that ended.
     pub steps: u64,
     /// Their durations.
-    pub step_durations: Histogram,
+    pub step_durations: Durations,
     /// Allocator counters as last told.
     pub memory: Memory,
     /// Memory of its process outside the allocator, at the end of the last phase that told, bytes.
@@ -74,7 +74,7 @@ impl Rank {
             last_heard_ns: i64::MIN,
             step: None,
             steps: 0,
-            step_durations: Histogram::new(DURATION_BOUNDS_S),
+            step_durations: Durations::new(DURATION_BOUNDS_S),
             memory: Memory::default(),
             outside_allocator_bytes: None,
             open: Vec::new(),

@@ -2,7 +2,7 @@
 
 use crate::attribute::PhaseMemory;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
-use crate::metrics::histogram::Histogram;
+use crate::metrics::histogram::Durations;
 use std::collections::VecDeque;
 
 /// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint.
@@ -20,7 +20,7 @@ pub const WINDOW_SLACK_NS: i64 = 250 * MILLISECOND_NS;
 #[derive(Debug)]
 pub struct PhaseStats {
     /// Durations, by the job's own times.
-    pub durations: Histogram,
+    pub durations: Durations,
     /// Highest memory inside the last one that ended, bytes, over its GPUs.
     pub peak_bytes: Option<u64>,
     /// Memory at its end less memory at its begin, bytes.
@@ -36,7 +36,7 @@ pub struct PhaseStats {
 impl Default for PhaseStats {
     fn default() -> Self {
         Self {
-            durations: Histogram::new(DURATION_BOUNDS_S),
+            durations: Durations::new(DURATION_BOUNDS_S),
             peak_bytes: None,
             growth_bytes: None,
             energy_joules: None,

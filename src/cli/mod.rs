@@ -156,7 +156,9 @@ impl Common {
         flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
         let text = |text: OsString| text.into_string().ok();
         let environment = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
-        let environment = environment.filter(|(name, _)| name.starts_with("HIGHWATER_")).collect();
+        let is_ours =
+            |name: &str| name.starts_with("HIGHWATER_") || crate::export::otlp::settings::is_standard_variable(name);
+        let environment = environment.filter(|(name, _)| is_ours(name)).collect();
         Layers { file: self.config.clone(), environment, flags }
     }
 }

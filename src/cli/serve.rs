@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How far HTTP's threads stand back behind the sampler's.
+/// How far the threads of HTTP and OTLP stand back behind the sampler's.
 const HTTP_NICENESS: i32 = 10;
 /// Threads for HTTP. More would only be in the sampler's way.
 const HTTP_THREADS: usize = 2;
@@ -32,12 +32,14 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
 /// Where its threads cannot be started.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // Where cores are short, scrapes wait for the sampler and never the other way round. A kernel that refuses leaves
-    // all threads equal.
-    builder.on_thread_start(|| {
-        let _ = rustix::process::setpriority_process(None, HTTP_NICENESS);
-    });
+    builder.on_thread_start(stand_back);
     builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
+}
+
+/// Puts the calling thread behind the sampler: where cores are short, scrapes and exports wait for it and never the other
+/// way round. A kernel that refuses leaves all threads equal.
+pub fn stand_back() {
+    let _ = rustix::process::setpriority_process(None, HTTP_NICENESS);
 }
 
 /// The line that people and tests wait for.

@@ -83,6 +83,16 @@ keys! {
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "metrics.processes" = "false", "Whether /metrics tells the memory of single processes.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
+    "otlp.endpoint" = "", "Where metrics and spans are pushed to over OTLP, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed where neither is set. docs/otlp.md has the standard variables, which are obeyed.",
+        |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };
+    "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, or slow:p95 for those slower than that share of their rank's steps.",
+        |s, v| { s.otlp.spans = crate::export::otlp::settings::spans(v)?; Ok(()) };
+    "otlp.raw" = "never", "Whether every change of memory is pushed with its own time: never or always.",
+        |s, v| { s.otlp.raw = crate::export::otlp::settings::raw(v)?; Ok(()) };
+    "otlp.queue_bytes" = "64MiB", "The most that waits to be pushed; beyond it the oldest is dropped and counted.",
+        |s, v| { s.otlp.queue_bytes = bytes(v, 1 << 20, 1 << 40)?; Ok(()) };
+    "otlp.queue_dir" = "", "A folder in which what waits to be pushed outlives a restart; in memory if not set.",
+        |s, v| { s.otlp.queue_dir = path(v); Ok(()) };
     "replay.speed" = "1", "How many times faster than time a replay runs; `max` for as fast as possible.",
         |s, v| { s.replay_speed = speed(v)?; Ok(()) };
     "replay.shift_to_now" = "false", "Whether a replay's times are shifted so that it begins now.",

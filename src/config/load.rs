@@ -15,7 +15,7 @@ const OTHER_VARIABLES: [&str; 2] = ["HIGHWATER_JOB", "HIGHWATER_FAKE_NVML"];
 pub struct Layers {
     /// A TOML or YAML file.
     pub file: Option<PathBuf>,
-    /// `HIGHWATER_*` variables, with their values.
+    /// `HIGHWATER_*` and `OTEL_*` variables and those of a pod's identity, with their values.
     pub environment: Vec<(String, String)>,
     /// Settings by key, with the flag that set each.
     pub flags: Vec<(String, String, String)>,
@@ -78,6 +78,13 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
     if settings.max_period_ns < settings.period_ns {
         let problem = "is shorter than sampling.period".to_owned();
         faults.push(Fault { place: "settings".into(), key: Some("sampling.max_period".into()), problem });
+    }
+    match crate::export::otlp::settings::resolve(&settings.otlp, &layers.environment) {
+        Ok(export) => settings.otlp_export = export,
+        Err(of_variables) => faults.extend(of_variables.into_iter().map(|fault| {
+            let place = format!("environment variable {}", fault.variable);
+            Fault { place, key: None, problem: fault.problem }
+        })),
     }
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }

@@ -159,6 +159,20 @@ metrics! {
         "Bytes that the samples of this GPU take.";
     RING_SPAN = Gauge "highwater_ring_span_seconds" ["gpu", "uuid"]
         "How far back the samples of this GPU reach.";
+    OTLP_PRODUCED = Counter "highwater_otlp_produced_total" ["signal"]
+        "Data points or spans that were to be exported over OTLP: exported, queued and dropped ones together.";
+    OTLP_EXPORTED = Counter "highwater_otlp_exported_total" ["signal"]
+        "Data points or spans that an OTLP receiver took.";
+    OTLP_DROPPED = Counter "highwater_otlp_dropped_total" ["signal", "reason"]
+        "Data points or spans that no OTLP receiver will get, by why. docs/otlp.md tells each reason.";
+    OTLP_QUEUED = Gauge "highwater_otlp_queued" ["signal"]
+        "Data points or spans that wait to be exported over OTLP.";
+    OTLP_QUEUED_BYTES = Gauge "highwater_otlp_queued_bytes" []
+        "Bytes of all that waits to be exported over OTLP, at most `otlp.queue_bytes`.";
+    OTLP_ATTEMPTS = Counter "highwater_otlp_attempts_total" ["signal", "outcome"]
+        "Requests to OTLP receivers, by how they ended: sent, failed (tried again), refused for good.";
+    OTLP_SENT_BYTES = Counter "highwater_otlp_sent_bytes_total" ["signal"]
+        "Bytes of the requests that OTLP receivers took, before compression.";
     BUILD_INFO = Gauge "highwater_build_info" ["version", "rustc"]
         "What was built, always 1.";
     PROCESS_CPU = Counter "process_cpu_seconds_total" []

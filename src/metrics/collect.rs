@@ -5,9 +5,38 @@ use super::families::Families;
 use super::{gpu, job, own};
 use crate::annotate::Intake;
 use crate::clock::Clock;
+use crate::export::otlp::Stats;
 use crate::node::Slot;
+use std::sync::Arc;
 
-/// Collects every sample. `processes` asks for the memory of single processes too.
+/// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.
+#[derive(Clone)]
+pub struct Snapshots {
+    /// The node of the moment.
+    pub slot: Arc<Slot>,
+    /// The jobs.
+    pub intake: Arc<Intake>,
+    /// The system's timeline, for times while there is no node.
+    pub clock: Arc<dyn Clock>,
+    /// Whether the memory of single processes is told.
+    pub processes: bool,
+    /// What became of points that were to be exported over OTLP, where they are.
+    pub otlp: Option<Arc<Stats>>,
+}
+
+impl Snapshots {
+    /// All samples of this moment.
+    #[must_use]
+    pub fn collect(&self) -> Families {
+        let mut out = collect(&self.slot, &self.intake, &*self.clock, self.processes);
+        if let Some(stats) = &self.otlp {
+            own::otlp(stats, &mut out);
+        }
+        out
+    }
+}
+
+/// Collects every sample but those of exporters. `processes` asks for the memory of single processes too.
 #[must_use]
 pub fn collect(slot: &Slot, intake: &Intake, clock: &dyn Clock, processes: bool) -> Families {
     let mut out = Families::default();

@@ -1,5 +1,6 @@
 //! A histogram of durations with fixed bounds that one thread fills and any other reads, without locks.
 
+use super::exponential::Exponential;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of durations by upper bound.
@@ -19,6 +20,42 @@ pub struct Counts {
     pub cumulative: Vec<u64>,
     /// Sum of all observations, seconds.
     pub sum_s: f64,
+    /// The same observations in exponential buckets, seconds, where they were kept so too.
+    pub exponential: Option<Box<Exponential>>,
+}
+
+/// Durations with fixed bounds and in exponential buckets at once, for exporters that know the one or the other.
+#[derive(Debug)]
+pub struct Durations {
+    explicit: Histogram,
+    exponential: Exponential,
+}
+
+impl Durations {
+    /// None yet, with these upper bounds, seconds, in rising order.
+    #[must_use]
+    pub fn new(bounds_s: &'static [f64]) -> Self {
+        Self { explicit: Histogram::new(bounds_s), exponential: Exponential::default() }
+    }
+
+    /// Counts one duration; a negative one counts as 0.
+    #[allow(clippy::cast_precision_loss, reason = "buckets are wider than the error")]
+    pub fn observe_ns(&mut self, duration_ns: i64) {
+        self.explicit.observe_ns(duration_ns);
+        self.exponential.record(duration_ns.max(0) as f64 * 1e-9, 1);
+    }
+
+    /// What they hold now.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts { exponential: Some(Box::new(self.exponential.clone())), ..self.explicit.counts() }
+    }
+
+    /// The exponential buckets.
+    #[must_use]
+    pub fn exponential(&self) -> &Exponential {
+        &self.exponential
+    }
 }
 
 impl Histogram {
@@ -58,6 +95,6 @@ impl Histogram {
             .collect();
         #[allow(clippy::cast_precision_loss, reason = "a sum of durations")]
         let sum_s = self.sum_ns() as f64 * 1e-9;
-        Counts { bounds_s: self.bounds_s, cumulative, sum_s }
+        Counts { bounds_s: self.bounds_s, cumulative, sum_s, exponential: None }
     }
 }

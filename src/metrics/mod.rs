@@ -5,11 +5,12 @@
 
 pub mod catalogue;
 mod collect;
+pub mod exponential;
 mod families;
 mod gpu;
 pub mod histogram;
 mod job;
 mod own;
 
-pub use collect::collect;
+pub use collect::{Snapshots, collect};
 pub use families::{Families, Family, Sample, Value};

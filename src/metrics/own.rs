@@ -3,6 +3,7 @@
 use super::catalogue as c;
 use super::families::Families;
 use crate::annotate::Intake;
+use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
 use crate::source::Call;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,6 +42,24 @@ pub(super) fn annotations(intake: &Intake, out: &mut Families) {
     for outcome in crate::annotate::Outcome::ALL {
         out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(outcome)));
     }
+}
+
+/// Collects what became of the points that were to be exported over OTLP.
+pub(super) fn otlp(stats: &Stats, out: &mut Families) {
+    for signal in Signal::ALL {
+        let labels = [signal.label()];
+        out.count(&c::OTLP_PRODUCED, &labels, Some(stats.produced(signal)));
+        out.count(&c::OTLP_EXPORTED, &labels, Some(stats.exported(signal)));
+        out.count(&c::OTLP_QUEUED, &labels, Some(stats.queued(signal)));
+        out.count(&c::OTLP_SENT_BYTES, &labels, Some(stats.sent_bytes(signal)));
+        for reason in Reason::ALL {
+            out.count(&c::OTLP_DROPPED, &[labels[0], reason.label()], Some(stats.dropped(signal, reason)));
+        }
+        for attempt in Attempt::ALL {
+            out.count(&c::OTLP_ATTEMPTS, &[labels[0], attempt.label()], Some(stats.attempts(signal, attempt)));
+        }
+    }
+    out.count(&c::OTLP_QUEUED_BYTES, &[], Some(stats.queued_bytes()));
 }
 
 /// Collects what the process is and uses.

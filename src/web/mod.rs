@@ -13,6 +13,7 @@ pub mod serve;
 use crate::annotate::Intake;
 use crate::annotate::http::{Access, Door, post};
 use crate::clock::Clock;
+use crate::metrics::Snapshots;
 use crate::node::Slot;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -31,6 +32,22 @@ pub struct Site {
     pub clock: Arc<dyn Clock>,
     /// Whether `/metrics` tells the memory of single processes.
     pub processes: bool,
+    /// What became of points that were to be exported over OTLP, where they are.
+    pub otlp: Option<Arc<crate::export::otlp::Stats>>,
+}
+
+impl Site {
+    /// What every exporter tells.
+    #[must_use]
+    pub fn snapshots(&self) -> Snapshots {
+        Snapshots {
+            slot: Arc::clone(&self.slot),
+            intake: Arc::clone(&self.intake),
+            clock: Arc::clone(&self.clock),
+            processes: self.processes,
+            otlp: self.otlp.clone(),
+        }
+    }
 }
 
 /// All routes.
@@ -52,7 +69,7 @@ pub fn router(site: Site, access: Access) -> axum::Router {
 }
 
 async fn metrics(State(site): State<Site>) -> Response {
-    let families = crate::metrics::collect(&site.slot, &site.intake, &*site.clock, site.processes);
+    let families = site.snapshots().collect();
     match crate::export::prometheus::encode(families) {
         Ok(text) => ([(header::CONTENT_TYPE, crate::export::prometheus::CONTENT_TYPE)], text).into_response(),
         Err(error) => {

@@ -21,8 +21,14 @@ impl Daemon {
     /// `highwater ARGUMENTS… --listen 127.0.0.1:0 --annotations-socket …`, once it listens. No setting of the
     /// environment reaches it.
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// As [`start`](Self::start), with these variables and no other setting in its environment.
+    pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let mut command = command();
+        command.envs(environment.iter().copied());
         command.args(arguments).args(["--listen", "127.0.0.1:0"]);
         command.arg("--annotations-socket").arg(socket_in(directory.path()));
         command.env("XDG_RUNTIME_DIR", directory.path());

@@ -4,6 +4,7 @@
 //! fixed port, and nothing waits for longer than what it waits for.
 
 // What stories share.
+mod collector;
 mod daemon;
 mod process;
 mod scraper;
@@ -18,6 +19,8 @@ mod helm;
 mod lanes;
 mod lifecycle;
 mod nvml_source;
+mod otlp;
+mod otlp_peers;
 mod prometheus;
 mod replay;
 mod settings;

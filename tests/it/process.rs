@@ -69,6 +69,12 @@ impl Process {
         (status, begin.elapsed())
     }
 
+    /// Sends SIGKILL, which no program can prepare for, and waits until it has ended.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        assert!(self.wait(END_WITHIN).is_some(), "it does not end after SIGKILL; {}", self.printed());
+    }
+
     /// Sends `signal`, unless it has ended.
     fn signal(&mut self, signal: Signal) {
         if self.wait(Duration::ZERO).is_none() {

@@ -1,5 +1,5 @@
 //! A real Prometheus that scrapes daemons every second, with the configuration that people write: no honor_labels, so
-//! that a training job's label `job` arrives as `exported_job`.
+//! that a training job's label `job` arrives as `exported_job`. Or one that takes OTLP.
 
 use crate::daemon::{Daemon, agent, answer};
 use crate::process::{Process, eventually};
@@ -9,6 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
+
+/// What Prometheus's guide to OTLP recommends, and the attribute that tells GPUs apart made a label of their series.
+const TAKING_OTLP: &str = "otlp: {promote_resource_attributes: [service.name, service.instance.id, hw.id]}\n\
+                           storage: {tsdb: {out_of_order_time_window: 30m}}\n";
 
 /// A running Prometheus, ended when dropped.
 pub struct Scraper {
@@ -29,17 +33,26 @@ pub struct Sample {
 impl Scraper {
     /// Starts the Prometheus at `program` on these daemons, under the scrape job `highwater`.
     pub fn of(program: &Path, daemons: &[&Daemon]) -> Self {
+        Self::start(program, &scraping(daemons), &[])
+    }
+
+    /// Starts the Prometheus 3 at `program`, which scrapes nothing and takes OTLP.
+    pub fn taking_otlp(program: &Path) -> Self {
+        Self::start(program, TAKING_OTLP, &["--web.enable-otlp-receiver"])
+    }
+
+    fn start(program: &Path, configuration: &str, arguments: &[&str]) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let config = directory.path().join("prometheus.yml");
-        std::fs::write(&config, configuration(daemons)).expect("a writable directory");
+        std::fs::write(&config, configuration).expect("a writable directory");
         let mut command = Command::new(program);
         command.arg(format!("--config.file={}", config.display()));
         command.arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()));
-        command.arg("--web.listen-address=127.0.0.1:0");
+        command.arg("--web.listen-address=127.0.0.1:0").args(arguments);
         let process = Process::start(command);
         let within = Duration::from_secs(30);
         let base = process.wait_for(within, "line `Listening on`", |line| {
-            let address = line.split_once("msg=\"Listening on\" address=")?.1;
+            let address = line.split_once("msg=\"Listening on\"")?.1.split_once("address=")?.1;
             Some(format!("http://{}", address.split_whitespace().next()?))
         });
         let ready = format!("{base}/-/ready");
@@ -47,6 +60,11 @@ impl Scraper {
             agent().get(&ready).call().is_ok_and(|answer| answer.status() == 200).then_some(())
         });
         Self { base, _process: process, _directory: directory }
+    }
+
+    /// Where it takes OTLP over HTTP; each signal has its own path below.
+    pub fn otlp_endpoint(&self) -> String {
+        format!("{}/api/v1/otlp", self.base)
     }
 
     /// Waits until each of `daemons` has been scraped at least `count` times.
@@ -88,7 +106,7 @@ impl Scraper {
     }
 }
 
-fn configuration(daemons: &[&Daemon]) -> String {
+fn scraping(daemons: &[&Daemon]) -> String {
     let targets: Vec<String> = daemons.iter().map(|daemon| format!("{:?}", daemon.address())).collect();
     format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\

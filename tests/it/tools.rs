@@ -36,7 +36,13 @@ pub fn missing(reason: &str) {
 
 fn search(tool: &str) -> Option<PathBuf> {
     let tools = root().join("target/tools");
-    let own = [tools.join(format!("helm-{}", pinned("HELM_VERSION"))), tools.join("prometheus/usr/bin")];
+    let built = |name: &str, version: &str| tools.join(format!("{name}-{}", pinned(version)));
+    let own = [
+        built("helm", "HELM_VERSION"),
+        built("otelcol", "OTELCOL_VERSION"),
+        built("prometheus", "PROMETHEUS_3_VERSION"),
+        tools.join("prometheus/usr/bin"),
+    ];
     let path = env::var_os("PATH").unwrap_or_default();
     // Debian keeps debootstrap where only root's PATH looks.
     let places = own.into_iter().chain(env::split_paths(&path)).chain([PathBuf::from("/usr/sbin")]);

@@ -1,0 +1,68 @@
+//! How long a lane waits before it tries again.
+
+use std::time::Duration;
+
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Doubles from 1 s to 30 s, each wait shortened by up to a half at random, so that a fleet whose receiver returns does
+/// not return to it all at once.
+#[derive(Debug)]
+pub(super) struct Backoff {
+    next: Duration,
+    random: u64,
+}
+
+impl Backoff {
+    pub fn new(seed: u64) -> Self {
+        Self { next: FIRST, random: seed | 1 }
+    }
+
+    /// Whether the last attempt went well.
+    pub fn is_reset(&self) -> bool {
+        self.next == FIRST
+    }
+
+    pub fn reset(&mut self) {
+        self.next = FIRST;
+    }
+
+    /// The next wait. One that the receiver asked for is not shortened but stretched, by up to a tenth.
+    pub fn wait(&mut self, asked: Option<Duration>) -> Duration {
+        let random = self.random_share();
+        let own = self.next;
+        self.next = (own * 2).min(LONGEST);
+        match asked {
+            Some(asked) => asked.mul_f64(1.0 + 0.1 * random),
+            None => own.mul_f64(1.0 - 0.5 * random),
+        }
+    }
+
+    /// 0 to 1, by xorshift.
+    fn random_share(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        #[allow(clippy::cast_precision_loss, reason = "a share")]
+        let share = (self.random >> 11) as f64 / (1_u64 << 53) as f64;
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_within_their_jitter_and_begin_anew() {
+        let mut backoff = Backoff::new(42);
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            let wait = backoff.wait(None).as_secs_f64();
+            assert!(wait > f64::from(seconds) * 0.5 && wait <= f64::from(seconds), "{wait} for {seconds}");
+        }
+        let asked = backoff.wait(Some(Duration::from_secs(100))).as_secs_f64();
+        assert!((100.0..110.0).contains(&asked));
+        backoff.reset();
+        assert!(backoff.wait(None) <= FIRST);
+    }
+}

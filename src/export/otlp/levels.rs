@@ -1,0 +1,60 @@
+//! How long each GPU's memory was at which level: an exponential histogram fed from the ring.
+//!
+//! Enters: rings. Leaves: one histogram a GPU, with one count for every millisecond of which memory is known, whatever
+//! the sampler's period is: it is weighted by time. Invariant: it only reads; a gap counts for nothing.
+
+use super::follow::Follow;
+use crate::clock::MILLISECOND_NS;
+use crate::metrics::exponential::Exponential;
+use crate::node::Node;
+use std::sync::Arc;
+
+/// The memory levels of one GPU.
+#[derive(Debug, Clone)]
+pub struct Level {
+    /// The GPU's index.
+    pub index: String,
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// Milliseconds at each level, bytes.
+    pub histogram: Exponential,
+}
+
+/// The levels of every GPU of the node of the moment.
+#[derive(Default)]
+pub struct Levels {
+    follow: Follow,
+    levels: Vec<Level>,
+}
+
+impl Levels {
+    /// Adds what the rings have gained since the last call, and gives all levels.
+    pub fn advance(&mut self, node: Option<&Arc<Node>>) -> &[Level] {
+        let Some(node) = node else {
+            self.levels.clear();
+            return &self.levels;
+        };
+        if self.follow.is_new(node) {
+            let level = |gpu: &crate::sample::GpuState| Level {
+                index: gpu.device.index.clone(),
+                uuid: gpu.device.uuid.clone(),
+                histogram: Exponential::default(),
+            };
+            self.levels = node.gpus.iter().map(level).collect();
+        }
+        for (position, level) in self.levels.iter_mut().enumerate() {
+            let Some(stretch) = self.follow.advance(node, position) else { continue };
+            let begins = [stretch.begin].into_iter().chain(stretch.changes.iter().copied());
+            let ends = stretch.changes.iter().map(|point| point.at_ns).chain([stretch.end.at_ns]);
+            for (point, end_ns) in begins.zip(ends) {
+                // Whole milliseconds of the timeline, so that each is counted once however the calls fall.
+                let milliseconds = end_ns.div_euclid(MILLISECOND_NS) - point.at_ns.div_euclid(MILLISECOND_NS);
+                if let (Some(used_bytes), Ok(milliseconds)) = (point.used, u64::try_from(milliseconds)) {
+                    #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]
+                    level.histogram.record(used_bytes as f64, milliseconds);
+                }
+            }
+        }
+        &self.levels
+    }
+}

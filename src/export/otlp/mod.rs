@@ -1,0 +1,54 @@
+//! OTLP: the snapshot that Prometheus pulls, pushed; steps as traces; and every change of memory at its own time.
+//!
+//! ```text
+//!  snapshots ─▶ metrics ─┐                                        ┌─ lane of metrics ─▶ receiver of metrics
+//!  rings ─────▶ levels ──┤  encoded, counted                      │
+//!  rings ─────▶ raw ─────┼──────────────────▶ queue (bounded) ────┼─ lane of raw ─────▶
+//!  jobs ──────▶ spans ───┘                    memory or disk      └─ lane of spans ───▶ receiver of traces
+//! ```
+//!
+//! Enters: snapshots, rings and ended phases, as a scrape reads them. Leaves: OTLP over gRPC or HTTP. Invariants: nothing
+//! runs where no endpoint is set; sampling is never touched; of every point it is known whether it was exported, waits,
+//! or was dropped and why.
+//!
+//! The messages are `opentelemetry-proto`'s and the wire is tonic's and hyper's, for every signal alike. The SDK and its
+//! exporter are not used: the SDK stamps points with the time of collection, so that raw points cannot be had from it,
+//! nor counters that others count; its exporter gives a request up after four attempts; and two ways out would be two
+//! queues to bound. What the SDK would have brought beside (variables, resource, exponential histograms) is here, each
+//! with its tests.
+
+mod backoff;
+pub mod connect;
+mod disk;
+mod endpoint;
+mod follow;
+mod grpc;
+mod levels;
+mod metrics;
+pub mod names;
+mod producer;
+mod queue;
+mod raw;
+mod reply;
+mod resource;
+mod run;
+mod series;
+pub mod settings;
+mod span;
+mod spans;
+mod stats;
+pub mod trace;
+mod transport;
+
+pub use connect::{Dial, Stream, Tcp};
+pub use disk::Disk;
+pub use levels::{Level, Levels};
+pub use metrics::{Exemplars, Mapper, Snapshot};
+pub use producer::Producer;
+pub use queue::{Batch, Queue};
+pub use raw::RawPoints;
+pub use reply::Reply;
+pub use run::{Exporter, GRACE};
+pub use settings::Settings;
+pub use stats::{Attempt, Reason, Signal, Stats};
+pub use transport::{LONGEST_WAIT, MOST_RESPONSE_BYTES, Peer};

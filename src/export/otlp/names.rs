@@ -1,0 +1,280 @@
+//! What each metric of the catalogue is called over OTLP: one table, which a test holds complete.
+//!
+//! Names of OpenTelemetry's hardware and process conventions where they mean the same, else `highwater.*` and
+//! `process.*`. Two that sound alike are not: `hw.gpu.memory.utilization` is memory in use as a share of all memory, so
+//! it is made of two metrics; NVML's memory utilization is how busy memory was, and is told as
+//! `highwater.gpu.memory.activity`.
+
+use crate::metrics::catalogue::{self as c, Metric};
+
+/// How a metric is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instrument {
+    /// A gauge of whole numbers.
+    GaugeInt,
+    /// A gauge.
+    Gauge,
+    /// A sum of whole numbers that rises and falls.
+    UpDown,
+    /// A total of whole numbers that began with this process.
+    CountInt,
+    /// A total that began with this process.
+    Count,
+    /// A total of whole numbers that began before this process: with the driver, the GPU's life, the job's process.
+    ForeignCountInt,
+    /// A total that began before this process.
+    ForeignCount,
+    /// Counts by fixed upper bounds.
+    Histogram,
+    /// Counts by exponential buckets.
+    Exponential,
+}
+
+/// One metric's name over OTLP.
+#[derive(Debug)]
+pub struct Named {
+    /// The metric of the catalogue.
+    pub metric: &'static Metric,
+    /// Its name.
+    pub name: &'static str,
+    /// Its unit, in UCUM.
+    pub unit: &'static str,
+    /// How it is told.
+    pub instrument: Instrument,
+    /// Attributes that are the same on every point: several metrics of the catalogue may be one over OTLP.
+    pub constant: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! names {
+    ($($metric:ident => $name:literal $unit:literal $instrument:ident $([$($key:literal = $value:literal),*])?;)*) => {
+        /// Every metric, in the catalogue's order.
+        pub static NAMES: &[Named] = &[$(Named {
+            metric: &c::$metric,
+            name: $name,
+            unit: $unit,
+            instrument: Instrument::$instrument,
+            constant: &[$($(($key, $value)),*)?],
+        }),*];
+    };
+}
+
+names! {
+    GPU_INFO => "highwater.gpu.info" "1" GaugeInt;
+    GPU_UP => "highwater.gpu.up" "1" GaugeInt;
+    GPU_MEMORY_TOTAL => "hw.gpu.memory.limit" "By" UpDown;
+    GPU_MEMORY_USED => "hw.gpu.memory.usage" "By" UpDown;
+    GPU_MEMORY_FREE => "highwater.gpu.memory.free" "By" UpDown;
+    GPU_MEMORY_RESERVED => "highwater.gpu.memory.reserved" "By" UpDown;
+    GPU_MEMORY_USED_MAX => "highwater.gpu.memory.usage.max" "By" GaugeInt;
+    GPU_MEMORY_USED_MIN => "highwater.gpu.memory.usage.min" "By" GaugeInt;
+    GPU_MEMORY_USED_AVG => "highwater.gpu.memory.usage.avg" "By" Gauge;
+    GPU_MEMORY_PRESSURE => "highwater.gpu.memory.pressure" "s" Count;
+    GPU_MEMORY_FLUSHES => "highwater.gpu.memory.flushes" "{flush}" CountInt;
+    GPU_UTILIZATION => "hw.gpu.utilization" "1" Gauge;
+    GPU_MEMORY_UTILIZATION => "highwater.gpu.memory.activity" "1" Gauge;
+    GPU_POWER => "hw.power" "W" Gauge ["hw.type" = "gpu"];
+    GPU_ENERGY => "hw.energy" "J" ForeignCount ["hw.type" = "gpu"];
+    GPU_TEMPERATURE => "hw.temperature" "Cel" Gauge ["hw.type" = "gpu"];
+    GPU_SM_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "sm"];
+    GPU_MEMORY_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "memory"];
+    GPU_THROTTLE => "highwater.gpu.throttle.active" "1" GaugeInt;
+    GPU_PCIE_RECEIVED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
+    GPU_PCIE_TRANSMITTED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
+    GPU_NVLINK_RECEIVED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
+    GPU_NVLINK_TRANSMITTED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
+    GPU_BAR1_USED => "highwater.gpu.bar1.usage" "By" UpDown;
+    GPU_ECC_ERRORS => "hw.errors" "{error}" ForeignCountInt ["hw.type" = "gpu"];
+    GPU_REMAPPED_ROWS => "highwater.gpu.remapped_rows" "{row}" ForeignCountInt;
+    GPU_XID_ERRORS => "highwater.gpu.xid.errors" "{error}" CountInt;
+    GPU_XID_LAST => "highwater.gpu.xid.last_time" "s" Gauge;
+    PROCESS_MEMORY_USED => "highwater.process.gpu.memory.usage" "By" UpDown;
+    JOB_INFO => "highwater.job.info" "1" GaugeInt;
+    JOB_STEP => "highwater.job.step" "1" GaugeInt;
+    JOB_STEPS => "highwater.job.steps" "{step}" CountInt;
+    JOB_STEP_DURATION => "highwater.job.step.duration" "s" Exponential;
+    JOB_LAST_ANNOTATION => "highwater.job.last_annotation_time" "s" Gauge;
+    JOB_ALLOCATOR_ALLOCATED => "highwater.job.allocator.allocated" "By" UpDown;
+    JOB_ALLOCATOR_RESERVED => "highwater.job.allocator.reserved" "By" UpDown;
+    JOB_ALLOCATOR_RETRIES => "highwater.job.allocator.retries" "{retry}" ForeignCountInt;
+    JOB_ALLOCATOR_OOMS => "highwater.job.allocator.ooms" "{error}" ForeignCountInt;
+    JOB_OUTSIDE_ALLOCATOR => "highwater.job.memory.outside_allocator" "By" UpDown;
+    PHASE_ACTIVE => "highwater.phase.active" "1" GaugeInt;
+    PHASE_DURATION => "highwater.phase.duration" "s" Exponential;
+    PHASE_MEMORY_PEAK => "highwater.phase.memory.peak" "By" GaugeInt;
+    PHASE_MEMORY_PEAK_MAX => "highwater.phase.memory.peak.max" "By" GaugeInt;
+    PHASE_MEMORY_GROWTH => "highwater.phase.memory.growth" "By" GaugeInt;
+    PHASE_ENERGY => "highwater.phase.energy" "J" Count;
+    PHASE_IDLE => "highwater.phase.gpu.idle_time" "s" Count;
+    PHASES => "highwater.phases" "{phase}" CountInt;
+    ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
+    NVML_UP => "highwater.nvml.up" "1" GaugeInt;
+    SOURCE_ERROR => "highwater.source.error" "1" GaugeInt;
+    SOURCE_INFO => "highwater.source.info" "1" GaugeInt;
+    TICKS_DUE => "highwater.sampler.ticks.due" "{tick}" CountInt;
+    TICKS_TAKEN => "highwater.sampler.ticks.taken" "{tick}" CountInt;
+    TICKS_MISSED => "highwater.sampler.ticks.missed" "{tick}" CountInt;
+    SAMPLER_PERIOD => "highwater.sampler.period" "s" Gauge;
+    SAMPLER_LATENESS => "highwater.sampler.lateness" "s" Histogram;
+    NVML_CALL_DURATION => "highwater.nvml.call.duration" "s" Histogram;
+    NVML_CALL_FAILURES => "highwater.nvml.call.failures" "{call}" CountInt;
+    NVML_BUSY => "highwater.nvml.busy" "1" Gauge;
+    RING_BYTES => "highwater.ring.usage" "By" UpDown;
+    RING_SPAN => "highwater.ring.span" "s" Gauge;
+    OTLP_PRODUCED => "highwater.otlp.produced" "{point}" CountInt;
+    OTLP_EXPORTED => "highwater.otlp.exported" "{point}" CountInt;
+    OTLP_DROPPED => "highwater.otlp.dropped" "{point}" CountInt;
+    OTLP_QUEUED => "highwater.otlp.queued" "{point}" UpDown;
+    OTLP_QUEUED_BYTES => "highwater.otlp.queued.size" "By" UpDown;
+    OTLP_ATTEMPTS => "highwater.otlp.attempts" "{request}" CountInt;
+    OTLP_SENT_BYTES => "highwater.otlp.sent.io" "By" CountInt;
+    BUILD_INFO => "highwater.build.info" "1" GaugeInt;
+    PROCESS_CPU => "process.cpu.time" "s" Count;
+    PROCESS_RESIDENT => "process.memory.usage" "By" UpDown;
+    PROCESS_VIRTUAL => "process.memory.virtual" "By" UpDown;
+    PROCESS_FDS => "process.unix.file_descriptor.count" "{file_descriptor}" UpDown;
+    PROCESS_MAX_FDS => "highwater.process.file_descriptor.limit" "{file_descriptor}" UpDown;
+    PROCESS_THREADS => "process.thread.count" "{thread}" UpDown;
+    PROCESS_START => "highwater.process.start_time" "s" Gauge;
+}
+
+/// A metric that no other exporter has: made of the ring, or of two metrics.
+#[derive(Debug)]
+pub struct OtlpOnly {
+    /// Its name.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What it is.
+    pub help: &'static str,
+}
+
+/// Memory in use as a share of the whole framebuffer.
+pub static MEMORY_SHARE: OtlpOnly = OtlpOnly {
+    name: "hw.gpu.memory.utilization",
+    unit: "1",
+    help: "Share of the framebuffer in use at the last sample.",
+};
+/// How long memory was at which level.
+pub static MEMORY_LEVEL: OtlpOnly = OtlpOnly {
+    name: "highwater.gpu.memory.level",
+    unit: "By",
+    help: "How many milliseconds memory in use was at which level: one count a millisecond that is known.",
+};
+/// Every change of memory.
+pub static MEMORY_RAW: OtlpOnly = OtlpOnly {
+    name: "highwater.gpu.memory.raw",
+    unit: "By",
+    help: "Memory in use at each change, at the time of the reading; held values between, and no value in a gap.",
+};
+
+/// Every metric that only OTLP has.
+pub static OTLP_ONLY: [&OtlpOnly; 3] = [&MEMORY_SHARE, &MEMORY_LEVEL, &MEMORY_RAW];
+
+/// The name of a label as an attribute of `metric`.
+#[must_use]
+pub fn attribute_name(metric: &Metric, label: &str) -> String {
+    let convention = match label {
+        "uuid" => "hw.id",
+        "gpu" => "highwater.gpu.index",
+        "parent_uuid" => "hw.parent",
+        "name" => "hw.name",
+        "driver_version" => "hw.driver_version",
+        "severity" if std::ptr::eq(metric, &raw const c::GPU_ECC_ERRORS) => "error.type",
+        "pid" => "process.pid",
+        "namespace" => "k8s.namespace.name",
+        "pod" => "k8s.pod.name",
+        "container" => "k8s.container.name",
+        other => return format!("highwater.{other}"),
+    };
+    convention.to_owned()
+}
+
+/// The name of a metric over OTLP.
+#[must_use]
+pub fn of(metric: &'static Metric) -> Option<&'static Named> {
+    NAMES.iter().find(|named| std::ptr::eq(named.metric, metric))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::catalogue::{ALL, Kind};
+    use opentelemetry_semantic_conventions::{attribute, metric};
+
+    #[test]
+    fn the_table_is_the_catalogue() {
+        let named: Vec<_> = NAMES.iter().map(|named| named.metric.name).collect();
+        let all: Vec<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(named, all, "a metric of the catalogue needs its row, in the same order");
+    }
+
+    #[test]
+    fn instruments_suit_kinds_and_one_name_has_one_shape() {
+        for named in NAMES {
+            use Instrument::{Count, CountInt, Exponential, ForeignCount, ForeignCountInt, Histogram};
+            let kind = match named.instrument {
+                Count | CountInt | ForeignCount | ForeignCountInt => Kind::Counter,
+                Histogram | Exponential => Kind::Histogram,
+                _ => Kind::Gauge,
+            };
+            assert_eq!(kind, named.metric.kind, "{}", named.name);
+            for other in NAMES.iter().filter(|other| other.name == named.name) {
+                assert_eq!((other.unit, other.instrument), (named.unit, named.instrument), "{}", named.name);
+                let apart = std::ptr::eq(other, named) || other.constant != named.constant;
+                assert!(apart, "{}: {} and {} cannot be told apart", named.name, other.metric.name, named.metric.name);
+            }
+        }
+    }
+
+    /// docs/otlp-metrics.md, made from the table.
+    #[test]
+    fn the_documented_names_are_the_table() {
+        use std::fmt::Write as _;
+        let mut table = String::from(
+            "# Metrics over OTLP\n\nMade from the table in `src/export/otlp/names.rs`; a test holds it equal. What each is: docs/metrics.md, under its Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
+        );
+        for named in NAMES {
+            let labels = named.metric.labels.iter().map(|label| format!("`{}`", attribute_name(named.metric, label)));
+            let constant = named.constant.iter().map(|(name, value)| format!("`{name}={value}`"));
+            let attributes = labels.chain(constant).collect::<Vec<_>>().join(", ");
+            let (name, unit, instrument) = (named.name, named.unit, format!("{:?}", named.instrument));
+            let instrument = instrument.trim_start_matches("Foreign").trim_end_matches("Int").to_lowercase();
+            let _ = writeln!(table, "| `{name}` | `{unit}` | {instrument} | {attributes} | `{}` |", named.metric.name);
+        }
+        table.push_str("\n## Only over OTLP\n\n| metric | unit | what it is |\n|---|---|---|\n");
+        for only in OTLP_ONLY {
+            let _ = writeln!(table, "| `{}` | `{}` | {} |", only.name, only.unit, only.help);
+        }
+        expect_test::expect_file!["../../../docs/otlp-metrics.md"].assert_eq(&table);
+    }
+
+    /// The names that are not ours are the conventions'.
+    #[test]
+    fn names_of_the_conventions_are_theirs() {
+        let conventions = [
+            metric::HW_GPU_MEMORY_LIMIT,
+            metric::HW_GPU_MEMORY_USAGE,
+            metric::HW_GPU_MEMORY_UTILIZATION,
+            metric::HW_GPU_UTILIZATION,
+            metric::HW_GPU_IO,
+            metric::HW_ERRORS,
+            metric::HW_POWER,
+            metric::HW_ENERGY,
+            metric::HW_TEMPERATURE,
+            metric::PROCESS_CPU_TIME,
+            metric::PROCESS_MEMORY_USAGE,
+            metric::PROCESS_MEMORY_VIRTUAL,
+            metric::PROCESS_UNIX_FILE_DESCRIPTOR_COUNT,
+            metric::PROCESS_THREAD_COUNT,
+        ];
+        let only = OTLP_ONLY.iter().map(|only| only.name);
+        for name in NAMES.iter().map(|named| named.name).chain(only) {
+            assert!(name.starts_with("highwater.") || conventions.contains(&name), "{name}");
+        }
+        assert_eq!(attribute_name(&c::GPU_POWER, "uuid"), attribute::HW_ID);
+        assert_eq!(attribute_name(&c::GPU_INFO, "name"), attribute::HW_NAME);
+        assert_eq!(attribute_name(&c::GPU_INFO, "parent_uuid"), attribute::HW_PARENT);
+        assert_eq!(attribute_name(&c::GPU_ECC_ERRORS, "severity"), attribute::ERROR_TYPE);
+        assert_eq!(attribute_name(&c::GPU_REMAPPED_ROWS, "severity"), "highwater.severity");
+    }
+}

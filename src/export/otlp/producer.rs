@@ -1,0 +1,138 @@
+//! What is to be exported, encoded and queued: the snapshot at each interval; raw points and spans every second.
+//!
+//! Invariant: it looks at rings, jobs and readings as a scrape does, so that no tick is late because of it.
+
+use super::levels::Levels;
+use super::metrics::{Exemplars, Mapper, Snapshot};
+use super::queue::{Batch, Queue};
+use super::raw::RawPoints;
+use super::resource::{resource, scope};
+use super::settings::{Raw, Settings};
+use super::span::Context;
+use super::spans::{Traces, Turn};
+use super::stats::{Signal, Stats};
+use crate::annotate::Mark;
+use crate::metrics::Snapshots;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
+use prost::Message;
+use std::sync::Arc;
+
+/// The most spans of one request.
+const MOST_SPANS: usize = 2_000;
+
+/// Fills the queue.
+pub struct Producer {
+    settings: Settings,
+    snapshots: Snapshots,
+    queue: Arc<Queue>,
+    stats: Arc<Stats>,
+    mapper: Mapper,
+    levels: Levels,
+    raw: RawPoints,
+    traces: Traces,
+    exemplars: Exemplars,
+    snapshot_ns: Option<i64>,
+}
+
+impl Producer {
+    /// A producer that has told nothing yet; totals of this process began now.
+    #[must_use]
+    pub fn new(settings: Settings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
+        let start_ns = snapshots.clock.now_ns() + snapshots.clock.unix_shift_ns();
+        let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
+            .with_explicit_histograms(settings.explicit_histograms);
+        let mut traces = Traces::new(settings.spans);
+        traces.skip_to(&snapshots.intake.jobs());
+        Self {
+            settings,
+            snapshots,
+            queue,
+            stats,
+            mapper,
+            levels: Levels::default(),
+            raw: RawPoints::default(),
+            traces,
+            exemplars: Exemplars::default(),
+            snapshot_ns: None,
+        }
+    }
+
+    /// Queues a snapshot of every metric.
+    pub fn snapshot(&mut self) {
+        if self.settings.metrics.is_none() {
+            return self.exemplars.clear();
+        }
+        let node = self.snapshots.slot.node();
+        let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
+        let now_ns = clock.now_ns() + clock.unix_shift_ns();
+        // Time stands still once a recording is over: a second point at one time would be another truth about it.
+        if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
+            return;
+        }
+        let families = self.snapshots.collect();
+        let levels = self.levels.advance(node.as_ref());
+        let (request, points) = self.mapper.request(Snapshot { now_ns, families, levels, exemplars: &self.exemplars });
+        self.exemplars.clear();
+        self.push(Signal::Metrics, points, request.encode_to_vec());
+    }
+
+    /// Queues what rings and jobs have gained since the last call.
+    pub fn follow(&mut self) {
+        let node = self.snapshots.slot.node();
+        if self.settings.metrics.is_some() {
+            // A minute of a busy ring at once would be a peak of memory and time.
+            self.levels.advance(node.as_ref());
+        }
+        if self.settings.metrics.is_some() && self.settings.raw == Raw::Always {
+            for (request, points) in self.raw.advance(node.as_ref(), &self.settings.resource) {
+                self.push(Signal::Raw, points, request.encode_to_vec());
+            }
+        }
+        if self.settings.traces.is_some() {
+            self.follow_jobs();
+        }
+    }
+
+    fn follow_jobs(&mut self) {
+        let node = self.snapshots.slot.node();
+        let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
+        let devices = node.as_ref().map(|node| node.source.devices()).unwrap_or_default();
+        // The jobs are held for as long as it takes to copy what is new: pointers and a few marks.
+        let jobs = self.snapshots.intake.jobs();
+        let new = self.traces.new_of(&jobs);
+        let marks: Vec<Mark> = if new.is_empty() { Vec::new() } else { jobs.marks().cloned().collect() };
+        drop(jobs);
+        let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
+        let context = Context { now_ns, shift_ns, devices, marks: &marks };
+        let Turn { spans, exemplars } = self.traces.advance(new, &context, &self.stats);
+        for (labels, exemplar) in exemplars {
+            let known = self.exemplars.entry(labels).or_insert_with(|| exemplar.clone());
+            if super::span::seconds_of(&exemplar) > super::span::seconds_of(known) {
+                *known = exemplar;
+            }
+        }
+        let mut spans = spans.into_iter().peekable();
+        while spans.peek().is_some() {
+            self.push_spans(spans.by_ref().take(MOST_SPANS).collect());
+        }
+    }
+
+    fn push_spans(&self, spans: Vec<Span>) {
+        let points = spans.len() as u64;
+        let spans = ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() };
+        let resource_spans = ResourceSpans {
+            resource: Some(resource(&self.settings.resource)),
+            scope_spans: vec![spans],
+            ..ResourceSpans::default()
+        };
+        let request = ExportTraceServiceRequest { resource_spans: vec![resource_spans] };
+        self.push(Signal::Spans, points, request.encode_to_vec());
+    }
+
+    fn push(&self, signal: Signal, points: u64, payload: Vec<u8>) {
+        if points > 0 {
+            self.queue.push(Batch { signal, points, payload: payload.into() });
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The one bounded queue before the wire: encoded requests of every signal, oldest dropped first.
+//!
+//! Enters: encoded requests, each with the number of its points. Leaves: the same, one at a time for each signal.
+//! Invariants: at every moment, for each signal, points produced = exported + queued + dropped; bytes never exceed the
+//! cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
+//! dropped meanwhile: it may arrive. Absent on purpose: time and retries, which the lanes ([`run`](super::run)) keep.
+
+use super::disk::Disk;
+use super::stats::{Reason, Signal, Stats};
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// One encoded request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// What it carries.
+    pub signal: Signal,
+    /// Data points or spans in it.
+    pub points: u64,
+    /// The encoded request.
+    pub payload: Bytes,
+}
+
+/// The queue. Shared by the producer and one lane for each signal.
+pub struct Queue {
+    state: Mutex<State>,
+    arrived: [Notify; Signal::ALL.len()],
+    stats: Arc<Stats>,
+}
+
+struct State {
+    cap_bytes: usize,
+    bytes: usize,
+    next_number: u64,
+    lanes: [Lane; Signal::ALL.len()],
+    disk: Option<Disk>,
+}
+
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<Entry>,
+    sending: Option<Entry>,
+}
+
+/// A request's place: its payload is here, or in the file of its number.
+struct Entry {
+    number: u64,
+    points: u64,
+    bytes: usize,
+    payload: Option<Bytes>,
+}
+
+impl Queue {
+    /// An empty queue of at most `cap_bytes`, or what `disk` has kept of an earlier one.
+    #[must_use]
+    pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<Stats>) -> Self {
+        let lanes = std::array::from_fn(|_| Lane::default());
+        let mut state = State { cap_bytes, bytes: 0, next_number: 0, lanes, disk };
+        state.restore(&stats);
+        state.publish(&stats);
+        Self { state: Mutex::new(state), arrived: std::array::from_fn(|_| Notify::new()), stats }
+    }
+
+    /// Adds a request. Where it does not fit, the oldest ones go; if what is being sent leaves no room, it goes itself.
+    pub fn push(&self, batch: Batch) {
+        let signal = batch.signal;
+        let mut state = self.state();
+        self.stats.add_produced(signal, batch.points);
+        state.push(batch, &self.stats);
+        state.publish(&self.stats);
+        drop(state);
+        self.arrived[signal as usize].notify_one();
+    }
+
+    /// Waits until the signal has a request, and takes the oldest. One is taken at a time: it must be acknowledged or
+    /// given back before the next.
+    pub async fn take(&self, signal: Signal) -> Batch {
+        loop {
+            if let Some(batch) = self.try_take(signal) {
+                return batch;
+            }
+            self.arrived[signal as usize].notified().await;
+        }
+    }
+
+    /// The oldest request of the signal, if there is one and none is being sent.
+    pub fn try_take(&self, signal: Signal) -> Option<Batch> {
+        let mut state = self.state();
+        let batch = state.take(signal, &self.stats);
+        state.publish(&self.stats);
+        batch
+    }
+
+    /// The request that is being sent has arrived, less `rejected` of its points, which the receiver refused.
+    pub fn exported(&self, signal: Signal, rejected: u64) {
+        self.finish(signal, |points| {
+            let rejected = rejected.min(points);
+            self.stats.add_dropped(signal, Reason::Rejected, rejected);
+            self.stats.add_exported(signal, points - rejected);
+        });
+    }
+
+    /// The request that is being sent will never be taken.
+    pub fn refused(&self, signal: Signal) {
+        self.finish(signal, |points| self.stats.add_dropped(signal, Reason::Refused, points));
+    }
+
+    /// The request that is being sent has not arrived: it is the oldest again.
+    pub fn give_back(&self, signal: Signal) {
+        let mut state = self.state();
+        let lane = &mut state.lanes[signal as usize];
+        if let Some(entry) = lane.sending.take() {
+            lane.waiting.push_front(entry);
+        }
+    }
+
+    /// Whether nothing waits and nothing is being sent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.state().lanes.iter().all(|lane| lane.waiting.is_empty() && lane.sending.is_none())
+    }
+
+    /// At the end: what is only in memory is lost, and counted. Returns its points.
+    pub fn abandon(&self) -> u64 {
+        let mut state = self.state();
+        let mut lost_points = 0;
+        for signal in Signal::ALL {
+            let lane = &mut state.lanes[signal as usize];
+            let entries: Vec<_> = lane.sending.take().into_iter().chain(lane.waiting.drain(..)).collect();
+            let (lost, kept) = entries.into_iter().partition::<Vec<_>, _>(|entry| entry.payload.is_some());
+            lane.waiting = kept.into();
+            for entry in lost {
+                state.bytes -= entry.bytes;
+                lost_points += entry.points;
+                self.stats.add_dropped(signal, Reason::Shutdown, entry.points);
+            }
+        }
+        state.publish(&self.stats);
+        lost_points
+    }
+
+    fn finish(&self, signal: Signal, count: impl FnOnce(u64)) {
+        let mut state = self.state();
+        if let Some(entry) = state.lanes[signal as usize].sending.take() {
+            state.forget(&entry);
+            count(entry.points);
+        }
+        state.publish(&self.stats);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn push(&mut self, batch: Batch, stats: &Stats) {
+        let Batch { signal, points, payload } = batch;
+        let bytes = payload.len();
+        if bytes > self.cap_bytes {
+            return stats.add_dropped(signal, Reason::TooLarge, points);
+        }
+        while self.bytes + bytes > self.cap_bytes {
+            if !self.drop_oldest(stats) {
+                return stats.add_dropped(signal, Reason::Overflow, points);
+            }
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        self.bytes += bytes;
+        let written = self.disk.as_mut().is_some_and(|disk| disk.write(number, signal, points, &payload));
+        let payload = (!written).then_some(payload);
+        self.lanes[signal as usize].waiting.push_back(Entry { number, points, bytes, payload });
+    }
+
+    /// Drops the oldest request that is not being sent; returns whether there was one.
+    fn drop_oldest(&mut self, stats: &Stats) -> bool {
+        let number = |signal: &Signal| self.lanes[*signal as usize].waiting.front().map(|entry| entry.number);
+        let oldest = Signal::ALL.into_iter().filter(|signal| number(signal).is_some()).min_by_key(number);
+        let Some((signal, entry)) =
+            oldest.and_then(|signal| Some((signal, self.lanes[signal as usize].waiting.pop_front()?)))
+        else {
+            return false;
+        };
+        self.forget(&entry);
+        stats.add_dropped(signal, Reason::Overflow, entry.points);
+        true
+    }
+
+    fn take(&mut self, signal: Signal, stats: &Stats) -> Option<Batch> {
+        if self.lanes[signal as usize].sending.is_some() {
+            return None;
+        }
+        loop {
+            let entry = self.lanes[signal as usize].waiting.pop_front()?;
+            let payload = match &entry.payload {
+                Some(payload) => Some(payload.clone()),
+                None => self.disk.as_ref().and_then(|disk| disk.read(entry.number)),
+            };
+            let points = entry.points;
+            if let Some(payload) = payload {
+                self.lanes[signal as usize].sending = Some(entry);
+                return Some(Batch { signal, points, payload });
+            }
+            self.forget(&entry);
+            stats.add_dropped(signal, Reason::Corrupt, points);
+        }
+    }
+
+    fn forget(&mut self, entry: &Entry) {
+        self.bytes -= entry.bytes;
+        if let (None, Some(disk)) = (&entry.payload, &mut self.disk) {
+            disk.remove(entry.number);
+        }
+    }
+
+    /// Queues what an earlier process left, oldest first. It counts as produced: this process answers for it now.
+    fn restore(&mut self, stats: &Stats) {
+        let Some(disk) = &self.disk else { return };
+        for left in disk.left() {
+            stats.add_produced(left.signal, left.points);
+            self.next_number = self.next_number.max(left.number + 1);
+            self.bytes += left.bytes;
+            let entry = Entry { number: left.number, points: left.points, bytes: left.bytes, payload: None };
+            self.lanes[left.signal as usize].waiting.push_back(entry);
+        }
+        while self.bytes > self.cap_bytes && self.drop_oldest(stats) {}
+    }
+
+    fn publish(&self, stats: &Stats) {
+        stats.set_queued_bytes(self.bytes as u64);
+        for signal in Signal::ALL {
+            let lane = &self.lanes[signal as usize];
+            stats.set_queued(signal, lane.waiting.iter().chain(&lane.sending).map(|entry| entry.points).sum());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! Every change of memory with the time of its reading: points that no SDK can make, since it stamps them itself.
+//!
+//! Enters: rings. Leaves: requests with one resource a GPU and no attributes on points, which would be repeated on each.
+//! A graph that joins points with lines must draw steps: where a value was held for longer than a period, its last
+//! moment has a point too, one period before the change; and the newest reading has one, so that a value that rests is
+//! not taken for one that is not known. A gap has no point within, and begins with one that says that there is no value,
+//! a period after the last good reading, so that nobody draws across it. Times of one GPU only rise. Invariant: it only
+//! reads, so that it never makes a tick late.
+
+use super::follow::{Follow, Stretch};
+use super::metrics::{only, unix};
+use super::names::MEMORY_RAW;
+use super::resource::{resource, scope};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::node::Node;
+use crate::ring::Point;
+use crate::source::Device;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
+use opentelemetry_proto::tonic::metrics::v1::{DataPointFlags, Gauge, NumberDataPoint, ResourceMetrics, ScopeMetrics};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The most points of one request: some 400 kB, which every receiver takes.
+const MOST_POINTS: usize = 20_000;
+
+/// A GPU without a reading for this long is told to have no value, before it is known whether one comes back.
+const PATIENCE_NS: i64 = 2 * SECOND_NS;
+
+/// Follows every ring of the node of the moment.
+#[derive(Default)]
+pub struct RawPoints {
+    follow: Follow,
+    curves: Vec<Curve>,
+}
+
+/// What was sent of one GPU.
+#[derive(Debug, Clone)]
+struct Curve {
+    device: Device,
+    /// Time of the last point, nanoseconds; no point is sent that does not lie after it.
+    last_ns: i64,
+    /// The newest reading that was looked at.
+    newest_ns: i64,
+    /// The value at the last point, bytes; `None` in a gap.
+    held: Option<u64>,
+    /// The last good reading before a gap that has not been told yet.
+    gap_ns: Option<i64>,
+}
+
+/// Requests with their numbers of points.
+type Requests = Vec<(ExportMetricsServiceRequest, u64)>;
+
+impl RawPoints {
+    /// What the rings have gained since the last call.
+    pub fn advance(&mut self, node: Option<&Arc<Node>>, attributes: &[(String, String)]) -> Requests {
+        let mut requests = Requests::new();
+        if node.is_none_or(|node| self.follow.is_new(node)) {
+            self.end_curves(attributes, &mut requests);
+        }
+        let Some(node) = node else { return requests };
+        if self.curves.is_empty() {
+            self.curves = node.gpus.iter().map(|gpu| Curve::of(gpu.device.clone())).collect();
+        }
+        let period_ns = node.ticks.period_ns.load(Relaxed).max(1);
+        let shift_ns = node.clock.unix_shift_ns();
+        for (position, curve) in self.curves.iter_mut().enumerate() {
+            let mut drawn = Vec::new();
+            match self.follow.advance(node, position) {
+                Some(stretch) => curve.draw(&stretch, period_ns, &mut drawn),
+                None => curve.rest(node.clock.now_ns(), period_ns, &mut drawn),
+            }
+            add(&mut requests, &curve.device, attributes, &drawn, shift_ns);
+        }
+        requests
+    }
+
+    /// The node is gone, or another one has come: of no curve is the value known any more.
+    fn end_curves(&mut self, attributes: &[(String, String)], requests: &mut Requests) {
+        for curve in self.curves.drain(..).filter(|curve| curve.held.is_some()) {
+            let unknown = Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None };
+            add(requests, &curve.device, attributes, &[unknown], 0);
+        }
+    }
+}
+
+impl Curve {
+    fn of(device: Device) -> Self {
+        Self { device, last_ns: i64::MIN, newest_ns: i64::MIN, held: None, gap_ns: None }
+    }
+
+    /// The points that draw a stretch, in order of time.
+    fn draw(&mut self, stretch: &Stretch, period_ns: i64, drawn: &mut Vec<Point>) {
+        if !stretch.continues {
+            self.take(stretch.begin, period_ns, drawn);
+        }
+        for change in &stretch.changes {
+            self.take(*change, period_ns, drawn);
+        }
+        self.newest_ns = stretch.end.at_ns;
+        if stretch.end.used.is_some() {
+            self.take(stretch.end, period_ns, drawn);
+            self.hold_until(stretch.end.at_ns, period_ns, drawn);
+        } else {
+            // A gap has begun at the newest reading: what that one told comes with the next stretch.
+            self.hold_until(stretch.end.at_ns - period_ns, period_ns / 2, drawn);
+        }
+    }
+
+    /// Nothing new was read: for how long already?
+    fn rest(&mut self, now_ns: i64, period_ns: i64, drawn: &mut Vec<Point>) {
+        if self.held.is_some() && now_ns - self.newest_ns > PATIENCE_NS {
+            self.push(Point { at_ns: self.newest_ns + period_ns, used: None }, drawn);
+            self.gap_ns = None;
+        }
+    }
+
+    fn take(&mut self, point: Point, period_ns: i64, drawn: &mut Vec<Point>) {
+        match (point.used, self.held) {
+            (Some(used), Some(held)) if used == held && self.gap_ns.is_none() => {}
+            (Some(_), _) => {
+                match self.gap_ns.take() {
+                    Some(gap_ns) if is_long(point.at_ns - gap_ns, period_ns) => {
+                        self.push(Point { at_ns: gap_ns + period_ns, used: None }, drawn);
+                    }
+                    Some(_) => {}
+                    None => self.hold_until(point.at_ns - period_ns, period_ns / 2, drawn),
+                }
+                self.push(point, drawn);
+            }
+            (None, Some(_)) => {
+                self.hold_until(point.at_ns, period_ns, drawn);
+                self.gap_ns.get_or_insert(point.at_ns);
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// A point of the held value at `at_ns`, where the last one is further back than `period_ns`: readings wobble, so
+    /// that a bit more is none.
+    fn hold_until(&mut self, at_ns: i64, period_ns: i64, drawn: &mut Vec<Point>) {
+        if self.held.is_some() && at_ns.saturating_sub(self.last_ns) > period_ns {
+            self.push(Point { at_ns, used: self.held }, drawn);
+        }
+    }
+
+    fn push(&mut self, point: Point, drawn: &mut Vec<Point>) {
+        if point.at_ns > self.last_ns {
+            (self.last_ns, self.held) = (point.at_ns, point.used);
+            drawn.push(point);
+        }
+    }
+}
+
+/// Whether a gap is one: readings wobble by less than half a period.
+fn is_long(gap_ns: i64, period_ns: i64) -> bool {
+    gap_ns > period_ns + period_ns / 2
+}
+
+/// Adds the points of one GPU to the last request, or to a new one where that is full.
+fn add(requests: &mut Requests, device: &Device, attributes: &[(String, String)], points: &[Point], shift_ns: i64) {
+    for points in points.chunks(MOST_POINTS) {
+        let points: Vec<_> = points.iter().map(|point| data_point(*point, shift_ns)).collect();
+        let count = points.len() as u64;
+        let resource_metrics = of_gpu(device, attributes, points);
+        match requests.last_mut().filter(|(_, known)| known + count <= MOST_POINTS as u64) {
+            Some((request, known)) => {
+                request.resource_metrics.push(resource_metrics);
+                *known += count;
+            }
+            None => requests.push((ExportMetricsServiceRequest { resource_metrics: vec![resource_metrics] }, count)),
+        }
+    }
+}
+
+fn data_point(point: Point, shift_ns: i64) -> NumberDataPoint {
+    let value = point.used.map(|used| Value::AsInt(i64::try_from(used).unwrap_or(i64::MAX)));
+    let flags = if value.is_none() { DataPointFlags::NoRecordedValueMask as u32 } else { 0 };
+    let time_unix_nano = unix(point.at_ns.saturating_add(shift_ns));
+    NumberDataPoint { time_unix_nano, value, flags, ..NumberDataPoint::default() }
+}
+
+/// One GPU's resource. Its instance is the GPU: some receivers know a series by nothing else of the resource.
+fn of_gpu(device: &Device, attributes: &[(String, String)], data_points: Vec<NumberDataPoint>) -> ResourceMetrics {
+    let of_process = |name: &str| attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let instance = match of_process("service.instance.id") {
+        Some(instance) => format!("{instance}/{}", device.uuid),
+        None => device.uuid.clone(),
+    };
+    let own = [
+        ("service.instance.id", Some(instance.as_str())),
+        ("hw.id", Some(device.uuid.as_str())),
+        ("hw.type", Some("gpu")),
+        ("hw.name", device.name.as_deref()),
+        ("hw.parent", device.parent_uuid.as_deref()),
+        ("highwater.gpu.index", Some(device.index.as_str())),
+    ];
+    let own = own.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
+    let own: Vec<(String, String)> = own.collect();
+    let others = attributes.iter().filter(|(name, _)| own.iter().all(|(known, _)| known != name));
+    let metric = only(&MEMORY_RAW, Data::Gauge(Gauge { data_points }));
+    ResourceMetrics {
+        resource: Some(resource(others.chain(&own))),
+        scope_metrics: vec![ScopeMetrics { scope: Some(scope()), metrics: vec![metric], ..ScopeMetrics::default() }],
+        ..ResourceMetrics::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Who exports: the attributes of the resource, from the standard variables and the host.
+//!
+//! The SDK's detectors are not used: they read the process's environment by themselves, which no test can set safely,
+//! and leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
+
+use super::settings::Environment;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+
+/// Variables that pods get from the downward API, and the attributes that they are.
+const KUBERNETES: [(&str, &str); 3] =
+    [("NODE_NAME", "k8s.node.name"), ("POD_NAME", "k8s.pod.name"), ("POD_NAMESPACE", "k8s.namespace.name")];
+
+/// Variables beside `OTEL_*` that are looked at.
+pub(super) const VARIABLES: [&str; 4] = ["KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"];
+
+/// The attributes of the resource. What the user says goes before what is found.
+pub(super) fn detect(environment: &mut Environment) -> Vec<(String, String)> {
+    let mut attributes: Vec<(String, String)> = Vec::new();
+    if let Some(name) = environment.get("OTEL_SERVICE_NAME") {
+        attributes.push(("service.name".into(), name.into()));
+    }
+    let told = environment.read("OTEL_RESOURCE_ATTRIBUTES", attributes_of).unwrap_or_default();
+    let host = host_name();
+    let mut found = vec![("service.name", Some("highwater".to_owned()))];
+    found.push(("service.version", Some(env!("CARGO_PKG_VERSION").to_owned())));
+    found.push(("service.instance.id", host.clone()));
+    found.push(("host.name", host));
+    if environment.get("KUBERNETES_SERVICE_HOST").is_some() {
+        let of = |variable| environment.get(variable).map(str::to_owned);
+        found.extend(KUBERNETES.map(|(variable, name)| (name, of(variable))));
+    }
+    let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    for (name, value) in told.into_iter().chain(found) {
+        if !attributes.iter().any(|(known, _)| *known == name) {
+            attributes.push((name, value));
+        }
+    }
+    attributes
+}
+
+fn attributes_of(text: &str) -> Result<Vec<(String, String)>, String> {
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` has no `=`"))?;
+        let decode = |text: &str| percent_decode(text.trim()).ok_or_else(|| format!("`{pair}` is not percent-encoded"));
+        Ok((decode(name)?, decode(value)?))
+    };
+    // The last one of a name counts.
+    let mut pairs: Vec<(String, String)> =
+        text.split(',').filter(|text| !text.trim().is_empty()).map(pair).collect::<Result<_, String>>()?;
+    pairs.reverse();
+    Ok(pairs)
+}
+
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Undoes percent-encoding; `None` where it is broken or no UTF-8.
+pub(super) fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(bytes.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+/// The resource of these attributes.
+pub(super) fn resource<'a>(attributes: impl IntoIterator<Item = &'a (String, String)>) -> Resource {
+    let attributes = attributes.into_iter().map(|(name, value)| text(name, value)).collect();
+    Resource { attributes, ..Resource::default() }
+}
+
+/// What made the points.
+pub(super) fn scope() -> InstrumentationScope {
+    InstrumentationScope {
+        name: "highwater".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        ..InstrumentationScope::default()
+    }
+}
+
+/// An attribute with any value.
+pub(super) fn attribute(name: &str, value: Value) -> KeyValue {
+    KeyValue { key: name.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+/// An attribute with a text.
+pub(super) fn text(name: &str, value: &str) -> KeyValue {
+    attribute(name, Value::StringValue(value.into()))
+}

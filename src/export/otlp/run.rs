@@ -1,0 +1,171 @@
+//! The exporter at work: a producer on a timer, and a lane for each signal that empties the queue in order.
+//!
+//! A lane sends one request at a time and the next one only when it is settled, so that points arrive in the order of
+//! their times. What fails for now is tried again until it is taken or falls out of the queue; there is no age at which
+//! it is given up. At the end everything that is known is queued and sent, for at most [`GRACE`].
+
+use super::backoff::Backoff;
+use super::connect::Dial;
+use super::disk::Disk;
+use super::producer::Producer;
+use super::queue::Queue;
+use super::reply::Reply;
+use super::settings::Settings;
+use super::stats::{Attempt, Signal, Stats};
+use super::transport::Peer;
+use crate::clock::SECOND_NS;
+use crate::metrics::Snapshots;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+
+/// How long what is left may take at the end.
+pub const GRACE: Duration = Duration::from_secs(1);
+/// How often raw points and spans are looked for.
+const FOLLOW: Duration = Duration::from_secs(1);
+
+/// An exporter, ready to run.
+pub struct Exporter {
+    producer: Producer,
+    interval: Duration,
+    lanes: Vec<Lane>,
+    queue: Arc<Queue>,
+}
+
+impl Exporter {
+    /// An exporter of `snapshots` that counts in `stats` and connects with `dial`.
+    ///
+    /// # Errors
+    /// Where TLS cannot be configured, or the queue's folder cannot be used.
+    pub fn new(
+        settings: Settings,
+        snapshots: Snapshots,
+        stats: &Arc<Stats>,
+        dial: &Arc<dyn Dial>,
+    ) -> Result<Self, String> {
+        let disk = settings
+            .queue_dir
+            .as_deref()
+            .map(|folder| Disk::open(folder).map_err(|error| format!("otlp.queue_dir: {}: {error}", folder.display())));
+        let queue = Arc::new(Queue::new(settings.queue_bytes, disk.transpose()?, Arc::clone(stats)));
+        let peer = |endpoint| Peer::new(endpoint, Arc::clone(dial)).map(Arc::new);
+        let metrics = settings.metrics.clone().map(peer).transpose()?;
+        let traces = settings.traces.clone().map(peer).transpose()?;
+        let of = |signal: Signal| if signal == Signal::Spans { &traces } else { &metrics };
+        let lane = |signal| {
+            let peer = of(signal).clone()?;
+            Some(Lane { signal, peer, queue: Arc::clone(&queue), stats: Arc::clone(stats) })
+        };
+        let lanes = Signal::ALL.into_iter().filter_map(lane).collect();
+        let interval =
+            Duration::from_nanos(u64::try_from(settings.interval_ns.max(SECOND_NS / 10)).unwrap_or(u64::MAX));
+        let producer = Producer::new(settings, snapshots, Arc::clone(&queue), Arc::clone(stats));
+        Ok(Self { producer, interval, lanes, queue })
+    }
+
+    /// Exports until `stop`, then what is left.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        let (closing, _) = watch::channel(false);
+        let mut lanes = tokio::task::JoinSet::new();
+        for lane in self.lanes.drain(..) {
+            lanes.spawn(lane.run(closing.subscribe()));
+        }
+        let now = Instant::now();
+        let mut snapshots = interval_at(now + self.interval, self.interval);
+        let mut follows = interval_at(now + FOLLOW, FOLLOW);
+        snapshots.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        follows.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                _ = follows.tick() => self.producer.follow(),
+                _ = snapshots.tick() => self.producer.snapshot(),
+            }
+        }
+        self.producer.follow();
+        self.producer.snapshot();
+        closing.send_replace(true);
+        let emptied = timeout(GRACE, async { while lanes.join_next().await.is_some() {} }).await;
+        lanes.abort_all();
+        let lost = self.queue.abandon();
+        if lost > 0 {
+            tracing::warn!(points = lost, in_time = emptied.is_ok(), "OTLP: not sent before the end, and lost");
+        }
+    }
+}
+
+/// One signal's way to its receiver.
+struct Lane {
+    signal: Signal,
+    peer: Arc<Peer>,
+    queue: Arc<Queue>,
+    stats: Arc<Stats>,
+}
+
+impl Lane {
+    async fn run(self, mut closing: watch::Receiver<bool>) {
+        let seed = (u64::from(std::process::id()) << 8) | (self.signal as u64 + 1);
+        let mut backoff = Backoff::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut told = String::new();
+        loop {
+            let batch = tokio::select! {
+                biased;
+                batch = self.queue.take(self.signal) => batch,
+                () = closed(&mut closing) => return,
+            };
+            let bytes = batch.payload.len() as u64;
+            match self.peer.send(self.signal, batch.payload).await {
+                Reply::Taken { rejected, message } => {
+                    self.stats.add_attempt(self.signal, Attempt::Sent);
+                    self.stats.add_sent_bytes(self.signal, bytes);
+                    self.queue.exported(self.signal, rejected);
+                    if !backoff.is_reset() {
+                        tracing::info!(signal = self.signal.label(), "OTLP: the receiver takes points again");
+                    }
+                    backoff.reset();
+                    if rejected > 0 || !message.is_empty() {
+                        let message = format!("of {} points {rejected} were rejected: {message}", batch.points);
+                        self.tell(&mut told, message);
+                    }
+                }
+                Reply::Refused(why) => {
+                    self.stats.add_attempt(self.signal, Attempt::Refused);
+                    self.queue.refused(self.signal);
+                    self.tell(&mut told, format!("refused, and dropped: {why}"));
+                }
+                Reply::Retry { after, why } => {
+                    self.stats.add_attempt(self.signal, Attempt::Failed);
+                    self.queue.give_back(self.signal);
+                    if backoff.is_reset() {
+                        tracing::warn!(signal = self.signal.label(), "OTLP: not sent, will be tried again: {why}");
+                    }
+                    if *closing.borrow() {
+                        return;
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(backoff.wait(after)) => {}
+                        // One more attempt: the receiver may be back.
+                        () = closed(&mut closing) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Logs what a receiver said, once for each different word in a row.
+    fn tell(&self, told: &mut String, message: String) {
+        if *told != message {
+            tracing::warn!(signal = self.signal.label(), "OTLP: {message}");
+            *told = message;
+        }
+    }
+}
+
+/// Waits until the exporter closes.
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    // An exporter that is gone closes too.
+    let _ = closing.wait_for(|closing| *closing).await;
+}

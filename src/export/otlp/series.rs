@@ -1,0 +1,130 @@
+//! What was last told of each series that adds up: when it began, and what is new since.
+//!
+//! A total that this process counts began at 0 when its series was first absent. One that began elsewhere (the driver's,
+//! a job's) has a begin that nobody knows: its first point says that it began at that very moment, as the data model has
+//! it for an unknown start, and its later ones count from there. A total that falls has begun anew. Series that are not
+//! told any more are forgotten, so that what jobs bring up leaves with them.
+
+use crate::metrics::exponential::Exponential;
+use crate::metrics::histogram::Counts;
+use std::collections::HashMap;
+
+/// Which series: the place of its metric in the table of names, and its labels.
+pub(super) type Key = (usize, Vec<String>);
+
+/// One point of a total.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Told<T> {
+    /// Since when, Unix nanoseconds.
+    pub start_ns: i64,
+    /// The total, or what is new where deltas are asked for.
+    pub value: T,
+}
+
+/// A value that adds up.
+pub(super) trait Total: Clone {
+    /// Whether it cannot have grown out of `earlier`.
+    fn is_reset(&self, earlier: &Self) -> bool;
+    /// What came since `earlier`.
+    fn since(&self, earlier: &Self) -> Self;
+}
+
+impl Total for f64 {
+    fn is_reset(&self, earlier: &Self) -> bool {
+        self < earlier
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        self - earlier
+    }
+}
+
+impl Total for Counts {
+    fn is_reset(&self, earlier: &Self) -> bool {
+        self.cumulative.last() < earlier.cumulative.last()
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        let cumulative = self.cumulative.iter().zip(&earlier.cumulative);
+        let exponential = self.exponential.as_ref().zip(earlier.exponential.as_ref());
+        Counts {
+            bounds_s: self.bounds_s,
+            cumulative: cumulative.map(|(now, before)| now.saturating_sub(*before)).collect(),
+            sum_s: self.sum_s - earlier.sum_s,
+            exponential: exponential.map(|(now, before)| Box::new(now.since(before))),
+        }
+    }
+}
+
+impl Total for Exponential {
+    fn is_reset(&self, earlier: &Self) -> bool {
+        self.count() < earlier.count()
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        Exponential::since(self, earlier)
+    }
+}
+
+/// The series of one type of value.
+#[derive(Debug)]
+pub(super) struct Series<T> {
+    known: HashMap<Key, Last<T>>,
+    round: u64,
+}
+
+#[derive(Debug)]
+struct Last<T> {
+    start_ns: i64,
+    at_ns: i64,
+    value: T,
+    round: u64,
+}
+
+/// When a snapshot is taken, and what is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    /// Now, Unix nanoseconds.
+    pub now_ns: i64,
+    /// When the last snapshot was taken; the exporter's start before the first one.
+    pub last_ns: i64,
+    /// Whether only what is new is told.
+    pub delta: bool,
+    /// Whether the totals began with this process.
+    pub own: bool,
+}
+
+impl<T> Default for Series<T> {
+    fn default() -> Self {
+        Self { known: HashMap::new(), round: 0 }
+    }
+}
+
+impl<T: Total> Series<T> {
+    /// What is to be told of a total; `None` where deltas are asked for and there is none yet.
+    pub fn tell(&mut self, key: Key, value: T, moment: Moment) -> Option<Told<T>> {
+        let Moment { now_ns, last_ns, delta, own } = moment;
+        let round = self.round;
+        let Some(last) = self.known.get_mut(&key) else {
+            let start_ns = if own { last_ns } else { now_ns };
+            self.known.insert(key, Last { start_ns, at_ns: now_ns, value: value.clone(), round });
+            return (own || !delta).then_some(Told { start_ns, value });
+        };
+        let earlier = std::mem::replace(&mut last.value, value.clone());
+        let is_reset = value.is_reset(&earlier);
+        if is_reset {
+            last.start_ns = if own { last.at_ns } else { now_ns };
+        }
+        let start_ns = if delta { last.at_ns } else { last.start_ns };
+        (last.at_ns, last.round) = (now_ns, round);
+        let value = if delta && !is_reset { value.since(&earlier) } else { value };
+        Some(Told { start_ns, value })
+    }
+
+    /// Forgets series that were not told since the last call.
+    pub fn end_round(&mut self) {
+        let round = self.round;
+        self.known.retain(|_, last| last.round == round);
+        self.round += 1;
+    }
+}

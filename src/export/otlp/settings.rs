@@ -1,0 +1,250 @@
+//! What is exported, and to whom: highwater's own keys, and the standard `OTEL_*` variables.
+//!
+//! Enters: [`Keys`] and the environment. Leaves: [`Settings`], every fault of the variables with the variable's name, or
+//! nothing where no endpoint is set. A variable of one signal goes before the general one, and `otlp.endpoint` takes the
+//! place of the general endpoint. Variables are looked at only where something is exported: they may be meant for
+//! others. Absent on purpose: default endpoints.
+
+use super::endpoint;
+use super::resource;
+use crate::clock::SECOND_NS;
+use std::fmt;
+use std::path::PathBuf;
+
+pub use super::endpoint::{Endpoint, Headers, Protocol, Tls};
+
+/// Which steps become traces.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Spans {
+    /// None.
+    Off,
+    /// Every step.
+    All,
+    /// Steps whose number is a multiple of this.
+    OneIn(u64),
+    /// Steps slower than this share of their rank's steps so far, 0 to 1.
+    Slow(f64),
+}
+
+/// Whether every change of memory is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Raw {
+    /// Never.
+    Never,
+    /// All the time.
+    Always,
+}
+
+/// How histograms and counters relate to earlier points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Temporality {
+    /// Totals since their start.
+    Cumulative,
+    /// What was added since the last point.
+    Delta,
+    /// Histograms as [`Delta`](Self::Delta), counters as [`Cumulative`](Self::Cumulative).
+    LowMemory,
+}
+
+/// The keys of the section `otlp`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Keys {
+    /// Where to export to, in place of `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub endpoint: Option<String>,
+    /// Which steps become traces.
+    pub spans: Spans,
+    /// Whether every change of memory is sent.
+    pub raw: Raw,
+    /// The most that waits to be sent, bytes.
+    pub queue_bytes: usize,
+    /// Where what waits is kept over a restart.
+    pub queue_dir: Option<PathBuf>,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self { endpoint: None, spans: Spans::All, raw: Raw::Never, queue_bytes: 64 << 20, queue_dir: None }
+    }
+}
+
+/// Everything that the exporter needs to know.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Where metrics go, raw ones too.
+    pub metrics: Option<Endpoint>,
+    /// Where spans go.
+    pub traces: Option<Endpoint>,
+    /// Period of the snapshot, nanoseconds.
+    pub interval_ns: i64,
+    /// How points relate to earlier ones.
+    pub temporality: Temporality,
+    /// Whether durations are told by fixed bounds in place of exponential buckets.
+    pub explicit_histograms: bool,
+    /// Which steps become traces.
+    pub spans: Spans,
+    /// Whether every change of memory is sent.
+    pub raw: Raw,
+    /// The most that waits, bytes.
+    pub queue_bytes: usize,
+    /// Where it waits.
+    pub queue_dir: Option<PathBuf>,
+    /// Who we are.
+    pub resource: Vec<(String, String)>,
+}
+
+/// A variable that cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Its name.
+    pub variable: String,
+    /// What is wrong with its value.
+    pub problem: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "environment variable {}: {}", self.variable, self.problem)
+    }
+}
+
+/// The variables, empty ones as if they were not set, and what was found wrong.
+pub(super) struct Environment<'a> {
+    variables: &'a [(String, String)],
+    pub faults: Vec<Fault>,
+}
+
+impl<'a> Environment<'a> {
+    pub fn of(variables: &'a [(String, String)]) -> Self {
+        Self { variables, faults: Vec::new() }
+    }
+
+    pub fn get(&self, variable: &str) -> Option<&'a str> {
+        let found = self.variables.iter().find(|(name, _)| name == variable);
+        found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// Reads a variable; where it cannot be understood, notes that.
+    pub fn read<T>(&mut self, variable: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        match read(self.get(variable)?) {
+            Ok(value) => Some(value),
+            Err(problem) => {
+                self.faults.push(Fault { variable: variable.to_owned(), problem });
+                None
+            }
+        }
+    }
+}
+
+/// Whether a variable of the environment is one that [`resolve`] may look at.
+#[must_use]
+pub fn is_standard_variable(name: &str) -> bool {
+    name.starts_with("OTEL_") || resource::VARIABLES.contains(&name)
+}
+
+/// The settings in force; `None` where nothing is to be exported.
+///
+/// # Errors
+/// Every variable that cannot be understood.
+pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Settings>, Vec<Fault>> {
+    let mut environment = Environment::of(variables);
+    if environment.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        return Ok(None);
+    }
+    let wanted = |environment: &Environment, variable| environment.get(variable) != Some("none");
+    let metrics = wanted(&environment, "OTEL_METRICS_EXPORTER");
+    let traces = wanted(&environment, "OTEL_TRACES_EXPORTER") && keys.spans != Spans::Off;
+    let general = keys.endpoint.as_deref();
+    let metrics = metrics.then(|| endpoint::resolve(endpoint::METRICS, general, &mut environment)).flatten();
+    let traces = traces.then(|| endpoint::resolve(endpoint::TRACES, general, &mut environment)).flatten();
+    if metrics.is_none() && traces.is_none() && environment.faults.is_empty() {
+        return Ok(None);
+    }
+    let interval_ns = environment.read("OTEL_METRIC_EXPORT_INTERVAL", interval);
+    let temporality = environment.read("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality);
+    let explicit = environment.read("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", explicit_histograms);
+    let resource = resource::detect(&mut environment);
+    if !environment.faults.is_empty() {
+        // A general variable is read for each signal, and told once.
+        let mut faults: Vec<Fault> = Vec::new();
+        for fault in environment.faults {
+            if !faults.contains(&fault) {
+                faults.push(fault);
+            }
+        }
+        return Err(faults);
+    }
+    Ok(Some(Settings {
+        metrics,
+        traces,
+        interval_ns: interval_ns.unwrap_or(60 * SECOND_NS),
+        temporality: temporality.unwrap_or(Temporality::Cumulative),
+        explicit_histograms: explicit.unwrap_or(false),
+        spans: keys.spans,
+        raw: keys.raw,
+        queue_bytes: keys.queue_bytes,
+        queue_dir: keys.queue_dir.clone(),
+        resource,
+    }))
+}
+
+fn interval(text: &str) -> Result<i64, String> {
+    let milliseconds: i64 = text.parse().map_err(|_| format!("`{text}` is no number of milliseconds"))?;
+    if (100..=3_600_000).contains(&milliseconds) {
+        return Ok(milliseconds * 1_000_000);
+    }
+    Err(format!("`{text}` is not between 100 and 3600000 milliseconds"))
+}
+
+fn explicit_histograms(text: &str) -> Result<bool, String> {
+    match text {
+        "explicit_bucket_histogram" => Ok(true),
+        "base2_exponential_bucket_histogram" => Ok(false),
+        _ => Err(format!("`{text}` is neither explicit_bucket_histogram nor base2_exponential_bucket_histogram")),
+    }
+}
+
+fn temporality(text: &str) -> Result<Temporality, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "cumulative" => Ok(Temporality::Cumulative),
+        "delta" => Ok(Temporality::Delta),
+        "lowmemory" => Ok(Temporality::LowMemory),
+        _ => Err(format!("`{text}` is none of cumulative, delta, lowmemory")),
+    }
+}
+
+/// Reads `otlp.spans`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn spans(text: &str) -> Result<Spans, String> {
+    let slow = |percentile: &str| {
+        let percentile: f64 = percentile.parse().ok()?;
+        (percentile > 0.0 && percentile < 100.0).then_some(Spans::Slow(percentile / 100.0))
+    };
+    let parsed = match text {
+        "off" => Some(Spans::Off),
+        "all" => Some(Spans::All),
+        _ => match (text.strip_prefix("1/"), text.strip_prefix("slow:p")) {
+            (Some(number), _) => number.parse().ok().filter(|number| *number > 0).map(Spans::OneIn),
+            (_, Some(percentile)) => slow(percentile),
+            _ => None,
+        },
+    };
+    parsed.ok_or_else(|| "is none of off, all, 1/N, slow:pPERCENTILE (as slow:p95)".into())
+}
+
+/// Reads `otlp.raw`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn raw(text: &str) -> Result<Raw, String> {
+    match text {
+        "never" => Ok(Raw::Never),
+        "always" => Ok(Raw::Always),
+        "findings" => Err("cannot be had yet: this version makes no findings; use never or always".into()),
+        _ => Err("is neither never nor always".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! Steps as traces: a span for each step of each rank, its phases below it, with the times that the job gave.
+//!
+//! Enters: ended steps and phases with their memory. Leaves: spans, and exemplars that lead from a duration's histogram
+//! to the trace of the slowest. A rank's phases wait until its step has ended, because only then it is known whether the
+//! step is slow and which phase lies within which. Invariants: what waits is bounded, and what does not fit is counted.
+//! Absent on purpose: layers, of which one step has thousands; recordings have them.
+
+use super::metrics::{Exemplars, unix};
+use super::settings::Spans;
+use super::span::{Context, exemplar, span};
+use super::stats::{Reason, Signal, Stats};
+use super::trace::{Parent, SpanId, TraceId, traceparent};
+use crate::annotate::wire::{Kind, Scalar};
+use crate::annotate::{Ended, Jobs};
+use crate::attribute::Attributed;
+use crate::clock::SECOND_NS;
+use crate::metrics::exponential::Exponential;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Phases that wait for the end of their steps, over all ranks.
+const MOST_WAITING: usize = 16_384;
+/// A phase that is in no open step, and whose step's end has not come this long after it, is sent without: attribution
+/// waits for 2 s at most.
+const PATIENCE_NS: i64 = 5 * SECOND_NS;
+/// Durations of a rank that was silent for this long are forgotten.
+const SILENCE_NS: i64 = 600 * SECOND_NS;
+/// Steps of a rank before any of them can be called slow.
+const FEWEST_STEPS: u64 = 20;
+
+/// Makes spans of what ends.
+pub struct Traces {
+    which: Spans,
+    cursor: u64,
+    waiting: usize,
+    ranks: BTreeMap<RankKey, Waiting>,
+}
+
+/// What one rank's step is made of so far.
+#[derive(Default)]
+struct Waiting {
+    phases: Vec<Arc<Attributed>>,
+    durations: Exponential,
+    heard_ns: i64,
+}
+
+/// What has ended since the last turn.
+#[derive(Default)]
+pub struct New {
+    ended: Vec<Arc<Attributed>>,
+    /// How many more had ended, which the jobs do not keep any more.
+    lost: u64,
+    /// When the open step of each rank that has one began.
+    open_steps: HashMap<RankKey, i64>,
+}
+
+/// A job and which process of it.
+type RankKey = (Arc<str>, u32);
+
+impl New {
+    /// Whether nothing has ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ended.is_empty()
+    }
+}
+
+/// What one turn gives.
+#[derive(Default)]
+pub struct Turn {
+    /// Spans, children before parents.
+    pub spans: Vec<Span>,
+    /// The slowest step and phase of each series.
+    pub exemplars: Exemplars,
+}
+
+impl Traces {
+    /// No spans yet; what ended before is left alone.
+    #[must_use]
+    pub fn new(which: Spans) -> Self {
+        Self { which, cursor: 0, waiting: 0, ranks: BTreeMap::new() }
+    }
+
+    /// Leaves alone what has ended so far.
+    pub fn skip_to(&mut self, jobs: &Jobs) {
+        self.cursor = jobs.ended_count();
+    }
+
+    /// What has ended since the last call.
+    pub fn new_of(&mut self, jobs: &Jobs) -> New {
+        let (ended, lost) = jobs.ended_since(self.cursor);
+        self.cursor = jobs.ended_count();
+        let mut open_steps = HashMap::new();
+        for (name, job) in jobs.by_name() {
+            for (number, rank) in &job.ranks {
+                let step = rank.open.iter().find(|open| open.kind == Kind::Step);
+                open_steps.extend(step.map(|step| ((Arc::clone(name), *number), step.begin_ns)));
+            }
+        }
+        New { ended, lost, open_steps }
+    }
+
+    /// Makes spans of what has ended.
+    pub fn advance(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
+        let mut turn = Turn::default();
+        if new.lost > 0 {
+            stats.add_produced(Signal::Spans, new.lost);
+            stats.add_dropped(Signal::Spans, Reason::Overrun, new.lost);
+        }
+        for attributed in new.ended {
+            match attributed.ended.open.kind {
+                Kind::Phase => self.keep(attributed, stats),
+                Kind::Step => self.end_step(attributed, context, &mut turn),
+                Kind::Layer => {}
+            }
+        }
+        self.send_orphans(&new.open_steps, context, &mut turn);
+        turn
+    }
+
+    fn keep(&mut self, phase: Arc<Attributed>, stats: &Stats) {
+        if self.waiting >= MOST_WAITING {
+            stats.add_produced(Signal::Spans, 1);
+            stats.add_dropped(Signal::Spans, Reason::Overrun, 1);
+            return;
+        }
+        self.waiting += 1;
+        let rank = self.ranks.entry((Arc::clone(&phase.ended.job), phase.ended.rank)).or_default();
+        rank.heard_ns = rank.heard_ns.max(phase.ended.end_ns);
+        rank.phases.push(phase);
+    }
+
+    fn end_step(&mut self, step: Arc<Attributed>, context: &Context, turn: &mut Turn) {
+        let ended = &step.ended;
+        let rank = self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default();
+        rank.heard_ns = rank.heard_ns.max(ended.end_ns);
+        let is_own = |phase: &Arc<Attributed>| is_within(&phase.ended, ended);
+        let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut rank.phases).into_iter().partition(is_own);
+        // A phase of an earlier step, which never ended, goes without it.
+        let (orphans, later) = others.into_iter().partition::<Vec<_>, _>(|phase| phase.ended.end_ns <= ended.end_ns);
+        rank.phases = later;
+        self.waiting -= own.len() + orphans.len();
+        #[allow(clippy::cast_precision_loss, reason = "to a bucket")]
+        let seconds = (ended.end_ns - ended.open.begin_ns) as f64 * 1e-9;
+        let is_chosen = match self.which {
+            Spans::Slow(share) => {
+                let is_known = rank.durations.count() >= FEWEST_STEPS;
+                is_known && rank.durations.quantile(share).is_some_and(|limit_s| seconds > limit_s)
+            }
+            which => is_chosen(which, ended.open.step),
+        };
+        rank.durations.record(seconds, 1);
+        if is_chosen {
+            self.tell_step(&step, own, context, turn);
+        }
+        for phase in orphans {
+            self.tell_orphan(&phase, context, turn);
+        }
+    }
+
+    fn tell_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
+        let place = place_of_step(&step.ended);
+        // Outer phases before inner ones.
+        phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
+        let mut around: Vec<(i64, SpanId)> = Vec::new();
+        for phase in &phases {
+            around.retain(|(end_ns, _)| *end_ns >= phase.ended.end_ns);
+            let id = span_of_phase(place.own.trace, &phase.ended);
+            let inherited = around.last().map_or(place.own, |(_, span)| Parent { span: *span, ..place.own });
+            let parent = own_parent(&phase.ended).unwrap_or(inherited);
+            around.push((phase.ended.end_ns, id));
+            // A phase that names another trace is in that one.
+            let own = Parent { trace: parent.trace, span: id };
+            turn.add(phase, own, Some(parent.span), context);
+        }
+        turn.add(step, place.own, place.parent, context);
+    }
+
+    /// A phase outside of any step that ended: below the span that its step would have had, or by itself.
+    fn tell_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
+        let ended = &phase.ended;
+        let is_chosen = match self.which {
+            Spans::Slow(_) => false,
+            which => is_chosen(which, ended.open.step),
+        };
+        if !is_chosen {
+            return;
+        }
+        let parent = own_parent(ended).or_else(|| ended.open.step.map(|_| place_of_step(ended).own));
+        let begin = ended.open.begin_ns.to_string();
+        let rank = ended.rank.to_string();
+        let alone = || TraceId::of(&[&ended.job, run_of(ended), &rank, &ended.open.name, &begin]);
+        let trace = parent.map_or_else(alone, |parent| parent.trace);
+        let own = Parent { trace, span: span_of_phase(trace, ended) };
+        turn.add(phase, own, parent.map(|parent| parent.span), context);
+    }
+
+    /// Sends phases whose step will not end, and forgets ranks that were silent for long.
+    fn send_orphans(&mut self, open_steps: &HashMap<RankKey, i64>, context: &Context, turn: &mut Turn) {
+        let mut orphans = Vec::new();
+        for (key, rank) in &mut self.ranks {
+            let step_ns = open_steps.get(key).copied().unwrap_or(i64::MAX);
+            orphans.extend(rank.phases.extract_if(.., |phase| {
+                phase.ended.open.begin_ns < step_ns && phase.ended.end_ns < context.now_ns - PATIENCE_NS
+            }));
+        }
+        self.ranks.retain(|_, rank| !rank.phases.is_empty() || rank.heard_ns >= context.now_ns - SILENCE_NS);
+        self.waiting -= orphans.len();
+        for phase in orphans {
+            self.tell_orphan(&phase, context, turn);
+        }
+    }
+}
+
+impl Turn {
+    fn add(&mut self, attributed: &Attributed, own: Parent, parent: Option<SpanId>, context: &Context) {
+        let ended = &attributed.ended;
+        let seconds = exemplar(ended, own, unix(ended.end_ns + context.shift_ns));
+        let mut labels = vec![ended.job.to_string(), ended.rank.to_string()];
+        if ended.open.kind == Kind::Phase {
+            labels.push(ended.open.name.to_string());
+        }
+        let slowest = self.exemplars.entry(labels).or_insert_with(|| seconds.clone());
+        if super::span::seconds_of(&seconds) > super::span::seconds_of(slowest) {
+            *slowest = seconds;
+        }
+        self.spans.push(span(attributed, own, parent, context));
+    }
+}
+
+/// Whether a step of this number is among those asked for, where that can be told before it ends.
+fn is_chosen(which: Spans, step: Option<u64>) -> bool {
+    match which {
+        Spans::Off => false,
+        Spans::All => true,
+        // Every rank chooses the same steps.
+        Spans::OneIn(number) => step.unwrap_or(0).is_multiple_of(number.max(1)),
+        Spans::Slow(_) => true,
+    }
+}
+
+/// Whether a phase belongs to a step of the same rank.
+fn is_within(phase: &Ended, step: &Ended) -> bool {
+    let same = phase.open.step.is_none() || step.open.step.is_none() || phase.open.step == step.open.step;
+    same && phase.open.begin_ns >= step.open.begin_ns && phase.end_ns <= step.end_ns
+}
+
+/// Where a step's span is: its own place, and its parent's span where a job named one.
+struct Place {
+    own: Parent,
+    parent: Option<SpanId>,
+}
+
+/// The place of a step, or of the step that a phase is part of.
+fn place_of_step(ended: &Ended) -> Place {
+    let given = own_parent(ended).filter(|_| ended.open.kind == Kind::Step);
+    let (rank, run) = (ended.rank.to_string(), run_of(ended));
+    let trace = match (given, ended.open.step) {
+        (Some(given), _) => given.trace,
+        (None, Some(step)) => TraceId::of(&[&ended.job, run, &step.to_string()]),
+        // Without a number, ranks cannot know that they mean the same step.
+        (None, None) => TraceId::of(&[&ended.job, run, &rank, &ended.open.begin_ns.to_string()]),
+    };
+    let step = ended.open.step.map(|step| step.to_string()).unwrap_or_default();
+    let own = Parent { trace, span: SpanId::of(trace, &["step", &ended.job, &rank, &step]) };
+    Place { own, parent: given.map(|given| given.span) }
+}
+
+fn span_of_phase(trace: TraceId, ended: &Ended) -> SpanId {
+    let (rank, begin) = (ended.rank.to_string(), ended.open.begin_ns.to_string());
+    SpanId::of(trace, &["phase", &ended.job, &rank, &ended.open.name, &begin])
+}
+
+fn own_parent(ended: &Ended) -> Option<Parent> {
+    traceparent(attribute(ended, "traceparent")?)
+}
+
+/// Tells runs of one job apart.
+fn run_of(ended: &Ended) -> &str {
+    attribute(ended, "run_id").unwrap_or_default()
+}
+
+fn attribute<'a>(ended: &'a Ended, wanted: &str) -> Option<&'a str> {
+    let attributes = ended.open.attributes.as_deref().unwrap_or_default();
+    attributes.iter().find_map(|(name, value)| match value {
+        Scalar::Text(text) if &**name == wanted => Some(text.as_str()),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

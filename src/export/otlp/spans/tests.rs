@@ -1,0 +1,203 @@
+use super::*;
+use crate::annotate::wire::{EventType, Memory};
+use crate::annotate::{Event, Limits, Open};
+use crate::clock::MILLISECOND_NS;
+use crate::source::Device;
+use std::collections::HashSet;
+
+const START_NS: i64 = 1_800_000_000_000_000_000;
+
+/// What ended, in milliseconds since the start.
+struct Thing<'a> {
+    kind: Kind,
+    name: &'a str,
+    step: Option<u64>,
+    rank: u32,
+    from_ms: i64,
+    to_ms: i64,
+    attributes: &'a [(&'a str, &'a str)],
+}
+
+fn step(step: u64, from_ms: i64, to_ms: i64) -> Thing<'static> {
+    Thing { kind: Kind::Step, name: "step", step: Some(step), rank: 0, from_ms, to_ms, attributes: &[] }
+}
+
+fn phase(name: &str, step: u64, from_ms: i64, to_ms: i64) -> Thing<'_> {
+    Thing { kind: Kind::Phase, name, step: Some(step), rank: 0, from_ms, to_ms, attributes: &[] }
+}
+
+fn ended(thing: &Thing) -> Attributed {
+    let text = |(name, value): &(&str, &str)| (Box::from(*name), Scalar::Text((*value).to_owned()));
+    let open = Open {
+        kind: thing.kind,
+        name: thing.name.into(),
+        step: thing.step,
+        begin_ns: START_NS + thing.from_ms * MILLISECOND_NS,
+        memory: Some(Memory { alloc_retries: Some(2), ..Memory::default() }),
+        attributes: Some(thing.attributes.iter().map(text).collect()),
+    };
+    let memory = Some(Memory { allocated: Some(10), alloc_retries: Some(5), ..Memory::default() });
+    let end_ns = START_NS + thing.to_ms * MILLISECOND_NS;
+    let ended = Ended { job: "job".into(), rank: thing.rank, open, end_ns, memory, gpus: None, pid: None };
+    Attributed { ended, gpus: Vec::new() }
+}
+
+/// The spans of these, looked at once at the end.
+fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
+    turn(&mut Traces::new(which), &mut Jobs::new(Limits::default()), things, 1_000_000).0.spans
+}
+
+fn turn(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64) -> (Turn, Stats) {
+    for thing in things {
+        jobs.record(ended(thing));
+    }
+    let stats = Stats::default();
+    let devices: &[Device] = &[];
+    let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, devices, marks: &[] };
+    let new = traces.new_of(jobs);
+    (traces.advance(new, &context, &stats), stats)
+}
+
+fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+    spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no span {name}"))
+}
+
+#[test]
+fn a_step_is_a_trace_with_its_phases_below_it_at_the_jobs_own_times() {
+    let spans = spans(
+        Spans::All,
+        &[phase("forward", 7, 10, 40), phase("gather", 7, 50, 60), phase("backward", 7, 40, 90), step(7, 0, 100)],
+    );
+    assert_eq!(spans.len(), 4);
+    let step = named(&spans, "highwater.step");
+    assert!(step.parent_span_id.is_empty() && spans.iter().all(|span| span.trace_id == step.trace_id));
+    assert_eq!(step.start_time_unix_nano, START_NS.cast_unsigned());
+    assert_eq!(step.end_time_unix_nano - step.start_time_unix_nano, 100_000_000);
+    assert_eq!(named(&spans, "forward").parent_span_id, step.span_id);
+    assert_eq!(named(&spans, "backward").parent_span_id, step.span_id);
+    assert_eq!(named(&spans, "gather").parent_span_id, named(&spans, "backward").span_id, "it lies within");
+    let ids: HashSet<_> = spans.iter().map(|span| &span.span_id).collect();
+    assert_eq!(ids.len(), 4);
+    let attributes = format!("{:?}", step.attributes);
+    assert!(attributes.contains("highwater.allocator.retries.added") && attributes.contains("IntValue(3)"));
+}
+
+#[test]
+fn ranks_and_nodes_agree_on_the_trace_of_a_step_and_runs_do_not() {
+    let trace = |rank, attributes: &[(&str, &str)]| {
+        let spans = spans(Spans::All, &[Thing { rank, attributes, ..step(7, 0, 100 + i64::from(rank)) }]);
+        (spans[0].trace_id.clone(), spans[0].span_id.clone())
+    };
+    assert_eq!(trace(0, &[]).0, trace(5, &[]).0);
+    assert_ne!(trace(0, &[]).1, trace(5, &[]).1);
+    assert_eq!(trace(0, &[("run_id", "a")]).0, trace(1, &[("run_id", "a")]).0);
+    assert_ne!(trace(0, &[("run_id", "a")]).0, trace(0, &[("run_id", "b")]).0);
+}
+
+#[test]
+fn a_traceparent_is_honoured_for_the_step_and_all_in_it() {
+    let given: &[(&str, &str)] = &[("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
+    let spans = spans(Spans::All, &[phase("forward", 7, 10, 40), Thing { attributes: given, ..step(7, 0, 100) }]);
+    let step = named(&spans, "highwater.step");
+    assert_eq!(super::super::trace::hex(&step.trace_id), "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(super::super::trace::hex(&step.parent_span_id), "b7ad6b7169203331");
+    let forward = named(&spans, "forward");
+    assert_eq!((&forward.trace_id, &forward.parent_span_id), (&step.trace_id, &step.span_id));
+}
+
+#[test]
+fn one_in_n_is_the_same_steps_on_every_rank() {
+    let steps: Vec<Thing> =
+        (0..100_i64).flat_map(|n| [0, 1].map(|rank| Thing { rank, ..step(n as u64, n * 10, n * 10 + 9) })).collect();
+    let spans = spans(Spans::OneIn(10), &steps);
+    assert_eq!(spans.len(), 20);
+    let traces: HashSet<_> = spans.iter().map(|span| &span.trace_id).collect();
+    assert_eq!(traces.len(), 10);
+}
+
+#[test]
+fn only_steps_slower_than_their_ranks_percentile_are_told() {
+    let mut things = Vec::new();
+    for n in 0..200_i64 {
+        let slow = if n == 150 || n == 10 { 900 } else { 100 + n % 7 };
+        things.push(phase("forward", n as u64, n * 1000, n * 1000 + slow / 2));
+        things.push(step(n as u64, n * 1000, n * 1000 + slow));
+    }
+    let spans = spans(Spans::Slow(0.98), &things);
+    let told: Vec<_> =
+        spans.iter().filter(|span| span.name == "highwater.step").map(|span| span.start_time_unix_nano).collect();
+    assert_eq!(
+        told,
+        [(START_NS + 150_000 * MILLISECOND_NS).cast_unsigned()],
+        "the first twenty have nothing to be slower than"
+    );
+    assert_eq!(spans.len(), 2, "its phase comes with it");
+}
+
+#[test]
+fn phases_whose_step_never_ends_are_sent_without_it() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let (first, _) = turn(&mut traces, &mut jobs, &[phase("forward", 1, 0, 40)], 100);
+    assert_eq!(first.spans.len(), 0, "its step may still end");
+    let (second, _) = turn(&mut traces, &mut jobs, &[phase("forward", 2, 200, 240), step(2, 190, 300)], 400);
+    assert_eq!(second.spans.len(), 3);
+    let one = spans(Spans::All, &[phase("forward", 1, 0, 40), step(1, 0, 50)]);
+    let orphan = second.spans.iter().find(|span| span.start_time_unix_nano == START_NS.cast_unsigned()).expect("it");
+    assert_eq!(orphan.parent_span_id, named(&one, "highwater.step").span_id, "where its step would have been");
+    let (third, _) = turn(&mut traces, &mut jobs, &[phase("checkpoint", 3, 500, 900)], 5_900);
+    assert_eq!(third.spans.len(), 0);
+    let (last, _) = turn(&mut traces, &mut jobs, &[], 5_901);
+    assert_eq!((last.spans.len(), traces.waiting), (1, 0));
+    turn(&mut traces, &mut jobs, &[], 900 + 600_001);
+    assert!(traces.ranks.is_empty());
+}
+
+/// A step may take an hour: its phases wait for it as long as it is open.
+#[test]
+fn phases_wait_for_a_step_that_is_open_however_long() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let event = Event {
+        event: EventType::Begin,
+        kind: Kind::Step,
+        name: "step".into(),
+        job: "job".into(),
+        rank: 0,
+        world_size: None,
+        gpus: None,
+        step: Some(1),
+        at_ns: START_NS,
+        memory: None,
+        attributes: None,
+        pid: None,
+    };
+    jobs.take(&event, START_NS).expect("valid");
+    let hour_ms = 3_600_000;
+    let (turn, _) = turn(&mut traces, &mut jobs, &[phase("data", 1, -50, -1), phase("forward", 1, 10, 40)], hour_ms);
+    assert_eq!(turn.spans.iter().map(|span| span.name.as_str()).collect::<Vec<_>>(), ["data"], "it began before");
+    assert_eq!(traces.waiting, 1);
+}
+
+#[test]
+fn what_waits_is_bounded_and_what_is_lost_is_counted() {
+    let limits = Limits::default();
+    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(limits));
+    let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
+    let (_, stats) = turn(&mut traces, &mut jobs, &many, 1_000);
+    assert_eq!(stats.dropped(Signal::Spans, Reason::Overrun), 10, "the jobs keep no more");
+    let (_, stats) = turn(&mut traces, &mut jobs, &many[..limits.ended], 1_000);
+    let (_, more) = turn(&mut traces, &mut jobs, &many[..100], 1_000);
+    assert_eq!(traces.waiting, MOST_WAITING);
+    let lost = stats.dropped(Signal::Spans, Reason::Overrun) + more.dropped(Signal::Spans, Reason::Overrun);
+    assert_eq!(lost as usize, 2 * limits.ended + 100 - MOST_WAITING);
+    assert_eq!(more.produced(Signal::Spans), more.dropped(Signal::Spans, Reason::Overrun));
+}
+
+#[test]
+fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let (turn, _) = turn(&mut traces, &mut jobs, &[step(1, 0, 100), step(2, 100, 600), step(3, 600, 700)], 1000);
+    let exemplar = &turn.exemplars[&vec!["job".to_owned(), "0".to_owned()]];
+    assert_eq!(super::super::span::seconds_of(exemplar), 0.5);
+    assert_eq!(exemplar.trace_id, turn.spans[1].trace_id);
+    assert_eq!(exemplar.span_id, turn.spans[1].span_id);
+}

@@ -1,0 +1,187 @@
+//! What became of every point: counted where it happens, told by the catalogue's `highwater_otlp_*`.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What a request carries; each has a lane of its own, so that one receiver's trouble is not the other's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Signal {
+    /// The snapshot, and memory levels.
+    Metrics,
+    /// Every change of memory.
+    Raw,
+    /// Steps and phases.
+    Spans,
+}
+
+impl Signal {
+    /// Every signal, in the order of their numbers.
+    pub const ALL: [Signal; 3] = [Signal::Metrics, Signal::Raw, Signal::Spans];
+
+    /// The value of the label `signal`.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Signal::Metrics => "metrics",
+            Signal::Raw => "raw",
+            Signal::Spans => "spans",
+        }
+    }
+}
+
+/// Why points were dropped: the values of the label `reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Reason {
+    /// The queue was full, and these were the oldest.
+    Overflow,
+    /// One request was larger than the whole queue.
+    TooLarge,
+    /// The receiver took the request without these: a partial success.
+    Rejected,
+    /// The receiver refused the request for good.
+    Refused,
+    /// The daemon ended before they could be sent.
+    Shutdown,
+    /// The queue's file was damaged or gone.
+    Corrupt,
+    /// Too many ended at once to be looked at, or waited for the end of their step.
+    Overrun,
+}
+
+impl Reason {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: [Reason; 7] = [
+        Reason::Overflow,
+        Reason::TooLarge,
+        Reason::Rejected,
+        Reason::Refused,
+        Reason::Shutdown,
+        Reason::Corrupt,
+        Reason::Overrun,
+    ];
+
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Reason::Overflow => "overflow",
+            Reason::TooLarge => "too_large",
+            Reason::Rejected => "rejected",
+            Reason::Refused => "refused",
+            Reason::Shutdown => "shutdown",
+            Reason::Corrupt => "corrupt",
+            Reason::Overrun => "overrun",
+        }
+    }
+}
+
+/// How one attempt to send ended: the values of the label `outcome`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Attempt {
+    /// Taken, wholly or in part.
+    Sent,
+    /// To be tried again.
+    Failed,
+    /// Refused for good.
+    Refused,
+}
+
+impl Attempt {
+    /// Every outcome, in the order of their numbers.
+    pub const ALL: [Attempt; 3] = [Attempt::Sent, Attempt::Failed, Attempt::Refused];
+
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Attempt::Sent => "sent",
+            Attempt::Failed => "failed",
+            Attempt::Refused => "refused",
+        }
+    }
+}
+
+/// The counters.
+#[derive(Debug, Default)]
+pub struct Stats {
+    signals: [OfSignal; Signal::ALL.len()],
+    queued_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct OfSignal {
+    produced: AtomicU64,
+    exported: AtomicU64,
+    queued: AtomicU64,
+    dropped: [AtomicU64; Reason::ALL.len()],
+    attempts: [AtomicU64; Attempt::ALL.len()],
+    sent_bytes: AtomicU64,
+}
+
+macro_rules! counter {
+    ($add:ident, $get:ident, $field:ident, $doc:literal) => {
+        pub(super) fn $add(&self, signal: Signal, count: u64) {
+            self.signals[signal as usize].$field.fetch_add(count, Relaxed);
+        }
+
+        #[doc = $doc]
+        #[must_use]
+        pub fn $get(&self, signal: Signal) -> u64 {
+            self.signals[signal as usize].$field.load(Relaxed)
+        }
+    };
+}
+
+impl Stats {
+    counter!(add_produced, produced, produced, "Points that were to be exported since the start.");
+    counter!(add_exported, exported, exported, "Points that a receiver took.");
+    counter!(add_sent_bytes, sent_bytes, sent_bytes, "Bytes of the requests that were taken, before compression.");
+
+    pub(super) fn set_queued(&self, signal: Signal, points: u64) {
+        self.signals[signal as usize].queued.store(points, Relaxed);
+    }
+
+    pub(super) fn set_queued_bytes(&self, bytes: u64) {
+        self.queued_bytes.store(bytes, Relaxed);
+    }
+
+    pub(super) fn add_dropped(&self, signal: Signal, reason: Reason, points: u64) {
+        self.signals[signal as usize].dropped[reason as usize].fetch_add(points, Relaxed);
+    }
+
+    pub(super) fn add_attempt(&self, signal: Signal, attempt: Attempt) {
+        self.signals[signal as usize].attempts[attempt as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Points that wait or are being sent.
+    #[must_use]
+    pub fn queued(&self, signal: Signal) -> u64 {
+        self.signals[signal as usize].queued.load(Relaxed)
+    }
+
+    /// Bytes of all requests that wait or are being sent.
+    #[must_use]
+    pub fn queued_bytes(&self) -> u64 {
+        self.queued_bytes.load(Relaxed)
+    }
+
+    /// Points that were lost for this reason.
+    #[must_use]
+    pub fn dropped(&self, signal: Signal, reason: Reason) -> u64 {
+        self.signals[signal as usize].dropped[reason as usize].load(Relaxed)
+    }
+
+    /// Points that were lost for any reason.
+    #[must_use]
+    pub fn all_dropped(&self, signal: Signal) -> u64 {
+        Reason::ALL.into_iter().map(|reason| self.dropped(signal, reason)).sum()
+    }
+
+    /// Attempts to send that ended so.
+    #[must_use]
+    pub fn attempts(&self, signal: Signal, attempt: Attempt) -> u64 {
+        self.signals[signal as usize].attempts[attempt as usize].load(Relaxed)
+    }
+}

@@ -1,0 +1,109 @@
+//! One request to one receiver and what became of it: OTLP over HTTP/1.1 with protobuf, or over gRPC.
+//!
+//! Enters: an encoded request. Leaves: whether it was taken, refused for good, or is to be tried again and when.
+//! Requests are encoded once, when they are produced, so both protocols send the same bytes; gRPC goes through tonic
+//! with a codec that passes them on. What a receiver sends is untrusted: at most [`MOST_RESPONSE_BYTES`] of it are read,
+//! nothing of it is decompressed, and no wait that it asks for is longer than [`LONGEST_WAIT`]. Absent on purpose:
+//! waiting itself, and redirects.
+
+use super::connect::{Connector, Dial, tls_config};
+use super::grpc;
+use super::reply::{self, Reply};
+use super::settings::{Endpoint, Protocol};
+use super::stats::Signal;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most of a response that is read, bytes.
+pub const MOST_RESPONSE_BYTES: usize = 4 << 20;
+/// The longest that a receiver can make us wait.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// A client for one endpoint.
+pub struct Peer {
+    endpoint: Endpoint,
+    client: Client<Connector, tonic::body::Body>,
+}
+
+impl Peer {
+    /// A client that makes its connections with `dial`; none is made yet.
+    ///
+    /// # Errors
+    /// Where TLS cannot be configured.
+    pub fn new(endpoint: Endpoint, dial: Arc<dyn Dial>) -> Result<Self, String> {
+        let is_http2 = endpoint.protocol == Protocol::Grpc;
+        let is_tls = endpoint.uri.scheme() == Some(&http::uri::Scheme::HTTPS);
+        let tls = is_tls.then(|| tls_config(&endpoint.tls, is_http2)).transpose()?;
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.http2_only(is_http2).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
+        let client = builder.build(Connector::new(dial, tls));
+        Ok(Self { endpoint, client })
+    }
+
+    /// Sends one request and waits for the answer, at most the endpoint's timeout.
+    pub async fn send(&self, signal: Signal, payload: Bytes) -> Reply {
+        let sent = async {
+            match self.endpoint.protocol {
+                Protocol::HttpProtobuf => self.send_http(signal, payload).await,
+                Protocol::Grpc => grpc::send(&self.client, &self.endpoint, signal, payload).await,
+            }
+        };
+        let timeout = self.endpoint.timeout;
+        tokio::time::timeout(timeout, sent)
+            .await
+            .unwrap_or_else(|_| Reply::Retry { after: None, why: format!("no answer within {timeout:?}") })
+    }
+
+    async fn send_http(&self, signal: Signal, payload: Bytes) -> Reply {
+        let request = match self.http_request(payload) {
+            Ok(request) => request,
+            Err(error) => return Reply::Refused(error.to_string()),
+        };
+        let response = match self.client.request(request).await {
+            Ok(response) => response,
+            Err(error) => return Reply::Retry { after: None, why: reply::with_causes(&error) },
+        };
+        let (head, body) = response.into_parts();
+        match Limited::new(body, MOST_RESPONSE_BYTES).collect().await {
+            Ok(body) => reply::of_http(signal, &head, &body.to_bytes()),
+            // The status was told, and it decides; what the body would have added is not known.
+            Err(error) => {
+                tracing::debug!(%error, "the receiver's answer could not be read");
+                reply::of_http(signal, &head, &[])
+            }
+        }
+    }
+
+    fn http_request(&self, payload: Bytes) -> Result<http::Request<tonic::body::Body>, http::Error> {
+        let mut request = http::Request::post(&self.endpoint.uri).header("content-type", "application/x-protobuf");
+        request = request.header("user-agent", USER_AGENT);
+        for (name, value) in self.endpoint.headers.iter() {
+            request = request.header(name, value);
+        }
+        let payload = match self.endpoint.gzip.then(|| gzip(&payload)) {
+            Some(packed) => {
+                request = request.header("content-encoding", "gzip");
+                packed
+            }
+            None => payload,
+        };
+        request.body(tonic::body::Body::new(Full::new(payload)))
+    }
+}
+
+/// What receivers know us by.
+pub(super) const USER_AGENT: &str = concat!("highwater/", env!("CARGO_PKG_VERSION"));
+
+fn gzip(payload: &[u8]) -> Bytes {
+    let mut packed = GzEncoder::new(Vec::with_capacity(payload.len() / 4), Compression::fast());
+    // Writing into memory does not fail.
+    let done = packed.write_all(payload).and_then(|()| packed.finish());
+    done.map(Bytes::from).unwrap_or_default()
+}

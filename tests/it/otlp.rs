@@ -1,0 +1,10 @@
+//! OTLP to receivers that are written here: both protocols, agreement with the exposition, raw points, spans, outages.
+
+mod agreement;
+mod bench;
+mod collector;
+mod outages;
+mod process;
+mod stories;
+mod tls;
+mod wire;

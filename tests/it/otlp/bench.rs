@@ -1,0 +1,135 @@
+//! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
+//! everything waits, then leaps to the next moment that anything waits for.
+
+use highwater::annotate::{Intake, Limits};
+use highwater::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater::export::otlp::{Dial, Exporter, Settings, Signal, Stats};
+use highwater::metrics::Snapshots;
+use highwater::node::{Node, Slot};
+use highwater::ring;
+use highwater::sample::Sampler;
+use highwater::sim::{Scenario, Sim};
+use highwater::source::Source;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+pub const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+
+/// The runtime's time as a timeline.
+pub struct Simulated(Instant);
+
+impl Clock for Simulated {
+    fn now_ns(&self) -> i64 {
+        START_NS + i64::try_from(self.0.elapsed().as_nanos()).expect("centuries")
+    }
+
+    fn unix_shift_ns(&self) -> i64 {
+        0
+    }
+
+    fn sleep_until(&self, _: i64) {
+        unreachable!("nothing in here blocks")
+    }
+}
+
+pub struct Bench {
+    pub clock: Arc<Simulated>,
+    pub node: Arc<Node>,
+    pub intake: Arc<Intake>,
+    pub stats: Arc<Stats>,
+    pub most_queued_bytes: Arc<AtomicUsize>,
+    stop: oneshot::Sender<()>,
+    exporter: JoinHandle<()>,
+}
+
+impl Bench {
+    /// A node of `scenario` that exports through `dial`. Must be called on a runtime whose time is paused.
+    pub fn start(scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
+        let clock = Arc::new(Simulated(Instant::now()));
+        let scenario = Scenario::parse(scenario, "otlp").expect("a scenario");
+        let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
+        let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+        let (node, writers) =
+            Node::new(source, Arc::clone(&clock) as _, ring, highwater::node::Periods::default(), None).expect("rings");
+        let (slot, node) = (Arc::new(Slot::empty(false)), Arc::new(node));
+        slot.fill(Arc::clone(&node));
+        let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
+        intake.set_devices(node.source.devices());
+        let stats = Arc::new(Stats::default());
+        let (sampled, joined, watched) = (Arc::clone(&node), Arc::clone(&intake), Arc::clone(&stats));
+        let most_queued_bytes = Arc::new(AtomicUsize::new(0));
+        let most = Arc::clone(&most_queued_bytes);
+        let sampler = Sampler::new(
+            Arc::clone(&node.source),
+            Arc::clone(&node.clock),
+            Arc::clone(&node.calls),
+            Arc::clone(&node.ticks),
+            Arc::clone(&node.gpus),
+            writers,
+        );
+        tokio::spawn(sample(sampler, sampled, joined, watched, most));
+        let snapshots = Snapshots {
+            slot,
+            intake: Arc::clone(&intake),
+            clock: Arc::clone(&clock) as _,
+            processes: false,
+            otlp: Some(Arc::clone(&stats)),
+        };
+        let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let exporter = tokio::spawn(exporter.run(async {
+            let _ = stopped.await;
+        }));
+        Self { clock, node, intake, stats, most_queued_bytes, stop, exporter }
+    }
+
+    /// Ends the exporter, and gives how long that took.
+    pub async fn stop(self) -> Duration {
+        let begin = Instant::now();
+        self.stop.send(()).expect("it runs");
+        self.exporter.await.expect("no panic");
+        begin.elapsed()
+    }
+
+    /// Memory is known at every tick of the ten minutes that are kept.
+    #[track_caller]
+    pub fn check_no_tick_is_missing(&self) {
+        for ring in self.node.rings.iter() {
+            let (oldest_ns, newest_ns) = (ring.oldest_ns().expect("read"), ring.newest_ns().expect("read"));
+            assert!(newest_ns - oldest_ns >= 590 * SECOND_NS && self.clock.now_ns() - newest_ns < 30 * MILLISECOND_NS);
+            assert_eq!(ring.summary(oldest_ns, newest_ns).expect("kept").gap_ns, 0);
+        }
+    }
+
+    /// Points produced = exported + queued + dropped, for each signal.
+    #[track_caller]
+    pub fn check_accounts(&self) {
+        check_accounts(&self.stats);
+    }
+}
+
+#[track_caller]
+pub fn check_accounts(stats: &Stats) {
+    for signal in Signal::ALL {
+        let accounted = stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal);
+        assert_eq!(stats.produced(signal), accounted, "{signal:?}");
+    }
+}
+
+async fn sample(mut sampler: Sampler, node: Arc<Node>, intake: Arc<Intake>, stats: Arc<Stats>, most: Arc<AtomicUsize>) {
+    let mut next_ns = START_NS;
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now_ns = node.clock.now_ns();
+        while next_ns <= now_ns {
+            sampler.tick(next_ns, |_| ());
+            next_ns += MILLISECOND_NS;
+        }
+        node.join.advance(&intake, now_ns);
+        most.fetch_max(usize::try_from(stats.queued_bytes()).expect("small"), Relaxed);
+    }
+}

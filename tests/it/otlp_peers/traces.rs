@@ -1,0 +1,103 @@
+//! Steps as a real collector takes them.
+
+use super::*;
+use crate::collector::Span;
+use serde_json::Value;
+use std::collections::HashSet;
+
+#[test]
+fn a_step_is_a_trace_with_its_phases_below_and_all_ranks_in_it() {
+    let Some(program) = tools::find("otelcol") else { return };
+    let collector = Collector::start(&program);
+    let daemon = pushing(&["--source", "sim"], &collector, Protocol::Grpc);
+    let spans = eventually(DELIVERED_WITHIN, "six steps of each job", || {
+        let spans = collector.spans();
+        ["llama-ddp", "moe-tight"].iter().all(|job| newest_step(&spans, job) >= Some(6)).then_some(spans)
+    });
+    for job in ["llama-ddp", "moe-tight"] {
+        let newest = newest_step(&spans, job).expect("there are steps");
+        let mut traces = HashSet::new();
+        // The newest ones may still be on their way from one of the ranks.
+        for step in 0..newest - 1 {
+            let step = step.to_string();
+            let is_in = |span: &&Span| span.is_of("highwater.job", job) && span.is_of("highwater.step", &step);
+            let of_step: Vec<&Span> = spans.iter().filter(is_in).collect();
+            let trace = &of_step.first().unwrap_or_else(|| panic!("{job} has no step {step}")).trace;
+            assert!(of_step.iter().all(|span| &span.trace == trace), "{job}, step {step}: {of_step:#?}");
+            assert!(traces.insert(trace), "{job}: step {step} has the trace of another step");
+            assert_eq!(spans.iter().filter(|span| &span.trace == trace).count(), of_step.len(), "{job}, step {step}");
+            is_a_tree(&of_step);
+        }
+        spans_are_what_the_api_tells(&daemon, job, &spans);
+    }
+}
+
+#[test]
+fn one_step_in_three_is_chosen_alike_by_all_ranks() {
+    let Some(program) = tools::find("otelcol") else { return };
+    let collector = Collector::start(&program);
+    let arguments = ["--source", "sim", "--set", "otlp.spans=1/3"];
+    let _daemon = pushing(&arguments, &collector, Protocol::Http);
+    let spans = eventually(DELIVERED_WITHIN, "nine steps", || {
+        let spans = collector.spans();
+        (newest_step(&spans, "llama-ddp") >= Some(9)).then_some(spans)
+    });
+    let ranks_of = |step: &str| -> BTreeSet<&str> {
+        let is_in = |span: &&Span| span.is_of("highwater.job", "llama-ddp") && span.is_of("highwater.step", step);
+        spans.iter().filter(is_in).map(|span| span.attributes["highwater.rank"].as_str()).collect()
+    };
+    for (step, ranks) in [("0", 2), ("1", 0), ("2", 0), ("3", 2), ("4", 0), ("5", 0), ("6", 2)] {
+        assert_eq!(ranks_of(step).len(), ranks, "step {step}");
+    }
+}
+
+impl Span {
+    fn is_of(&self, attribute: &str, value: &str) -> bool {
+        self.attributes.get(attribute).is_some_and(|own| own == value)
+    }
+}
+
+fn newest_step(spans: &[Span], job: &str) -> Option<u64> {
+    let steps = spans.iter().filter(|span| span.name == "highwater.step" && span.is_of("highwater.job", job));
+    steps.filter_map(|span| span.attributes.get("highwater.step")?.parse().ok()).max()
+}
+
+/// A root for each of two ranks, and every phase within its rank's.
+fn is_a_tree(spans: &[&Span]) {
+    let steps: Vec<_> = spans.iter().filter(|span| span.name == "highwater.step").collect();
+    let ranks: Vec<_> = steps.iter().map(|span| span.attributes["highwater.rank"].as_str()).collect();
+    assert_eq!(ranks.iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(["0", "1"]), "{spans:#?}");
+    assert_eq!(ranks.len(), 2, "a step has one span a rank: {steps:#?}");
+    for span in spans {
+        if span.name == "highwater.step" {
+            assert_eq!(span.parent, "", "{span:?}");
+            continue;
+        }
+        let parent = steps.iter().find(|step| step.id == span.parent).unwrap_or_else(|| panic!("no parent: {span:?}"));
+        assert_eq!(parent.attributes["highwater.rank"], span.attributes["highwater.rank"], "{span:?}");
+        assert!(parent.begin_ns <= span.begin_ns && span.end_ns <= parent.end_ns, "{span:?} in {parent:?}");
+    }
+    let names: BTreeSet<_> = spans.iter().map(|span| span.name.as_str()).collect();
+    for phase in ["data", "forward", "backward", "comm", "optimizer"] {
+        assert!(names.contains(phase), "{phase}: {names:?}");
+    }
+}
+
+/// Every span has the times and the peak that the API tells of its step or phase.
+fn spans_are_what_the_api_tells(daemon: &Daemon, job: &str, spans: &[Span]) {
+    let answer: Value =
+        serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/{job}/phases?limit=100000"))).expect("JSON");
+    let text = |value: &Value| value.as_i64().map(|value| value.to_string());
+    let told = answer["phases"].as_array().expect("phases").iter().map(|phase| {
+        let name = if phase["kind"] == "step" { "highwater.step" } else { phase["phase"].as_str().expect("a name") };
+        let times = [&phase["begin_unix_nano"], &phase["end_unix_nano"]].map(|time| time.as_i64().expect("a time"));
+        (name, text(&phase["rank"]), times, text(&phase["gpus"][0]["peak_bytes"]))
+    });
+    let told: HashSet<_> = told.collect();
+    for span in spans.iter().filter(|span| span.is_of("highwater.job", job)) {
+        let attribute = |name: &str| span.attributes.get(name).cloned();
+        let times = [span.begin_ns, span.end_ns];
+        let own = (span.name.as_str(), attribute("highwater.rank"), times, attribute("highwater.memory.peak"));
+        assert!(told.contains(&own), "the API does not tell of {own:?}");
+    }
+}
