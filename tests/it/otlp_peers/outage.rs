@@ -88,7 +88,8 @@ fn raw_points_are_the_ring(daemon: &Daemon, collector: &Collector, gpu: usize) {
     let of_gpu = points.iter().filter(|point| point.resource["highwater.gpu.index"] == gpu.to_string());
     let told: Vec<(i64, Option<f64>)> = of_gpu.map(|point| (point.time_ns, point.value)).collect();
     let (first, last) = (told.first().expect("points").0, told.last().expect("points").0);
-    let path = format!("/api/v1/gpus/{gpu}/memory?from={first}&to={last}&max_points=1000000");
+    // An interval's changes are those before its end.
+    let path = format!("/api/v1/gpus/{gpu}/memory?from={first}&to={}&max_points=1000000", last + 1);
     let answer: Value = serde_json::from_str(&daemon.get(&path)).expect("JSON");
     let ring = answer["points"].as_array().expect("points").iter();
     let ring: Vec<(i64, Option<f64>)> =
