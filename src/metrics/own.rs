@@ -64,7 +64,7 @@ pub(super) fn otlp(stats: &Stats, out: &mut Families) {
 
 /// Collects what the process is and uses.
 pub(super) fn process(out: &mut Families) {
-    out.number(&c::BUILD_INFO, &[env!("CARGO_PKG_VERSION"), env!("HIGHWATER_RUSTC")], Some(1.0));
+    out.number(&c::BUILD_INFO, &[env!("CARGO_PKG_VERSION"), env!("BUILT_BY_RUSTC")], Some(1.0));
     let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     #[allow(clippy::cast_precision_loss, reason = "seconds to a microsecond")]
     out.number(&c::PROCESS_CPU, &[], Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9));
