@@ -25,8 +25,8 @@ import table
 from parts import PARTS
 from rig import Rig
 
-ONE_GPU = {"minutes": 9.0, "rounds": 5, "block_seconds": 2.5, "kills": 8}
-SEVERAL_GPUS = {"minutes": 6.0, "rounds": 2, "block_seconds": 1.6, "kills": 4}
+ONE_GPU = {"minutes": 15.0, "rounds": 15, "block_seconds": 2.0, "kills": 8}
+SEVERAL_GPUS = {"minutes": 9.5, "rounds": 9, "block_seconds": 1.6, "kills": 4}
 DRY_RUN = {
     "minutes": 3.0,
     "rounds": 1,
@@ -53,14 +53,14 @@ def parse_options() -> argparse.Namespace:
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
     add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
     add("--skip", default="", help="which parts to leave out")
-    add("--minutes", type=float, help="stop after this long: 9, or 6 on several GPUs")
-    add("--rounds", type=int, help="rounds of the cost parts: 5, or 2 on several GPUs")
-    add("--round-seconds", type=float, default=4.0, help="measured seconds of each poller in a round")
+    add("--minutes", type=float, help="stop after this long: 15, or 9.5 on several GPUs")
+    add("--rounds", type=int, help="rounds of the cost parts: 15, or 9 on several GPUs")
+    add("--round-seconds", type=float, default=2.0, help="measured seconds of each poller in a round")
     add("--settle-seconds", type=float, default=0.8, help="left alone after a poller has started")
     add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")
-    add("--block-seconds", type=float, help="measured seconds of a block: 2.5, or 1.6 on several GPUs")
+    add("--block-seconds", type=float, help="measured seconds of a block: 2, or 1.6 on several GPUs")
     add("--alloc-cycles", type=int, default=20, help="allocations after each step in the harm part")
     add("--kills", type=int, help="how often the daemon is killed: 8, or 4 on several GPUs")
     add("--startups", type=int, default=10, help="how often the daemon is started without a GPU")

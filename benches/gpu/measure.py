@@ -113,6 +113,19 @@ def cpu_between(before: tuple[dict[str, int], float], after: tuple[dict[str, int
     return total_after - total_before
 
 
+def cpu_by_name(before: tuple[dict[str, int], float], after: tuple[dict[str, int], float], pid: int) -> dict[str, float]:
+    """CPU seconds between two readings by the threads' names, those of one name together; threads that ended are left
+    out."""
+    seconds: dict[str, float] = {}
+    for task, nanoseconds in after[0].items():
+        try:
+            name = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
+        except OSError:
+            continue
+        seconds[name] = seconds.get(name, 0.0) + (nanoseconds - before[0].get(task, 0)) / 1e9
+    return seconds
+
+
 def resident_bytes(pid: int) -> dict[str, int]:
     """Resident memory now and at its highest, bytes."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -80,8 +80,26 @@ def costs(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "median": {name: medians(rows) for name, rows in rounds.items() if rows},
+        "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in names if peer != "daemon"},
+        "daemon_threads": thread_medians(rounds["daemon"]),
         "errors": errors,
     }
+
+
+def cpu_ratio(own: list[dict[str, Any]], peer: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The daemon's CPU over a peer's: formed within a round, the median over rounds, its 95 % interval from resampling
+    rounds. None where a round is lacking on either side, since then the rounds no longer pair."""
+    if not own or len(own) != len(peer):
+        return None
+    ratios = [mine["cpu_percent"] / theirs["cpu_percent"] for mine, theirs in zip(own, peer, strict=True)]
+    low, high = harm.bootstrap(ratios)
+    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}
+
+
+def thread_medians(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median over rounds of each thread's CPU, percent of one core; a thread that a round lacks took none in it."""
+    names = sorted({name for row in rows for name in row["thread_percent"]})
+    return {name: statistics.median(row["thread_percent"].get(name, 0.0) for row in rows) for name in names}
 
 
 def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
@@ -135,7 +153,8 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
 def harm_to_job(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """Step times and allocation times of one job, with pollers started and ended beside it."""
     job = rig.train("--alloc-cycles", str(options.alloc_cycles), fixed=True)
-    conditions = [harm.BASELINE, "daemon", *(["nvidia-smi"] if rig.smi else [])]
+    peers = [*(["floor"] if rig.floor else []), *(["nvidia-smi"] if rig.smi else [])]
+    conditions = [harm.BASELINE, "daemon", *peers]
     blocks = []
     for number, condition in harm.order(conditions, options.blocks):
         needed = options.settle_seconds + options.block_seconds + 8
@@ -205,6 +224,8 @@ def run_block(rig: Rig, options: Namespace, number: int, condition: str) -> harm
             ending.enter_context(measure.scraped(daemon))
         elif condition == "nvidia-smi":
             ending.callback(rig.smi_loop().stop)
+        elif condition == "floor":
+            ending.callback(rig.floor_loop(options.settle_seconds + options.block_seconds + 30).stop)
         time.sleep(options.settle_seconds)
         begin_ns = time.time_ns()
         time.sleep(options.block_seconds)

@@ -171,12 +171,17 @@ def smi_rate(printed: str) -> float:
     return (len(first_gpu) - 1) / elapsed if elapsed else float("nan")
 
 
-def window(pid: int, seconds: float) -> dict[str, float]:
-    """CPU of a process over the next `seconds`, in percent of one core."""
+def window(pid: int, seconds: float) -> dict[str, Any]:
+    """CPU of a process over the next `seconds`, in percent of one core, and the same by its threads' names."""
     before, begin = measure.cpu_seconds(pid), time.monotonic()
     time.sleep(seconds)
     after, elapsed = measure.cpu_seconds(pid), time.monotonic() - begin
-    return {"cpu_percent": 100 * measure.cpu_between(before, after) / elapsed, "seconds": elapsed}
+    threads = measure.cpu_by_name(before, after, pid)
+    return {
+        "cpu_percent": 100 * measure.cpu_between(before, after) / elapsed,
+        "seconds": elapsed,
+        "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
+    }
 
 
 COSTS: dict[str, Callable[[Rig, float, float], dict[str, Any]]] = {

@@ -10,6 +10,7 @@ import unittest
 
 import harm
 import measure
+import parts
 import table
 from rig import smi_rate
 
@@ -132,13 +133,20 @@ class Table(unittest.TestCase):
         self.assertNotIn(" yes", printed)
 
     def test_the_verdicts_follow_the_figures(self) -> None:
-        def costs(daemon: float) -> dict[str, object]:
-            names = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
-            return {"median": {name: {"cpu_percent": cpu, "missed_percent": 0.1} for name, cpu in names.items()}}
+        for daemon, of_floor, of_smi in ((3.6, "yes", "yes"), (3.9, "NO", "yes"), (4.4, "NO", "NO")):
+            cpu = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
+            rows = {name: [{"cpu_percent": one * drift} for drift in (1.0, 1.5, 2.0)] for name, one in cpu.items()}
+            ratios = {peer: parts.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
+            table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
+            self.assertEqual([row[-1] for row in table_rows[1:3]], [of_floor, of_smi], daemon)
 
-        for cpu, holds in ((3.7, "yes"), (3.8, "NO"), (4.1, "NO")):
-            row = table.cost_rows({"costs-idle": costs(cpu)}, "costs-idle", "idle")[0]
-            self.assertEqual(row[-1], holds, cpu)
+    def test_rounds_that_do_not_pair_tell_no_ratio(self) -> None:
+        self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], []))
+        self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], [{"cpu_percent": 1.0}] * 2))
+
+    def test_a_thread_that_a_round_lacks_took_nothing_in_it(self) -> None:
+        rounds = [{"thread_percent": {"hw-fast": 1.0, "hw-gpu": 0.2}}, {"thread_percent": {"hw-fast": 3.0}}]
+        self.assertEqual(parts.thread_medians(rounds), {"hw-fast": 2.0, "hw-gpu": 0.1})
 
     def test_a_ratio_holds_only_with_its_whole_interval(self) -> None:
         for low, high, holds in ((0.999, 1.004, "yes"), (0.999, 1.006, "open"), (1.006, 1.02, "NO")):
