@@ -12,12 +12,12 @@ use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
 use crate::replay::Replay;
 use crate::ring;
-use crate::sample::{self, Budget, FastLane, ProcessTable};
+use crate::sample::{self, Budget, FastLane, Processes};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::web::{self, Site};
 use anyhow::Context as _;
-use arc_swap::ArcSwap;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ struct Shared {
     clock: Arc<dyn Clock>,
     slot: Arc<Slot>,
     intake: Arc<Intake>,
-    processes: Arc<ArcSwap<ProcessTable>>,
+    processes: Arc<Processes>,
     stop: Arc<AtomicBool>,
 }
 
@@ -85,7 +85,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let socket = settings.annotations_socket.as_deref().map(bind).transpose()?;
 
     let stop = Arc::new(AtomicBool::new(false));
-    let processes = Arc::new(ArcSwap::from_pointee(ProcessTable::new()));
+    let processes = Arc::new(Processes::default());
     let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
     let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
@@ -322,7 +322,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
         tracing::warn!("a lane hangs in the driver and is left behind");
     }
-    shared.processes.store(Arc::default());
+    shared.processes.set(HashMap::default());
     Some(node.counted())
 }
 
@@ -366,6 +366,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     let spacing_ns = shared.settings.slow_period_ns / i64::try_from(units.len().max(1)).unwrap_or(i64::MAX);
     for (unit, offset_ns) in units.into_iter().zip((0..).map(|number: i64| number * spacing_ns)) {
         let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
+        let processes_always = shared.settings.processes;
         lanes.start("hw-gpu", move |node, stop| {
             let lanes = sample::Lanes {
                 source: &*node.source,
@@ -373,6 +374,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
                 calls: &node.calls,
                 gpus: &node.gpus,
                 processes: &processes,
+                processes_always,
                 medium_period_ns: periods.medium_ns,
                 slow_period_ns: periods.slow_ns,
             };

@@ -59,6 +59,8 @@ fn lanes_once(node: &Node) {
         let at_ns = node.clock.now_ns();
         node.gpus[gpu].set_medium(at_ns, node.source.medium(gpu, at_ns, &node.calls));
         node.gpus[gpu].set_slow(at_ns, node.source.slow(gpu, at_ns, &node.calls));
+        node.gpus[gpu].set_pcie(at_ns, node.source.pcie(gpu, at_ns, &node.calls));
+        node.gpus[gpu].set_processes(at_ns, node.source.processes(gpu, at_ns, &node.calls));
         node.gpus[gpu].set_rare(at_ns, node.source.rare(gpu, at_ns, &node.calls));
         if let Some(joules) = node.source.energy_joules(gpu, at_ns, &node.calls) {
             node.gpus[gpu].energy.set(at_ns, joules);

@@ -32,6 +32,7 @@ DRY_RUN = {
     "rounds": 1,
     "round_seconds": 2.0,
     "settle_seconds": 0.3,
+    "minute_seconds": 3.0,
     "peaks_seconds": 5.0,
     "blocks": 3,
     "block_seconds": 1.0,
@@ -56,7 +57,8 @@ def parse_options() -> argparse.Namespace:
     add("--minutes", type=float, help="stop after this long: 15, or 9.5 on several GPUs")
     add("--rounds", type=int, help="rounds of the cost parts: 15, or 9 on several GPUs")
     add("--round-seconds", type=float, default=2.0, help="measured seconds of each poller in a round")
-    add("--settle-seconds", type=float, default=0.8, help="left alone after a poller has started")
+    add("--settle-seconds", type=float, default=1.5, help="left alone after a poller has started")
+    add("--minute-seconds", type=float, default=61.0, help="the daemon's window in the part costs-minute")
     add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")

@@ -115,6 +115,14 @@ def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
     return outcome
 
 
+def costs_minute(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """The daemon over a minute, idle, so that what it reads twice a minute or once counts; and the floor beside it in
+    time, for a third of that."""
+    floor = COSTS["floor"](rig, options.minute_seconds / 3, options.settle_seconds)
+    daemon = COSTS["daemon"](rig, options.minute_seconds, options.settle_seconds)
+    return {"floor": floor, "daemon": daemon}
+
+
 def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
     """The daemon beside an annotating job, and its peaks by phase against a raw log."""
     raw_log = rig.folder / "raw.csv"
@@ -124,10 +132,15 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
     with measure.scraped(daemon):
         annotated = ["--socket", str(daemon.socket), "--events", str(rig.folder)]
         job = rig.train(*annotated, "--empty-cache", str(options.empty_cache))
-        deadline = time.monotonic() + options.peaks_seconds
+        ticks, cpu = measure.ticks(daemon.metrics()), measure.cpu_seconds(daemon.child.pid)
+        begin = time.monotonic()
+        deadline = begin + options.peaks_seconds
         while time.monotonic() < deadline:
             time.sleep(min(5.0, max(0.0, deadline - time.monotonic())))
             collect(daemon, seen)
+        elapsed, after = time.monotonic() - begin, measure.cpu_seconds(daemon.child.pid)
+        threads = measure.cpu_by_name(cpu, after, daemon.child.pid)
+        missed = {name: value - ticks[name] for name, value in measure.ticks(daemon.metrics()).items()}
         times = job.finish()
         time.sleep(1.5)  # The last phases are attributed once the ring has passed their end.
         collect(daemon, seen)
@@ -146,6 +159,8 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
         "annotations": outcomes,
         "client": times["annotations"],
         "resident": resident,
+        "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
+        "ticks": missed,
         "floor": measure.parse_floor(floor.output()),
     }
 
@@ -207,6 +222,7 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "startup": startup,
     "probe": probe,
     "costs-idle": costs,
+    "costs-minute": costs_minute,
     "peaks": peaks,
     "costs-training": costs_training,
     "kills": kills,

@@ -144,10 +144,11 @@ def floor_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
     child = rig.floor_loop(seconds + settle_s + 30)
     time.sleep(settle_s)
     cost = window(child.pid, seconds)
+    resident = measure.resident_bytes(child.pid)["VmHWM"]
     child.stop()
     own = measure.parse_floor(child.output())
     missed = 100 * own["missed"] / (own["samples"] + own["missed"])
-    return {**cost, "rate_hertz": own["rate_hertz"], "missed_percent": missed, "own": own}
+    return {**cost, "rate_hertz": own["rate_hertz"], "missed_percent": missed, "resident_peak_bytes": resident, "own": own}
 
 
 def smi_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:

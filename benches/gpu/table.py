@@ -56,15 +56,30 @@ def threads(percent: dict[str, float] | None) -> str:
     return ", ".join(f"{name} {used:.2f}" for used, name in dear) or NOT_MEASURED
 
 
+def minute_rows(results: dict[str, Any]) -> list[Row]:
+    """CPU and missed ticks over a whole minute, idle."""
+    part = results.get("costs-minute") or {}
+    cpu, missed = (
+        [at(part, name, figure) for name in ("daemon", "floor")] for figure in ("cpu_percent", "missed_percent")
+    )
+    below_floor = None if None in cpu else cpu[0] <= 1.25 * cpu[1]
+    few_missed = None if None in missed else missed[0] <= missed[1] + 0.1
+    return [
+        ("CPU of one core, a minute idle (%)", *map(number, cpu), "", "≤1.25×floor", verdict(below_floor)),
+        ("ticks missed in it (%)", *(number(one, ".3f") for one in missed), "", "≤floor+0.1", verdict(few_missed)),
+    ]
+
+
 def resident_row(results: dict[str, Any]) -> Row:
     """The daemon's highest resident memory in any part."""
     found = [at(results, part, "median", "resident_peak_bytes") for part in ("costs-idle", "costs-training")]
     highest = max((value for value in [*found, at(results, "peaks", "resident", "VmHWM")] if value), default=None)
     mebibytes = None if highest is None else highest / MIB
+    floor = at(results, "costs-idle", "median", "floor", "resident_peak_bytes")
     return (
         "resident memory, highest (MiB)",
         number(mebibytes, ".1f"),
-        "",
+        number(None if floor is None else floor / MIB, ".1f"),
         "",
         "≤32",
         verdict(mebibytes and mebibytes <= 32),
@@ -139,6 +154,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
     return [
         *cost_rows(results, "costs-idle", "idle"),
         *cost_rows(results, "costs-training", "training"),
+        *minute_rows(results),
         resident_row(results),
         *peak_rows(results),
         *harm_rows(results),
@@ -160,7 +176,8 @@ def render(results: dict[str, Any]) -> str:
         if isinstance(part, dict) and "error" in part
     ]
     loads = (("costs-idle", "idle"), ("costs-training", "training"))
-    split = [
-        f"the daemon's CPU by thread, {load} (%): {threads(at(results, part, 'daemon_threads'))}" for part, load in loads
-    ]
+    by_thread = [(load, at(results, part, "daemon_threads")) for part, load in loads]
+    by_thread.append(("a minute idle", at(results, "costs-minute", "daemon", "thread_percent")))
+    by_thread.append(("beside training and annotations", at(results, "peaks", "thread_percent")))
+    split = [f"the daemon's CPU by thread, {load} (%): {threads(percent)}" for load, percent in by_thread]
     return "\n".join([*lines, *split, *failed])

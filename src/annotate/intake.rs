@@ -8,9 +8,9 @@ use super::peer::Peers;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, Scalar};
 use crate::clock::Clock;
-use crate::sample::ProcessTable;
+use crate::sample::Processes;
 use crate::source::Device;
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwapOption;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,7 +47,7 @@ pub struct Intake {
     jobs: Mutex<Jobs>,
     peers: Mutex<Peers>,
     gpus: ArcSwapOption<Gpus>,
-    processes: Arc<ArcSwap<ProcessTable>>,
+    processes: Arc<Processes>,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
 }
@@ -55,7 +55,7 @@ pub struct Intake {
 impl Intake {
     /// An intake that knows no GPUs yet.
     #[must_use]
-    pub fn new(limits: Limits, clock: Arc<dyn Clock>, processes: Arc<ArcSwap<ProcessTable>>) -> Self {
+    pub fn new(limits: Limits, clock: Arc<dyn Clock>, processes: Arc<Processes>) -> Self {
         Self {
             limits,
             clock,
@@ -171,7 +171,7 @@ impl Intake {
     /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
     /// visible devices and local rank point to, by its attributes or its environment.
     fn find_gpus(&self, event: &Event, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
-        if let Some(found) = event.pid.and_then(|pid| self.processes.load().get(&pid).cloned()) {
+        if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
             return Some(found);
         }
         let gpus = gpus?;

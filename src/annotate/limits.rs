@@ -47,7 +47,7 @@ impl Default for Limits {
             attributes: 16,
             attribute_bytes: 1024,
             pending: 16_384,
-            ended: 8_192,
+            ended: 4_096,
             marks: 256,
             past_ns: 600 * SECOND_NS,
             future_ns: SECOND_NS,

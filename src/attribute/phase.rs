@@ -53,7 +53,10 @@ pub struct Attributed {
 #[must_use]
 pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState]) -> Attributed {
     let gpus = ended.gpus.as_deref().unwrap_or_default().iter();
-    let gpus = gpus.filter_map(|&gpu| Some(attribute_one(&ended, gpu, rings.get(gpu)?, states.get(gpu)?))).collect();
+    let gpus = gpus.filter_map(|&gpu| Some(attribute_one(&ended, gpu, rings.get(gpu)?, states.get(gpu)?)));
+    // Thousands are kept, nearly all of one GPU, and a vector that grows begins with room for four.
+    let mut gpus: Vec<PhaseMemory> = gpus.collect();
+    gpus.shrink_to_fit();
     Attributed { ended, gpus }
 }
 

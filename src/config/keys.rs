@@ -59,7 +59,7 @@ keys! {
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of processes, PCIe bytes, ECC and remapped rows; every tenth turn reads NVLink bytes and BAR1 too.",
+    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. Every 5th turn reads PCIe bytes too, every 10th processes, every 30th NVLink bytes and BAR1.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {
@@ -81,7 +81,7 @@ keys! {
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
-    "metrics.processes" = "false", "Whether /metrics tells the memory of single processes.",
+    "metrics.processes" = "false", "Whether /metrics tells the memory of single processes. They are then read in every slow turn.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
     "otlp.endpoint" = "", "Where metrics and spans are pushed to over OTLP, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed where neither is set. docs/otlp.md has the standard variables, which are obeyed.",
         |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };

@@ -7,7 +7,7 @@ use crate::attribute::THRESHOLDS;
 use crate::clock::SECOND_NS;
 use crate::node::{Node, Periods};
 use crate::ring;
-use crate::sample::{GpuState, Health, RARE_TURNS};
+use crate::sample::{GpuState, Health, PCIE_TURNS, RARE_TURNS};
 use crate::source::THROTTLE_REASONS;
 
 /// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
@@ -40,7 +40,7 @@ impl View<'_> {
 }
 
 /// Collects every GPU's samples.
-pub(super) fn collect(node: &Node, processes: bool, out: &mut Families) {
+pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     let now_ns = node.clock.now_ns();
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
@@ -50,8 +50,12 @@ pub(super) fn collect(node: &Node, processes: bool, out: &mut Families) {
         memory(&view, out);
         derived(node, position, &view, out);
         medium(&view, out);
-        slow(&view, processes, out);
+        slow(&view, out);
+        pcie(&view, out);
         rare(&view, out);
+        if with_processes {
+            processes(&view, out);
+        }
         events(&view, node.clock.unix_shift_ns(), out);
     }
 }
@@ -120,20 +124,30 @@ fn medium(view: &View, out: &mut Families) {
     }
 }
 
-fn slow(view: &View, processes: bool, out: &mut Families) {
+fn slow(view: &View, out: &mut Families) {
     // Some GPUs' slow calls take seconds in all.
     let Some(latest) = view.state.slow().filter(|latest| view.is_present(latest.at_ns, 10 * view.periods.slow_ns))
     else {
         return;
     };
     let reading = &latest.reading;
-    out.count(&c::GPU_PCIE_RECEIVED, &view.labels, reading.pcie_received_bytes);
-    out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, reading.pcie_transmitted_bytes);
     out.count(&c::GPU_ECC_ERRORS, &view.with("corrected"), reading.ecc_corrected);
     out.count(&c::GPU_ECC_ERRORS, &view.with("uncorrected"), reading.ecc_uncorrected);
     out.count(&c::GPU_REMAPPED_ROWS, &view.with("corrected"), reading.remapped_rows_corrected);
     out.count(&c::GPU_REMAPPED_ROWS, &view.with("uncorrected"), reading.remapped_rows_uncorrected);
-    for process in reading.processes.iter().flatten().filter(|_| processes) {
+}
+
+fn pcie(view: &View, out: &mut Families) {
+    let period_ns = PCIE_TURNS * view.periods.slow_ns;
+    let Some(latest) = view.state.pcie().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
+    out.count(&c::GPU_PCIE_RECEIVED, &view.labels, latest.reading.received_bytes);
+    out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, latest.reading.transmitted_bytes);
+}
+
+fn processes(view: &View, out: &mut Families) {
+    let period_ns = 10 * view.periods.slow_ns;
+    let Some(latest) = view.state.processes().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
+    for process in &latest.reading {
         out.count(&c::PROCESS_MEMORY_USED, &view.with(&process.pid.to_string()), process.used_bytes);
     }
 }

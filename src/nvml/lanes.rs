@@ -41,17 +41,12 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// The slow lane, in a turn at `at_ns`.
-    pub(super) fn slow(&self, at_ns: i64) -> Slow {
-        // First, so that where bytes are a rate times the time between two turns, the turn's own time is the sample's.
-        let [pcie_transmitted_bytes, pcie_received_bytes] = self.pcie_bytes(at_ns);
+    /// The slow lane.
+    pub(super) fn slow(&self) -> Slow {
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let mut slow = Slow {
-            pcie_transmitted_bytes,
-            pcie_received_bytes,
             memory_total_bytes: memory.map(|memory| memory.total),
             memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
-            processes: self.processes(),
             ..Slow::default()
         };
         if self.unit.instance.is_none() {
@@ -71,7 +66,7 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// What the slow lane reads seldom.
+    /// NVLink and BAR1.
     pub(super) fn rare(&self) -> Rare {
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
         let [nvlink_transmitted_bytes, nvlink_received_bytes] = if self.unit.instance.is_some() {
@@ -104,7 +99,7 @@ impl<'a> Questions<'a> {
 
     /// The GPU's own counters; GPM where those are too narrow or not there. A counter that only failed this time is
     /// not replaced: the two count from different beginnings.
-    fn pcie_bytes(&self, at_ns: i64) -> Bytes {
+    pub(super) fn pcie_bytes(&self, at_ns: i64) -> Bytes {
         if self.unit.instance.is_some() {
             return Bytes::default();
         }
@@ -119,7 +114,7 @@ impl<'a> Questions<'a> {
     }
 
     /// All processes, or `None`: a list that lacks one kind because a call failed would read as processes that ended.
-    fn processes(&self) -> Option<Vec<Process>> {
+    pub(super) fn processes(&self) -> Option<Vec<Process>> {
         let lists = [(Ask::ComputeProcesses, ProcessKind::Compute), (Ask::GraphicsProcesses, ProcessKind::Graphics)]
             .map(|(ask, kind)| (ask, self.raw(ask, |gpu| self.nvml.raw.processes(kind, gpu))));
         let failed = lists.iter().any(|(ask, list)| list.is_none() && !self.unit.is_unsupported(*ask));

@@ -20,7 +20,7 @@ mod unit;
 
 pub use devices::Skipped;
 
-use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Rare, Slow, Source};
+use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Slow, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
@@ -149,8 +149,18 @@ impl Source for Nvml {
         self.questions(gpu, calls).map(|questions| questions.medium()).unwrap_or_default()
     }
 
-    fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
-        self.questions(gpu, calls).map(|questions| questions.slow(at_ns)).unwrap_or_default()
+    fn slow(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Slow {
+        self.questions(gpu, calls).map(|questions| questions.slow()).unwrap_or_default()
+    }
+
+    fn processes(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
+        self.questions(gpu, calls).and_then(|questions| questions.processes())
+    }
+
+    fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
+        let bytes = self.questions(gpu, calls).map(|questions| questions.pcie_bytes(at_ns));
+        let [transmitted_bytes, received_bytes] = bytes.unwrap_or_default();
+        Pcie { received_bytes, transmitted_bytes }
     }
 
     fn rare(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Rare {

@@ -1,10 +1,10 @@
 //! PCIe bytes of one GPU by GPM, for GPUs whose own counters are too narrow to be of use.
 //!
 //! An H200 keeps its PCIe counters in 32 bits, which wrap every 72 ms at full speed. GPM tells the rates between two
-//! samples: each turn of the slow lane takes one, and the rate since the sample before, times the time between them, is
+//! samples: each reading takes one, and the rate since the sample before, times the time between them, is
 //! added to a total for each direction.
 //!
-//! Enters: a sample at each turn. Leaves: bytes transmitted and received in the GPU's view, since the daemon began.
+//! Enters: a sample at each reading. Leaves: bytes transmitted and received in the GPU's view, since the daemon began.
 //! Invariants: totals begin at 0 and never fall; a turn that has no window behind it (the first, the one after a failure
 //! or a gap, or of a GPU that was got back) adds nothing and tells nothing. What a total is not: a count of packets. It
 //! is a sum of rates that NVML rounds, may tell the end of a copy one window late, and misses what passes while the slow

@@ -16,7 +16,7 @@ mod tests;
 pub use lines::{Skipped, SkippedLines};
 
 use crate::annotate::wire::Annotation;
-use crate::source::{CallStats, Device, Error, Event, Medium, NextTick, OpenError, Rare, Slow, Source};
+use crate::source::{CallStats, Device, Error, Event, Medium, NextTick, OpenError, Pcie, Process, Rare, Slow, Source};
 use folder::{Folder, GpuFacts};
 use points::Track;
 use std::path::Path;
@@ -115,6 +115,14 @@ impl Source for Replay {
 
     fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {
         Slow::default()
+    }
+
+    fn processes(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<Vec<Process>> {
+        None
+    }
+
+    fn pcie(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Pcie {
+        Pcie::default()
     }
 
     fn rare(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Rare {

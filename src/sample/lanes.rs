@@ -3,18 +3,21 @@
 //! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
 //! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
-use super::latest::{GpuState, Health, ProcessTable};
+use super::latest::{GpuState, Health, Processes};
 use crate::clock::{Clock, SECOND_NS};
 use crate::source::{Call, CallStats, Error, Event, Source};
-use arc_swap::ArcSwap;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How often a GPU's energy counter is read: each time the driver answers nobody for 3 to 15 ms.
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
-/// Turns of the slow lane from one reading of what is dear to the next.
-pub const RARE_TURNS: i64 = 10;
+/// Turns of the slow lane from one reading of NVLink and BAR1 to the next: 3 ms a GPU.
+pub const RARE_TURNS: i64 = 30;
+/// Turns from one reading of PCIe bytes to the next: 0.3 ms a GPU where GPM tells them.
+pub const PCIE_TURNS: i64 = 5;
+/// Turns from one list of processes to the next, unless somebody looks for one: 2 ms a GPU beside a job on eight.
+pub const PROCESS_TURNS: i64 = 10;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
@@ -31,7 +34,9 @@ pub struct Lanes<'a> {
     /// Where it goes.
     pub gpus: &'a [GpuState],
     /// Which process runs where.
-    pub processes: &'a ArcSwap<ProcessTable>,
+    pub processes: &'a Processes,
+    /// Whether processes are listed at every slow turn, because their memory is exported.
+    pub processes_always: bool,
     /// Period of the medium lane, nanoseconds.
     pub medium_period_ns: i64,
     /// Period of the slow lane, nanoseconds.
@@ -52,27 +57,76 @@ pub fn units(gpus: &[GpuState]) -> Vec<Vec<usize>> {
 /// Runs the medium and slow lanes of one physical GPU until `stop`. Its slow turns begin `offset_ns` from now.
 pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &AtomicBool) {
     let mut medium_ns = lanes.clock.now_ns();
-    let (mut slow_ns, mut energy_ns, mut turn) = (medium_ns + offset_ns, medium_ns, 0);
-    let mut told = vec![Health::Up; unit.len()];
+    let mut slow_ns = medium_ns + offset_ns;
+    let mut turns = Turns::new(unit.len());
     while !stop.load(Ordering::Relaxed) {
         if lanes.clock.now_ns() >= medium_ns {
             unit.iter().for_each(|position| lanes.read_medium(*position));
             medium_ns = (medium_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
         }
         if lanes.clock.now_ns() >= slow_ns {
-            let energy_due = lanes.clock.now_ns() >= energy_ns;
-            for (position, told) in unit.iter().zip(&mut told) {
-                lanes.tell(*position, told);
-                lanes.read_slow(*position, turn % RARE_TURNS == 0, energy_due);
-            }
-            if energy_due {
-                energy_ns = lanes.clock.now_ns() + ENERGY_PERIOD_NS;
-            }
-            turn += 1;
-            lanes.processes.store(process_table(lanes.gpus).into());
+            lanes.slow_turn(unit, &mut turns);
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
         }
         sleep_in_steps(lanes.clock, medium_ns.min(slow_ns), stop);
+    }
+}
+
+/// What is due in which slow turn of one physical GPU.
+#[derive(Debug)]
+struct Turns {
+    number: i64,
+    /// When energy is due, nanoseconds of the timeline.
+    energy_ns: i64,
+    /// Turns since processes were listed.
+    since_processes: i64,
+    /// Turns after which somebody who looks for a process makes them be listed. It doubles each time that this shows
+    /// no other processes: a process that the driver knows by another id is looked for for ever.
+    patience: i64,
+    /// The count of those who looked in vain, when processes were listed last.
+    missed: u64,
+    /// Each device's health as it was told last.
+    told: Vec<Health>,
+}
+
+/// What is due in one slow turn.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    processes: bool,
+    pcie: bool,
+    rare: bool,
+    energy: bool,
+}
+
+impl Turns {
+    fn new(devices: usize) -> Self {
+        let told = vec![Health::Up; devices];
+        Self { number: 0, energy_ns: i64::MIN, since_processes: PROCESS_TURNS, patience: 1, missed: 0, told }
+    }
+
+    /// What is due now.
+    fn due(&mut self, now_ns: i64, missed: u64, processes_always: bool) -> Due {
+        let wanted = missed != self.missed && self.since_processes >= self.patience;
+        let due = Due {
+            processes: processes_always || wanted || self.since_processes >= PROCESS_TURNS,
+            pcie: self.number % PCIE_TURNS == 0,
+            rare: self.number % RARE_TURNS == 0,
+            energy: now_ns >= self.energy_ns,
+        };
+        self.number += 1;
+        self.since_processes += 1;
+        if due.processes {
+            (self.since_processes, self.missed) = (1, missed);
+        }
+        if due.energy {
+            self.energy_ns = now_ns + ENERGY_PERIOD_NS;
+        }
+        due
+    }
+
+    /// Notes whether a list of processes showed other ones than the list before.
+    fn listed(&mut self, changed: bool) {
+        self.patience = if changed { 1 } else { (2 * self.patience).min(PROCESS_TURNS) };
     }
 }
 
@@ -83,31 +137,60 @@ impl Lanes<'_> {
         gpu.set_medium(at_ns, self.source.medium(position, at_ns, self.calls));
     }
 
-    fn read_slow(&self, position: usize, rare_due: bool, energy_due: bool) {
-        let Some(gpu) = self.gpus.get(position) else { return };
+    fn slow_turn(&self, unit: &[usize], turns: &mut Turns) {
+        let due = turns.due(self.clock.now_ns(), self.processes.missed(), self.processes_always);
+        let mut changed = false;
+        for (number, position) in unit.iter().enumerate() {
+            if let Some(told) = turns.told.get_mut(number) {
+                self.tell(*position, told);
+            }
+            changed |= self.read_slow(*position, due);
+        }
+        if due.processes {
+            turns.listed(changed);
+        }
+        self.processes.set(process_table(self.gpus));
+    }
+
+    /// Reads what is due of one device, and whatever of it is not known. Returns whether its processes changed.
+    fn read_slow(&self, position: usize, due: Due) -> bool {
+        let Some(gpu) = self.gpus.get(position) else { return false };
         match gpu.health() {
-            Health::Hung => return gpu.forget(),
+            Health::Hung => {
+                gpu.forget();
+                return false;
+            }
             Health::Lost => {
                 gpu.forget();
                 if self.calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
-                    return;
+                    return false;
                 }
                 gpu.set_back();
             }
             Health::Up => {}
         }
-        let at_ns = self.clock.now_ns();
+        let now_ns = || self.clock.now_ns();
+        let at_ns = now_ns();
         gpu.set_slow(at_ns, self.source.slow(position, at_ns, self.calls));
-        if rare_due || gpu.rare().is_none() {
-            let at_ns = self.clock.now_ns();
+        if due.pcie || gpu.pcie().is_none() {
+            let at_ns = now_ns();
+            gpu.set_pcie(at_ns, self.source.pcie(position, at_ns, self.calls));
+        }
+        if due.rare || gpu.rare().is_none() {
+            let at_ns = now_ns();
             gpu.set_rare(at_ns, self.source.rare(position, at_ns, self.calls));
         }
-        if energy_due || !gpu.energy.is_known() {
-            let at_ns = self.clock.now_ns();
+        if due.energy || !gpu.energy.is_known() {
+            let at_ns = now_ns();
             if let Some(joules) = self.source.energy_joules(position, at_ns, self.calls) {
                 gpu.energy.set(at_ns, joules);
             }
         }
+        if due.processes || gpu.processes().is_none() {
+            let at_ns = now_ns();
+            return gpu.set_processes(at_ns, self.source.processes(position, at_ns, self.calls));
+        }
+        false
     }
 
     /// Logs that a GPU went or came back, once.
@@ -135,17 +218,17 @@ fn sleep_in_steps(clock: &dyn Clock, until_ns: i64, stop: &AtomicBool) {
 
 /// Which process runs on which GPUs. The processes of a MIG instance are listed for its parent too; they run on the
 /// instance.
-fn process_table(gpus: &[GpuState]) -> ProcessTable {
+fn process_table(gpus: &[GpuState]) -> HashMap<u32, Vec<usize>> {
     let on = |gpu: &GpuState| -> Vec<u32> {
-        let slow = gpu.slow().filter(|_| gpu.health() == Health::Up);
-        slow.iter().filter_map(|slow| slow.reading.processes.as_ref()).flatten().map(|process| process.pid).collect()
+        let latest = gpu.processes().filter(|_| gpu.health() == Health::Up);
+        latest.iter().flat_map(|latest| latest.reading.iter().map(|process| process.pid)).collect()
     };
     let of_instances: HashSet<(&str, u32)> = gpus
         .iter()
         .filter_map(|gpu| Some((gpu.device.parent_uuid.as_deref()?, gpu)))
         .flat_map(|(parent, gpu)| on(gpu).into_iter().map(move |pid| (parent, pid)))
         .collect();
-    let mut table = ProcessTable::new();
+    let mut table = HashMap::<u32, Vec<usize>>::new();
     for (position, gpu) in gpus.iter().enumerate() {
         for pid in on(gpu).into_iter().filter(|pid| !of_instances.contains(&(gpu.device.uuid.as_str(), *pid))) {
             table.entry(pid).or_default().push(position);
@@ -180,5 +263,53 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
                 sleep_in_steps(clock, clock.now_ns() + SECOND_NS, stop);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The turns in which processes are listed, of the first `turns`, while each turn tells how often one was looked
+    /// for in vain and each list shows other processes or not.
+    fn listed(turns: i64, missed: impl Fn(i64) -> u64, changed: impl Fn(i64) -> bool) -> Vec<i64> {
+        let mut state = Turns::new(1);
+        let is_due = |turn: &i64| {
+            let due = state.due(turn * SECOND_NS, missed(*turn), false).processes;
+            if due {
+                state.listed(changed(*turn));
+            }
+            due
+        };
+        (0..turns).filter(is_due).collect()
+    }
+
+    #[test]
+    fn processes_are_listed_seldom_where_nobody_looks_for_one() {
+        assert_eq!(listed(25, |_| 0, |_| false), [0, 10, 20]);
+    }
+
+    #[test]
+    fn a_process_that_is_looked_for_is_listed_at_the_next_turn() {
+        assert_eq!(listed(12, |turn| u64::from(turn >= 5), |_| true), [0, 5]);
+    }
+
+    #[test]
+    fn one_that_never_comes_is_looked_for_ever_more_seldom() {
+        assert_eq!(listed(40, |turn| turn.unsigned_abs(), |_| false), [0, 2, 6, 14, 24, 34]);
+    }
+
+    #[test]
+    fn what_is_exported_is_listed_at_every_turn() {
+        let mut turns = Turns::new(1);
+        assert!((0..20).all(|turn| turns.due(turn * SECOND_NS, 0, true).processes));
+    }
+
+    #[test]
+    fn what_is_dear_has_its_own_turns() {
+        let mut turns = Turns::new(1);
+        let dues: Vec<Due> = (0..61).map(|turn| turns.due(turn * SECOND_NS, 0, false)).collect();
+        let count = |is_due: fn(&Due) -> bool| dues.iter().filter(|due| is_due(due)).count();
+        assert_eq!([count(|due| due.pcie), count(|due| due.rare), count(|due| due.energy)], [13, 3, 2]);
     }
 }

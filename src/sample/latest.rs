@@ -2,10 +2,10 @@
 
 use super::energy::Energy;
 use super::series::Series;
-use crate::source::{Device, Medium, Rare, Slow};
-use arc_swap::ArcSwapOption;
+use crate::source::{Device, Medium, Pcie, Process, Rare, Slow};
+use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Whether a GPU answers.
@@ -44,6 +44,8 @@ pub struct GpuState {
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
     slow: ArcSwapOption<Latest<Slow>>,
+    processes: ArcSwapOption<Latest<Vec<Process>>>,
+    pcie: ArcSwapOption<Latest<Pcie>>,
     rare: ArcSwapOption<Latest<Rare>>,
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
@@ -70,6 +72,8 @@ impl GpuState {
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
+            processes: ArcSwapOption::empty(),
+            pcie: ArcSwapOption::empty(),
             rare: ArcSwapOption::empty(),
             xids: Mutex::default(),
         }
@@ -123,6 +127,8 @@ impl GpuState {
     pub(super) fn forget(&self) {
         self.medium.store(None);
         self.slow.store(None);
+        self.processes.store(None);
+        self.pcie.store(None);
         self.rare.store(None);
         self.energy.clear();
     }
@@ -144,13 +150,40 @@ impl GpuState {
         self.slow.load_full()
     }
 
-    /// What the slow lane reads seldom, as it was read last.
+    /// Its processes, as they were listed last; nothing where the driver would not say.
+    #[must_use]
+    pub fn processes(&self) -> Option<std::sync::Arc<Latest<Vec<Process>>>> {
+        self.processes.load_full()
+    }
+
+    /// Keeps a list of its processes. Returns whether other processes are there than before.
+    pub fn set_processes(&self, at_ns: i64, reading: Option<Vec<Process>>) -> bool {
+        let latest = reading.map(|reading| std::sync::Arc::new(Latest { at_ns, reading }));
+        let pids = |latest: &Option<std::sync::Arc<Latest<Vec<Process>>>>| -> Option<Vec<u32>> {
+            latest.as_ref().map(|latest| latest.reading.iter().map(|process| process.pid).collect())
+        };
+        let now = pids(&latest);
+        pids(&self.processes.swap(latest)) != now
+    }
+
+    /// What it has moved over PCIe, as it was read last.
+    #[must_use]
+    pub fn pcie(&self) -> Option<std::sync::Arc<Latest<Pcie>>> {
+        self.pcie.load_full()
+    }
+
+    /// Keeps what it has moved over PCIe.
+    pub fn set_pcie(&self, at_ns: i64, reading: Pcie) {
+        self.pcie.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
+    }
+
+    /// NVLink and BAR1, as they were read last.
     #[must_use]
     pub fn rare(&self) -> Option<std::sync::Arc<Latest<Rare>>> {
         self.rare.load_full()
     }
 
-    /// Keeps what the slow lane reads seldom.
+    /// Keeps what was read of NVLink and BAR1.
     pub fn set_rare(&self, at_ns: i64, reading: Rare) {
         self.rare.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
@@ -182,13 +215,13 @@ impl GpuState {
         self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Memory on this GPU of all processes but this one, as the slow lane saw it last, bytes. Where the process is not
+    /// Memory on this GPU of all processes but this one, as they were listed last, bytes. Where the process is not
     /// known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
     /// cannot be told, or the driver will not say how much the others have.
     #[must_use]
     pub fn used_by_others_bytes(&self, pid: Option<u32>) -> Option<u64> {
-        let slow = self.slow()?;
-        let processes = slow.reading.processes.as_ref()?;
+        let latest = self.processes()?;
+        let processes = &latest.reading;
         let is_seen = processes.iter().any(|process| Some(process.pid) == pid);
         if !is_seen {
             return (processes.len() == 1).then_some(0);
@@ -215,5 +248,31 @@ impl GpuState {
     }
 }
 
-/// Which process runs on which GPUs.
-pub type ProcessTable = HashMap<u32, Vec<usize>>;
+/// Which process runs on which GPUs, as the lanes saw it last; and whether somebody looked for one that is not there.
+#[derive(Debug, Default)]
+pub struct Processes {
+    by_pid: ArcSwap<HashMap<u32, Vec<usize>>>,
+    missed: AtomicU64,
+}
+
+impl Processes {
+    /// Positions of the GPUs that this process runs on. One that is not known makes the lanes look again.
+    #[must_use]
+    pub fn gpus_of(&self, pid: u32) -> Option<Vec<usize>> {
+        let found = self.by_pid.load().get(&pid).cloned();
+        if found.is_none() {
+            self.missed.fetch_add(1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// How often a process was looked for that is not known.
+    pub(super) fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+
+    /// From now on these processes are known: positions of GPUs by process id.
+    pub fn set(&self, by_pid: HashMap<u32, Vec<usize>>) {
+        self.by_pid.store(by_pid.into());
+    }
+}

@@ -19,7 +19,7 @@ mod window;
 pub use scenario::{Scenario, ScenarioError};
 
 use crate::annotate::wire::Annotation;
-use crate::source::{Call, CallStats, Device, Error, Event, Medium, Process, Rare, Slow, Source};
+use crate::source::{Call, CallStats, Device, Error, Event, Medium, Pcie, Process, Rare, Slow, Source};
 use fleet::Fleet;
 use gpu::{Gpu, Level};
 use job::{Moment, Plan, Select, Timeline, What};
@@ -139,34 +139,46 @@ impl Source for Sim {
 
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
         let since_ns = self.since_start(at_ns);
-        let processes = calls.time(Call::Processes, || {
-            self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).collect())
-        });
         let present = calls.time(Call::MemoryInfoSlow, || self.check_present(gpu, since_ns));
         let device = present.and_then(|()| self.fleet.devices.get(gpu));
         let memory = Slow {
             memory_total_bytes: device.and_then(|device| device.memory_total_bytes),
             memory_reserved_bytes: device.and_then(|device| device.memory_reserved_bytes),
-            processes,
             ..Slow::default()
         };
         if device.is_none_or(|device| device.parent_uuid.is_some()) {
             return memory;
         }
         let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
-        let units = |meter| level().map(|(level, elapsed_ns)| level.meters.total_units(meter, elapsed_ns));
         let ecc = calls.time(Call::EccErrors, || level().map(|_| 0));
         let remapped = calls.time(Call::RemappedRows, || level().map(|_| 0));
-        let pcie = calls.time(Call::PcieCounters, || Ok((units(Meter::PcieReceived)?, units(Meter::PcieTransmitted)?)));
         Slow {
-            pcie_received_bytes: pcie.map(|(received, _)| received),
-            pcie_transmitted_bytes: pcie.map(|(_, transmitted)| transmitted),
             ecc_corrected: ecc,
             ecc_uncorrected: ecc,
             remapped_rows_corrected: remapped,
             remapped_rows_uncorrected: remapped,
             ..memory
         }
+    }
+
+    fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
+        let since_ns = self.since_start(at_ns);
+        calls.time(Call::Processes, || {
+            self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).collect())
+        })
+    }
+
+    fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
+        let since_ns = self.since_start(at_ns);
+        if self.fleet.devices.get(gpu).is_none_or(|device| device.parent_uuid.is_some()) {
+            return Pcie::default();
+        }
+        let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
+        let units = |meter| level().map(|(level, elapsed_ns)| level.meters.total_units(meter, elapsed_ns));
+        let bytes =
+            calls.time(Call::PcieCounters, || Ok((units(Meter::PcieReceived)?, units(Meter::PcieTransmitted)?)));
+        let (received_bytes, transmitted_bytes) = bytes.unzip();
+        Pcie { received_bytes, transmitted_bytes }
     }
 
     fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare {

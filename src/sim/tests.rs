@@ -236,7 +236,7 @@ fn a_job_dies_of_oom_and_comes_back_with_step_0() {
     let usable = sim.devices()[0].usable_bytes().expect("known");
     assert_eq!(used(&sim, 0, died), usable, "it has taken all there is");
     assert_eq!(used(&sim, 0, died + 30 * MS), 0);
-    assert_eq!(sim.slow(0, START + died + SECOND, &CallStats::default()).processes, Some(Vec::new()));
+    assert_eq!(sim.processes(0, START + died + SECOND, &CallStats::default()), Some(Vec::new()));
 
     let next = said.iter().find(|said| since(said) > died).expect("it comes back");
     assert_eq!((next.event, next.kind, next.step), (EventType::Begin, Kind::Step, Some(0)));
@@ -338,20 +338,20 @@ fn each_xid_is_told_once_when_it_is_due() {
 #[test]
 fn energy_and_link_counters_never_fall_and_agree_with_power() {
     let (sim, calls) = (shipped("demo"), CallStats::default());
-    let mut before = sim.slow(0, START, &calls);
+    let mut before = sim.pcie(0, START, &calls);
     let mut grown = 0.0;
     let mut links_before = sim.rare(0, START, &calls);
     let mut energy_before = sim.energy_joules(0, START, &calls).expect("known");
     for at_ns in (0..30 * SECOND).step_by(10_000_000) {
         let power = sim.medium(0, START + at_ns, &calls).power_watts.expect("known");
         assert!((75.0..=700.0).contains(&power));
-        let now = sim.slow(0, START + at_ns, &calls);
+        let now = sim.pcie(0, START + at_ns, &calls);
         let energy = sim.energy_joules(0, START + at_ns, &calls).expect("known");
         let joules = energy - energy_before;
         energy_before = energy;
         assert!((0.0..=7.01).contains(&joules), "{joules} J in 10 ms");
         grown += joules;
-        assert!(now.pcie_received_bytes >= before.pcie_received_bytes);
+        assert!(now.received_bytes >= before.received_bytes);
         let links = sim.rare(0, START + at_ns, &calls);
         assert!(links.nvlink_transmitted_bytes >= links_before.nvlink_transmitted_bytes);
         links_before = links;
@@ -375,7 +375,9 @@ fn the_lanes_tell_what_the_job_does() {
     assert_eq!((medium.sm_clock_hertz, medium.throttle_reasons), (Some(1_980e6), Some(0)));
     let slow = sim.slow(0, START + begin, &calls);
     assert_eq!(slow.memory_total_bytes, Some(143_771 << 20));
-    assert_eq!(slow.processes, Some(vec![Process { pid: std::process::id(), used_bytes: Some(used(&sim, 0, begin)) }]));
+    let process = Process { pid: std::process::id(), used_bytes: Some(used(&sim, 0, begin)) };
+    assert_eq!(sim.processes(0, START + begin, &calls), Some(vec![process]));
+    assert!(sim.pcie(0, START + begin, &calls).received_bytes > Some(0));
     assert_eq!(calls.durations(Call::PcieCounters).counts().cumulative.last(), Some(&1));
 }
 

@@ -102,11 +102,6 @@ pub struct Slow {
     pub memory_total_bytes: Option<u64>,
     /// The driver's own part of it, bytes.
     pub memory_reserved_bytes: Option<u64>,
-    /// PCIe bytes received by the GPU: since the driver was loaded by its own counter, or since the source was opened as
-    /// a sum of rates times time.
-    pub pcie_received_bytes: Option<u64>,
-    /// PCIe bytes sent by the GPU.
-    pub pcie_transmitted_bytes: Option<u64>,
     /// Corrected ECC errors since the driver was loaded.
     pub ecc_corrected: Option<u64>,
     /// Uncorrected ECC errors since the driver was loaded.
@@ -115,11 +110,19 @@ pub struct Slow {
     pub remapped_rows_corrected: Option<u64>,
     /// Rows remapped because of uncorrected errors.
     pub remapped_rows_uncorrected: Option<u64>,
-    /// Processes with a compute or graphics context; `None` where the driver will not say, empty where there are none.
-    pub processes: Option<Vec<Process>>,
 }
 
-/// What is so dear that it is read seldom: on an H200 these calls take 3 ms together.
+/// What one GPU has moved over PCIe: since the driver was loaded by its own counter, or since the source was opened as a
+/// sum of rates times time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pcie {
+    /// Bytes received by the GPU.
+    pub received_bytes: Option<u64>,
+    /// Bytes sent by the GPU.
+    pub transmitted_bytes: Option<u64>,
+}
+
+/// What is dearest of all that is read again and again: on an H200 these calls take 3 ms together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rare {
     /// BAR1 aperture in use, bytes.
@@ -164,7 +167,7 @@ pub enum NextTick {
 
 /// The GPUs of one node. Every method may be called from several threads at once, and `gpu` is always a position in
 /// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and a
-/// replay answer for it, NVML takes from it only the time between two slow turns.
+/// replay answer for it, NVML takes from it only the time between two readings of PCIe bytes.
 pub trait Source: Send + Sync {
     /// What is read, for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
     fn description(&self) -> String;
@@ -183,6 +186,13 @@ pub trait Source: Send + Sync {
 
     /// The slow lane's readings; each call is timed into `calls`.
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow;
+
+    /// Processes with a compute or graphics context; `None` where the driver will not say, empty where there are none.
+    /// Asked for apart and more seldom: beside a job on eight H200s the two calls take 2 ms a GPU.
+    fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>>;
+
+    /// Bytes over PCIe. Asked for apart and more seldom: a sample of GPM takes 0.3 ms.
+    fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie;
 
     /// What is too dear for every turn of the slow lane; each call is timed into `calls`.
     fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare;

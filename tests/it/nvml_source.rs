@@ -9,7 +9,7 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater::source::{CallStats, Error, OpenError, Source};
+use highwater::source::{CallStats, Error, OpenError, Pcie, Source};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -83,11 +83,11 @@ fn every_lane_answers_in_base_units() {
         (nvml.energy_joules(0, 0, &calls), nvml.rare(0, 0, &calls).bar1_used_bytes),
         (Some(12_345.678), Some(5 * MIB))
     );
-    assert_eq!(slow.pcie_transmitted_bytes, Some(7_000_000_000));
-    assert_eq!(slow.pcie_received_bytes, Some(9_000_000_000));
+    let pcie = Pcie { received_bytes: Some(9_000_000_000), transmitted_bytes: Some(7_000_000_000) };
+    assert_eq!(nvml.pcie(0, 0, &calls), pcie);
     assert_eq!((slow.ecc_corrected, slow.ecc_uncorrected), (Some(4), Some(1)));
     assert_eq!((slow.remapped_rows_corrected, slow.remapped_rows_uncorrected), (Some(2), Some(3)));
-    assert_eq!(slow.processes, Some(Vec::new()));
+    assert_eq!(nvml.processes(0, 0, &calls), Some(Vec::new()));
     let rare = nvml.rare(0, 0, &calls);
     assert_eq!((rare.nvlink_received_bytes, rare.nvlink_transmitted_bytes), (None, None), "this GPU has no NVLink");
 }
@@ -105,8 +105,7 @@ fn a_pcie_counter_of_32_bits_is_not_available_rather_than_wrong() {
     let node = Node::with(json!({"gpus": [{"pcie_narrow": true}]}));
     let nvml = node.open();
     for _ in 0..3 {
-        let slow = nvml.slow(0, 0, &CallStats::default());
-        assert_eq!((slow.pcie_received_bytes, slow.pcie_transmitted_bytes), (None, None));
+        assert_eq!(nvml.pcie(0, 0, &CallStats::default()), Pcie::default());
     }
     assert_eq!(node.control.calls("field:197"), 1);
 }
@@ -132,7 +131,7 @@ fn mig_instances_are_devices_of_their_own() {
     assert_eq!(profiles, [None, Some("1g.18gb"), Some("2g.35gb"), None]);
     let used: Vec<_> = (0..4).map(|gpu| nvml.memory_used(gpu, 0)).collect();
     assert_eq!(used, [Ok(9 * GIB), Ok(2 * GIB), Ok(4 * GIB), Ok(GIB)]);
-    let pids = |gpu| -> Vec<u32> { nvml.slow(gpu, 0, &calls).processes.into_iter().flatten().map(|p| p.pid).collect() };
+    let pids = |gpu| -> Vec<u32> { nvml.processes(gpu, 0, &calls).into_iter().flatten().map(|p| p.pid).collect() };
     assert_eq!([pids(0), pids(1), pids(2), pids(3)], [vec![30, 70], vec![70], vec![30], vec![]]);
 }
 
@@ -157,14 +156,14 @@ fn an_unsupported_call_is_asked_once() {
     }]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     for _ in 0..5 {
-        let (medium, slow) = (nvml.medium(0, 0, &calls), nvml.slow(0, 0, &calls));
+        let (medium, processes) = (nvml.medium(0, 0, &calls), nvml.processes(0, 0, &calls));
         let energy_joules = nvml.energy_joules(0, 0, &calls);
         assert_eq!(
             (medium.temperature_celsius, energy_joules, nvml.rare(0, 0, &calls).bar1_used_bytes),
             (None, None, None)
         );
         assert!(medium.utilization_ratio.is_some(), "the other calls go on");
-        assert_eq!(slow.processes.map(|processes| processes.len()), Some(1), "the other list is enough");
+        assert_eq!(processes.map(|processes| processes.len()), Some(1), "the other list is enough");
     }
     for call in [
         "nvmlDeviceGetTemperature",
@@ -194,7 +193,7 @@ fn a_process_list_that_is_half_known_is_not_told() {
     let gpu = json!([{"pid": 9, "used": MIB}]);
     let node =
         Node::with(json!({"gpus": [{"processes": gpu, "errors": {"nvmlDeviceGetComputeRunningProcesses_v3": 999}}]}));
-    assert_eq!(node.open().slow(0, 0, &CallStats::default()).processes, None);
+    assert_eq!(node.open().processes(0, 0, &CallStats::default()), None);
 }
 
 #[test]
@@ -358,7 +357,7 @@ fn processes_of_both_kinds_are_merged_and_unknown_memory_stays_unknown() {
         {"pid": 100, "used": null},
         {"pid": 200, "used": 0, "compute": false, "graphics": true},
     ]}]}));
-    let processes = node.open().slow(0, 0, &CallStats::default()).processes.expect("a list");
+    let processes = node.open().processes(0, 0, &CallStats::default()).expect("a list");
     let listed: Vec<_> = processes.iter().map(|process| (process.pid, process.used_bytes)).collect();
     assert_eq!(listed, [(100, None), (200, Some(0)), (300, Some(3 * GIB))]);
 }
@@ -367,7 +366,7 @@ fn processes_of_both_kinds_are_merged_and_unknown_memory_stays_unknown() {
 fn more_processes_than_the_first_buffer_holds_are_all_listed() {
     let processes: Vec<Value> = (1..=500).map(|pid| json!({"pid": pid, "used": MIB})).collect();
     let node = Node::with(json!({"gpus": [{"processes": processes}]}));
-    let listed = node.open().slow(0, 0, &CallStats::default()).processes.expect("a list");
+    let listed = node.open().processes(0, 0, &CallStats::default()).expect("a list");
     assert_eq!(listed.len(), 500);
     assert_eq!(node.control.calls("nvmlDeviceGetComputeRunningProcesses_v3"), 2);
 }

@@ -4,7 +4,7 @@ use super::{MIB, Node};
 use crate::daemon::Daemon;
 use crate::process::eventually;
 use highwater::nvml::Nvml;
-use highwater::source::{Call, CallStats, Source};
+use highwater::source::{Call, CallStats, Pcie, Source};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,8 @@ fn only(gpu: Value) -> Value {
 fn told(nvml: &Nvml, seconds: f64) -> (Option<u64>, Option<u64>) {
     #[allow(clippy::cast_possible_truncation, reason = "whole nanoseconds of small numbers")]
     let at_ns = (seconds * SECOND_NS as f64) as i64;
-    let slow = nvml.slow(0, at_ns, &CallStats::default());
-    (slow.pcie_transmitted_bytes.map(|bytes| bytes / MIB), slow.pcie_received_bytes.map(|bytes| bytes / MIB))
+    let pcie = nvml.pcie(0, at_ns, &CallStats::default());
+    (pcie.transmitted_bytes.map(|bytes| bytes / MIB), pcie.received_bytes.map(|bytes| bytes / MIB))
 }
 
 const NOTHING: (Option<u64>, Option<u64>) = (None, None);
@@ -76,9 +76,8 @@ fn a_gpu_with_neither_tells_nothing_and_is_asked_once() {
         let node = Node::with(only(gpu));
         let (nvml, calls) = (node.open(), CallStats::default());
         for turn in 0..5 {
-            let slow = nvml.slow(0, turn * SECOND_NS, &calls);
-            assert_eq!((slow.pcie_transmitted_bytes, slow.pcie_received_bytes), NOTHING);
-            assert!(slow.memory_total_bytes.is_some(), "the other readings go on");
+            assert_eq!(nvml.pcie(0, turn * SECOND_NS, &calls), Pcie::default());
+            assert!(nvml.slow(0, 0, &calls).memory_total_bytes.is_some(), "the other readings go on");
         }
         assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 1);
         assert_eq!(node.control.calls("nvmlGpmSampleGet"), samples);
@@ -124,7 +123,7 @@ fn a_sample_that_fails_loses_the_windows_that_it_belongs_to() {
     let mut failing = gpu(100, 10);
     failing["errors"] = json!({"nvmlGpmSampleGet": 999});
     node.control.set(&only(failing));
-    assert_eq!(nvml.slow(0, 2 * SECOND_NS, &calls).pcie_received_bytes, None);
+    assert_eq!(nvml.pcie(0, 2 * SECOND_NS, &calls).received_bytes, None);
     assert_eq!(calls.failures(Call::Gpm), 1);
     node.control.set(&only(gpu(100, 10)));
     assert_eq!([told(&nvml, 3.0), told(&nvml, 4.0)], [NOTHING, (Some(200), Some(20))]);
@@ -161,8 +160,7 @@ fn an_instance_is_not_asked() {
     let node = Node::with(only(whole));
     let (nvml, calls) = (node.open(), CallStats::default());
     for turn in 0..2 {
-        let slow = nvml.slow(1, turn * SECOND_NS, &calls);
-        assert_eq!((slow.pcie_transmitted_bytes, slow.pcie_received_bytes), NOTHING);
+        assert_eq!(nvml.pcie(1, turn * SECOND_NS, &calls), Pcie::default());
     }
     assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 0);
 }
@@ -172,7 +170,9 @@ fn every_sample_is_freed() {
     let node = Node::with(json!({"gpus": [gpu(1, 1), gpu(2, 2)]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     for turn in 0..4 {
-        (0..2).for_each(|gpu| drop(nvml.slow(gpu, turn * SECOND_NS, &calls)));
+        for gpu in 0..2 {
+            nvml.pcie(gpu, turn * SECOND_NS, &calls);
+        }
     }
     let open = || node.control.calls("nvmlGpmSampleAlloc") - node.control.calls("nvmlGpmSampleFree");
     assert_eq!(open(), 2, "one a GPU to count from");
@@ -188,7 +188,7 @@ fn the_daemon_tells_the_totals_of_the_gpu_that_has_rates_and_none_of_the_other()
     let node = Node::with(json!({"gpus": [rates, {"uuid": "GPU-b", "pcie_narrow": true}]}));
     let begun = Instant::now();
     let daemon = Daemon::start(&["serve", "--nvml-library", &node.control.library().display().to_string()]);
-    let (metrics, sent, received) = eventually(Duration::from_secs(30), "two seconds of PCIe bytes", || {
+    let (metrics, sent, received) = eventually(Duration::from_secs(30), "PCIe bytes of a window", || {
         let metrics = daemon.get("/metrics");
         let value = |way: &str| {
             let sample = format!("highwater_gpu_pcie_{way}_bytes_total{{gpu=\"0\",uuid=\"GPU-a\"}} ");

@@ -179,7 +179,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
 
 #[test]
 fn what_waits_is_bounded_and_what_is_lost_is_counted() {
-    let limits = Limits::default();
+    let limits = Limits { ended: MOST_WAITING / 2, ..Limits::default() };
     let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(limits));
     let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
     let (_, stats) = turn(&mut traces, &mut jobs, &many, 1_000);
