@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests (`test`) or the lints (`lint`) run beside cargo, where it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
+#   alertmanager, amtool   likewise
 #   buildah, debootstrap   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
 #   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
@@ -34,16 +35,27 @@ apt_refresh() {
     have apt-get && as_root apt-get update -qq
 }
 
+# Unpacks Debian's package $1 under target/tools/$2.
+unpack_from_debian() {
+    note "unpacking Debian's $1"
+    have apt-get || return 1
+    local packages=$tools/packages
+    mkdir -p "$packages" "$tools/$2"
+    (cd "$packages" && { apt-get download -qq "$1" || { apt_refresh && apt-get download -qq "$1"; }; }) &&
+        dpkg -x "$packages/$1"_*.deb "$tools/$2" &&
+        rm -rf "$packages"
+}
+
 prometheus_from_debian() {
     if [ -x "$tools/prometheus/usr/bin/promtool" ]; then return; fi
     if have prometheus && have promtool; then return; fi
-    note "unpacking Debian's prometheus"
-    have apt-get || return 1
-    local packages=$tools/packages
-    mkdir -p "$packages" "$tools/prometheus"
-    (cd "$packages" && { apt-get download -qq prometheus || { apt_refresh && apt-get download -qq prometheus; }; }) &&
-        dpkg -x "$packages"/prometheus_*.deb "$tools/prometheus" &&
-        rm -rf "$packages"
+    unpack_from_debian prometheus prometheus
+}
+
+alertmanager_from_debian() {
+    if [ -x "$tools/alertmanager/usr/bin/amtool" ]; then return; fi
+    if have prometheus-alertmanager && have amtool; then return; fi
+    unpack_from_debian prometheus-alertmanager alertmanager
 }
 
 debian_packages() {
@@ -144,6 +156,7 @@ want() {
 case ${1:-} in
 test)
     want prometheus prometheus_from_debian
+    want alertmanager alertmanager_from_debian
     want "buildah and debootstrap" debian_packages buildah debootstrap
     want helm helm_from_go
     want otelcol otelcol_from_go

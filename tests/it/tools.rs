@@ -42,6 +42,7 @@ fn search(tool: &str) -> Option<PathBuf> {
         built("otelcol", "OTELCOL_VERSION"),
         built("prometheus", "PROMETHEUS_3_VERSION"),
         tools.join("prometheus/usr/bin"),
+        tools.join("alertmanager/usr/bin"),
     ];
     let path = env::var_os("PATH").unwrap_or_default();
     // Debian keeps debootstrap where only root's PATH looks.
