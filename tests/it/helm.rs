@@ -172,8 +172,7 @@ fn render(values: &str) -> Option<Vec<Value>> {
     let output = template(&tools::find("helm")?, values);
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8(output.stdout).expect("Helm renders UTF-8");
-    let documents = YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let objects: Vec<Value> = documents.iter().map(to_json).filter(|object| !object.is_null()).collect();
+    let objects: Vec<Value> = documents(&text).into_iter().filter(|object| !object.is_null()).collect();
     assert!(objects.iter().all(|object| object["kind"].is_string() && object["metadata"]["name"].is_string()));
     Some(objects)
 }
@@ -212,6 +211,12 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
     assert!(found.next().is_none(), "several {kind}s");
     object
+}
+
+/// The documents of a YAML text; panics where it is none.
+pub fn documents(text: &str) -> Vec<Value> {
+    let documents = YamlLoader::load_from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    documents.iter().map(to_json).collect()
 }
 
 fn to_json(yaml: &Yaml) -> Value {

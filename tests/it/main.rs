@@ -4,13 +4,16 @@
 //! fixed port, and nothing waits for longer than what it waits for.
 
 // What stories share.
+mod alertmanager;
 mod collector;
 mod daemon;
+mod http_server;
 mod process;
 mod scraper;
 mod tools;
 
 // The stories.
+mod alerts;
 mod annotations;
 mod container;
 mod dashboards;

@@ -33,7 +33,19 @@ pub struct Sample {
 impl Scraper {
     /// Starts the Prometheus at `program` on these daemons, under the scrape job `highwater`.
     pub fn of(program: &Path, daemons: &[&Daemon]) -> Self {
-        Self::start(program, &scraping(daemons), &[])
+        let addresses: Vec<&str> = daemons.iter().map(|daemon| daemon.address()).collect();
+        Self::start(program, &scraping(&addresses), &[])
+    }
+
+    /// Starts the Prometheus at `program` on what serves metrics at `address`, with the rules in the folder `rules`, which
+    /// it evaluates every second, and the Alertmanager at `alertmanager`.
+    pub fn alerting(program: &Path, address: &str, rules: &Path, alertmanager: &str) -> Self {
+        let configuration = format!(
+            "{}rule_files: [{:?}]\nalerting: {{alertmanagers: [{{static_configs: [{{targets: [{alertmanager:?}]}}]}}]}}\n",
+            scraping(&[address]),
+            rules.join("*.yaml"),
+        );
+        Self::start(program, &configuration, &[])
     }
 
     /// Starts the Prometheus 3 at `program`, which scrapes nothing and takes OTLP.
@@ -106,10 +118,10 @@ impl Scraper {
     }
 }
 
-fn scraping(daemons: &[&Daemon]) -> String {
-    let targets: Vec<String> = daemons.iter().map(|daemon| format!("{:?}", daemon.address())).collect();
+fn scraping(addresses: &[&str]) -> String {
+    let targets: Vec<String> = addresses.iter().map(|address| format!("{address:?}")).collect();
     format!(
-        "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+        "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
          scrape_configs:\n  - job_name: highwater\n    static_configs: [{{targets: [{}]}}]\n",
         targets.join(", ")
     )

@@ -1,0 +1,160 @@
+//! From a scrape to somebody's pager: a real Prometheus with the rules, a real Alertmanager with the documented routes,
+//! and a webhook. Only durations differ from what ships, so that a story does not last for minutes.
+
+use crate::alertmanager::Alertmanager;
+use crate::daemon::Daemon;
+use crate::http_server::HttpServer;
+use crate::process::eventually;
+use crate::scraper::Scraper;
+use crate::tools;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Room for a near-OOM that comes once a minute, on a busy machine.
+const DELIVERED_WITHIN: Duration = Duration::from_secs(150);
+
+/// How many scrapes a simulated shortage takes, and after how many it comes again: as seconds in `demo`.
+const SHORT_SCRAPES: usize = 15;
+const EVERY_SCRAPES: usize = 60;
+
+/// Device 2 of a node and the rank on it, with what it has free.
+const WELL: &str = r#"highwater_build_info{version="0.1.0",rustc="1.88.0"} 1
+highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
+highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 100000000000
+highwater_gpu_memory_free_bytes{gpu="2",uuid="GPU-2"} 50000000000
+highwater_gpu_memory_used_max_bytes{gpu="2",uuid="GPU-2",window="60s"} 100000000000
+highwater_job_info{job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"} 1
+"#;
+const SHORT: &str = r#"highwater_build_info{version="0.1.0",rustc="1.88.0"} 1
+highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
+highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 149700000000
+highwater_gpu_memory_free_bytes{gpu="2",uuid="GPU-2"} 300000000
+highwater_gpu_memory_used_max_bytes{gpu="2",uuid="GPU-2",window="60s"} 149790284288
+highwater_job_info{job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"} 1
+highwater_finding_active{finding="low_headroom",severity="warning",gpu="2",uuid="GPU-2",job="moe-tight",rank="0"} 1
+"#;
+
+/// A node on which `moe-tight` goes near OOM for a while, and is well again, and so on.
+///
+/// What `demo` does. Until the daemon tells findings, this is text of the same shape; then it becomes
+/// `Daemon::start(&["demo"])`, whose `address` is what the story needs.
+fn near_oom_node() -> HttpServer {
+    let scrapes = AtomicUsize::new(0);
+    HttpServer::start(move |_, _| {
+        let turn = scrapes.fetch_add(1, Ordering::Relaxed) % EVERY_SCRAPES;
+        if turn < SHORT_SCRAPES { SHORT.to_owned() } else { WELL.to_owned() }
+    })
+}
+
+#[test]
+fn demo_near_oom_reaches_the_webhook_and_resolves() {
+    let (Some(prometheus), Some(alertmanager)) = (tools::find("prometheus"), tools::find("prometheus-alertmanager"))
+    else {
+        return;
+    };
+    let node = near_oom_node();
+    let alertmanager = Alertmanager::start(&alertmanager);
+    let rules = hastened_rules();
+    let _prometheus = Scraper::alerting(&prometheus, &node.address(), rules.path(), alertmanager.address());
+    let near_oom = |status: &'static str| {
+        alertmanager.notice(DELIVERED_WITHIN, &format!("{status} HighwaterNearOom of rank 0 of moe-tight"), |notice| {
+            let is = |label: &str, value: &str| notice.labels.get(label).is_some_and(|told| told == value);
+            let of_rank = is("exported_job", "moe-tight") && is("rank", "0");
+            notice.status == status && is("alertname", "HighwaterNearOom") && of_rank
+        })
+    };
+    let fired = near_oom("firing");
+    assert_eq!(fired.receiver, "chat", "a warning wakes nobody: {fired:?}");
+    for (label, value) in [("severity", "warning"), ("job", "highwater"), ("gpu", "2")] {
+        assert_eq!(fired.labels[label], value, "{fired:?}");
+    }
+    assert_eq!(fired.labels["instance"], node.address());
+    let description = &fired.annotations["description"];
+    let free = description.strip_prefix("At the least ").and_then(|rest| rest.split_once("B were free"));
+    let (free, _) = free.unwrap_or_else(|| panic!("no number in {description:?}"));
+    assert!(free.ends_with("Mi"), "less than a GiB: {description}");
+    assert_eq!(fired.annotations["runbook_url"], "docs/runbooks/near-oom.md");
+    let resolved = near_oom("resolved");
+    assert_eq!(resolved.labels, fired.labels, "what resolves is what fired");
+}
+
+#[test]
+fn a_lost_gpu_wakes_somebody_and_inhibits_what_follows_from_it() {
+    let (Some(prometheus), Some(alertmanager)) = (tools::find("prometheus"), tools::find("prometheus-alertmanager"))
+    else {
+        return;
+    };
+    let lost =
+        SHORT.replace(r#"highwater_gpu_up{gpu="2",uuid="GPU-2"} 1"#, r#"highwater_gpu_up{gpu="2",uuid="GPU-2"} 0"#);
+    let node = HttpServer::start(move |_, _| lost.clone());
+    let alertmanager = Alertmanager::start(&alertmanager);
+    let rules = hastened_rules();
+    let _prometheus = Scraper::alerting(&prometheus, &node.address(), rules.path(), alertmanager.address());
+    let fired = alertmanager.notice(DELIVERED_WITHIN, "HighwaterGpuLost", |notice| {
+        notice.status == "firing" && notice.labels["alertname"] == "HighwaterGpuLost"
+    });
+    assert_eq!(fired.receiver, "pager", "{fired:?}");
+    assert!(fired.annotations["description"].contains("rank 0 of moe-tight"), "{fired:?}");
+    eventually(DELIVERED_WITHIN, "HighwaterNearOom inhibited", || {
+        let alerts = alertmanager.alerts();
+        let near_oom = alerts.iter().find(|alert| alert["labels"]["alertname"] == "HighwaterNearOom")?;
+        let inhibited = near_oom["status"]["inhibitedBy"].as_array().is_some_and(|by| !by.is_empty());
+        (near_oom["status"]["state"] == "suppressed" && inhibited).then_some(())
+    });
+}
+
+#[test]
+fn every_rule_can_be_evaluated_over_what_a_real_daemon_says() {
+    let Some(prometheus) = tools::find("prometheus") else { return };
+    let daemon = Daemon::start(&["demo"]);
+    let nobody = HttpServer::start(|_, _| String::new());
+    let rules = hastened_rules();
+    let prometheus = Scraper::alerting(&prometheus, daemon.address(), rules.path(), &nobody.address());
+    // These are the last of their chains, and need a series of every metric below them.
+    for (recorded, count) in [
+        ("highwater:gpu_memory_headroom_bytes > 0", 4),
+        ("highwater:sampler_ticks_missed_ratio:rate10m >= 0", 2),
+        ("highwater:comm_stretch_ratio > 0", 4),
+        ("highwater:comm_excess_ratio", 4),
+        ("highwater:rank_silence_seconds < 120", 4),
+        ("highwater:rank_step_seconds > 0", 4),
+    ] {
+        eventually(DELIVERED_WITHIN, recorded, || (prometheus.query(recorded).len() == count).then_some(()));
+    }
+    let answer = prometheus.api("rules", &[]);
+    let groups = answer["groups"].as_array().expect("groups");
+    let rules: Vec<_> = groups.iter().flat_map(|group| group["rules"].as_array().expect("rules")).collect();
+    assert!(rules.len() > 25, "{answer}");
+    for rule in rules {
+        assert_eq!(rule["health"], "ok", "{}: {}", rule["name"], rule["lastError"]);
+    }
+    // The demo has a job that goes near OOM, and nothing else is wrong with it.
+    let wrong =
+        r#"ALERTS{alertname=~"Highwater(GpuLost|Xid.*|NothingToRead|Exporter.*|AnnotationsSilent|InputStall)"}"#;
+    assert!(prometheus.query(wrong).is_empty(), "{:?}", prometheus.query(wrong));
+}
+
+/// Copies of the rules that ship with seconds for minutes: how long something must hold, how long it is remembered, how
+/// often groups are evaluated.
+fn hastened_rules() -> TempDir {
+    let directory = TempDir::new().expect("a temporary directory");
+    for file in super::files() {
+        let text = std::fs::read_to_string(&file).expect("readable");
+        let name: PathBuf = file.file_name().map(Path::new).expect("a file").into();
+        let quick: Vec<String> = text.lines().map(hastened).collect();
+        std::fs::write(directory.path().join(name), quick.join("\n")).expect("writable");
+    }
+    directory
+}
+
+fn hastened(line: &str) -> String {
+    match line.trim_start().split_once(':') {
+        Some((key @ ("for" | "keep_firing_for" | "interval"), _)) => {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            format!("{indent}{key}: 1s")
+        }
+        _ => line.replace("[2m]", "[3s]").replace("offset 15m", "offset 5s"),
+    }
+}
