@@ -21,6 +21,7 @@ env: [{name: RUST_LOG, value: debug}]
 podAnnotations: {example.com/team: gpu}
 commonLabels: {team: gpu}
 serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s}
+prometheusRule: {enabled: true, namespace: monitoring, labels: {release: kps}}
 dashboards: {enabled: true, annotations: {grafana_folder: GPUs}}
 networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
 "#;
@@ -82,7 +83,7 @@ fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
 #[test]
 fn everything_can_be_switched_on() {
     let Some(objects) = render(EVERYTHING) else { return };
-    for kind in ["ConfigMap", "NetworkPolicy", "ServiceMonitor"] {
+    for kind in ["ConfigMap", "NetworkPolicy", "PrometheusRule", "ServiceMonitor"] {
         assert!(kinds(&objects).contains(&kind), "{kind}: {:?}", kinds(&objects));
     }
     assert!(
@@ -124,6 +125,44 @@ fn the_dashboards_that_it_ships_are_the_repositorys() {
 }
 
 #[test]
+fn the_alerts_that_it_ships_are_the_repositorys() {
+    let Some(objects) = render(EVERYTHING) else { return };
+    let rule = one(&objects, "PrometheusRule");
+    assert_eq!(rule["metadata"]["labels"]["release"], "kps");
+    assert_eq!(rule["spec"]["groups"], json!(groups_of_alerts()), "not a word of them is changed");
+    let linked = "prometheusRule: {enabled: true, runbookBase: 'https://git.example/highwater/'}";
+    let Some(objects) = render(linked) else { return };
+    let rendered = one(&objects, "PrometheusRule")["spec"]["groups"].to_string();
+    let links = rendered.matches("\"https://git.example/highwater/docs/runbooks/").count();
+    assert_eq!((links, rendered.matches("\"runbook_url\"").count()), (links, links));
+    assert!(links > 10, "{rendered}");
+}
+
+#[test]
+fn a_packaged_chart_has_the_dashboards_and_the_alerts() {
+    let Some(helm) = tools::find("helm") else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let output = run(Command::new(&helm).arg("package").arg(chart()).arg("--destination").arg(directory.path()));
+    assert!(output.status.success(), "{}", said(&output));
+    // The chart has its files by a link that leads out of it; a package has to have them itself.
+    let package = directory.path().join(format!("highwater-{}.tgz", env!("CARGO_PKG_VERSION")));
+    let values = directory.path().join("values.yaml");
+    std::fs::write(&values, EVERYTHING).expect("writable");
+    let output = run(Command::new(&helm).args(["template", "hw"]).arg(package).arg("--values").arg(values));
+    assert!(output.status.success(), "{}", said(&output));
+    let objects = documents(&String::from_utf8_lossy(&output.stdout));
+    assert_eq!(one(&objects, "PrometheusRule")["spec"]["groups"], json!(groups_of_alerts()));
+    let dashboards = objects.iter().filter(|object| object["metadata"]["labels"]["grafana_dashboard"] == "1");
+    assert_eq!(dashboards.count(), crate::dashboards::files().len());
+}
+
+/// The groups of every rule file, in the order in which Helm comes to them.
+fn groups_of_alerts() -> Vec<Value> {
+    let texts = crate::alerts::files().into_iter().map(|file| std::fs::read_to_string(file).expect("readable"));
+    texts.flat_map(|text| documents(&text)[0]["groups"].as_array().expect("groups").clone()).collect()
+}
+
+#[test]
 fn the_daemon_takes_what_the_chart_renders() {
     for values in ["", EVERYTHING] {
         let Some(objects) = render(values) else { return };
@@ -158,6 +197,7 @@ fn values_that_cannot_work_are_refused() {
         ("{service: {internalTrafficPolicy: Node}}", "/service/internalTrafficPolicy"),
         ("{serviceMonitor: {interval: 15}}", "/serviceMonitor/interval"),
         ("{nvidia: {deviceList: magic}}", "/nvidia/deviceList"),
+        ("{prometheusRule: {runbookBase: docs}}", "/prometheusRule/runbookBase"),
         ("{annotations: {socket: {hostPath: {path: run}}}}", "/annotations/socket/hostPath/path"),
         ("{terminationGracePeriodSeconds: 1}", "/terminationGracePeriodSeconds"),
     ] {
