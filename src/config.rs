@@ -12,6 +12,7 @@ pub use load::{Fault, Faults, Layers, load};
 
 use crate::annotate::Limits;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::detect;
 use crate::export::otlp::settings as otlp;
 use crate::node::Periods;
 use std::net::SocketAddr;
@@ -50,6 +51,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Whether `/metrics` tells the memory of single processes.
     pub processes: bool,
+    /// When something is found.
+    pub detect: detect::Settings,
     /// How many times faster than time a replay runs; `None` for as fast as possible.
     pub replay_speed: Option<f64>,
     /// Whether a replay's times are shifted to now.
@@ -78,6 +81,7 @@ impl Default for Settings {
             token_file: None,
             limits: Limits::default(),
             processes: false,
+            detect: detect::Settings::default(),
             replay_speed: Some(1.0),
             replay_shift_to_now: false,
             otlp: otlp::Keys::default(),

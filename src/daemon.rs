@@ -8,6 +8,7 @@ use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
+use crate::detect::{Detect, Told};
 use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
 use crate::replay::Replay;
@@ -87,7 +88,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
     let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
-    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
+    let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let site = Site {
         slot: Arc::clone(&slot),
@@ -382,8 +383,8 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
         })?;
     }
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
-    let intake = Arc::clone(&shared.intake);
-    lanes.start("hw-join", move |node, stop| run_join(node, &intake, stop))?;
+    let (intake, slot) = (Arc::clone(&shared.intake), Arc::clone(&shared.slot));
+    lanes.start("hw-join", move |node, stop| run_join(node, &intake, slot.detect(), stop))?;
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
@@ -393,10 +394,13 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     Ok(())
 }
 
-fn run_join(node: &Node, intake: &Intake, stop: &AtomicBool) {
+fn run_join(node: &Node, intake: &Intake, detect: &Detect, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
+    let mut told = Told::default();
     while !stop.load(Ordering::Relaxed) {
-        node.join.advance(intake, node.clock.now_ns());
+        let now_ns = node.clock.now_ns();
+        node.join.advance(intake, now_ns);
+        told.tell(&detect.advance(node, intake, now_ns), now_ns);
         next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
@@ -429,7 +433,12 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
             }
         }
     };
-    let after = |at_ns: i64| node.join.advance(&shared.intake, at_ns);
+    let mut told = Told::default();
+    let after = |at_ns: i64| {
+        node.read_recorded(at_ns);
+        node.join.advance(&shared.intake, at_ns);
+        told.tell(&shared.slot.detect().advance(&node, &shared.intake, at_ns), at_ns);
+    };
     let period_ns = shared.settings.period_ns;
     if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {
         tracing::info!("the recording is over; its end stays readable");

@@ -5,15 +5,19 @@
 //! time as an argument, so that a replay of any speed gives what the live run gave.
 
 use crate::annotate::{Ended, Intake};
-use crate::attribute::{FlushDetector, Pressure, attribute};
+use crate::attribute::{Flush, FlushDetector, Pressure, attribute};
 use crate::clock::SECOND_NS;
 use crate::ring;
 use crate::sample::{GpuState, Health};
 use crate::source::CallStats;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Memory that is not known this long after a phase ended will not be: the driver hangs, or the GPU is gone.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
+
+/// Flushes of one GPU that are kept.
+const MOST_RECENT_FLUSHES: usize = 64;
 
 /// What follows from one GPU's memory alone.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +26,8 @@ pub struct Derived {
     pub pressure: Pressure,
     /// Falls and regrowths.
     pub flushes: u64,
+    /// The last of them, in the order of time.
+    pub recent_flushes: VecDeque<Flush>,
     detector: FlushDetector,
     scanned_until_ns: Option<i64>,
 }
@@ -135,9 +141,13 @@ impl Derived {
         let from_ns = self.scanned_until_ns.unwrap_or(oldest_ns).max(oldest_ns);
         let Ok(points) = ring.points(from_ns, newest_ns, usize::MAX) else { return };
         for point in points {
-            let flush = self.detector.push(point.at_ns, point.used, usable_bytes);
-            self.flushes += u64::from(flush.is_some());
+            if let Some(flush) = self.detector.push(point.at_ns, point.used, usable_bytes) {
+                self.flushes += 1;
+                self.recent_flushes.push_back(flush);
+            }
         }
+        let excess = self.recent_flushes.len().saturating_sub(MOST_RECENT_FLUSHES);
+        self.recent_flushes.drain(..excess);
         self.scanned_until_ns = Some(newest_ns);
     }
 }

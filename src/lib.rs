@@ -10,6 +10,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod daemon;
+pub mod detect;
 pub mod export;
 pub mod join;
 pub mod metrics;

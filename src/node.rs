@@ -5,10 +5,11 @@
 //! which [`daemon`](crate::daemon) starts.
 
 use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use crate::detect::{self, Detect};
 use crate::join::{Derived, Join};
 use crate::ring;
 use crate::sample::{GpuState, Health, Sampler, TickStats, Xid};
-use crate::source::{CallStats, OpenError, Source};
+use crate::source::{CallStats, Medium, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -63,6 +64,17 @@ impl Node {
             }
         }
         Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
+    }
+
+    /// Reads what a recording has of the medium lane, at its period: a replay has no lanes.
+    pub fn read_recorded(&self, at_ns: i64) {
+        for (position, gpu) in self.gpus.iter().enumerate() {
+            let is_due = gpu.medium().is_none_or(|last| at_ns - last.at_ns >= self.periods.medium_ns);
+            let medium = if is_due { self.source.medium(position, at_ns, &self.calls) } else { Medium::default() };
+            if medium != Medium::default() {
+                gpu.set_medium(at_ns, medium);
+            }
+        }
     }
 
     /// The one sampler that writes into its rings.
@@ -127,13 +139,27 @@ pub struct Slot {
     node: ArcSwapOption<Node>,
     trouble: ArcSwapOption<OpenError>,
     is_nvml: bool,
+    detect: Detect,
 }
 
 impl Slot {
     /// No node yet. `is_nvml` tells whether the source asked for is the driver.
     #[must_use]
     pub fn empty(is_nvml: bool) -> Self {
-        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml }
+        Self::detecting(is_nvml, detect::Settings::default())
+    }
+
+    /// No node yet, and what is to be found on the ones to come.
+    #[must_use]
+    pub fn detecting(is_nvml: bool, settings: detect::Settings) -> Self {
+        let (node, trouble, detect) = (ArcSwapOption::empty(), ArcSwapOption::empty(), Detect::new(settings));
+        Self { node, trouble, is_nvml, detect }
+    }
+
+    /// What is found on the nodes, one after the other: a GPU that took its node with it stays found.
+    #[must_use]
+    pub fn detect(&self) -> &Detect {
+        &self.detect
     }
 
     /// The node of the moment.

@@ -2,6 +2,7 @@
 
 mod demo;
 pub mod probe;
+pub mod replay_eval;
 pub mod serve;
 
 use crate::config::{KEYS, Layers, Settings, load};
@@ -34,6 +35,8 @@ enum Command {
     Demo(Common),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),
+    /// Run the detectors over recordings whose truth is known, and print precision, recall and delay.
+    ReplayEval(replay_eval::ReplayEval),
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Serve(serve) => serve::run(&serve),
         Command::Demo(common) => demo::run(&common),
         Command::Probe(probe) => probe.run(),
+        Command::ReplayEval(eval) => eval.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -187,6 +191,12 @@ impl Probe {
             &mut std::io::stdout(),
         )
     }
+}
+
+/// The settings with these changed and nothing else: neither a file nor the environment.
+fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
+    let flags = set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))).collect();
+    Ok(load(&Layers { file: None, environment: Default::default(), flags })?)
 }
 
 /// The settings, for `serve --help`.

@@ -83,6 +83,22 @@ keys! {
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "metrics.processes" = "false", "Whether /metrics tells the memory of single processes. They are then read in every slow turn.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
+    "detect.enabled" = "true", "Whether causes of slow steps are looked for. docs/findings.md tells each.",
+        |s, v| { s.detect.enabled = boolean(v)?; Ok(()) };
+    "detect.comm_phases" = "comm", "Names of the phases in which ranks communicate, with commas between.",
+        |s, v| { s.detect.comm_phases = names(v); Ok(()) };
+    "detect.data_phases" = "data", "Names of the phases in which ranks wait for their input, with commas between.",
+        |s, v| { s.detect.data_phases = names(v); Ok(()) };
+    "detect.headroom" = "1GiB", "Less free memory than this is low headroom; half of it is critical.",
+        |s, v| { s.detect.set_headroom(bytes(v, 16 << 20, 1 << 40)? as u64); Ok(()) };
+    "detect.comm_slowdown" = "2", "Communication that takes this many times its baseline is slow.",
+        |s, v| { s.detect.comm_slowdown = factor(v)?; Ok(()) };
+    "detect.stall_share" = "0.3", "Share of a rank's time spent waiting for data from which it is a stall.",
+        |s, v| { s.detect.stall_share = ratio(v)?; Ok(()) };
+    "detect.lag" = "1.2", "A rank that computes this many times as long as its peers lags.",
+        |s, v| { s.detect.lag = factor(v)?; Ok(()) };
+    "detect.idle_after" = "1m", "Memory that is held for this long with nothing running is idle.",
+        |s, v| { s.detect.idle_after_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "otlp.endpoint" = "", "Where metrics and spans are pushed to over OTLP, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed where neither is set. docs/otlp.md has the standard variables, which are obeyed.",
         |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };
     "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, or slow:p95 for those slower than that share of their rank's steps.",
@@ -138,6 +154,15 @@ fn count(text: &str, least: usize, most: usize) -> Result<usize, String> {
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
     if ratio > 0.0 && ratio <= 1.0 { Ok(ratio) } else { Err("is not above 0 and at most 1".into()) }
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if factor > 1.0 && factor <= 1000.0 { Ok(factor) } else { Err("is not above 1 and at most 1000".into()) }
+}
+
+fn names(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 fn speed(text: &str) -> Result<Option<f64>, String> {

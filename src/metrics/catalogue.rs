@@ -129,6 +129,18 @@ metrics! {
         "Energy of the rank's GPUs inside such phases: power, read every 100 ms, times time.";
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["job", "rank", "phase"]
         "Time inside such phases in which no kernel ran, by the driver's utilization, whose window is 1/6 to 1 s: an estimate for shorter phases.";
+    FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "job", "rank"]
+        "1 while a finding goes on; a label that does not apply is empty. docs/findings.md tells each kind.";
+    FINDINGS = Counter "highwater_findings_total" ["finding"]
+        "Findings that were raised.";
+    COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["job", "rank"]
+        "The last step's communication over the median of the rank's own healthy steps.";
+    JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["job", "rank"]
+        "The last step's time outside communication and data over the median of the job's other ranks on this node.";
+    JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["job", "rank"]
+        "Share of the last 10 steps' time spent waiting for data with the GPU idle.";
+    JOB_MEMORY_FULL = Gauge "highwater_job_memory_full_forecast_seconds" ["job", "rank"]
+        "Time until memory is full at the present growth of the peak per step; absent while it does not grow.";
     PHASES = Counter "highwater_phases_total" ["outcome"]
         "Steps, phases and layers that ended or were given up, by what became of them.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]

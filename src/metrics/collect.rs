@@ -2,7 +2,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use super::{gpu, job, own};
+use super::{found, gpu, job, own};
 use crate::annotate::Intake;
 use crate::clock::Clock;
 use crate::export::otlp::Stats;
@@ -50,6 +50,7 @@ pub fn collect(slot: &Slot, intake: &Intake, clock: &dyn Clock, processes: bool)
     out.count(&c::NVML_UP, &[], slot.is_nvml().then_some(u64::from(node.is_some())));
     let clock = node.as_ref().map_or(clock, |node| &*node.clock);
     job::collect(&intake.jobs(), node.as_deref(), clock.now_ns(), clock.unix_shift_ns(), &mut out);
+    found::collect(slot.detect(), &mut out);
     own::annotations(intake, &mut out);
     own::process(&mut out);
     out

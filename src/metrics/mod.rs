@@ -7,6 +7,7 @@ pub mod catalogue;
 mod collect;
 pub mod exponential;
 mod families;
+mod found;
 mod gpu;
 pub mod histogram;
 mod job;

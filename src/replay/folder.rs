@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const MEMORY: &str = "nvml_1khz.csv";
 const ANNOTATIONS: &str = "annotations_rank";
 const FACTS: &str = "gpus.json";
+const UTILIZATION: &str = "utilization.csv";
 
 /// A recording's folder.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Folder {
     pub(super) memory: PathBuf,
     /// One a rank, in order of rank.
     pub(super) annotations: Vec<PathBuf>,
+    /// Utilization and power, where the recording has them.
+    pub(super) utilization: Option<PathBuf>,
     facts: PathBuf,
 }
 
@@ -66,6 +69,7 @@ impl Folder {
                 .file_name()
                 .map_or_else(|| "recording".to_owned(), |name| name.to_string_lossy().into_owned()),
             memory,
+            utilization: found.iter().find(|name| plain(name) == UTILIZATION).map(|name| path.join(name)),
             annotations: ranks.iter().map(|(_, name)| path.join(name)).collect(),
             facts: path.join(FACTS),
         })

@@ -9,6 +9,7 @@
 mod annotations;
 mod folder;
 mod lines;
+mod meters;
 mod points;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use lines::{Skipped, SkippedLines};
 use crate::annotate::wire::Annotation;
 use crate::source::{CallStats, Device, Error, Event, Medium, NextTick, OpenError, Pcie, Process, Rare, Slow, Source};
 use folder::{Folder, GpuFacts};
+use meters::Meters;
 use points::Track;
 use std::path::Path;
 use std::time::Duration;
@@ -36,6 +38,7 @@ pub struct Replay {
     devices: Vec<Device>,
     tracks: Vec<Track>,
     ranks: Vec<annotations::RankFile>,
+    meters: Meters,
     begin_ns: i64,
     end_ns: i64,
     /// Added to every recorded time.
@@ -55,6 +58,7 @@ impl Replay {
         let tracks = points::read(&folder.memory, &mut skipped)?;
         let ranks = annotations::read(&folder, &mut skipped)?;
         let facts = folder.gpu_facts()?;
+        let meters = folder.utilization.as_deref().map(|path| Meters::read(path, &mut skipped)).transpose()?;
         let spans = tracks.iter().map(Track::span).chain(ranks.iter().map(annotations::RankFile::span));
         let (begin_ns, end_ns) =
             spans.fold((i64::MAX, i64::MIN), |whole, span| (whole.0.min(span.0), whole.1.max(span.1)));
@@ -64,6 +68,7 @@ impl Replay {
             devices: tracks.iter().map(|track| device(track.gpu, &folder.name, &facts)).collect(),
             tracks,
             ranks,
+            meters: meters.unwrap_or_default(),
             begin_ns: begin_ns.saturating_add(shift_ns),
             end_ns: end_ns.saturating_add(shift_ns),
             shift_ns,
@@ -109,8 +114,9 @@ impl Source for Replay {
         used.ok_or_else(|| Error::Failed("the recording of this GPU begins later".to_owned()))
     }
 
-    fn medium(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Medium {
-        Medium::default()
+    fn medium(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Medium {
+        let gpu = self.tracks.get(gpu).map(|track| track.gpu);
+        gpu.map(|gpu| self.meters.at(gpu, self.recorded_ns(at_ns))).unwrap_or_default()
     }
 
     fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {

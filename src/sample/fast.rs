@@ -17,6 +17,9 @@ const GAP_AFTER_PERIODS: i64 = 3;
 /// How often the watchdog looks.
 const WATCH_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 
+/// The longest time from one tick of a replay to the next: the period of the join over live readings.
+const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
+
 /// How the fast lane runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FastLane {
@@ -75,8 +78,11 @@ pub fn run_replay(
     mut before: impl FnMut(i64),
     mut after: impl FnMut(i64),
 ) -> bool {
+    let mut begun = false;
     while !stop.load(Ordering::Relaxed) {
         let at_ns = match sampler.source().next_tick(clock.now_ns()) {
+            // Where nothing changes for long, time passes all the same, for whoever looks at it after each tick.
+            NextTick::At(at_ns) if begun => at_ns.min(clock.now_ns() + REPLAY_PERIOD_NS),
             NextTick::At(at_ns) => at_ns,
             NextTick::Periodic => clock.now_ns() + period_ns,
             NextTick::End => return true,
@@ -84,6 +90,7 @@ pub fn run_replay(
         before(at_ns);
         clock.advance_to(at_ns);
         sampler.tick(at_ns, |_| ());
+        begun = true;
         after(at_ns);
     }
     false

@@ -4,6 +4,7 @@
 //! anything that waits for a lane or the driver.
 
 mod api;
+mod findings;
 mod health;
 mod landing;
 mod phases;
@@ -62,6 +63,7 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
         .route("/api/v1/jobs", routing::get(api::jobs))
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
+        .route("/api/v1/findings", routing::get(findings::findings))
         .with_state(site)
         .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
         .fallback(not_found)

@@ -40,6 +40,11 @@ impl Daemon {
         Self { process, base, directory }
     }
 
+    /// What it has printed so far.
+    pub fn printed(&self) -> String {
+        self.process.printed()
+    }
+
     /// `127.0.0.1:PORT`: what Prometheus calls the instance.
     pub fn address(&self) -> &str {
         self.base.trim_start_matches("http://")

@@ -18,6 +18,7 @@ mod annotations;
 mod container;
 mod dashboards;
 mod fake_nvml;
+mod findings;
 mod helm;
 mod lanes;
 mod lifecycle;

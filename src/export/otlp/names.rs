@@ -105,6 +105,12 @@ names! {
     PHASE_MEMORY_GROWTH => "highwater.phase.memory.growth" "By" GaugeInt;
     PHASE_ENERGY => "highwater.phase.energy" "J" Count;
     PHASE_IDLE => "highwater.phase.gpu.idle_time" "s" Count;
+    FINDING_ACTIVE => "highwater.finding.active" "1" GaugeInt;
+    FINDINGS => "highwater.findings" "{finding}" CountInt;
+    COMM_SLOWDOWN => "highwater.comm.slowdown" "1" Gauge;
+    JOB_COMPUTE_LAG => "highwater.job.compute.lag" "1" Gauge;
+    JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
+    JOB_MEMORY_FULL => "highwater.job.memory.full_forecast" "s" Gauge;
     PHASES => "highwater.phases" "{phase}" CountInt;
     ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
     NVML_UP => "highwater.nvml.up" "1" GaugeInt;

@@ -1,0 +1,159 @@
+//! `highwater replay-eval`: how good detection is on recordings whose truth is known.
+//!
+//! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding, as
+//! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
+
+use super::settings_of;
+use crate::annotate::Intake;
+use crate::clock::{Clock as _, Manual};
+use crate::config::Settings;
+use crate::detect::evaluate::{Score, Truth, score};
+use crate::detect::{Detect, Kind, Sign};
+use crate::node::Node;
+use crate::replay::{Options, Replay};
+use crate::ring;
+use crate::sample;
+use crate::source::Source as _;
+use anyhow::{Context as _, bail};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What to evaluate.
+#[derive(Debug, clap::Args)]
+pub struct ReplayEval {
+    /// Folders of recordings, each with its truth.json.
+    #[arg(required = true, value_name = "FOLDER")]
+    recordings: Vec<PathBuf>,
+    /// Any setting, as detect.lag=1.3.
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::key_value)]
+    set: Vec<(String, String)>,
+    /// JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Fail where precision or recall over all recordings is below this.
+    #[arg(long, value_name = "SHARE")]
+    fail_below: Option<f64>,
+}
+
+type Scores = BTreeMap<Kind, Score>;
+
+impl ReplayEval {
+    /// Plays every recording and prints how its findings agree with its truth.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let settings = settings_of(&self.set)?;
+        let mut all: BTreeMap<String, Scores> = BTreeMap::new();
+        for recording in &self.recordings {
+            let name = recording.file_name().map_or_else(|| "recording".into(), |name| name.to_string_lossy());
+            let scores = evaluate(recording, &settings).with_context(|| recording.display().to_string())?;
+            all.insert(name.into_owned(), scores);
+        }
+        let mut total = Score::default();
+        all.values().flat_map(BTreeMap::values).for_each(|score| total.add(score));
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "recordings": all, "all": total }))?);
+        } else {
+            print!("{}", table(&all, &total));
+        }
+        self.judge(&total)
+    }
+
+    fn judge(&self, total: &Score) -> anyhow::Result<()> {
+        let Some(least) = self.fail_below else { return Ok(()) };
+        for (name, share) in [("precision", total.precision()), ("recall", total.recall())] {
+            match share {
+                Some(share) if share >= least => {}
+                Some(share) => bail!("{name} is {share:.3}, below {least}"),
+                None => bail!("{name} cannot be told: nothing is there to be found, or nothing was"),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
+    let path = recording.join("truth.json");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let signs = signs_of(recording, settings)?;
+    let scores = Kind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
+    Ok(scores.filter(|(_, score)| score.must_find + score.signs > 0).collect())
+}
+
+/// Every sign in a recording, with when it was seen: the same stages as the daemon's, without its threads.
+fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, Sign)>> {
+    let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
+    let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
+    let rings =
+        ring::Config { retention_ns: settings.retention_ns, max_bytes: settings.ring_max_bytes, resolution_ns: 1 };
+    let (node, writers) =
+        Node::new(Arc::clone(&replay) as _, Arc::clone(&clock) as _, rings, settings.periods(), None)?;
+    let intake = Intake::new(settings.limits, Arc::clone(&clock) as _, Arc::default());
+    intake.set_devices(node.source.devices());
+    let detect = Detect::new(settings.detect.clone());
+    let mut annotations = replay.annotations().peekable();
+    let mut signs = Vec::new();
+    let before = |at_ns: i64| {
+        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_none_or(|time| time <= at_ns)) {
+            clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
+            // What the recording's job got wrong is told by `serve`; here only what was found matters.
+            let _ = intake.take(annotation, None);
+        }
+    };
+    let after = |at_ns: i64| {
+        node.read_recorded(at_ns);
+        node.join.advance(&intake, at_ns);
+        signs.extend(detect.advance(&node, &intake, at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
+    };
+    sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
+    debug_assert!(clock.now_ns() >= replay.begin_ns());
+    Ok(signs)
+}
+
+fn table(all: &BTreeMap<String, Scores>, total: &Score) -> String {
+    let header =
+        ["recording", "finding", "must", "found", "recall", "signs", "right", "precision", "delay ms p50", "max"];
+    let mut rows = vec![header.map(str::to_owned)];
+    for (recording, scores) in all {
+        for (kind, score) in scores {
+            rows.push(row(recording, kind.label(), score));
+        }
+        if scores.is_empty() {
+            rows.push(row(recording, "nothing", &Score::default()));
+        }
+    }
+    rows.push(row("all", "", total));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    for wrong in total.wrong.iter().take(20) {
+        text.push_str(&format!("wrong: {wrong}\n"));
+    }
+    text
+}
+
+fn row(recording: &str, kind: &str, score: &Score) -> [String; 10] {
+    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{share:.3}"));
+    let (middle, most) = score
+        .delay_ms()
+        .map_or_else(|| ("-".to_owned(), "-".to_owned()), |(middle, most)| (middle.to_string(), most.to_string()));
+    [
+        recording.to_owned(),
+        kind.to_owned(),
+        score.must_find.to_string(),
+        score.found.to_string(),
+        share(score.recall()),
+        score.signs.to_string(),
+        score.right.to_string(),
+        share(score.precision()),
+        middle,
+        most,
+    ]
+}

@@ -1,0 +1,209 @@
+//! What a detector says, and what becomes of it: signs, and findings that last as long as their signs go on.
+//!
+//! Enters: nothing; this is the vocabulary. Leaves: [`Sign`]s of detectors and [`Finding`]s of the board. Absent on
+//! purpose: any rule about when something is found.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// What kind of trouble it is: the label `finding`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "each has a file of its own that tells it")]
+pub enum Kind {
+    LowHeadroom,
+    AllocatorThrash,
+    CommStarvation,
+    InputStall,
+    Straggler,
+    MemoryGrowth,
+    IdleGpu,
+    GpuLost,
+    Xid,
+}
+
+impl Kind {
+    /// All kinds, in the order in which they are looked for.
+    pub const ALL: [Kind; 9] = [
+        Kind::LowHeadroom,
+        Kind::AllocatorThrash,
+        Kind::CommStarvation,
+        Kind::InputStall,
+        Kind::Straggler,
+        Kind::MemoryGrowth,
+        Kind::IdleGpu,
+        Kind::GpuLost,
+        Kind::Xid,
+    ];
+
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Kind::LowHeadroom => "low_headroom",
+            Kind::AllocatorThrash => "allocator_thrash",
+            Kind::CommStarvation => "comm_starvation",
+            Kind::InputStall => "input_stall",
+            Kind::Straggler => "straggler",
+            Kind::MemoryGrowth => "memory_growth",
+            Kind::IdleGpu => "idle_gpu",
+            Kind::GpuLost => "gpu_lost",
+            Kind::Xid => "xid",
+        }
+    }
+}
+
+/// How bad it is: the label `severity`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Worth knowing; nothing is lost.
+    Info,
+    /// Time or money is being lost.
+    Warning,
+    /// The job fails, or is about to.
+    Critical,
+}
+
+impl Severity {
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Warning => "warning",
+            Severity::Critical => "critical",
+        }
+    }
+}
+
+/// How sure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Certainty {
+    /// It looks so from outside; something else may look alike.
+    Suspected,
+    /// The readings themselves say it.
+    Observed,
+    /// The job's own counters agree.
+    Confirmed,
+}
+
+/// Whom it concerns; a part that does not apply is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subject {
+    /// Position of the GPU.
+    pub gpu: Option<usize>,
+    /// The job.
+    pub job: Option<Arc<str>>,
+    /// Which process of it.
+    pub rank: Option<u32>,
+}
+
+/// One number that speaks for a finding. The name ends in its unit: `_bytes`, `_seconds`, `_ratio`, `_count`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evidence {
+    /// What was measured.
+    pub name: &'static str,
+    /// The number.
+    pub value: f64,
+}
+
+/// Three sentences for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Text {
+    /// What is the matter.
+    pub what: String,
+    /// Why that is believed, in numbers.
+    pub why: String,
+    /// What to try next.
+    pub advice: String,
+}
+
+/// What a detector sees at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sign {
+    /// What it is.
+    pub kind: Kind,
+    /// Whom it concerns.
+    pub subject: Subject,
+    /// How bad.
+    pub severity: Severity,
+    /// How sure.
+    pub certainty: Certainty,
+    /// When it began, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// Until when it counts as going on if no other sign follows, nanoseconds of the timeline.
+    pub until_ns: i64,
+    /// The step in which it was seen.
+    pub step: Option<u64>,
+    /// What tells it apart from others of its kind on the same subject: the number of an XID.
+    pub code: Option<u64>,
+    /// The numbers.
+    pub evidence: Vec<Evidence>,
+    /// The words.
+    pub text: Text,
+}
+
+/// A trouble from its first sign until its last one has run out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// Number of the finding since the daemon started.
+    pub id: u64,
+    /// Index and UUID of its GPU.
+    pub gpu: Option<(String, String)>,
+    /// The newest sign; severity and certainty are the highest of all, the begin is the first one's.
+    pub sign: Sign,
+    /// When it was raised, nanoseconds of the timeline.
+    pub raised_ns: i64,
+    /// When the newest sign was seen.
+    pub seen_ns: i64,
+    /// When it ended; `None` while it goes on.
+    pub ended_ns: Option<i64>,
+    /// How many signs it has had.
+    pub signs: u64,
+}
+
+/// A number of bytes for people, in the unit that keeps it short.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bytes(pub f64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = 1_048_576.0;
+        if self.0.abs() >= 1024.0 * MIB {
+            write!(f, "{:.1} GiB", self.0 / 1024.0 / MIB)
+        } else {
+            write!(f, "{:.0} MiB", self.0 / MIB)
+        }
+    }
+}
+
+/// A duration for people.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span(pub i64);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = seconds(self.0);
+        match seconds.abs() {
+            s if s < 1.0 => write!(f, "{:.0} ms", seconds * 1e3),
+            s if s < 120.0 => write!(f, "{seconds:.1} s"),
+            s if s < 7200.0 => write!(f, "{:.0} min", seconds / 60.0),
+            _ => write!(f, "{:.1} h", seconds / 3600.0),
+        }
+    }
+}
+
+/// Nanoseconds as seconds.
+#[allow(clippy::cast_precision_loss, reason = "durations of at most days, for people and gauges")]
+pub(super) fn seconds(ns: i64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// Bytes or counts as a number of evidence.
+#[allow(clippy::cast_precision_loss, reason = "bytes of one GPU stay below 2^53")]
+pub(super) fn number(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,230 @@
+//! Findings: why steps are slow, or soon will be, said while it happens and with the numbers for it.
+//!
+//! Enters: what ended, rings, falls of memory, and each GPU's latest readings, once a turn of the join. Leaves: a
+//! [`Board`] of findings, and by rank what its last steps were like. Invariants: detectors do no I/O and take time from
+//! their view, so that live, replay and test share them; each is one file; a finding says what was observed and what it
+//! goes with, and claims no mechanism that the data does not show. Absent on purpose: alerting, which is Prometheus'.
+//!
+//! To add a detector: a file with a [`Detector`], its kind in `finding.rs`, and its line in [`Detect::new`]. Order
+//! matters only in so far as those that look for a cause come after those that find it.
+
+mod allocator_thrash;
+mod board;
+mod comm_starvation;
+pub mod evaluate;
+mod finding;
+mod gpu_lost;
+mod idle_gpu;
+mod input_stall;
+mod low_headroom;
+mod memory_growth;
+mod settings;
+mod steps;
+mod straggler;
+mod told;
+mod view;
+mod xid;
+
+#[cfg(test)]
+mod tests;
+
+pub use board::{Board, Change};
+pub use finding::{Certainty, Evidence, Finding, Kind, Severity, Sign, Subject, Text};
+pub use settings::Settings;
+pub use told::Told;
+
+use crate::annotate::{Intake, Jobs};
+use crate::clock::SECOND_NS;
+use crate::node::Node;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use steps::{RankKey, Steps};
+use view::{OpenStep, RankNow, View};
+
+/// Troubles are remembered for this long, for those that look for a cause.
+const TROUBLE_NS: i64 = 30 * SECOND_NS;
+/// Troubles that are remembered at most.
+const MOST_TROUBLES: usize = 4096;
+/// Ranks of which nothing ended for this long are forgotten.
+const SILENCE_NS: i64 = 300 * SECOND_NS;
+
+/// One thing that is looked for.
+trait Detector: Send {
+    /// Looks at one moment. `troubles` is what ranks suffered lately, of this and the detectors before.
+    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>);
+
+    /// Adds what it knows of each rank's last steps.
+    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
+        let _ = out;
+    }
+}
+
+/// A stretch of time in which a rank was in trouble that others may have to wait for.
+#[derive(Debug, Clone)]
+struct Trouble {
+    kind: Kind,
+    key: RankKey,
+    from_ns: i64,
+    to_ns: i64,
+}
+
+/// What a rank's last steps were like; a part that is not known is `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Ratios {
+    /// The last step's communication over its own healthy baseline.
+    pub comm_slowdown: Option<f64>,
+    /// The last step's computing over the median of the job's other ranks.
+    pub compute_lag: Option<f64>,
+    /// Share of the last steps spent waiting for data.
+    pub data_stall: Option<f64>,
+    /// Time until memory is full at the present growth, seconds.
+    pub memory_full_seconds: Option<f64>,
+}
+
+/// All detectors with their memory, and the board that they write to.
+pub struct Detect {
+    settings: Settings,
+    state: Mutex<State>,
+    board: Mutex<Board>,
+}
+
+struct State {
+    detectors: Vec<Box<dyn Detector>>,
+    steps: Steps,
+    troubles: Vec<Trouble>,
+    /// How many phases had ended in the intake at the last turn.
+    ended: u64,
+    /// The node that positions are of, and how many falls each of its GPUs had at the last turn.
+    uuids: Vec<String>,
+    flushes: Vec<u64>,
+}
+
+impl Detect {
+    /// Detectors that have seen nothing.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, state: Mutex::new(State::new()), board: Mutex::default() }
+    }
+
+    /// The findings. Held for microseconds, by the join, scrapes and the API.
+    pub fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at what has happened since the last turn. `now_ns` is on the timeline of the node's samples.
+    pub fn advance(&self, node: &Node, intake: &Intake, now_ns: i64) -> Change {
+        if !self.settings.enabled {
+            return Change::default();
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.follow(node);
+        let (ended, ranks) = {
+            let jobs = intake.jobs();
+            let (ended, _) = jobs.ended_since(state.ended);
+            state.ended = jobs.ended_count();
+            (ended, ranks(&jobs))
+        };
+        let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
+        let flushes = state.new_flushes(node);
+        let view = View {
+            now_ns,
+            settings: &self.settings,
+            gpus: &node.gpus,
+            rings: &node.rings,
+            steps: &steps,
+            ranks: &ranks,
+            flushes: &flushes,
+        };
+        let (signs, ratios) = state.look(&view);
+        let mut board = self.board();
+        board.set_ratios(ratios);
+        board.update(signs, now_ns, |gpu| {
+            let device = &node.gpus.get(gpu)?.device;
+            Some((device.index.clone(), device.uuid.clone()))
+        })
+    }
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            detectors: vec![
+                Box::new(low_headroom::LowHeadroom::default()),
+                Box::new(allocator_thrash::AllocatorThrash::default()),
+                Box::new(comm_starvation::CommStarvation::default()),
+                Box::new(input_stall::InputStall::default()),
+                Box::new(straggler::Straggler::default()),
+                Box::new(memory_growth::MemoryGrowth::default()),
+                Box::new(idle_gpu::IdleGpu::default()),
+                Box::new(gpu_lost::GpuLost::default()),
+                Box::new(xid::Xid::default()),
+            ],
+            steps: Steps::default(),
+            troubles: Vec::new(),
+            ended: 0,
+            uuids: Vec::new(),
+            flushes: Vec::new(),
+        }
+    }
+
+    /// Begins anew where positions mean other GPUs than before.
+    fn follow(&mut self, node: &Node) {
+        let same = self.uuids.iter().eq(node.gpus.iter().map(|gpu| &gpu.device.uuid));
+        if !same {
+            let ended = self.ended;
+            *self = Self { ended, uuids: node.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect(), ..Self::new() };
+            self.flushes = (0..node.gpus.len()).map(|gpu| node.join.derived(gpu).flushes).collect();
+        }
+    }
+
+    /// Each GPU's falls since the last turn, in the order of time.
+    fn new_flushes(&mut self, node: &Node) -> Vec<(usize, crate::attribute::Flush)> {
+        let mut new = Vec::new();
+        for (gpu, seen) in self.flushes.iter_mut().enumerate() {
+            let derived = node.join.derived(gpu);
+            let count = usize::try_from(derived.flushes.saturating_sub(*seen)).unwrap_or(usize::MAX);
+            let kept = count.min(derived.recent_flushes.len());
+            let from = derived.recent_flushes.len() - kept;
+            new.extend(derived.recent_flushes.iter().skip(from).map(|flush| (gpu, *flush)));
+            *seen = derived.flushes;
+        }
+        new
+    }
+
+    fn look(&mut self, view: &View<'_>) -> (Vec<Sign>, BTreeMap<RankKey, Ratios>) {
+        let (mut signs, mut ratios) = (Vec::new(), BTreeMap::new());
+        self.troubles.retain(|trouble| view.now_ns - trouble.to_ns < TROUBLE_NS);
+        let excess = self.troubles.len().saturating_sub(MOST_TROUBLES);
+        self.troubles.drain(..excess);
+        for detector in &mut self.detectors {
+            detector.look(view, &mut self.troubles, &mut signs);
+            detector.ratios(&mut ratios);
+        }
+        self.steps.forget_before(view.now_ns - SILENCE_NS);
+        (signs, ratios)
+    }
+}
+
+/// Every rank as it is now.
+fn ranks(jobs: &Jobs) -> Vec<RankNow> {
+    use crate::annotate::wire::Kind;
+    let mut ranks = Vec::new();
+    for (job, one) in jobs.by_name() {
+        for (number, rank) in &one.ranks {
+            let step = rank.open.iter().rev().find(|open| open.kind == Kind::Step).map(|open| OpenStep {
+                number: open.step,
+                begin_ns: open.begin_ns,
+                retries: open.memory.and_then(|memory| memory.alloc_retries),
+            });
+            let phases = rank.open.iter().filter(|open| open.kind == Kind::Phase);
+            ranks.push(RankNow {
+                key: (Arc::clone(job), *number),
+                gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
+                step,
+                open_phases: phases.map(|open| Arc::clone(&open.name)).collect(),
+                retries: rank.memory.alloc_retries,
+            });
+        }
+    }
+    ranks
+}

@@ -1,0 +1,96 @@
+//! What detectors look at, brought together once a turn.
+//!
+//! Enters: GPUs, rings, what ended, and who is running. Leaves: a [`View`] of one moment. Invariant: nothing in it
+//! reads the system, so that a replay shows the same views as the live run did.
+
+use super::finding::{Bytes, Evidence, number};
+use super::settings::Settings;
+use super::steps::{RankKey, Step};
+use crate::attribute::Flush;
+use crate::ring;
+use crate::sample::GpuState;
+use std::sync::Arc;
+
+/// One rank as it is now.
+#[derive(Debug, Clone)]
+pub(super) struct RankNow {
+    pub key: RankKey,
+    /// Positions of its GPUs; empty where they are not known.
+    pub gpus: Vec<usize>,
+    /// The step that it is in.
+    pub step: Option<OpenStep>,
+    /// The phases that it is in, outermost first.
+    pub open_phases: Vec<Arc<str>>,
+    /// Retries of its allocator so far.
+    pub retries: Option<u64>,
+}
+
+/// A step that has begun and not ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OpenStep {
+    pub number: Option<u64>,
+    pub begin_ns: i64,
+    /// Retries of the allocator at its begin.
+    pub retries: Option<u64>,
+}
+
+/// One moment.
+pub(super) struct View<'a> {
+    pub now_ns: i64,
+    pub settings: &'a Settings,
+    pub gpus: &'a [GpuState],
+    pub rings: &'a [ring::Reader],
+    /// Steps that ended since the last view.
+    pub steps: &'a [Step],
+    pub ranks: &'a [RankNow],
+    /// Falls and regrowths since the last view, each with the position of its GPU.
+    pub flushes: &'a [(usize, Flush)],
+}
+
+impl View<'_> {
+    /// The rank that runs on a GPU, where exactly one does.
+    pub fn rank_on(&self, gpu: usize) -> Option<&RankNow> {
+        let mut on = self.ranks.iter().filter(|rank| rank.gpus.contains(&gpu));
+        on.next().filter(|_| on.next().is_none())
+    }
+
+    /// `GPU 3`, by its index.
+    pub fn gpu_name(&self, gpu: usize) -> String {
+        let index = self.gpus.get(gpu).map_or("?", |state| state.device.index.as_str());
+        format!("GPU {index}")
+    }
+
+    /// The least free memory of a GPU in an interval, bytes; `None` where its size or its memory is not known.
+    pub fn least_free_bytes(&self, gpu: usize, from_ns: i64, to_ns: i64) -> Option<u64> {
+        let usable_bytes = self.gpus.get(gpu)?.usable_bytes()?;
+        let ring = self.rings.get(gpu)?;
+        let (from_ns, to_ns) = (from_ns.max(ring.oldest_ns()?), to_ns.min(ring.newest_ns()?));
+        if from_ns > to_ns {
+            return None;
+        }
+        Some(usable_bytes.saturating_sub(ring.summary(from_ns, to_ns).ok()?.max?))
+    }
+}
+
+/// Evidence of bytes.
+pub(super) fn bytes(name: &'static str, bytes: u64) -> Evidence {
+    Evidence { name, value: number(bytes) }
+}
+
+/// Bytes for people.
+pub(super) fn human(bytes: u64) -> Bytes {
+    Bytes(number(bytes))
+}
+
+/// The median; `None` of nothing.
+pub(super) fn median(values: impl IntoIterator<Item = i64>) -> Option<i64> {
+    let mut values: Vec<i64> = values.into_iter().collect();
+    values.sort_unstable();
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+/// One duration over another; `None` over nothing.
+#[allow(clippy::cast_precision_loss, reason = "a ratio of durations")]
+pub(super) fn ratio(part_ns: i64, of_ns: i64) -> Option<f64> {
+    (of_ns > 0).then(|| part_ns as f64 / of_ns as f64)
+}

@@ -1,0 +1,172 @@
+//! What the program finds: on a real recording whose truth is known, and in simulations.
+
+use crate::daemon::{Daemon, command};
+use crate::process::eventually;
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+const RECORDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200-ddp");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn lines(name: &str) -> impl Iterator<Item = String> {
+    let file = File::open(format!("{RECORDING}/{name}")).expect("the recording is in tests/data");
+    BufReader::new(GzDecoder::new(file)).lines().map(|line| line.expect("a line of text"))
+}
+
+/// Everything found in a recording, in the order in which it was raised.
+fn found(recording: &str) -> Vec<Value> {
+    let source = format!("replay:{recording}");
+    let daemon = Daemon::start(&["serve", "--source", source.as_str(), "--replay-speed", "max"]);
+    eventually(PATIENCE, "the end of the recording", || {
+        daemon.printed().contains("the recording is over").then_some(())
+    });
+    let (status, body) = daemon.ask("/api/v1/findings?limit=1000");
+    assert_eq!(status, 200);
+    let answer: Value = serde_json::from_str(&body).expect("JSON");
+    let mut found = answer["findings"].as_array().expect("a list").clone();
+    found.reverse();
+    found
+}
+
+/// A finding in short: kind, certainty, rank, step, and the configuration that ran when it began.
+fn short(finding: &Value, configurations: &[(i64, String)]) -> String {
+    let begin = finding["begin_unix_nano"].as_i64().expect("a time");
+    let configuration = configurations.iter().rev().find(|(at, _)| *at <= begin).map_or("none", |(_, name)| name);
+    let text = |name: &str| finding[name].as_str().unwrap_or("none").to_owned();
+    format!(
+        "{} {} {} rank {} step {} in {configuration}",
+        text("certainty"),
+        text("severity"),
+        text("finding"),
+        finding["rank"],
+        finding["step"]
+    )
+}
+
+/// When each configuration of the recording began.
+fn configurations() -> Vec<(i64, String)> {
+    let mut begun: Vec<(i64, String)> = Vec::new();
+    for line in lines("annotations_rank0.jsonl.gz") {
+        let event: Value = serde_json::from_str(&line).expect("JSON");
+        let name = event["cfg"].as_str().expect("a name");
+        if begun.last().is_none_or(|(_, last)| last != name) {
+            begun.push((event["ts"].as_i64().expect("a time"), name.to_owned()));
+        }
+    }
+    begun
+}
+
+fn shorts(recording: &str) -> String {
+    let configurations = configurations();
+    found(recording).iter().map(|finding| short(finding, &configurations) + "\n").collect()
+}
+
+/// Three allocator retries, each with the collective that waited for it where it waited long; the first steps in which
+/// rank 0 mapped its memory, as what they are; and nothing in any steady step.
+#[test]
+fn the_recording_has_what_its_allocator_counted_and_nothing_else() {
+    expect_test::expect![[r#"
+        confirmed warning allocator_thrash rank 0 step 2 in alpha0.2
+        observed info straggler rank 0 step 0 in alpha0.1
+        confirmed warning allocator_thrash rank 0 step 2 in alpha0.05
+        observed warning comm_starvation rank 1 step 2 in alpha0.05
+        observed info straggler rank 0 step 0 in alpha0.03
+        confirmed warning allocator_thrash rank 0 step 2 in alpha0.02
+        observed info straggler rank 0 step 0 in alpha0.01
+    "#]]
+    .assert_eq(&shorts(RECORDING));
+}
+
+/// The same without what the allocator counted: memory alone tells.
+#[test]
+fn without_the_allocators_counters_its_flushes_are_suspected() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::copy(format!("{RECORDING}/nvml_1khz.csv.gz"), folder.path().join("nvml_1khz.csv.gz")).expect("a copy");
+    for rank in 0..2 {
+        let name = format!("annotations_rank{rank}.jsonl.gz");
+        hide_counters(&name, &folder.path().join(&name));
+    }
+    expect_test::expect![[r#"
+        suspected warning allocator_thrash rank 0 step 2 in alpha0.2
+        observed info straggler rank 0 step 0 in alpha0.1
+        suspected warning allocator_thrash rank 0 step 2 in alpha0.05
+        observed warning comm_starvation rank 1 step 2 in alpha0.05
+        observed info straggler rank 0 step 0 in alpha0.03
+        suspected warning allocator_thrash rank 0 step 2 in alpha0.02
+        observed info straggler rank 0 step 0 in alpha0.01
+    "#]]
+    .assert_eq(&shorts(&folder.path().display().to_string()));
+}
+
+fn hide_counters(name: &str, target: &Path) {
+    let mut out = GzEncoder::new(File::create(target).expect("a file"), Compression::fast());
+    for line in lines(name) {
+        let mut event: Value = serde_json::from_str(&line).expect("JSON");
+        let fields = event.as_object_mut().expect("an object");
+        for counter in ["allocated", "reserved", "retries", "ooms"] {
+            fields.remove(counter);
+        }
+        writeln!(out, "{event}").expect("written");
+    }
+    out.finish().expect("written");
+}
+
+/// Each finding says in words and numbers what was seen, and the metrics tell the same.
+#[test]
+fn a_finding_has_its_words_its_numbers_and_its_series() {
+    let source = format!("replay:{RECORDING}");
+    let daemon = Daemon::start(&["serve", "--source", source.as_str(), "--replay-speed", "max"]);
+    eventually(PATIENCE, "the end of the recording", || {
+        daemon.printed().contains("the recording is over").then_some(())
+    });
+    let answer: Value = serde_json::from_str(&daemon.ask("/api/v1/findings?limit=1000").1).expect("JSON");
+    let thrash = answer["findings"].as_array().expect("a list").iter().find(|one| one["finding"] == "allocator_thrash");
+    let thrash = thrash.expect("one");
+    assert_eq!(thrash["evidence"]["allocator_retries_count"], 1.0);
+    assert!(thrash["evidence"]["fall_bytes"].as_f64() > Some(8e9), "{thrash}");
+    assert_eq!((thrash["gpu"].as_str(), thrash["job"].as_str()), (Some("0"), Some("h200-ddp")));
+    for words in ["what", "why", "advice"] {
+        assert!(thrash[words].as_str().is_some_and(|text| text.len() > 40), "{words}");
+    }
+    assert!(daemon.printed().contains("ran out of memory in step 2 and flushed its cache"));
+    let metrics = daemon.get("/metrics");
+    for line in [
+        "highwater_findings_total{finding=\"allocator_thrash\"} 3",
+        "highwater_findings_total{finding=\"straggler\"} 3",
+        "highwater_findings_total{finding=\"gpu_lost\"} 0",
+        "highwater_comm_slowdown_ratio{job=\"h200-ddp\",rank=\"1\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line}");
+    }
+    let (status, _) = daemon.ask("/api/v1/findings?active=perhaps");
+    assert_eq!(status, 400);
+}
+
+/// On all recordings whose truth is known, at least nine of ten of what is there are found, and of what is found is there.
+#[test]
+fn precision_and_recall_hold_on_every_recording() {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
+    let recordings = fs::read_dir(format!("{data}/h200-findings")).expect("recordings");
+    let mut folders: Vec<_> = recordings.map(|entry| entry.expect("an entry").path()).collect();
+    folders.push(format!("{data}/h200-ddp").into());
+    assert!(folders.len() >= 7, "{folders:?}");
+    let evaluate = |more: &[&str]| {
+        let mut command = command();
+        let output = command.args(["replay-eval", "--json", "--fail-below", "0.9"]).args(&folders).args(more).output();
+        let output = output.expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.success(), serde_json::from_str::<Value>(&text).expect("JSON"))
+    };
+    let (holds, answer) = evaluate(&[]);
+    assert!(holds, "{answer:#}");
+    assert!(answer["all"]["must_find"].as_u64() >= Some(60), "{answer:#}");
+    // The command shows what a threshold does: with one that nothing reaches, slow collectives are not found.
+    let (holds, deaf) = evaluate(&["--set", "detect.comm_slowdown=1000", "--set", "detect.lag=1000"]);
+    assert!(!holds, "{deaf:#}");
+}
