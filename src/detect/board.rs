@@ -40,6 +40,20 @@ impl Board {
     /// Takes a turn's signs; `gpu` tells index and UUID of a GPU by its position.
     pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
         let mut change = Change { signs: signs.clone(), ..Change::default() };
+        let ended: Vec<Key> = self
+            .active
+            .iter()
+            .filter(|(_, finding)| finding.sign.until_ns < now_ns)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for mut finding in ended.iter().filter_map(|key| self.active.remove(key)) {
+            finding.ended_ns = Some(now_ns);
+            self.ended.push_back(finding.clone());
+            change.ended.push(finding);
+        }
+        while self.ended.len() > MOST_ENDED {
+            self.ended.pop_front();
+        }
         for sign in signs {
             let key = (sign.kind, sign.subject.clone(), sign.code);
             if let Some(finding) = self.active.get_mut(&key) {
@@ -54,20 +68,6 @@ impl Board {
             if self.active.len() < MOST_ACTIVE {
                 self.active.insert(key, finding);
             }
-        }
-        let ended: Vec<Key> = self
-            .active
-            .iter()
-            .filter(|(_, finding)| finding.sign.until_ns < now_ns)
-            .map(|(key, _)| key.clone())
-            .collect();
-        for mut finding in ended.iter().filter_map(|key| self.active.remove(key)) {
-            finding.ended_ns = Some(now_ns);
-            self.ended.push_back(finding.clone());
-            change.ended.push(finding);
-        }
-        while self.ended.len() > MOST_ENDED {
-            self.ended.pop_front();
         }
         change
     }

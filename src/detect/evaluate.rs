@@ -118,7 +118,8 @@ pub fn score(kind: Kind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
     let mut counted = BTreeSet::new();
     for (seen_ns, sign) in of_kind {
         let is_right = truths.iter().any(|one| one.has(*seen_ns, sign));
-        let second = sign.step.is_none().then_some(seen_ns / SECOND_NS);
+        // A run that begins anew uses the same numbers of steps again.
+        let second = seen_ns / if sign.step.is_some() { 10 * SECOND_NS } else { SECOND_NS };
         if !is_right && truth.unjudged.iter().any(|stretch| stretch.has(*seen_ns, sign)) {
             continue;
         }

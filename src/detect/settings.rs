@@ -56,7 +56,7 @@ impl Default for Settings {
             // On an H200 NCCL takes 0.9 GiB for a process's first communicator and 0.5 GiB for each further one.
             headroom_bytes: 1 << 30,
             critical_headroom_bytes: 512 << 20,
-            headroom_ns: 50 * MILLISECOND_NS,
+            headroom_ns: 10 * MILLISECOND_NS,
             comm_slowdown: 2.0,
             comm_excess_ns: 20 * MILLISECOND_NS,
             stall_share: 0.3,

@@ -49,7 +49,8 @@ impl Series {
     /// Adds a reading; one that is not later than the last is ignored.
     pub fn push(&self, at_ns: i64, power_watts: Option<f64>, utilization_ratio: Option<f64>) {
         let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle_ratio = utilization_ratio.map(|ratio| if ratio > 0.0 { 0.0 } else { 1.0 });
+        // NVML tells the share of its window in which a kernel ran: in the rest of it none did.
+        let idle_ratio = utilization_ratio.map(|ratio| (1.0 - ratio).clamp(0.0, 1.0));
         let base = match points.back() {
             None => Point::first(at_ns),
             Some(last) if last.at_ns >= at_ns => return,
@@ -143,7 +144,8 @@ mod tests {
             series(&[(0, Some(100.0), Some(0.0)), (100, Some(300.0), Some(0.5)), (200, Some(300.0), Some(0.5))]);
         let usage = series.usage(at_ms(50), at_ms(150));
         assert!((usage.energy_joules.unwrap() - (5.0 + 15.0)).abs() < 1e-9);
-        assert!((usage.idle_seconds.unwrap() - 0.05).abs() < 1e-9);
+        // Idle for 50 ms, then half of the time for 50 ms.
+        assert!((usage.idle_seconds.unwrap() - 0.075).abs() < 1e-9);
     }
 
     #[test]

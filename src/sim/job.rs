@@ -204,6 +204,17 @@ impl Timeline {
         self.queue.make_contiguous().sort_by_key(|moment| moment.at_ns);
     }
 
+    /// Where a whole part has changed nothing, the state that still holds at its end: a job whose memory never changes
+    /// would be played for ever in search of a change.
+    fn let_time_pass(&mut self) {
+        if let (true, Select::States(ranks)) = (self.queue.is_empty(), &self.select)
+            && let Some(rank) = ranks.first().copied()
+        {
+            let (at_ns, what) = (self.at_ns, What::State(self.ranks[rank].state));
+            self.queue.push_back(Moment { at_ns, rank, what });
+        }
+    }
+
     /// Whether anybody wants the states of this rank.
     fn shows(&self, rank: usize) -> bool {
         matches!(&self.select, Select::States(ranks) if ranks.contains(&rank))
@@ -269,6 +280,7 @@ impl Iterator for Timeline {
     fn next(&mut self) -> Option<Moment> {
         while self.queue.is_empty() && self.stage != Stage::Over {
             self.refill();
+            self.let_time_pass();
         }
         self.queue.pop_front()
     }

@@ -8,25 +8,13 @@ use crate::process::eventually;
 use crate::scraper::Scraper;
 use crate::tools;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
 /// Room for a near-OOM that comes once a minute, on a busy machine.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(150);
 
-/// How many scrapes a simulated shortage takes, and after how many it comes again: as seconds in `demo`.
-const SHORT_SCRAPES: usize = 15;
-const EVERY_SCRAPES: usize = 60;
-
-/// Device 2 of a node and the rank on it, with what it has free.
-const WELL: &str = r#"highwater_build_info{version="0.1.0",rustc="1.88.0"} 1
-highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
-highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 100000000000
-highwater_gpu_memory_free_bytes{gpu="2",uuid="GPU-2"} 50000000000
-highwater_gpu_memory_used_max_bytes{gpu="2",uuid="GPU-2",window="60s"} 100000000000
-highwater_job_info{job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"} 1
-"#;
+/// Device 2 of a node and the rank on it, nearly out of memory.
 const SHORT: &str = r#"highwater_build_info{version="0.1.0",rustc="1.88.0"} 1
 highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
 highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 149700000000
@@ -36,28 +24,17 @@ highwater_job_info{job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"}
 highwater_finding_active{finding="low_headroom",severity="warning",gpu="2",uuid="GPU-2",job="moe-tight",rank="0"} 1
 "#;
 
-/// A node on which `moe-tight` goes near OOM for a while, and is well again, and so on.
-///
-/// What `demo` does. Until the daemon tells findings, this is text of the same shape; then it becomes
-/// `Daemon::start(&["demo"])`, whose `address` is what the story needs.
-fn near_oom_node() -> HttpServer {
-    let scrapes = AtomicUsize::new(0);
-    HttpServer::start(move |_, _| {
-        let turn = scrapes.fetch_add(1, Ordering::Relaxed) % EVERY_SCRAPES;
-        if turn < SHORT_SCRAPES { SHORT.to_owned() } else { WELL.to_owned() }
-    })
-}
-
+/// The demo's `moe-tight` goes near OOM for a quarter of every minute.
 #[test]
 fn demo_near_oom_reaches_the_webhook_and_resolves() {
     let (Some(prometheus), Some(alertmanager)) = (tools::find("prometheus"), tools::find("prometheus-alertmanager"))
     else {
         return;
     };
-    let node = near_oom_node();
+    let node = Daemon::start(&["demo"]);
     let alertmanager = Alertmanager::start(&alertmanager);
     let rules = hastened_rules();
-    let _prometheus = Scraper::alerting(&prometheus, &node.address(), rules.path(), alertmanager.address());
+    let _prometheus = Scraper::alerting(&prometheus, node.address(), rules.path(), alertmanager.address());
     let near_oom = |status: &'static str| {
         alertmanager.notice(DELIVERED_WITHIN, &format!("{status} HighwaterNearOom of rank 0 of moe-tight"), |notice| {
             let is = |label: &str, value: &str| notice.labels.get(label).is_some_and(|told| told == value);
