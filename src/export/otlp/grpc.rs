@@ -1,26 +1,19 @@
 //! OTLP over gRPC: tonic's framing, statuses and compression around requests that are encoded already.
 
-use super::connect::Connector;
 use super::reply::{self, Reply};
 use super::settings::Endpoint;
 use super::stats::Signal;
-use super::transport::{MOST_RESPONSE_BYTES, USER_AGENT};
+use super::transport::{HttpClient, MOST_RESPONSE_BYTES, USER_AGENT};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use http::HeaderMap;
 use http::uri::PathAndQuery;
-use hyper_util::client::legacy::Client;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;
 
 /// Sends one request.
-pub(super) async fn send(
-    client: &Client<Connector, tonic::body::Body>,
-    endpoint: &Endpoint,
-    signal: Signal,
-    payload: Bytes,
-) -> Reply {
+pub(super) async fn send(client: &HttpClient, endpoint: &Endpoint, signal: Signal, payload: Bytes) -> Reply {
     let path = PathAndQuery::from_static(match signal {
         Signal::Metrics | Signal::Raw => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
         Signal::Spans => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
@@ -28,7 +21,9 @@ pub(super) async fn send(
     let mut grpc =
         Grpc::with_origin(client.clone(), endpoint.uri.clone()).max_decoding_message_size(MOST_RESPONSE_BYTES);
     if endpoint.gzip {
-        grpc = grpc.send_compressed(CompressionEncoding::Gzip);
+        // Some servers, Go's among them, pack their answer as the request was, whether they are asked to or not. Unpacked,
+        // too, it is at most the size set above.
+        grpc = grpc.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
     }
     let mut request = tonic::Request::new(payload);
     let mut headers: HeaderMap = endpoint.headers.iter().cloned().collect();

@@ -134,5 +134,5 @@ async fn a_queue_on_disk_loses_nothing_over_a_restart() {
     check_accounts(&stats);
     assert_eq!(collector.received(|received| received.metrics_of("hw.gpu.memory.usage").count()), 4);
     let files: Vec<PathBuf> = std::fs::read_dir(folder.path()).expect("there").map(|e| e.expect("it").path()).collect();
-    assert_eq!(files, Vec::<PathBuf>::new());
+    assert_eq!(files, [folder.path().join("otlp.lock")]);
 }

@@ -70,6 +70,15 @@ fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
     );
 }
 
+/// Nothing comes after it where the daemon ends, or a recording.
+#[test]
+fn a_change_at_the_newest_reading_is_told_at_once_and_once() {
+    let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 20 { 100 } else { 700 }))).collect();
+    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(curve(&readings, |_| false), told);
+    assert_eq!(curve(&readings, |number| number == 20), told, "looked at twice");
+}
+
 /// As the sampler has it: a gap begins at the last good reading, which may be a change itself.
 #[test]
 fn nothing_is_drawn_across_a_gap_and_times_only_rise() {
