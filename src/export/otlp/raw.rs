@@ -106,8 +106,9 @@ impl Curve {
             self.take(stretch.end, period_ns, drawn);
             self.hold_until(stretch.end.at_ns, period_ns, drawn);
         } else {
-            // A gap has begun at the newest reading: what that one told comes with the next stretch.
-            self.hold_until(stretch.end.at_ns - period_ns, period_ns / 2, drawn);
+            // A gap has begun at the newest reading, which may never end: what that one told is told before it.
+            self.take(Point { used: stretch.last, ..stretch.end }, period_ns, drawn);
+            self.take(stretch.end, period_ns, drawn);
         }
     }
 

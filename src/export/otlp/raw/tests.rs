@@ -105,7 +105,8 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     }
     writer.gap(START_NS + 20 * MILLISECOND_NS).expect("in order");
     clock.advance_to(START_NS + 1_000 * MILLISECOND_NS);
-    assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(0, Some(100)), (19, Some(100))]);
+    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), told, "its last reading, which is a change, included");
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), []);
     clock.advance_to(START_NS + 3_000 * MILLISECOND_NS);
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(21, None)]);
@@ -113,7 +114,7 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     writer.push(START_NS + 9_000 * MILLISECOND_NS, 300).expect("in order");
     writer.push(START_NS + 9_001 * MILLISECOND_NS, 300).expect("in order");
     let back = drawn(&raw.advance(Some(&node), &[]));
-    assert_eq!(back, [(9_000, Some(300))], "the last reading before it is told too late");
+    assert_eq!(back, [(9_000, Some(300))]);
     assert_eq!(drawn(&raw.advance(None, &[])), [(9_002, None)], "no node, no value");
 }
 
