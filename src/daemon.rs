@@ -50,6 +50,8 @@ pub struct Daemon {
     server: tokio::task::JoinHandle<()>,
     stop_http: tokio::sync::oneshot::Sender<()>,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
+    /// Ends with the thread that reads the source.
+    reading: tokio::sync::oneshot::Receiver<()>,
 }
 
 /// The parts that every thread shares.
@@ -104,9 +106,16 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
     }
+    let (reads, reading) = tokio::sync::oneshot::channel::<()>();
     threads.push(match (playback, scenario) {
-        (Some(playback), _) => spawn("hw-replay", move || play(&shared, &live, playback))?,
-        (None, scenario) => spawn("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
+        (Some(playback), _) => spawn("hw-replay", move || {
+            let _reads = reads;
+            play(&shared, &live, playback);
+        })?,
+        (None, scenario) => spawn("hw-source", move || {
+            let _reads = reads;
+            keep_open(&shared, scenario.as_ref());
+        })?,
     });
 
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
@@ -116,20 +125,22 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         // Either word ends it: that it was sent, or that the daemon was dropped.
         let _ = stopped.await;
     }));
-    Ok(Daemon { address, site, stop, threads, server, stop_http, stop_otlp })
+    Ok(Daemon { address, site, stop, threads, server, stop_http, stop_otlp, reading })
 }
 
 impl Daemon {
-    /// Stops everything within two seconds: no new requests, then the lanes, then the socket.
+    /// Stops everything within two seconds: no new requests, then the lanes, then the exporter and the socket.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(stop_otlp) = self.stop_otlp {
-            // An exporter that has ended by itself does not hear this.
-            let _ = stop_otlp.send(());
-        }
         // The server may have ended by itself; then nobody hears this.
         let _ = self.stop_http.send(());
-        match tokio::time::timeout(HTTP_DRAIN, self.server).await {
+        let export_the_end = async {
+            // Only now nothing is read any more, so that what is exported last is all. A source that hangs is not waited
+            // for, and an exporter that has ended by itself does not hear the second.
+            let _ = tokio::time::timeout(HTTP_DRAIN, self.reading).await;
+            let _ = self.stop_otlp.map(|stop_otlp| stop_otlp.send(()));
+        };
+        match tokio::join!(tokio::time::timeout(HTTP_DRAIN, self.server), export_the_end).0 {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "HTTP ended by a panic"),
             Err(_) => tracing::info!("requests that were still under way are cut off"),
@@ -404,6 +415,8 @@ fn run_join(node: &Node, intake: &Intake, detect: &Detect, stop: &AtomicBool) {
         next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
+    // What ended since the last turn has no later one.
+    node.join.advance(intake, node.clock.now_ns());
 }
 
 /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the speed

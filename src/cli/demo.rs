@@ -1,7 +1,7 @@
 //! `demo`: the daemon on simulated GPUs, with what to look at.
 
 use super::Common;
-use super::serve::{runtime, tell, until_ended};
+use super::serve::{Signals, runtime, tell, until_ended};
 use crate::config::{SourceSpec, load};
 use crate::daemon::{self, Daemon};
 use std::io::{IsTerminal as _, Write as _};
@@ -21,15 +21,16 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     }
     let socket = settings.annotations_socket.clone();
     let done = runtime()?.block_on(async {
+        let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
         let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
         println!("{}", what_to_look_at(&daemon, &socket));
         let progress = tokio::spawn(show_progress(daemon.site.clone()));
-        let ended = until_ended(common.run_for).await;
+        until_ended(signals, common.run_for).await;
         progress.abort();
         daemon.stop().await;
-        ended
+        Ok(())
     });
     // Gone already where the socket was elsewhere.
     let _ = std::fs::remove_dir(&own_dir);

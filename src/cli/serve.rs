@@ -4,7 +4,7 @@ use super::Serve;
 use crate::daemon::{self, Daemon};
 use anyhow::Context as _;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How far the threads of HTTP and OTLP stand back behind the sampler's.
 const HTTP_NICENESS: i32 = 10;
@@ -18,9 +18,10 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
         return Ok(());
     }
     runtime()?.block_on(async {
+        let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
-        until_ended(serve.common.run_for).await?;
+        until_ended(signals, serve.common.run_for).await;
         daemon.stop().await;
         Ok(())
     })
@@ -47,10 +48,23 @@ pub(super) fn tell(daemon: &Daemon) {
     eprintln!("listening on http://{}", daemon.address);
 }
 
+/// The signals that end the daemon. From when they are listened to, one of them kills nothing any more: it is kept until
+/// it is waited for, so that a daemon that has just begun ends as any other.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(super) fn listen() -> anyhow::Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+        Ok(Self { terminate, interrupt })
+    }
+}
+
 /// Waits for SIGTERM, SIGINT, or the time given.
-pub(super) async fn until_ended(run_for: Option<Duration>) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+pub(super) async fn until_ended(mut signals: Signals, run_for: Option<Duration>) {
     let over = async {
         match run_for {
             Some(run_for) => tokio::time::sleep(run_for).await,
@@ -58,9 +72,8 @@ pub(super) async fn until_ended(run_for: Option<Duration>) -> anyhow::Result<()>
         }
     };
     tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM, stopping"),
-        _ = interrupt.recv() => tracing::info!("SIGINT, stopping"),
+        _ = signals.terminate.recv() => tracing::info!("SIGTERM, stopping"),
+        _ = signals.interrupt.recv() => tracing::info!("SIGINT, stopping"),
         () = over => tracing::info!("time is over, stopping"),
     }
-    Ok(())
 }

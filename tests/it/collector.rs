@@ -3,6 +3,7 @@
 //! It keeps nothing back: a request is answered when its lines are in the file. So what was answered outlives a kill,
 //! and what was not is the sender's to send again.
 
+use crate::authority::Files;
 use crate::process::Process;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use serde_json::Value;
@@ -32,6 +33,7 @@ pub struct Collector {
     program: PathBuf,
     grpc: Port,
     http: Port,
+    secured: Option<Files>,
     process: Option<Process>,
     /// How often it was started; each time it writes to another file.
     starts: usize,
@@ -82,9 +84,18 @@ pub struct Span {
 impl Collector {
     /// Starts the collector at `program`; gives it once it listens.
     pub fn start(program: &Path) -> Self {
+        Self::start_as(program, None)
+    }
+
+    /// As [`start`](Self::start), inside TLS: it shows these files' certificate, and wants one of the same authority.
+    pub fn start_secured(program: &Path, files: Files) -> Self {
+        Self::start_as(program, Some(files))
+    }
+
+    fn start_as(program: &Path, secured: Option<Files>) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
-        let (grpc, http) = (Port::reserve(), Port::reserve());
-        let mut collector = Self { program: program.to_owned(), grpc, http, process: None, starts: 0, directory };
+        let (grpc, http, program) = (Port::reserve(), Port::reserve(), program.to_owned());
+        let mut collector = Self { program, grpc, http, secured, process: None, starts: 0, directory };
         collector.restart();
         collector
     }
@@ -111,14 +122,28 @@ impl Collector {
 
     /// The variables that make a daemon push to it.
     pub fn environment(&self, protocol: Protocol) -> [(&'static str, String); 2] {
-        let (name, port) = match protocol {
-            Protocol::Grpc => ("grpc", &self.grpc),
-            Protocol::Http => ("http/protobuf", &self.http),
+        self.environment_through(protocol, self.port(protocol))
+    }
+
+    /// The variables that make a daemon push to what listens on another port, as if it was this.
+    pub fn environment_through(&self, protocol: Protocol, port: u16) -> [(&'static str, String); 2] {
+        let scheme = if self.secured.is_some() { "https" } else { "http" };
+        let name = match protocol {
+            Protocol::Grpc => "grpc",
+            Protocol::Http => "http/protobuf",
         };
         [
             ("OTEL_EXPORTER_OTLP_PROTOCOL", name.to_owned()),
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{}", port.number)),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("{scheme}://127.0.0.1:{port}")),
         ]
+    }
+
+    /// Where it listens.
+    pub fn port(&self, protocol: Protocol) -> u16 {
+        match protocol {
+            Protocol::Grpc => self.grpc.number,
+            Protocol::Http => self.http.number,
+        }
     }
 
     /// Every point that it has taken, in the order in which they came.
@@ -161,9 +186,17 @@ impl Collector {
     /// without a buffer.
     fn configuration(&self) -> String {
         let (grpc, http, file) = (self.grpc.number, self.http.number, self.file(self.starts));
+        let tls = self.secured.as_ref().map_or_else(String::new, |files| {
+            format!(
+                ", tls: {{cert_file: '{}', key_file: '{}', client_ca_file: '{}'}}",
+                files.certificate.display(),
+                files.key.display(),
+                files.authority.display()
+            )
+        });
         format!(
-            "receivers:\n  otlp:\n    protocols:\n      grpc: {{endpoint: '127.0.0.1:{grpc}'}}\n      \
-             http: {{endpoint: '127.0.0.1:{http}'}}\n\
+            "receivers:\n  otlp:\n    protocols:\n      grpc: {{endpoint: '127.0.0.1:{grpc}'{tls}}}\n      \
+             http: {{endpoint: '127.0.0.1:{http}'{tls}}}\n\
              exporters:\n  file: {{path: '{}', rotation: {{max_megabytes: 4096}}}}\n\
              service:\n  telemetry: {{metrics: {{level: none}}}}\n  pipelines:\n    \
              metrics: {{receivers: [otlp], exporters: [file]}}\n    \

@@ -72,6 +72,16 @@ impl Daemon {
         answer(agent().post(format!("{}{path}", self.base)).send_json(json), path)
     }
 
+    /// Sends SIGKILL.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+
+    /// Its process's number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Sends SIGTERM; gives how it ended and after how long.
     pub fn stop(mut self) -> (ExitStatus, Duration) {
         self.process.terminate()

@@ -68,6 +68,8 @@ fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
     assert_eq!(pod["tolerations"], json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]));
     let env = container["env"].as_array().expect("env");
     assert!(env.contains(&json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})), "{env:?}");
+    let node = json!({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}});
+    assert!(env.contains(&node), "what OTLP tells of the pod: {env:?}");
     assert!(env.contains(&json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"})), "{env:?}");
     assert_eq!(container["livenessProbe"]["httpGet"], json!({"path": "/healthz", "port": "http"}));
     assert_eq!(container["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "http"}));

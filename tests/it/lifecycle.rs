@@ -36,6 +36,17 @@ fn sigterm_ends_it_within_two_seconds() {
     assert!(!socket.exists(), "the socket is left behind");
 }
 
+/// It may come as soon as it says that it listens.
+#[test]
+fn a_signal_that_comes_at_once_ends_it_as_any_other() {
+    for _ in 0..10 {
+        let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+        let socket = daemon.socket();
+        assert!(daemon.stop().0.success());
+        assert!(!socket.exists(), "the socket is left behind");
+    }
+}
+
 #[test]
 fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
     let output = command().args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]).output().expect("it runs");

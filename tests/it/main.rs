@@ -5,10 +5,12 @@
 
 // What stories share.
 mod alertmanager;
+mod authority;
 mod collector;
 mod daemon;
 mod http_server;
 mod process;
+mod relay;
 mod scraper;
 mod tools;
 

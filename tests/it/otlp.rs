@@ -3,8 +3,10 @@
 mod agreement;
 mod bench;
 mod collector;
+mod hostile;
 mod outages;
 mod process;
 mod stories;
+mod ticks;
 mod tls;
 mod wire;

@@ -4,10 +4,12 @@
 //! between the moment at which a receiver has taken a request and the one at which it answers: then OTLP delivers twice,
 //! and no sender can know.
 
+mod network;
 mod outage;
 mod points;
 mod prometheus;
 mod raw;
+mod restart;
 mod traces;
 
 use crate::collector::{Attributes, Collector, Protocol};
@@ -108,9 +110,14 @@ fn rested(daemon: &Daemon) -> Exposition {
 
 /// A sample of the daemon's own.
 fn own(daemon: &Daemon, sample: &str) -> f64 {
+    own_if_told(daemon, sample).unwrap_or_else(|| panic!("no {sample}"))
+}
+
+/// A sample of the daemon's own, where it is told.
+fn own_if_told(daemon: &Daemon, sample: &str) -> Option<f64> {
     let metrics = daemon.get("/metrics");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {sample}")).parse().expect("a number")
+    let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
+    Some(line.parse().expect("a number"))
 }
 
 fn nothing_was_refused(daemon: &Daemon) {

@@ -42,6 +42,11 @@ impl Process {
         Self { name, pid, lines, printed, ended, status: None }
     }
 
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
     /// Waits for a line that `wanted` takes, and gives what it made of it; panics with all that was printed where the
     /// program ends first or takes longer than `within`.
     pub fn wait_for<T>(&self, within: Duration, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {

@@ -27,13 +27,14 @@ impl Backoff {
         self.next = FIRST;
     }
 
-    /// The next wait. One that the receiver asked for is not shortened but stretched, by up to a tenth.
+    /// The next wait. One that the receiver asked for is not shortened but stretched, by up to a tenth; and it is never
+    /// below the first of our own, so that a receiver that asks for none is not asked without a pause.
     pub fn wait(&mut self, asked: Option<Duration>) -> Duration {
         let random = self.random_share();
         let own = self.next;
         self.next = (own * 2).min(LONGEST);
         match asked {
-            Some(asked) => asked.mul_f64(1.0 + 0.1 * random),
+            Some(asked) => asked.max(FIRST).mul_f64(1.0 + 0.1 * random),
             None => own.mul_f64(1.0 - 0.5 * random),
         }
     }
@@ -62,6 +63,7 @@ mod tests {
         }
         let asked = backoff.wait(Some(Duration::from_secs(100))).as_secs_f64();
         assert!((100.0..110.0).contains(&asked));
+        assert!(backoff.wait(Some(Duration::ZERO)) >= FIRST, "no wait is not obeyed");
         backoff.reset();
         assert!(backoff.wait(None) <= FIRST);
     }

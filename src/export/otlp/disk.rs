@@ -8,12 +8,16 @@
 use super::stats::Signal;
 use bytes::Bytes;
 use flate2::Crc;
+use rustix::fs::FlockOperation;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Ends the name of a whole file: `NUMBER-SIGNAL-POINTS.otlp`.
 const SUFFIX: &str = ".otlp";
 /// Ends the name of a file that is being written.
 const TORN_SUFFIX: &str = ".partial";
+/// Is locked by the process whose queue it is.
+const LOCK: &str = "otlp.lock";
 /// The checksum behind the payload, bytes.
 const CHECKSUM_BYTES: usize = 4;
 
@@ -24,6 +28,7 @@ pub struct Disk {
     names: std::collections::BTreeMap<u64, String>,
     left: Vec<Left>,
     refuses: bool,
+    _lock: File,
 }
 
 /// A request that an earlier process left.
@@ -36,16 +41,21 @@ pub(super) struct Left {
 }
 
 impl Disk {
-    /// The folder, made if it is not there. Files of other names are left alone.
+    /// The folder, made if it is not there, and this process's alone. Files of other names are left alone.
     ///
     /// # Errors
-    /// Where the folder cannot be made, written or listed.
+    /// Where the folder cannot be made, written or listed, or another process has it.
     pub fn open(folder: &Path) -> std::io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let probe = folder.join(format!("probe{TORN_SUFFIX}"));
-        std::fs::write(&probe, b"")?;
-        let mut disk = Self { folder: folder.into(), names: Default::default(), left: Vec::new(), refuses: false };
-        for entry in std::fs::read_dir(folder)? {
+        let lock = lock(folder)?;
+        let (folder, names) = (folder.to_owned(), Default::default());
+        let mut disk = Self { folder, names, left: Vec::new(), refuses: false, _lock: lock };
+        disk.find_left()?;
+        Ok(disk)
+    }
+
+    fn find_left(&mut self) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             if name.ends_with(TORN_SUFFIX) {
@@ -53,12 +63,12 @@ impl Disk {
             } else if let Some((number, signal, points)) = parse(&name) {
                 let length = usize::try_from(entry.metadata()?.len()).unwrap_or(usize::MAX);
                 let bytes = length.saturating_sub(CHECKSUM_BYTES);
-                disk.left.push(Left { number, signal, points, bytes });
-                disk.names.insert(number, name);
+                self.left.push(Left { number, signal, points, bytes });
+                self.names.insert(number, name);
             }
         }
-        disk.left.sort_by_key(|left| left.number);
-        Ok(disk)
+        self.left.sort_by_key(|left| left.number);
+        Ok(())
     }
 
     /// What an earlier process left, oldest first.
@@ -114,6 +124,17 @@ impl Disk {
     }
 }
 
+/// Takes the folder for this process, for as long as the file is open. Two daemons would send each other's requests, and
+/// write over them.
+fn lock(folder: &Path) -> std::io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(std::io::Error::other("another process keeps its queue here")),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn checksum(payload: &[u8]) -> u32 {
     let mut crc = Crc::new();
     crc.update(payload);
@@ -124,5 +145,8 @@ fn parse(name: &str) -> Option<(u64, Signal, u64)> {
     let mut parts = name.strip_suffix(SUFFIX)?.split('-');
     let (number, label, points) = (parts.next()?, parts.next()?, parts.next()?);
     let signal = Signal::ALL.into_iter().find(|signal| signal.label() == label)?;
-    Some((number.parse().ok()?, signal, points.parse().ok()?)).filter(|_| parts.next().is_none())
+    let (number, points): (u64, u64) = (number.parse().ok()?, points.parse().ok()?);
+    // No process gets that far; a name that says so is somebody else's, and must not run a sum over.
+    let is_ours = number <= u64::from(u32::MAX) << 16 && points <= u64::from(u32::MAX) && parts.next().is_none();
+    is_ours.then_some((number, signal, points))
 }

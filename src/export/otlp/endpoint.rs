@@ -68,15 +68,26 @@ pub(super) struct Names {
     path: &'static str,
 }
 
+/// The address of every signal that has none of its own.
+const GENERAL: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 pub(super) const METRICS: Names = Names { variable: "METRICS", path: "v1/metrics" };
 pub(super) const TRACES: Names = Names { variable: "TRACES", path: "v1/traces" };
 
+fn own_endpoint(names: Names) -> String {
+    format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", names.variable)
+}
+
+/// Whether an endpoint of a signal is set.
+pub(super) fn is_set(names: Names, general: Option<&str>, environment: &Environment) -> bool {
+    general.is_some() || [&*own_endpoint(names), GENERAL].into_iter().any(|name| environment.get(name).is_some())
+}
+
 /// The endpoint of a signal, where one is set. `general` takes the place of the general variable.
 pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Environment) -> Option<Endpoint> {
+    let own = own_endpoint(names);
     let protocol = read(environment, names, "PROTOCOL", protocol).unwrap_or(Protocol::HttpProtobuf);
     let is_grpc = protocol == Protocol::Grpc;
     let insecure = read(environment, names, "INSECURE", boolean).unwrap_or(false);
-    let own = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", names.variable);
     let parse_own = |text: &str| uri(text, is_grpc.then_some(insecure), None);
     let parse_general = |text: &str| uri(text, is_grpc.then_some(insecure), Some(names.path).filter(|_| !is_grpc));
     let uri = if environment.get(&own).is_some() {
@@ -91,7 +102,7 @@ pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Env
             }
         }
     } else {
-        environment.read("OTEL_EXPORTER_OTLP_ENDPOINT", parse_general)?
+        environment.read(GENERAL, parse_general)?
     };
     let path = |text: &str| Ok(PathBuf::from(text));
     let tls = Tls {
@@ -120,6 +131,11 @@ fn read<T>(
 
 /// Reads an address. Only gRPC's may have no scheme; then `insecure` decides. `path` is added to a general address.
 fn uri(text: &str, insecure: Option<bool>, path: Option<&str>) -> Result<Uri, String> {
+    let (_, rest) = text.split_once("://").unwrap_or(("", text));
+    if rest.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@')) {
+        // Not told: it is a password.
+        return Err("has an `@`: credentials in an address are not sent; set OTEL_EXPORTER_OTLP_HEADERS".into());
+    }
     let full = match insecure {
         Some(insecure) if !text.contains("://") => format!("{}://{text}", if insecure { "http" } else { "https" }),
         _ => text.to_owned(),

@@ -20,8 +20,11 @@ pub(super) struct Stretch {
     /// Every change from the begin on and before the end, one at the begin included. A gap begins at its last good
     /// reading, so that a change may stand before it at the same time.
     pub changes: Vec<Point>,
-    /// The newest reading. What changes there is among the next stretch's changes again.
+    /// The newest reading; without a value where a gap has begun at it. What changes there is among the next stretch's
+    /// changes again.
     pub end: Point,
+    /// What the newest reading told, also where a gap has begun at it.
+    pub last: Option<u64>,
 }
 
 impl Follow {
@@ -55,7 +58,9 @@ impl Follow {
                     *read_until_ns = Some(to_ns);
                     let begin = Point { at_ns: begin_ns, used: held };
                     let end = Point { at_ns: to_ns, used: ring.at(to_ns).ok().flatten() };
-                    return Some(Stretch { continues, begin, changes, end });
+                    // What is not kept any more is not looked at again.
+                    let last = ring.known_at(to_ns).ok().flatten();
+                    return Some(Stretch { continues, begin, changes, end, last });
                 }
                 Err(QueryError::Overtaken { oldest_ns }) => begin_ns = oldest_ns.max(begin_ns + 1),
                 Err(_) => return None,

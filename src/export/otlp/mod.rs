@@ -26,6 +26,7 @@ mod grpc;
 mod levels;
 mod metrics;
 pub mod names;
+pub mod near;
 mod producer;
 mod queue;
 mod raw;

@@ -35,6 +35,15 @@ pub struct Producer {
     snapshot_ns: Option<i64>,
 }
 
+/// What ends with a look at jobs and rings.
+#[derive(Clone, Copy)]
+enum End {
+    /// One turn of many.
+    Turn,
+    /// All turns: there is no later one to wait for.
+    Daemon,
+}
+
 impl Producer {
     /// A producer that has told nothing yet; totals of this process began now.
     #[must_use]
@@ -79,6 +88,10 @@ impl Producer {
 
     /// Queues what rings and jobs have gained since the last call.
     pub fn follow(&mut self) {
+        self.follow_until(End::Turn);
+    }
+
+    fn follow_until(&mut self, end: End) {
         let node = self.snapshots.slot.node();
         if self.settings.metrics.is_some() {
             // A minute of a busy ring at once would be a peak of memory and time.
@@ -90,11 +103,17 @@ impl Producer {
             }
         }
         if self.settings.traces.is_some() {
-            self.follow_jobs();
+            self.follow_jobs(end);
         }
     }
 
-    fn follow_jobs(&mut self) {
+    /// Queues all that is known at the end, what waits for the end of its step included.
+    pub fn finish(&mut self) {
+        self.follow_until(End::Daemon);
+        self.snapshot();
+    }
+
+    fn follow_jobs(&mut self, end: End) {
         let node = self.snapshots.slot.node();
         let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
         let devices = node.as_ref().map(|node| node.source.devices()).unwrap_or_default();
@@ -105,7 +124,10 @@ impl Producer {
         drop(jobs);
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         let context = Context { now_ns, shift_ns, devices, marks: &marks };
-        let Turn { spans, exemplars } = self.traces.advance(new, &context, &self.stats);
+        let Turn { spans, exemplars } = match end {
+            End::Turn => self.traces.advance(new, &context, &self.stats),
+            End::Daemon => self.traces.finish(new, &context, &self.stats),
+        };
         for (labels, exemplar) in exemplars {
             let known = self.exemplars.entry(labels).or_insert_with(|| exemplar.clone());
             if super::span::seconds_of(&exemplar) > super::span::seconds_of(known) {

@@ -42,6 +42,8 @@ struct State {
 struct Lane {
     waiting: VecDeque<Entry>,
     sending: Option<Entry>,
+    /// Of all of them.
+    points: u64,
 }
 
 /// A request's place: its payload is here, or in the file of its number.
@@ -133,6 +135,7 @@ impl Queue {
             lane.waiting = kept.into();
             for entry in lost {
                 state.bytes -= entry.bytes;
+                state.lanes[signal as usize].points -= entry.points;
                 lost_points += entry.points;
                 self.stats.add_dropped(signal, Reason::Shutdown, entry.points);
             }
@@ -144,7 +147,7 @@ impl Queue {
     fn finish(&self, signal: Signal, count: impl FnOnce(u64)) {
         let mut state = self.state();
         if let Some(entry) = state.lanes[signal as usize].sending.take() {
-            state.forget(&entry);
+            state.forget(signal, &entry);
             count(entry.points);
         }
         state.publish(&self.stats);
@@ -172,7 +175,9 @@ impl State {
         self.bytes += bytes;
         let written = self.disk.as_mut().is_some_and(|disk| disk.write(number, signal, points, &payload));
         let payload = (!written).then_some(payload);
-        self.lanes[signal as usize].waiting.push_back(Entry { number, points, bytes, payload });
+        let lane = &mut self.lanes[signal as usize];
+        lane.points += points;
+        lane.waiting.push_back(Entry { number, points, bytes, payload });
     }
 
     /// Drops the oldest request that is not being sent; returns whether there was one.
@@ -184,7 +189,7 @@ impl State {
         else {
             return false;
         };
-        self.forget(&entry);
+        self.forget(signal, &entry);
         stats.add_dropped(signal, Reason::Overflow, entry.points);
         true
     }
@@ -204,13 +209,14 @@ impl State {
                 self.lanes[signal as usize].sending = Some(entry);
                 return Some(Batch { signal, points, payload });
             }
-            self.forget(&entry);
+            self.forget(signal, &entry);
             stats.add_dropped(signal, Reason::Corrupt, points);
         }
     }
 
-    fn forget(&mut self, entry: &Entry) {
+    fn forget(&mut self, signal: Signal, entry: &Entry) {
         self.bytes -= entry.bytes;
+        self.lanes[signal as usize].points -= entry.points;
         if let (None, Some(disk)) = (&entry.payload, &mut self.disk) {
             disk.remove(entry.number);
         }
@@ -224,7 +230,9 @@ impl State {
             self.next_number = self.next_number.max(left.number + 1);
             self.bytes += left.bytes;
             let entry = Entry { number: left.number, points: left.points, bytes: left.bytes, payload: None };
-            self.lanes[left.signal as usize].waiting.push_back(entry);
+            let lane = &mut self.lanes[left.signal as usize];
+            lane.points += left.points;
+            lane.waiting.push_back(entry);
         }
         while self.bytes > self.cap_bytes && self.drop_oldest(stats) {}
     }
@@ -232,8 +240,7 @@ impl State {
     fn publish(&self, stats: &Stats) {
         stats.set_queued_bytes(self.bytes as u64);
         for signal in Signal::ALL {
-            let lane = &self.lanes[signal as usize];
-            stats.set_queued(signal, lane.waiting.iter().chain(&lane.sending).map(|entry| entry.points).sum());
+            stats.set_queued(signal, self.lanes[signal as usize].points);
         }
     }
 }

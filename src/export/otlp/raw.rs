@@ -33,6 +33,8 @@ const PATIENCE_NS: i64 = 2 * SECOND_NS;
 pub struct RawPoints {
     follow: Follow,
     curves: Vec<Curve>,
+    /// What the last points needed to be Unix time.
+    shift_ns: i64,
 }
 
 /// What was sent of one GPU.
@@ -65,6 +67,7 @@ impl RawPoints {
         }
         let period_ns = node.ticks.period_ns.load(Relaxed).max(1);
         let shift_ns = node.clock.unix_shift_ns();
+        self.shift_ns = shift_ns;
         for (position, curve) in self.curves.iter_mut().enumerate() {
             let mut drawn = Vec::new();
             match self.follow.advance(node, position) {
@@ -80,7 +83,7 @@ impl RawPoints {
     fn end_curves(&mut self, attributes: &[(String, String)], requests: &mut Requests) {
         for curve in self.curves.drain(..).filter(|curve| curve.held.is_some()) {
             let unknown = Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None };
-            add(requests, &curve.device, attributes, &[unknown], 0);
+            add(requests, &curve.device, attributes, &[unknown], self.shift_ns);
         }
     }
 }
@@ -103,8 +106,9 @@ impl Curve {
             self.take(stretch.end, period_ns, drawn);
             self.hold_until(stretch.end.at_ns, period_ns, drawn);
         } else {
-            // A gap has begun at the newest reading: what that one told comes with the next stretch.
-            self.hold_until(stretch.end.at_ns - period_ns, period_ns / 2, drawn);
+            // A gap has begun at the newest reading, which may never end: what that one told is told before it.
+            self.take(Point { used: stretch.last, ..stretch.end }, period_ns, drawn);
+            self.take(stretch.end, period_ns, drawn);
         }
     }
 

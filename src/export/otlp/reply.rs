@@ -2,6 +2,7 @@
 
 use super::stats::Signal;
 use super::transport::LONGEST_WAIT;
+use http_body_util::LengthLimitError;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use prost::Message;
@@ -63,7 +64,11 @@ pub(super) fn of_success(signal: Signal, body: &[u8]) -> Reply {
 /// What a gRPC status means.
 pub(super) fn of_grpc(status: &Status) -> Reply {
     let why = format!("gRPC {:?}: {}", status.code(), text(status.message()));
-    // The client's own troubles come as statuses too; those of the connection have a cause.
+    // The client's own troubles come as statuses too; those of the connection have a cause. That the answer is too long
+    // is no trouble that another attempt ends.
+    if has_cause::<LengthLimitError>(status) {
+        return Reply::Refused("gRPC: the answer is longer than any that is read".into());
+    }
     if std::error::Error::source(status).is_some() {
         return Reply::Retry { after: None, why: with_causes(status) };
     }
@@ -146,6 +151,10 @@ fn http_date(text: &str) -> Option<SystemTime> {
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = (y * 365 + y / 4 - y / 100 + y / 400 + (m * 153 + 2) / 5 + day).checked_sub(719_469)?;
     Some(UNIX_EPOCH + Duration::from_secs(days * 86_400 + hour * 3_600 + minute * 60 + second))
+}
+
+fn has_cause<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<E>())
 }
 
 /// An error and what caused it.

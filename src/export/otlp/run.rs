@@ -24,6 +24,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 pub const GRACE: Duration = Duration::from_secs(1);
 /// How often raw points and spans are looked for.
 const FOLLOW: Duration = Duration::from_secs(1);
+/// How often a lane logs at most what its receiver said of requests that it answered.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// An exporter, ready to run.
 pub struct Exporter {
@@ -85,8 +87,7 @@ impl Exporter {
                 _ = snapshots.tick() => self.producer.snapshot(),
             }
         }
-        self.producer.follow();
-        self.producer.snapshot();
+        self.producer.finish();
         closing.send_replace(true);
         let emptied = timeout(GRACE, async { while lanes.join_next().await.is_some() {} }).await;
         lanes.abort_all();
@@ -109,7 +110,7 @@ impl Lane {
     async fn run(self, mut closing: watch::Receiver<bool>) {
         let seed = (u64::from(std::process::id()) << 8) | (self.signal as u64 + 1);
         let mut backoff = Backoff::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut told = String::new();
+        let mut told = None;
         loop {
             let batch = tokio::select! {
                 biased;
@@ -128,13 +129,13 @@ impl Lane {
                     backoff.reset();
                     if rejected > 0 || !message.is_empty() {
                         let message = format!("of {} points {rejected} were rejected: {message}", batch.points);
-                        self.tell(&mut told, message);
+                        self.tell(&mut told, &message);
                     }
                 }
                 Reply::Refused(why) => {
                     self.stats.add_attempt(self.signal, Attempt::Refused);
                     self.queue.refused(self.signal);
-                    self.tell(&mut told, format!("refused, and dropped: {why}"));
+                    self.tell(&mut told, &format!("refused, and dropped: {why}"));
                 }
                 Reply::Retry { after, why } => {
                     self.stats.add_attempt(self.signal, Attempt::Failed);
@@ -155,11 +156,12 @@ impl Lane {
         }
     }
 
-    /// Logs what a receiver said, once for each different word in a row.
-    fn tell(&self, told: &mut String, message: String) {
-        if *told != message {
+    /// Logs what a receiver said, at most once a minute: its words are its own, and may be others each time. The
+    /// counters have all of it.
+    fn tell(&self, told: &mut Option<Instant>, message: &str) {
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
             tracing::warn!(signal = self.signal.label(), "OTLP: {message}");
-            *told = message;
+            *told = Some(Instant::now());
         }
     }
 }

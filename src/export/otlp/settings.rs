@@ -150,12 +150,15 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     if environment.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return Ok(None);
     }
-    let wanted = |environment: &Environment, variable| environment.get(variable) != Some("none");
-    let metrics = wanted(&environment, "OTEL_METRICS_EXPORTER");
-    let traces = wanted(&environment, "OTEL_TRACES_EXPORTER") && keys.spans != Spans::Off;
     let general = keys.endpoint.as_deref();
-    let metrics = metrics.then(|| endpoint::resolve(endpoint::METRICS, general, &mut environment)).flatten();
-    let traces = traces.then(|| endpoint::resolve(endpoint::TRACES, general, &mut environment)).flatten();
+    let mut of = |names, exporter, wanted: bool| {
+        let is_wanted = wanted
+            && endpoint::is_set(names, general, &environment)
+            && environment.read(exporter, is_exporter).unwrap_or(true);
+        is_wanted.then(|| endpoint::resolve(names, general, &mut environment)).flatten()
+    };
+    let metrics = of(endpoint::METRICS, "OTEL_METRICS_EXPORTER", true);
+    let traces = of(endpoint::TRACES, "OTEL_TRACES_EXPORTER", keys.spans != Spans::Off);
     if metrics.is_none() && traces.is_none() && environment.faults.is_empty() {
         return Ok(None);
     }
@@ -185,6 +188,15 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
         queue_dir: keys.queue_dir.clone(),
         resource,
     }))
+}
+
+/// Whether a list of exporters has ours. One that has others alone leaves nothing to do here, and would be a surprise.
+fn is_exporter(text: &str) -> Result<bool, String> {
+    let mut names = text.split(',').map(str::trim);
+    if names.clone().any(|name| name == "otlp") {
+        return Ok(true);
+    }
+    if names.all(|name| name == "none") { Ok(false) } else { Err(format!("`{text}` is neither otlp nor none")) }
 }
 
 fn interval(text: &str) -> Result<i64, String> {

@@ -119,6 +119,17 @@ impl Traces {
         turn
     }
 
+    /// Makes spans of what has ended, and of the phases whose steps have not: the daemon ends before them.
+    pub fn finish(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
+        let mut turn = self.advance(new, context, stats);
+        let left: Vec<_> = self.ranks.values_mut().flat_map(|rank| std::mem::take(&mut rank.phases)).collect();
+        self.waiting = 0;
+        for phase in left {
+            self.tell_orphan(&phase, context, &mut turn);
+        }
+        turn
+    }
+
     fn keep(&mut self, phase: Arc<Attributed>, stats: &Stats) {
         if self.waiting >= MOST_WAITING {
             stats.add_produced(Signal::Spans, 1);

@@ -3,14 +3,15 @@
 //! Enters: an encoded request. Leaves: whether it was taken, refused for good, or is to be tried again and when.
 //! Requests are encoded once, when they are produced, so both protocols send the same bytes; gRPC goes through tonic
 //! with a codec that passes them on. What a receiver sends is untrusted: at most [`MOST_RESPONSE_BYTES`] of it are read,
-//! nothing of it is decompressed, and no wait that it asks for is longer than [`LONGEST_WAIT`]. Absent on purpose:
-//! waiting itself, and redirects.
+//! packed or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`]. A connection on which an answer did
+//! not come in time is not used again. Absent on purpose: waiting itself, and redirects.
 
 use super::connect::{Connector, Dial, tls_config};
 use super::grpc;
 use super::reply::{self, Reply};
 use super::settings::{Endpoint, Protocol};
 use super::stats::Signal;
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -21,16 +22,21 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most of a response that is read, bytes.
-pub const MOST_RESPONSE_BYTES: usize = 4 << 20;
+/// The most of a response that is read, bytes: three lanes that each read one at once stay below 4 MiB. A true one has a
+/// number and a sentence.
+pub const MOST_RESPONSE_BYTES: usize = 1 << 20;
 /// The longest that a receiver can make us wait.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// A client for one endpoint.
 pub struct Peer {
     endpoint: Endpoint,
-    client: Client<Connector, tonic::body::Body>,
+    connector: Connector,
+    client: ArcSwap<HttpClient>,
 }
+
+/// A pool of connections to one receiver.
+pub(super) type HttpClient = Client<Connector, tonic::body::Body>;
 
 impl Peer {
     /// A client that makes its connections with `dial`; none is made yet.
@@ -41,32 +47,44 @@ impl Peer {
         let is_http2 = endpoint.protocol == Protocol::Grpc;
         let is_tls = endpoint.uri.scheme() == Some(&http::uri::Scheme::HTTPS);
         let tls = is_tls.then(|| tls_config(&endpoint.tls, is_http2)).transpose()?;
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder.http2_only(is_http2).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
-        let client = builder.build(Connector::new(dial, tls));
-        Ok(Self { endpoint, client })
+        let connector = Connector::new(dial, tls);
+        let client = ArcSwap::from_pointee(client(connector.clone(), is_http2));
+        Ok(Self { endpoint, connector, client })
     }
 
     /// Sends one request and waits for the answer, at most the endpoint's timeout.
     pub async fn send(&self, signal: Signal, payload: Bytes) -> Reply {
+        let client = self.client.load_full();
         let sent = async {
             match self.endpoint.protocol {
-                Protocol::HttpProtobuf => self.send_http(signal, payload).await,
-                Protocol::Grpc => grpc::send(&self.client, &self.endpoint, signal, payload).await,
+                Protocol::HttpProtobuf => self.send_http(&client, signal, payload).await,
+                Protocol::Grpc => grpc::send(&client, &self.endpoint, signal, payload).await,
             }
         };
         let timeout = self.endpoint.timeout;
-        tokio::time::timeout(timeout, sent)
-            .await
-            .unwrap_or_else(|_| Reply::Retry { after: None, why: format!("no answer within {timeout:?}") })
+        match tokio::time::timeout(timeout, sent).await {
+            Ok(reply) => reply,
+            Err(_) => {
+                self.leave(&client);
+                Reply::Retry { after: None, why: format!("no answer within {timeout:?}") }
+            }
+        }
     }
 
-    async fn send_http(&self, signal: Signal, payload: Bytes) -> Reply {
+    /// Makes new connections from now on. A network that loses everything closes none, and gRPC would go on to use the
+    /// one that it has until the kernel gives it up, a quarter of an hour later.
+    fn leave(&self, silent: &Arc<HttpClient>) {
+        let fresh = Arc::new(client(self.connector.clone(), self.endpoint.protocol == Protocol::Grpc));
+        // Where the other lane has left it already, its new connection is kept.
+        self.client.compare_and_swap(silent, fresh);
+    }
+
+    async fn send_http(&self, client: &HttpClient, signal: Signal, payload: Bytes) -> Reply {
         let request = match self.http_request(payload) {
             Ok(request) => request,
             Err(error) => return Reply::Refused(error.to_string()),
         };
-        let response = match self.client.request(request).await {
+        let response = match client.request(request).await {
             Ok(response) => response,
             Err(error) => return Reply::Retry { after: None, why: reply::with_causes(&error) },
         };
@@ -96,6 +114,12 @@ impl Peer {
         };
         request.body(tonic::body::Body::new(Full::new(payload)))
     }
+}
+
+fn client(connector: Connector, is_http2: bool) -> HttpClient {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.http2_only(is_http2).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
+    builder.build(connector)
 }
 
 /// What receivers know us by.

@@ -55,6 +55,13 @@ impl Model {
         points.iter().zip(ends).map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used }).collect()
     }
 
+    /// The last value among the one that was held until this time and those that are written at it.
+    pub(super) fn known_at(&self, at_ns: i64) -> Option<u64> {
+        let before = self.changes.iter().rev().find(|change| change.at_ns < at_ns);
+        let at_it = self.changes.iter().filter(|change| change.at_ns == at_ns);
+        before.into_iter().chain(at_it).filter_map(|change| change.used).next_back()
+    }
+
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
         let held = self.held(from_ns, to_ns);
         let known: Vec<(u64, i64)> =

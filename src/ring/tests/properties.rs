@@ -121,6 +121,9 @@ impl Pair {
         let above_ns = self.model.above_ns(from_ns, to_ns, threshold_bytes);
         assert_eq!(self.reader.above_ns(from_ns, to_ns, threshold_bytes), Ok(above_ns));
         assert_eq!(self.reader.at(from_ns).unwrap(), self.model.held(from_ns, from_ns)[0].used);
+        if self.reader.oldest_ns() < Some(from_ns) {
+            assert_eq!(self.reader.known_at(from_ns).unwrap(), self.model.known_at(from_ns));
+        }
         self.check_points(from_ns, to_ns, max_points);
     }
 

@@ -65,6 +65,15 @@ fn a_gap_is_neither_zero_nor_the_last_value() {
 }
 
 #[test]
+fn the_last_value_before_a_gap_is_known_although_the_gap_begins_at_its_time() {
+    let (mut writer, reader) = written(&[Some(5), Some(7)]);
+    let newest_ns = reader.newest_ns().expect("readings");
+    writer.gap(newest_ns).expect("in order");
+    assert_eq!((reader.at(newest_ns), reader.known_at(newest_ns)), (Ok(None), Ok(Some(7 * GIB))));
+    assert_eq!(reader.known_at(newest_ns + 1), Err(QueryError::Ahead { newest_ns }));
+}
+
+#[test]
 fn what_is_not_read_yet_is_ahead_even_within_a_gap() {
     let (mut writer, reader) = written(&[Some(1), Some(2), None]);
     assert_eq!(reader.newest_ns(), Some(MS));

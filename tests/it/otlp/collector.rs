@@ -5,7 +5,9 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
+use flate2::Compression;
 use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 use futures_util::stream;
 use highwater::export::otlp::{Dial, Stream};
 use http_body_util::{BodyExt as _, StreamBody};
@@ -19,7 +21,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use std::convert::Infallible;
 use std::future::Future;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -47,8 +49,14 @@ pub enum Mode {
     Rejects(i64),
     /// Refuses each for good.
     Denies,
-    /// Takes each, with a body that does not end.
+    /// Takes each, with a body that does not end; over gRPC, with a message that says it is a gigabyte.
     Endless,
+    /// Takes each, with a body that does not end; over gRPC, of empty messages.
+    Flood,
+    /// Takes each, with 64 MiB packed in an answer of 64 kB.
+    Bomb,
+    /// Takes each, with megabytes of headers.
+    Headers,
 }
 
 /// What was received.
@@ -213,7 +221,10 @@ async fn take(State(collector): State<Collector>, request: Request<Body>) -> Res
         _ => Vec::new(),
     };
     match mode {
-        Mode::Endless => with_status(StatusCode::OK, endless(is_grpc)),
+        Mode::Endless => as_grpc(is_grpc, with_status(StatusCode::OK, endless(is_grpc))),
+        Mode::Flood => as_grpc(is_grpc, with_status(StatusCode::OK, endless(false))),
+        Mode::Bomb => bomb(is_grpc),
+        Mode::Headers => as_grpc(is_grpc, with_headers()),
         _ if is_grpc => grpc_ok(&answer),
         _ => with_status(StatusCode::OK, Body::from(answer)),
     }
@@ -289,6 +300,38 @@ fn base64(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+fn as_grpc(is_grpc: bool, mut answer: Response<Body>) -> Response<Body> {
+    if is_grpc {
+        answer.headers_mut().insert("content-type", "application/grpc".parse().expect("a value"));
+    }
+    answer
+}
+
+/// Zeros, 64 MiB of them, packed; of gRPC, as a message.
+fn bomb(is_grpc: bool) -> Response<Body> {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    packed.write_all(&vec![0; 64 << 20]).expect("into memory");
+    let packed = packed.finish().expect("into memory");
+    if !is_grpc {
+        let answer = Response::builder().header("content-encoding", "gzip");
+        return answer.body(Body::from(packed)).expect("a response");
+    }
+    let length = u32::try_from(packed.len()).expect("short");
+    let message = [&[1], &length.to_be_bytes()[..], &packed].concat();
+    let answer = Response::builder().header("content-type", "application/grpc").header("grpc-encoding", "gzip");
+    answer.body(Body::from(message)).expect("a response")
+}
+
+/// A success with 4 MiB of headers.
+fn with_headers() -> Response<Body> {
+    let mut answer = with_status(StatusCode::OK, Body::empty());
+    for number in 0..64 {
+        let name: http::HeaderName = format!("x-much-{number}").parse().expect("a name");
+        answer.headers_mut().insert(name, "y".repeat(64 << 10).parse().expect("a value"));
+    }
+    answer
 }
 
 /// Body of a success that never ends; of gRPC, a message that says it is a gigabyte.

@@ -3,6 +3,7 @@
 use super::collector::{Collector, Mode};
 use crate::daemon::Daemon;
 use crate::process::eventually;
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -41,6 +42,58 @@ fn a_running_daemon_pushes_all_signals_and_its_last_snapshot_at_the_end() {
         let (status, _) = daemon.stop();
         assert!(status.success());
         assert_eq!(collector.received(|received| received.metrics_of("hw.gpu.memory.usage").count()), 1, "{protocol}");
+    }
+}
+
+/// A GPU whose memory changes with nearly every reading.
+const CHANGING: &str = r#"
+[[gpus]]
+count = 1
+
+[[jobs]]
+name = "grows"
+ranks = [0]
+startup = "100 ms"
+base = "10 GiB"
+
+[[jobs.phases]]
+name = "forward"
+duration = "500 ms"
+to = "130 GiB"
+shape = "ramp"
+release = true
+"#;
+
+/// Raw points are looked for once a second, but at the end they are all there: the newest is what the last snapshot tells.
+#[test]
+fn the_newest_change_is_pushed_at_the_end() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let scenario = folder.path().join("changing.toml");
+    std::fs::write(&scenario, CHANGING).expect("written");
+    for protocol in ["http/protobuf", "grpc"] {
+        let runtime = Runtime::new().expect("a runtime");
+        let (collector, port) = runtime.block_on(Collector::on_tcp());
+        let (source, endpoint) =
+            (format!("sim:{}", scenario.display()), format!("otlp.endpoint=http://127.0.0.1:{port}"));
+        let arguments = ["serve", "--source", &source, "--set", &endpoint, "--set", "otlp.raw=always"];
+        let daemon = Daemon::start_with(&arguments, &[("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)]);
+        eventually(Duration::from_secs(60), "raw points", || {
+            collector.received(|received| received.metrics_of("highwater.gpu.memory.raw").nth(1).map(|_| ()))
+        });
+        let (status, _) = daemon.stop();
+        assert!(status.success());
+        collector.received(|received| {
+            let last = |name| {
+                let metric = received.metrics_of(name).last().expect("it was pushed");
+                match metric.data.as_ref().expect("data") {
+                    Data::Gauge(gauge) => gauge.data_points.last().expect("a point").value,
+                    Data::Sum(sum) => sum.data_points.last().expect("a point").value,
+                    other => panic!("{other:?}"),
+                }
+            };
+            let (raw, usage) = (last("highwater.gpu.memory.raw"), last("hw.gpu.memory.usage"));
+            assert!(raw.is_some() && raw == usage, "{protocol}: {raw:?}, {usage:?}");
+        });
     }
 }
 

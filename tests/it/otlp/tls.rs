@@ -3,10 +3,9 @@
 use super::bench::Bench;
 use super::collector::Collector;
 use super::wire::{GPUS, settings};
+use crate::authority::Authority;
 use highwater::export::otlp::settings::Keys;
 use highwater::export::otlp::{Attempt, Signal};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -16,48 +15,25 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+/// A server as `collector` that asks clients for certificates of this authority.
+fn server(authority: &Authority) -> ServerConfig {
+    let (certificate, key) = authority.issue("collector");
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.certificate().der().clone()).expect("a root");
+    let provider = Arc::new(default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.expect("versions").with_client_cert_verifier(clients.build().expect("a verifier"));
+    let chain: Vec<CertificateDer> = vec![certificate.der().clone()];
+    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+    let mut config = builder.with_single_cert(chain, key).expect("a certificate");
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config
+}
 
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).expect("names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().expect("a key");
-        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
-    }
-
-    /// A certificate for `name` and its key.
-    fn issue(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
-        let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-        (params.signed_by(&key, &self.0).expect("signed"), key)
-    }
-
-    /// A server as `collector` that asks clients for certificates of this authority.
-    fn server(&self) -> ServerConfig {
-        let (certificate, key) = self.issue("collector");
-        let mut roots = RootCertStore::empty();
-        roots.add(self.0.der().clone()).expect("a root");
-        let provider = Arc::new(default_provider());
-        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.expect("versions").with_client_cert_verifier(clients.build().expect("a verifier"));
-        let chain: Vec<CertificateDer> = vec![certificate.der().clone()];
-        let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-        let mut config = builder.with_single_cert(chain, key).expect("a certificate");
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        config
-    }
-
-    fn write(&self, folder: &TempDir) -> [PathBuf; 3] {
-        let (certificate, key) = self.issue("highwater");
-        let texts = [("ca.pem", self.0.pem()), ("own.pem", certificate.pem()), ("own.key", key.serialize_pem())];
-        texts.map(|(name, text)| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, text).expect("written");
-            path
-        })
-    }
+fn paths(authority: &Authority, folder: &TempDir) -> [String; 3] {
+    let files = authority.write(folder.path(), "highwater");
+    [files.authority, files.certificate, files.key].map(|path| path.display().to_string())
 }
 
 async fn attempts(protocol: &str, variables: &[(&str, &str)], server: ServerConfig) -> (u64, u64, usize) {
@@ -77,20 +53,20 @@ async fn attempts(protocol: &str, variables: &[(&str, &str)], server: ServerConf
 #[tokio::test(start_paused = true)]
 async fn both_sides_show_certificates_and_strangers_get_nothing() {
     let (folder, authority, stranger) = (TempDir::new().expect("a folder"), Authority::new(), Authority::new());
-    let [ca, own, key] = authority.write(&folder).map(|path| path.display().to_string());
+    let [ca, own, key] = paths(&authority, &folder);
     let other = TempDir::new().expect("a folder");
-    let [other_ca, ..] = stranger.write(&other).map(|path| path.display().to_string());
+    let [other_ca, ..] = paths(&stranger, &other);
     for protocol in ["http/protobuf", "grpc"] {
         let with = [
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", ca.as_str()),
             ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", own.as_str()),
             ("OTEL_EXPORTER_OTLP_CLIENT_KEY", key.as_str()),
         ];
-        assert_eq!(attempts(protocol, &with, authority.server()).await, (1, 0, 1), "{protocol}");
-        let (sent, failed, received) = attempts(protocol, &with[..1], authority.server()).await;
+        assert_eq!(attempts(protocol, &with, server(&authority)).await, (1, 0, 1), "{protocol}");
+        let (sent, failed, received) = attempts(protocol, &with[..1], server(&authority)).await;
         assert!(sent == 0 && failed > 0 && received == 0, "{protocol}: without a certificate of our own");
         let untrusted = [("OTEL_EXPORTER_OTLP_CERTIFICATE", other_ca.as_str()), with[1], with[2]];
-        let (sent, failed, received) = attempts(protocol, &untrusted, authority.server()).await;
+        let (sent, failed, received) = attempts(protocol, &untrusted, server(&authority)).await;
         assert!(sent == 0 && failed > 0 && received == 0, "{protocol}: an authority that is not trusted");
     }
 }

@@ -48,12 +48,13 @@ fn prometheus_3_answers_with_what_was_pushed() {
     nothing_was_refused(&daemon);
 }
 
-/// A daemon that pushes to `prometheus`, which takes no traces.
+/// A daemon that pushes to `prometheus`, packed; it takes no traces.
 pub(super) fn pushing_to_prometheus(arguments: &[&str], prometheus: &Scraper) -> Daemon {
     let endpoint = prometheus.otlp_endpoint();
     let environment = [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
         ("OTEL_TRACES_EXPORTER", "none"),
     ];
     pushing_with(arguments, &environment)

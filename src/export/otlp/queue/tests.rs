@@ -114,3 +114,24 @@ fn a_disk_that_refuses_costs_no_point() {
     queue.give_back(Signal::Raw);
     assert_eq!(queue.abandon(), 2, "what is only in memory ends with the process");
 }
+
+#[test]
+fn a_folder_is_one_process_s_and_names_that_no_process_writes_are_left_alone() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let huge = format!("{}-raw-5.otlp", u64::MAX);
+    let many = format!("00000000000000000007-raw-{}.otlp", u64::MAX);
+    for name in [&huge, &many] {
+        std::fs::write(folder.path().join(name), "not ours").expect("written");
+    }
+    let first = Disk::open(folder.path()).expect("a folder");
+    let error = Disk::open(folder.path()).expect_err("it is taken");
+    assert!(error.to_string().contains("another process"), "{error}");
+    let queue = Queue::new(1_000, Some(first), Arc::default());
+    assert!(queue.is_empty());
+    queue.push(batch(Signal::Raw, 1, 10));
+    drop(queue);
+    let stats = Arc::<Stats>::default();
+    let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("free again")), Arc::clone(&stats));
+    assert_eq!(queue.try_take(Signal::Raw).map(|batch| batch.points), Some(1));
+    assert!(folder.path().join(huge).exists() && folder.path().join(many).exists());
+}

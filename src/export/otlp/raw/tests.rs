@@ -70,6 +70,15 @@ fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
     );
 }
 
+/// Nothing comes after it where the daemon ends, or a recording.
+#[test]
+fn a_change_at_the_newest_reading_is_told_at_once_and_once() {
+    let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 20 { 100 } else { 700 }))).collect();
+    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(curve(&readings, |_| false), told);
+    assert_eq!(curve(&readings, |number| number == 20), told, "looked at twice");
+}
+
 /// As the sampler has it: a gap begins at the last good reading, which may be a change itself.
 #[test]
 fn nothing_is_drawn_across_a_gap_and_times_only_rise() {
@@ -96,7 +105,8 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     }
     writer.gap(START_NS + 20 * MILLISECOND_NS).expect("in order");
     clock.advance_to(START_NS + 1_000 * MILLISECOND_NS);
-    assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(0, Some(100)), (19, Some(100))]);
+    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), told, "its last reading, which is a change, included");
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), []);
     clock.advance_to(START_NS + 3_000 * MILLISECOND_NS);
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(21, None)]);
@@ -104,7 +114,7 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     writer.push(START_NS + 9_000 * MILLISECOND_NS, 300).expect("in order");
     writer.push(START_NS + 9_001 * MILLISECOND_NS, 300).expect("in order");
     let back = drawn(&raw.advance(Some(&node), &[]));
-    assert_eq!(back, [(9_000, Some(300))], "the last reading before it is told too late");
+    assert_eq!(back, [(9_000, Some(300))]);
     assert_eq!(drawn(&raw.advance(None, &[])), [(9_002, None)], "no node, no value");
 }
 

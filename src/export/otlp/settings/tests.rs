@@ -25,6 +25,9 @@ const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 fn nothing_is_exported_where_no_endpoint_is_set() {
     assert_eq!(resolved(None, &[]), Ok(None));
     assert_eq!(resolved(None, &[(GENERAL, ""), ("OTEL_EXPORTER_OTLP_TIMEOUT", "nonsense")]), Ok(None));
+    // They may be meant for others.
+    let others = [(PROTOCOL, "http/json"), ("OTEL_METRICS_EXPORTER", "prometheus")];
+    assert_eq!(resolved(None, &others), Ok(None));
     assert_eq!(resolved(Some("http://a:1"), &[("OTEL_SDK_DISABLED", "true")]), Ok(None));
     let none = [("OTEL_METRICS_EXPORTER", "none"), ("OTEL_TRACES_EXPORTER", "none")];
     assert_eq!(resolved(Some("http://a:1"), &none), Ok(None));
@@ -98,6 +101,27 @@ fn every_standard_variable_is_obeyed_and_that_of_a_signal_goes_first() {
     assert_eq!(of("deployment.environment.name"), Some("x"));
     assert!(of("host.name").is_some() && of("service.version").is_some() && of("k8s.node.name").is_none());
     assert!(!format!("{:?}", metrics.headers).contains("a b"), "credentials are not printed");
+}
+
+#[test]
+fn exporters_are_ours_or_none() {
+    assert_eq!(uris(Some("http://a:1"), &[("OTEL_TRACES_EXPORTER", "none")]).1, None);
+    let list = [("OTEL_METRICS_EXPORTER", "prometheus, otlp"), ("OTEL_TRACES_EXPORTER", "otlp")];
+    both(uris(Some("http://a:1"), &list), "http://a:1/v1/metrics", "http://a:1/v1/traces");
+    let faults = resolved(Some("http://a:1"), &[("OTEL_METRICS_EXPORTER", "prometheus")]).expect_err("not ours");
+    assert_eq!(faults[0].variable, "OTEL_METRICS_EXPORTER");
+    let unread = [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "nonsense")];
+    assert_eq!(uris(Some("http://a:1"), &unread).1, None, "what is left out is not looked at");
+}
+
+#[test]
+fn credentials_in_an_address_are_a_fault_that_does_not_print_them() {
+    for address in ["http://me:secret@a:4318", "me:secret@a:4318"] {
+        let faults = resolved(None, &[(GENERAL, address), (PROTOCOL, "grpc")]).expect_err("not sent");
+        let told = faults[0].to_string();
+        assert!(told.contains("OTEL_EXPORTER_OTLP_HEADERS") && !told.contains("secret"), "{told}");
+    }
+    assert!(resolved(None, &[(GENERAL, "http://a:4318/x@y")]).is_ok());
 }
 
 #[test]

@@ -153,6 +153,28 @@ fn phases_whose_step_never_ends_are_sent_without_it() {
 }
 
 /// A step may take an hour: its phases wait for it as long as it is open.
+/// The daemon ends in the middle of a step: what is known of it by then is told, below the span that it would have had.
+#[test]
+fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
+    let mut traces = Traces::new(Spans::All);
+    let mut jobs = Jobs::new(Limits::default());
+    let (before, _) = turn(&mut traces, &mut jobs, &[phase("forward", 7, 10, 40), phase("backward", 7, 40, 90)], 100);
+    assert_eq!(before.spans.len(), 0);
+    jobs.record(ended(&phase("comm", 7, 90, 95)));
+    let context = Context { now_ns: START_NS + 100 * MILLISECOND_NS, ..Context::default() };
+    let stats = Stats::default();
+    let new = traces.new_of(&jobs);
+    let spans = traces.finish(new, &context, &stats).spans;
+    assert_eq!(spans.len(), 3);
+    let whole = self::spans(Spans::All, &[phase("forward", 7, 10, 40), step(7, 0, 100)]);
+    let step = named(&whole, "highwater.step");
+    assert!(spans.iter().all(|span| span.trace_id == step.trace_id && span.parent_span_id == step.span_id));
+    assert!(traces.finish(New::default(), &context, &stats).spans.is_empty());
+    let mut slow = Traces::new(Spans::Slow(0.9));
+    turn(&mut slow, &mut jobs, &[], 100);
+    assert!(slow.finish(New::default(), &context, &stats).spans.is_empty(), "of a step that may not be slow");
+}
+
 #[test]
 fn phases_wait_for_a_step_that_is_open_however_long() {
     let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));

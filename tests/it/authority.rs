@@ -1,0 +1,50 @@
+//! An authority that only its own story trusts, and certificates of it.
+
+use rcgen::{BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use std::path::{Path, PathBuf};
+
+/// The authority.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// PEM files of one party.
+pub struct Files {
+    /// The authority's certificate.
+    pub authority: PathBuf,
+    /// The party's own.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+    }
+
+    /// Its own certificate.
+    pub fn certificate(&self) -> &Certificate {
+        self.0.as_ref()
+    }
+
+    /// A certificate for `name`, which may be an address, and its key.
+    pub fn issue(&self, name: &str) -> (Certificate, KeyPair) {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        (params.signed_by(&key, &self.0).expect("signed"), key)
+    }
+
+    /// Its certificate, and one for `name` with its key, as files in `folder`.
+    pub fn write(&self, folder: &Path, name: &str) -> Files {
+        let (certificate, key) = self.issue(name);
+        let texts = [("ca.pem", self.0.pem()), ("own.pem", certificate.pem()), ("own.key", key.serialize_pem())];
+        let [authority, certificate, key] = texts.map(|(file, text)| {
+            let path = folder.join(format!("{name}-{file}"));
+            std::fs::write(&path, text).expect("written");
+            path
+        });
+        Files { authority, certificate, key }
+    }
+}

@@ -1,0 +1,67 @@
+//! What a running daemon's memory does while its receiver answers with all that it can.
+
+use super::collector::{Collector, Mode};
+use crate::daemon::Daemon;
+use crate::process::eventually;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const WITHIN: Duration = Duration::from_secs(90);
+/// The most that hostile answers may add to resident memory, bytes: all lanes at once, over all that follows.
+const MOST_ADDED: u64 = 8 << 20;
+
+#[test]
+fn hostile_answers_over_http_add_little_memory() {
+    memory_is_bounded("http/protobuf");
+}
+
+#[test]
+fn hostile_answers_over_grpc_add_little_memory() {
+    memory_is_bounded("grpc");
+}
+
+fn memory_is_bounded(protocol: &str) {
+    let runtime = Runtime::new().expect("a runtime");
+    let (collector, port) = runtime.block_on(Collector::on_tcp());
+    let endpoint = format!("otlp.endpoint=http://127.0.0.1:{port}");
+    let daemon = Daemon::start_with(
+        &["serve", "--source", "sim", "--set", &endpoint, "--set", "otlp.raw=always"],
+        &[
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "500"),
+        ],
+    );
+    let took = |signal: &str| attempts(&daemon, &format!("{{signal=\"{signal}\",outcome=\"sent\"}}"));
+    eventually(WITHIN, "every signal, a few times", || {
+        ["metrics", "raw", "spans"].iter().all(|signal| took(signal) >= 3.0).then_some(())
+    });
+    let before = memory(&daemon, "VmRSS:");
+    for mode in [Mode::Endless, Mode::Flood, Mode::Bomb, Mode::Headers] {
+        collector.set(mode);
+        let begin = attempts(&daemon, "");
+        eventually(WITHIN, &format!("six answers of {mode:?}"), || {
+            (attempts(&daemon, "") >= begin + 6.0).then_some(())
+        });
+    }
+    let most = memory(&daemon, "VmHWM:");
+    println!("{protocol}: {before} bytes resident before hostile answers, at most {most} by the end of them");
+    assert!(most.saturating_sub(before) <= MOST_ADDED, "{protocol}: {before} bytes, then up to {most}");
+    collector.set(Mode::Takes);
+    let begin = took("metrics");
+    eventually(WITHIN, "that it is taken again", || (took("metrics") > begin).then_some(()));
+}
+
+/// The sum of attempts whose labels end so.
+fn attempts(daemon: &Daemon, labels: &str) -> f64 {
+    let metrics = daemon.get("/metrics");
+    let told = metrics.lines().filter_map(|line| line.strip_prefix("highwater_otlp_attempts_total")?.rsplit_once(' '));
+    told.filter(|(of, _)| of.ends_with(labels)).map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
+}
+
+/// What the kernel tells of the daemon's memory, bytes.
+fn memory(daemon: &Daemon, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every process");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}

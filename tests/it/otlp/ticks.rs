@@ -1,0 +1,72 @@
+//! Daemons with their real threads, side by side: one whose receiver takes everything, and others whose receiver does not.
+//! They share the machine and its moment, so that what one of them misses for want of a processor they all do.
+
+use super::collector::{Collector, Mode};
+use crate::daemon::Daemon;
+use crate::process::eventually;
+use crate::relay::Relay;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const WITHIN: Duration = Duration::from_secs(120);
+/// How many ticks each daemon is looked at for.
+const TICKS: f64 = 15_000.0;
+/// How much more an outage may miss than no outage: half as much again, and this share of the ticks due. Between two
+/// daemons without any, a busy machine makes as much.
+const MOST_MORE: f64 = 0.02;
+
+#[test]
+fn an_outage_makes_no_tick_late() {
+    let runtime = Runtime::new().expect("a runtime");
+    let (healthy, port) = runtime.block_on(Collector::on_tcp());
+    let (busy, busy_port) = runtime.block_on(Collector::on_tcp());
+    busy.set(Mode::Unavailable(Duration::ZERO));
+    let black_hole = Relay::to(port);
+    black_hole.lose();
+    // A port on which nobody listens: it was free, and is given to nobody who asks for any.
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let refusing = unused.local_addr().expect("bound").port();
+    drop(unused);
+    let names = ["takes", "refuses", "black hole", "503"];
+    let daemons = [port, refusing, black_hole.port(), busy_port].map(pushing);
+    eventually(WITHIN, "all ticks", || daemons.iter().all(|daemon| due(daemon) >= TICKS).then_some(()));
+    let shares: Vec<f64> =
+        daemons.iter().map(|daemon| sum(daemon, "highwater_sampler_ticks_missed_total") / due(daemon)).collect();
+    let queued: Vec<f64> = daemons.iter().map(|daemon| sum(daemon, "highwater_otlp_queued{")).collect();
+    println!("{names:?}: missed {shares:.5?}, queued {queued:?}");
+    assert!(sum(&daemons[0], "highwater_otlp_exported_total{signal=\"raw\"}") > 0.0);
+    assert!(healthy.received(|received| !received.metrics.is_empty()));
+    for ((name, share), queued) in names.iter().zip(&shares).zip(&queued).skip(1) {
+        assert!(*queued > 0.0, "{name}: nothing waits");
+        assert!(
+            *share <= 1.5 * shares[0] + MOST_MORE,
+            "{name}: {share} of all ticks are missed, {} without an outage",
+            shares[0]
+        );
+    }
+    for daemon in &daemons {
+        let counted = sum(daemon, "highwater_otlp_dropped_total");
+        assert_eq!(counted, 0.0, "nothing overflows in this time");
+    }
+}
+
+/// A daemon that pushes all it can, ten times a second, and reads each millisecond however busy the machine is.
+fn pushing(port: u16) -> Daemon {
+    let endpoint = format!("otlp.endpoint=http://127.0.0.1:{port}");
+    let arguments = ["serve", "--source", "sim", "--set", "sampling.max_period=1ms", "--set", "otlp.raw=always"];
+    Daemon::start_with(
+        &[&arguments[..], &["--set", &endpoint]].concat(),
+        &[("OTEL_METRIC_EXPORT_INTERVAL", "100"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "1000")],
+    )
+}
+
+fn due(daemon: &Daemon) -> f64 {
+    sum(daemon, "highwater_sampler_ticks_due_total")
+}
+
+/// The sum of the samples that begin so.
+fn sum(daemon: &Daemon, prefix: &str) -> f64 {
+    let metrics = daemon.get("/metrics");
+    let told = metrics.lines().filter(|line| line.starts_with(prefix)).filter_map(|line| line.rsplit_once(' '));
+    told.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
+}
