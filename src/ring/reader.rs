@@ -6,7 +6,7 @@
 use super::{
     QueryError,
     points::{Point, Thinner},
-    scan::{Sink, scan},
+    scan::{Sink, scan, scan_through},
     store::{NEVER_NS, Store},
     summary::{Part, Summary},
     sync::{Arc, Ordering},
@@ -93,6 +93,20 @@ impl Reader {
         self.query(from_ns, to_ns, Thinner::new(from_ns, to_ns, max_points)).map(Thinner::into_points)
     }
 
+    /// The value held at the begin and every change up to and including the end, all of them. Where a gap begins at the
+    /// very time of a reading both are told: the reading was good.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn changes(&self, from_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
+        let newest_ns = self.check(from_ns, to_ns)?;
+        let mut changes = Changes(Vec::new());
+        match scan_through(&self.store, from_ns, to_ns, &mut changes) {
+            Some(()) => Ok(changes.0),
+            None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
+        }
+    }
+
     fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, mut sink: S) -> Result<S, QueryError> {
         let newest_ns = self.check(from_ns, to_ns)?;
         match scan(&self.store, from_ns, to_ns, &mut sink) {
@@ -120,6 +134,19 @@ impl Reader {
     fn oldest_before(&self, newest_ns: i64) -> i64 {
         let retained_ns = newest_ns.saturating_sub(self.store.retention_ns);
         retained_ns.max(self.store.oldest_begin_ns.load(Ordering::Acquire))
+    }
+}
+
+/// Every change.
+struct Changes(Vec<Point>);
+
+impl Sink for Changes {
+    fn whole(&mut self, _part: &Part) -> bool {
+        false
+    }
+
+    fn held(&mut self, from_ns: i64, _to_ns: i64, used_bytes: Option<u64>) {
+        self.0.push(Point { at_ns: from_ns, used: used_bytes });
     }
 }
 

@@ -55,6 +55,13 @@ impl Model {
         points.iter().zip(ends).map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used }).collect()
     }
 
+    /// The value held at the begin and every change after it, those at the very end too.
+    pub(super) fn changes(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
+        let at_begin = self.changes.iter().rev().find(|change| change.at_ns <= from_ns).unwrap().used;
+        let later = self.changes.iter().filter(|change| from_ns < change.at_ns && change.at_ns <= to_ns);
+        std::iter::once(Point { at_ns: from_ns, used: at_begin }).chain(later.copied()).collect()
+    }
+
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
         let held = self.held(from_ns, to_ns);
         let known: Vec<(u64, i64)> =

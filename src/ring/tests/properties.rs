@@ -138,6 +138,7 @@ impl Pair {
     }
 
     fn check_points(&self, from_ns: i64, to_ns: i64, max_points: usize) {
+        assert_eq!(self.reader.changes(from_ns, to_ns).unwrap(), self.model.changes(from_ns, to_ns));
         let all = self.model.points(from_ns, to_ns);
         let thinned = self.reader.points(from_ns, to_ns, max_points).unwrap();
         if all.len() <= max_points {
