@@ -87,15 +87,18 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
-    let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
+    let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
+    let intake = Arc::new(intake.with_log(settings.captures.event_log()));
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
+    let (recorder, captures) = crate::record::Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
     let site = Site {
         slot: Arc::clone(&slot),
         intake: Arc::clone(&intake),
         clock: Arc::clone(&clock),
         processes: settings.processes,
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
+        recorder,
     };
     let shared = Shared { settings: Arc::new(settings), clock, slot, intake, processes, stop: Arc::clone(&stop) };
 
@@ -104,6 +107,9 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
     }
+    let stopped = Arc::clone(&stop);
+    let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
+    threads.extend(captures.transpose()?);
     threads.push(match (playback, scenario) {
         (Some(playback), _) => spawn("hw-replay", move || play(&shared, &live, playback))?,
         (None, scenario) => spawn("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
@@ -309,6 +315,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
             return None;
         }
     };
+    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
     shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
@@ -359,8 +366,7 @@ impl Lanes {
 /// Starts every lane of a node, and the join.
 fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
     let sampler = lanes.node.sampler(writers);
-    let lane = shared.lane();
-    let watched = sampler.share();
+    let (lane, watched) = (shared.lane(), sampler.share());
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
     lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
     let units = sample::units(&lanes.node.gpus);
@@ -417,6 +423,7 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => return tracing::error!("rings cannot be made: {error}"),
     };
+    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
     shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
     tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");

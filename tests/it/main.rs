@@ -15,6 +15,7 @@ mod tools;
 // The stories.
 mod alerts;
 mod annotations;
+mod captures;
 mod container;
 mod dashboards;
 mod fake_nvml;

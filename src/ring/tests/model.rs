@@ -55,11 +55,18 @@ impl Model {
         points.iter().zip(ends).map(|(point, to_ns)| Held { from_ns: point.at_ns, to_ns, used: point.used }).collect()
     }
 
-    /// The value held at the begin and every change after it, those at the very end too.
-    pub(super) fn changes(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
-        let at_begin = self.changes.iter().rev().find(|change| change.at_ns <= from_ns).unwrap().used;
-        let later = self.changes.iter().filter(|change| from_ns < change.at_ns && change.at_ns <= to_ns);
-        std::iter::once(Point { at_ns: from_ns, used: at_begin }).chain(later.copied()).collect()
+    /// The value held at a time and every change after it, those at the very end too.
+    pub(super) fn changes_after(&self, after_ns: i64, to_ns: i64) -> Vec<Point> {
+        let held = self.changes.iter().rev().find(|change| change.at_ns <= after_ns).unwrap().used;
+        let later = self.changes.iter().filter(|change| after_ns < change.at_ns && change.at_ns <= to_ns);
+        std::iter::once(Point { at_ns: after_ns, used: held }).chain(later.copied()).collect()
+    }
+
+    /// The value held before a time and every change from it on, those at the very end too.
+    pub(super) fn changes_from(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
+        let before = self.changes.iter().rev().find(|change| change.at_ns < from_ns);
+        let later = self.changes.iter().filter(|change| from_ns <= change.at_ns && change.at_ns <= to_ns);
+        before.map(|change| Point { at_ns: from_ns, used: change.used }).into_iter().chain(later.copied()).collect()
     }
 
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
