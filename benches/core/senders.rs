@@ -48,6 +48,9 @@ impl Server {
         };
         let runtime = highwater::cli::serve::runtime().expect("a runtime");
         let daemon = runtime.block_on(start(settings)).expect("a daemon");
+        while daemon.site.slot.node().is_none() {
+            thread::yield_now();
+        }
         Self { runtime, daemon: Some(daemon), socket, _folder: folder }
     }
 

@@ -13,6 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes of one block: what is forgotten at once, and what a reader copies at most.
 const BLOCK_BYTES: usize = 32 << 10;
 
+/// What most events need less than: the room for the last one of a block.
+const EVENT_BYTES: usize = 512;
+
 /// How much is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogLimits {
@@ -111,6 +114,7 @@ impl EventLog {
 impl Inner {
     fn append(&mut self, event: &Event, now_ns: i64) {
         if self.open.bytes.is_empty() {
+            self.open.bytes.reserve_exact(BLOCK_BYTES + EVENT_BYTES);
             self.open.first = self.count;
             self.open.arrived_ns.0 = now_ns;
         }
@@ -120,8 +124,7 @@ impl Inner {
     }
 
     fn close(&mut self) {
-        let mut closed = std::mem::take(&mut self.open);
-        closed.bytes.shrink_to_fit();
+        let closed = std::mem::take(&mut self.open);
         self.closed.push_back(Arc::new(closed));
     }
 
