@@ -8,9 +8,10 @@ use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
-use crate::detect::{Detect, Told};
+use crate::detect::Told;
 use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
+use crate::record::Recorder;
 use crate::replay::Replay;
 use crate::ring;
 use crate::sample::{self, Budget, FastLane, Processes};
@@ -60,6 +61,7 @@ struct Shared {
     slot: Arc<Slot>,
     intake: Arc<Intake>,
     processes: Arc<Processes>,
+    recorder: Recorder,
     stop: Arc<AtomicBool>,
 }
 
@@ -91,16 +93,17 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let intake = Arc::new(intake.with_log(settings.captures.event_log()));
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
-    let (recorder, captures) = crate::record::Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
+    let (recorder, captures) = Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
     let site = Site {
         slot: Arc::clone(&slot),
         intake: Arc::clone(&intake),
         clock: Arc::clone(&clock),
         processes: settings.processes,
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
-        recorder,
+        recorder: recorder.clone(),
     };
-    let shared = Shared { settings: Arc::new(settings), clock, slot, intake, processes, stop: Arc::clone(&stop) };
+    let shared =
+        Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
     if let Some(socket) = socket {
@@ -236,6 +239,14 @@ impl Shared {
     fn ring(&self, resolution_ns: i64) -> ring::Config {
         let (retention_ns, max_bytes) = (self.settings.retention_ns, self.settings.ring_max_bytes);
         ring::Config { retention_ns, max_bytes, resolution_ns }
+    }
+
+    /// Joins, looks for causes, and tells of them.
+    fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
+        node.join.advance(&self.intake, now_ns);
+        let change = self.slot.detect().advance(node, &self.intake, now_ns);
+        self.recorder.found(&change);
+        told.tell(&change, now_ns);
     }
 
     fn stopped(&self) -> bool {
@@ -389,8 +400,8 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
         })?;
     }
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
-    let (intake, slot) = (Arc::clone(&shared.intake), Arc::clone(&shared.slot));
-    lanes.start("hw-join", move |node, stop| run_join(node, &intake, slot.detect(), stop))?;
+    let shared_by_join = shared.clone();
+    lanes.start("hw-join", move |node, stop| run_join(node, &shared_by_join, stop))?;
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
@@ -400,13 +411,12 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     Ok(())
 }
 
-fn run_join(node: &Node, intake: &Intake, detect: &Detect, stop: &AtomicBool) {
+fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
     let mut told = Told::default();
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
-        node.join.advance(intake, now_ns);
-        told.tell(&detect.advance(node, intake, now_ns), now_ns);
+        shared.join(node, &mut told, now_ns);
         next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
@@ -443,8 +453,7 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
     let mut told = Told::default();
     let after = |at_ns: i64| {
         node.read_recorded(at_ns);
-        node.join.advance(&shared.intake, at_ns);
-        told.tell(&shared.slot.detect().advance(&node, &shared.intake, at_ns), at_ns);
+        shared.join(&node, &mut told, at_ns);
     };
     let period_ns = shared.settings.period_ns;
     if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {

@@ -54,7 +54,7 @@ pub(super) struct Capture {
     file: File,
     view: View,
     intake: Arc<Intake>,
-    findings: Option<Arc<dyn Findings>>,
+    findings: Arc<dyn Findings>,
     begin_ns: i64,
     end_ns: i64,
     tracks: Vec<Track>,
@@ -77,7 +77,7 @@ impl Capture {
         start: &Start,
         view: View,
         intake: Arc<Intake>,
-        findings: Option<Arc<dyn Findings>>,
+        findings: Arc<dyn Findings>,
     ) -> rusqlite::Result<Self> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
         let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
@@ -283,7 +283,6 @@ impl Capture {
     }
 
     fn write_findings(&self) -> rusqlite::Result<()> {
-        let rows = self.findings.as_ref().map(|findings| findings.between(self.begin_ns, self.end_ns));
-        rows.unwrap_or_default().iter().try_for_each(|row| self.file.finding(row))
+        self.findings.between(self.begin_ns, self.end_ns).iter().try_for_each(|row| self.file.finding(row))
     }
 }

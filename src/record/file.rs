@@ -25,7 +25,7 @@ fn place(position: usize) -> i64 {
 }
 
 /// A name as the wire has it: `begin`, `phase`.
-fn word(value: &impl Serialize) -> String {
+pub(super) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|json| json.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

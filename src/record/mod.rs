@@ -5,12 +5,13 @@
 //! count and bytes are bounded. Invariants: everything here runs on one thread that stands back behind the sampler's,
 //! and only reads what the sampler writes; whoever triggers never waits for it; every trigger has one outcome that is
 //! counted; a kill leaves what was committed, which is all of the past once the file has any table. Absent on purpose:
-//! what makes a finding, which `detect` knows and tells through [`Findings`].
+//! what makes a finding, which `detect` knows.
 
 mod admission;
 mod capture;
 mod directory;
 mod file;
+mod found;
 mod id;
 mod recorder;
 mod schema;
@@ -28,5 +29,5 @@ pub use recorder::{Recorder, Request};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};
-pub use trigger::{FindingRow, Findings, Reason, Trigger};
+pub use trigger::{Reason, Trigger};
 pub use worker::Worker;

@@ -2,6 +2,7 @@
 
 use super::admission::{Admitted, Desk, Refusal};
 use super::directory::{self, Listed, State};
+use super::found::OnBoard;
 use super::id;
 use super::settings::Settings;
 use super::stats::{Outcome, Stats};
@@ -12,7 +13,7 @@ use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::node::Slot;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How long after the request a capture that was asked for may go on, nanoseconds.
 const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
@@ -42,7 +43,7 @@ pub(super) struct Shared {
     pub settings: Settings,
     pub stats: Stats,
     pub slot: Arc<Slot>,
-    pub findings: OnceLock<Arc<dyn Findings>>,
+    pub findings: Arc<dyn Findings>,
     /// How far back the rings reach at most, nanoseconds.
     retention_ns: i64,
     desk: Mutex<Desk>,
@@ -67,21 +68,14 @@ impl Recorder {
             return (Self(None), None);
         }
         let (settings, (starts, taken)) = (settings.clone(), sync_channel(1));
-        let (slot, stats, findings, desk) = (Arc::clone(slot), Stats::default(), OnceLock::new(), Mutex::default());
+        let (slot, stats, desk) = (Arc::clone(slot), Stats::default(), Mutex::default());
+        let findings = Arc::new(OnBoard(Arc::clone(&slot)));
         let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, desk, starts });
         let worker = Worker::new(Arc::clone(&shared), taken, Arc::clone(intake));
         let recorder = Self(Some(shared));
         let hears = recorder.clone();
         intake.on_mark(Box::new(move |mark| hears.hear(mark)));
         (recorder, Some(worker))
-    }
-
-    /// From now on these findings are written. Only the first call counts.
-    pub fn set_findings(&self, findings: Arc<dyn Findings>) {
-        if let Some(shared) = &self.0 {
-            // Refused where there are some already, which go on.
-            let _ = shared.findings.set(findings);
-        }
     }
 
     /// Something happened. Returns at once; what becomes of it is counted.

@@ -125,7 +125,7 @@ impl Rig {
         self.node.join.advance(&self.intake, self.clock.now_ns());
     }
 
-    fn capture(&self, path: &Path, (begin_ns, end_ns): (i64, i64), findings: Option<Arc<dyn Findings>>) -> Capture {
+    fn capture(&self, path: &Path, (begin_ns, end_ns): (i64, i64), findings: Arc<dyn Findings>) -> Capture {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into() };
         let start = Start { id: "id".into(), trigger, begin_ns, end_ns };
         Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings).unwrap()
@@ -213,7 +213,7 @@ proptest! {
             given.extend(rig.sweep(*after_sweep_ns, [*zero, *one]));
             if number == trigger {
                 interval = (rig.clock.now_ns() - before_ns, rig.clock.now_ns() + after_ns);
-                capture = Some(rig.capture(&path, interval, None));
+                capture = Some(rig.capture(&path, interval, Arc::new(OneFinding)));
             }
             if let Some(capture) = capture.as_mut().filter(|_| number == trigger || *look == 0) {
                 capture.advance(&[], &|| ()).unwrap();
@@ -248,8 +248,8 @@ impl Findings for OneFinding {
         vec![FindingRow {
             id: 9,
             kind: "allocator_thrash",
-            severity: "warning",
-            certainty: "confirmed",
+            severity: "warning".into(),
+            certainty: "confirmed".into(),
             gpu_uuid: Some("GPU-1".into()),
             job: Some("job".into()),
             rank: Some(1),
@@ -277,7 +277,7 @@ fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
         r#"{"event":"end","name":"forward","job":"job","rank":1,"memory":{"alloc_retries":3},"attributes":{"a":1}}"#,
     );
     let now_ns = rig.clock.now_ns();
-    let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns + 5 * MILLISECOND_NS), Some(Arc::new(OneFinding)));
+    let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns + 5 * MILLISECOND_NS), Arc::new(OneFinding));
     capture.advance(&[], &|| ()).unwrap();
     rig.say(r#"{"event":"mark","name":"oom","job":"job","rank":1}"#);
     for n in 0..9 {
@@ -404,9 +404,9 @@ fn what_a_killed_process_left_is_finished_at_the_next_start() {
     let name = |what: &str| folder.join(format!("20261120T204011.009Z-{what}.partial.sqlite"));
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     let now_ns = rig.clock.now_ns();
-    let mut capture = rig.capture(&name("oom"), (now_ns - SECOND_NS, now_ns + SECOND_NS), None);
+    let mut capture = rig.capture(&name("oom"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
     capture.advance(&[], &|| ()).unwrap();
-    let nothing = rig.capture(&name("xid"), (now_ns - SECOND_NS, now_ns + SECOND_NS), None);
+    let nothing = rig.capture(&name("xid"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
     // As a kill leaves them: nothing is closed, and the locks are another's, which the copies do not have.
     for what in ["oom", "xid"] {
         for suffix in ["", "-wal"] {

@@ -1,7 +1,5 @@
 //! Why a capture is taken, and the findings that are written into it.
 
-use serde::Serialize;
-
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
@@ -42,16 +40,16 @@ pub struct Trigger {
 }
 
 /// One finding as a recording keeps it. Times are nanoseconds of the timeline.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FindingRow {
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct FindingRow {
     /// Its number, the same for its whole life: a row is replaced by a newer one of its number.
     pub id: u64,
     /// Its kind, as the label `finding` has it.
     pub kind: &'static str,
     /// `info`, `warning` or `critical`.
-    pub severity: &'static str,
-    /// How sure it is, as `suspected` or `confirmed`.
-    pub certainty: &'static str,
+    pub severity: String,
+    /// `suspected`, `observed` or `confirmed`.
+    pub certainty: String,
     /// The GPU that it is about.
     pub gpu_uuid: Option<String>,
     /// The job that it is about.
@@ -73,7 +71,7 @@ pub struct FindingRow {
 }
 
 /// Tells the findings to be written. Called a few times a second while a capture is taken, by its thread.
-pub trait Findings: Send + Sync {
+pub(super) trait Findings: Send + Sync {
     /// Those that held at any time between these two, in any order; bounded by whoever keeps them.
     fn between(&self, from_ns: i64, to_ns: i64) -> Vec<FindingRow>;
 }

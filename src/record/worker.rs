@@ -181,7 +181,7 @@ impl Worker {
         self.make_room();
         let path = self.shared.settings.directory.as_deref().map(|folder| directory::partial(folder, &start.id));
         let most_bytes = self.shared.settings.most_capture_bytes();
-        let (intake, findings) = (Arc::clone(&self.intake), self.shared.findings.get().cloned());
+        let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
         Capture::begin(&path.unwrap_or_default(), most_bytes, start, view, intake, findings)
     }
 

@@ -136,6 +136,33 @@ fn an_oom_mark_is_captured_once_and_again_only_after_the_cooldown() {
     assert_eq!(listed(&daemon).len(), 1);
 }
 
+/// The demo's second job runs short of memory ten seconds after it began.
+#[test]
+fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
+    let Some(program) = tools::find("sqlite3") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = ["--set", "captures.before=3s", "--set", "captures.after=1s"];
+    let daemon = Daemon::start(&[["serve", "--source", "sim"].as_slice(), &settings].concat());
+    let capture = eventually(Duration::from_secs(60), "a capture of a finding", || {
+        listed(&daemon).into_iter().find(|capture| capture["state"] == "complete")
+    });
+    let kind = capture["reason"].as_str().expect("a reason").to_owned();
+    let file = folder.path().join("capture.sqlite");
+    download(&daemon, capture["id"].as_str().expect("an id"), &file);
+    assert_eq!(sqlite(&program, &file, "PRAGMA integrity_check"), "ok");
+    let trigger = format!("SELECT count(*) FROM triggers WHERE reason = '{kind}'");
+    assert!(number(&program, &file, &trigger) >= 1);
+    let found = format!(
+        "SELECT count(*) FROM findings WHERE kind = '{kind}' AND severity <> 'info' AND json_array_length(\
+         (SELECT json_group_array(value) FROM json_each(evidence))) > 0 AND what <> '' AND why <> '' AND advice <> '' \
+         AND begin_ns <= (SELECT value FROM meta WHERE key = 'end_ns')"
+    );
+    assert!(number(&program, &file, &found) >= 1, "{}", sqlite(&program, &file, "SELECT * FROM findings"));
+    let ticks = number(&program, &file, "SELECT count(*) FROM ticks");
+    let readings = number(&program, &file, "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NOT NULL");
+    assert!(ticks > 1_000 && readings == 4 * ticks, "{readings} readings of {ticks} sweeps of four GPUs");
+}
+
 #[test]
 fn what_cannot_be_asked_for_is_a_problem() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
