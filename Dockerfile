@@ -28,8 +28,10 @@ LABEL org.opencontainers.image.title="highwater" \
 # What the NVIDIA container runtime gives the container: every GPU, and of the driver's libraries only NVML.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
-# The user has no runtime directory of its own; the annotations socket is made below this one unless told otherwise.
-ENV XDG_RUNTIME_DIR=/tmp
+# The user has no directories of its own; the annotations socket and the captures of docs/recordings.md are made below
+# these unless told otherwise. Mount a volume at /tmp/highwater to keep captures.
+ENV XDG_RUNTIME_DIR=/tmp \
+    XDG_STATE_HOME=/tmp
 USER 65534:65534
 EXPOSE 10450
 STOPSIGNAL SIGTERM

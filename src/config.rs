@@ -15,6 +15,7 @@ use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::detect;
 use crate::export::otlp::settings as otlp;
 use crate::node::Periods;
+use crate::record;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -49,6 +50,8 @@ pub struct Settings {
     pub token_file: Option<PathBuf>,
     /// Bounds on what jobs send.
     pub limits: Limits,
+    /// How captures are taken and kept.
+    pub captures: record::Settings,
     /// Whether `/metrics` tells the memory of single processes.
     pub processes: bool,
     /// When something is found.
@@ -80,6 +83,7 @@ impl Default for Settings {
             annotations_socket: Some(default_socket()),
             token_file: None,
             limits: Limits::default(),
+            captures: record::Settings::default(),
             processes: false,
             detect: detect::Settings::default(),
             replay_speed: Some(1.0),

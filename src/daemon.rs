@@ -8,9 +8,10 @@ use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
-use crate::detect::{Detect, Told};
+use crate::detect::Told;
 use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
+use crate::record::Recorder;
 use crate::replay::Replay;
 use crate::ring;
 use crate::sample::{self, Budget, FastLane, Processes};
@@ -62,6 +63,7 @@ struct Shared {
     slot: Arc<Slot>,
     intake: Arc<Intake>,
     processes: Arc<Processes>,
+    recorder: Recorder,
     stop: Arc<AtomicBool>,
 }
 
@@ -89,17 +91,21 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
-    let intake = Arc::new(Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes)));
+    let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
+    let intake = Arc::new(intake.with_log(settings.captures.event_log()));
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
+    let (recorder, captures) = Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
     let site = Site {
         slot: Arc::clone(&slot),
         intake: Arc::clone(&intake),
         clock: Arc::clone(&clock),
         processes: settings.processes,
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
+        recorder: recorder.clone(),
     };
-    let shared = Shared { settings: Arc::new(settings), clock, slot, intake, processes, stop: Arc::clone(&stop) };
+    let shared =
+        Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
     if let Some(socket) = socket {
@@ -107,6 +113,9 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
     }
     let (reads, reading) = tokio::sync::oneshot::channel::<()>();
+    let stopped = Arc::clone(&stop);
+    let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
+    threads.extend(captures.transpose()?);
     threads.push(match (playback, scenario) {
         (Some(playback), _) => spawn("hw-replay", move || {
             let _reads = reads;
@@ -243,6 +252,14 @@ impl Shared {
         ring::Config { retention_ns, max_bytes, resolution_ns }
     }
 
+    /// Joins, looks for causes, and tells of them.
+    fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
+        node.join.advance(&self.intake, now_ns);
+        let change = self.slot.detect().advance(node, &self.intake, now_ns);
+        self.recorder.found(&change);
+        told.tell(&change, now_ns);
+    }
+
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -320,6 +337,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
             return None;
         }
     };
+    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
     shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
@@ -370,8 +388,7 @@ impl Lanes {
 /// Starts every lane of a node, and the join.
 fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
     let sampler = lanes.node.sampler(writers);
-    let lane = shared.lane();
-    let watched = sampler.share();
+    let (lane, watched) = (shared.lane(), sampler.share());
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
     lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
     let units = sample::units(&lanes.node.gpus);
@@ -394,8 +411,8 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
         })?;
     }
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
-    let (intake, slot) = (Arc::clone(&shared.intake), Arc::clone(&shared.slot));
-    lanes.start("hw-join", move |node, stop| run_join(node, &intake, slot.detect(), stop))?;
+    let shared_by_join = shared.clone();
+    lanes.start("hw-join", move |node, stop| run_join(node, &shared_by_join, stop))?;
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
@@ -405,18 +422,17 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     Ok(())
 }
 
-fn run_join(node: &Node, intake: &Intake, detect: &Detect, stop: &AtomicBool) {
+fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
     let mut told = Told::default();
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
-        node.join.advance(intake, now_ns);
-        told.tell(&detect.advance(node, intake, now_ns), now_ns);
+        shared.join(node, &mut told, now_ns);
         next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
     // What ended since the last turn has no later one.
-    node.join.advance(intake, node.clock.now_ns());
+    shared.join(node, &mut told, node.clock.now_ns());
 }
 
 /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the speed
@@ -430,6 +446,7 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => return tracing::error!("rings cannot be made: {error}"),
     };
+    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
     shared.intake.set_devices(node.source.devices());
     shared.slot.fill(Arc::clone(&node));
     tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
@@ -449,8 +466,7 @@ fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
     let mut told = Told::default();
     let after = |at_ns: i64| {
         node.read_recorded(at_ns);
-        node.join.advance(&shared.intake, at_ns);
-        told.tell(&shared.slot.detect().advance(&node, &shared.intake, at_ns), at_ns);
+        shared.join(&node, &mut told, at_ns);
     };
     let period_ns = shared.settings.period_ns;
     if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {

@@ -16,6 +16,7 @@ pub mod join;
 pub mod metrics;
 pub mod node;
 pub mod nvml;
+pub mod record;
 pub mod replay;
 pub mod ring;
 pub mod sample;

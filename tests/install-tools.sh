@@ -2,7 +2,7 @@
 # Installs what the tests (`test`) or the lints (`lint`) run beside cargo, where it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
-#   buildah, debootstrap   Debian's packages, installed (as root, or through sudo)
+#   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
 #   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
@@ -157,7 +157,7 @@ case ${1:-} in
 test)
     want prometheus prometheus_from_debian
     want alertmanager alertmanager_from_debian
-    want "buildah and debootstrap" debian_packages buildah debootstrap
+    want "buildah, debootstrap and sqlite3" debian_packages buildah debootstrap sqlite3
     want helm helm_from_go
     want otelcol otelcol_from_go
     want prometheus-3 prometheus_3_from_go

@@ -32,7 +32,8 @@ pub fn busy(gpus: usize) -> Busy {
         Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let (node, slot) = (Arc::new(node), Slot::empty(false));
     slot.fill(Arc::clone(&node));
-    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let log = highwater::record::Settings::default().event_log();
+    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(log);
     intake.set_devices(source.devices());
     let mut sampler = node.sampler(writers);
     let mut annotations = source.annotations().peekable();

@@ -3,6 +3,7 @@
 use highwater::annotate::Outcome;
 use highwater::config::{Settings, SourceSpec};
 use highwater::daemon::{Daemon, start};
+use highwater::record;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
@@ -39,10 +40,17 @@ impl Server {
             source: SourceSpec::Sim(Some(scenario.into())),
             listen: "127.0.0.1:0".parse().expect("an address"),
             annotations_socket: Some(socket.clone()),
+            captures: record::Settings {
+                directory: Some(folder.path().join("captures")),
+                ..record::Settings::default()
+            },
             ..Settings::default()
         };
         let runtime = highwater::cli::serve::runtime().expect("a runtime");
         let daemon = runtime.block_on(start(settings)).expect("a daemon");
+        while daemon.site.slot.node().is_none() {
+            thread::yield_now();
+        }
         Self { runtime, daemon: Some(daemon), socket, _folder: folder }
     }
 
@@ -58,15 +66,33 @@ impl Server {
             .sum()
     }
 
+    /// Ticks due and missed over this time, and how many captures were written meanwhile, one after the other where
+    /// they are asked for.
+    pub fn ticks_capturing(&self, is_asked: bool, lasting: Duration) -> (u64, u64, u64) {
+        let recorder = &self.daemon().site.recorder;
+        let written = || recorder.stats().expect("it is on").outcome(record::Outcome::Complete);
+        let (before, begun, already) = (self.ticks(), Instant::now(), written());
+        while begun.elapsed() < lasting {
+            if is_asked {
+                // Refused while the last one is being written.
+                let _ = recorder.ask(record::Request { after_ns: Some(0), ..record::Request::default() });
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let after = self.ticks();
+        (after.0 - before.0, after.1 - before.1, written() - already)
+    }
+
+    /// Ticks due and missed so far.
+    fn ticks(&self) -> (u64, u64) {
+        let node = self.daemon().site.slot.node().expect("a simulated node");
+        let missed = node.ticks.missed_late.load(Relaxed) + node.ticks.missed_driver.load(Relaxed);
+        (node.ticks.due.load(Relaxed), missed)
+    }
+
     /// Ticks due and missed over this time while this many scrapers ask at once every second.
     pub fn ticks_under(&self, scrapers: usize, lasting: Duration) -> (u64, u64) {
-        let node = self.daemon().site.slot.node().expect("a simulated node");
-        let read = || {
-            let ticks = &node.ticks;
-            let missed = ticks.missed_late.load(Relaxed) + ticks.missed_driver.load(Relaxed);
-            (ticks.due.load(Relaxed), missed)
-        };
-        let (address, before) = (self.daemon().address, read());
+        let (address, before) = (self.daemon().address, self.ticks());
         thread::scope(|scope| {
             for _ in 0..scrapers {
                 scope.spawn(move || {
@@ -81,7 +107,7 @@ impl Server {
             }
             thread::sleep(lasting);
         });
-        let after = read();
+        let after = self.ticks();
         (after.0 - before.0, after.1 - before.1)
     }
 

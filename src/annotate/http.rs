@@ -24,7 +24,7 @@ pub struct Door {
     pub access: Access,
 }
 
-/// Who may send annotations over TCP.
+/// Who may send annotations over TCP, and ask for captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Anybody who can connect: the address is loopback.
@@ -38,7 +38,7 @@ pub enum Access {
 /// Takes a batch. 200 when at least one event was taken or none was sent, 400 when all were refused; both tell what
 /// became of each.
 pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> Response {
-    if let Err(problem) = door.access.check(&headers) {
+    if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
     let body = match read(body).await {
@@ -78,16 +78,22 @@ async fn read(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
 }
 
 impl Access {
-    fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    /// Whether a request with these headers may write; `what` it writes, for the answer.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, headers: &HeaderMap, what: &str) -> Result<(), Problem> {
         // Browsers name the page that sends; jobs are no pages. Without this any web page could write to loopback.
         if headers.contains_key(header::ORIGIN) {
-            return Err(Problem::new(StatusCode::FORBIDDEN, "annotations are not taken from web pages"));
+            return Err(Problem::new(StatusCode::FORBIDDEN, format!("{what} are not taken from web pages")));
         }
         let token = match self {
             Access::Open => return Ok(()),
             Access::Closed => {
-                let detail = "annotations over TCP are off on an address that is not loopback until \
-                              `annotations.token_file` is set; the Unix socket takes them";
+                let detail = format!(
+                    "{what} over TCP are off on an address that is not loopback until `annotations.token_file` is set; \
+                     the Unix socket takes annotations"
+                );
                 return Err(Problem::new(StatusCode::FORBIDDEN, detail));
             }
             Access::Token(token) => token,
@@ -97,7 +103,7 @@ impl Access {
         if same(given.as_bytes(), token.as_bytes()) {
             return Ok(());
         }
-        let detail = "annotations need `Authorization: Bearer <token>` with the token of `annotations.token_file`";
+        let detail = format!("{what} need `Authorization: Bearer <token>` with the token of `annotations.token_file`");
         Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
     }
 }

@@ -4,16 +4,17 @@ use super::event::{Context, Event};
 use super::gpus::Gpus;
 use super::jobs::Jobs;
 use super::limits::Limits;
+use super::log::{EventLog, LogLimits};
 use super::peer::Peers;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
-use super::wire::{Annotation, Scalar};
+use super::wire::{Annotation, EventType, Scalar};
 use crate::clock::Clock;
 use crate::sample::Processes;
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Refusals that one answer lists; the others are counted in it.
 const MOST_LISTED: usize = 100;
@@ -40,6 +41,9 @@ pub struct Refused {
     pub detail: String,
 }
 
+/// Hears of each mark when it is taken. It runs on the thread of the door, so it must not wait.
+pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
+
 /// Takes annotations from any number of threads.
 pub struct Intake {
     limits: Limits,
@@ -48,6 +52,8 @@ pub struct Intake {
     peers: Mutex<Peers>,
     gpus: ArcSwapOption<Gpus>,
     processes: Arc<Processes>,
+    log: EventLog,
+    on_mark: OnceLock<MarkListener>,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
 }
@@ -63,14 +69,37 @@ impl Intake {
             peers: Mutex::default(),
             gpus: ArcSwapOption::empty(),
             processes,
+            log: EventLog::default(),
+            on_mark: OnceLock::new(),
             counts: OutcomeCounts::default(),
         }
+    }
+
+    /// The same, which also keeps the last events as they were taken.
+    #[must_use]
+    pub fn with_log(mut self, limits: LogLimits) -> Self {
+        self.log = EventLog::new(limits);
+        self
+    }
+
+    /// The last events that were taken.
+    #[must_use]
+    pub fn log(&self) -> &EventLog {
+        &self.log
+    }
+
+    /// From now on this hears of each mark. Only the first call counts.
+    pub fn on_mark(&self, listener: MarkListener) {
+        // Refused where there is a listener already, which goes on.
+        let _ = self.on_mark.set(listener);
     }
 
     /// From now on jobs' names for GPUs mean these, and positions are theirs.
     pub fn set_devices(&self, devices: &[Device]) {
         self.gpus.store(Some(Arc::new(Gpus::new(devices))));
-        self.jobs().set_devices(devices.iter().map(|device| device.uuid.clone()).collect());
+        if self.jobs().set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
+            self.log.clear();
+        }
     }
 
     /// The jobs. Held for microseconds, by intake, attribution and scrapes, never by the sampler.
@@ -149,6 +178,12 @@ impl Intake {
             let mut jobs = self.jobs();
             (jobs.take(&event, now_ns)?, jobs.knows_gpus(&event.job, event.rank))
         };
+        self.log.note(&event, now_ns);
+        if event.event == EventType::Mark
+            && let Some(listener) = self.on_mark.get()
+        {
+            listener(&event);
+        }
         // Looked for without the jobs, because it may read another process's environment.
         if !knows_gpus && let Some(found) = self.find_gpus(&event, gpus.as_deref(), now_ns) {
             self.jobs().set_gpus(&event.job, event.rank, found.into());

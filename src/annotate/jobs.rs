@@ -204,11 +204,11 @@ impl Jobs {
     }
 
     /// From now on positions are those of these GPUs, by UUID. Ranks keep the GPUs that are still there; phases that
-    /// have ended are forgotten if their positions would mean others.
-    pub fn set_devices(&mut self, devices: Vec<String>) {
+    /// have ended are forgotten if their positions would mean others, which is told.
+    pub fn set_devices(&mut self, devices: Vec<String>) -> bool {
         let before = std::mem::replace(&mut self.devices, devices);
         if before.is_empty() || before == self.devices {
-            return;
+            return false;
         }
         let moved = |position: &usize| {
             let uuid = before.get(*position)?;
@@ -221,6 +221,7 @@ impl Jobs {
             ended.gpus = ended.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
         }
         self.ended.clear();
+        true
     }
 
     /// Notes the GPUs of a rank that were found otherwise than by its events.

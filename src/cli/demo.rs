@@ -19,6 +19,10 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     if common.annotations_socket.is_none() {
         settings.annotations_socket = Some(own_dir.join("annotations.sock"));
     }
+    // What a demonstration records goes with it, unless it was told where to.
+    if settings.captures.directory == crate::record::default_directory() {
+        settings.captures.directory = Some(own_dir.join("captures"));
+    }
     let socket = settings.annotations_socket.clone();
     let done = runtime()?.block_on(async {
         let signals = Signals::listen()?;
@@ -32,8 +36,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         daemon.stop().await;
         Ok(())
     });
-    // Gone already where the socket was elsewhere.
-    let _ = std::fs::remove_dir(&own_dir);
+    // Not there where both the socket and the captures were elsewhere.
+    let _ = std::fs::remove_dir_all(&own_dir);
     done
 }
 
@@ -56,6 +60,8 @@ Mark a phase of your own:
   curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'
   curl {url}/api/v1/annotations -d '{{\"event\":\"end\",\"name\":\"mine\",\"job\":\"me\"}}'
   curl -s {url}/metrics | grep 'phase=\"mine\"'
+Record the last seconds of all of it, for `sqlite3` to open:
+  curl {url}/api/v1/captures -d '{{\"seconds_after\":1}}'; sleep 3; curl {url}/api/v1/captures
 Jobs mark theirs over {socket}
 "
     )

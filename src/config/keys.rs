@@ -81,6 +81,18 @@ keys! {
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
+    "captures.directory" = "/var/lib/highwater/captures", "Where captures are written: the seconds around a finding, an `oom` mark or a request; `none` for no captures. Below $STATE_DIRECTORY or $XDG_STATE_HOME by default where one is set, and below the home directory where the daemon does not run as root.",
+        |s, v| { s.captures.directory = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+    "captures.before" = "30s", "How far before its trigger a capture begins.",
+        |s, v| { s.captures.before_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
+    "captures.after" = "10s", "How far after its trigger a capture ends. Further triggers lengthen it up to six times this.",
+        |s, v| { s.captures.after_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
+    "captures.most_files" = "20", "Captures that are kept; the oldest goes first.",
+        |s, v| { s.captures.most_files = count(v, 1, 100_000)?; Ok(()) };
+    "captures.most_bytes" = "256MiB", "The most that all captures take together, and three times what one may take.",
+        |s, v| { s.captures.most_bytes = bytes(v, 4 << 20, 1 << 50)? as u64; Ok(()) };
+    "captures.cooldown" = "5m", "How long after a capture no other one begins by itself for the same reason.",
+        |s, v| { s.captures.cooldown_ns = duration(v, 0, 86_400_000_000_000)?; Ok(()) };
     "metrics.processes" = "false", "Whether /metrics tells the memory of single processes. They are then read in every slow turn.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether causes of slow steps are looked for. docs/findings.md tells each.",

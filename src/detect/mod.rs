@@ -5,7 +5,7 @@
 //! their view, so that live, replay and test share them; each is one file; a finding says what was observed and what it
 //! goes with, and claims no mechanism that the data does not show. Absent on purpose: alerting, which is Prometheus'.
 //!
-//! To add a detector: a file with a [`Detector`], its kind in `finding.rs`, and its line in [`Detect::new`]. Order
+//! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. Order
 //! matters only in so far as those that look for a cause come after those that find it.
 
 mod allocator_thrash;

@@ -171,6 +171,12 @@ metrics! {
         "Bytes that the samples of this GPU take.";
     RING_SPAN = Gauge "highwater_ring_span_seconds" ["gpu", "uuid"]
         "How far back the samples of this GPU reach.";
+    CAPTURES = Counter "highwater_captures_total" ["outcome"]
+        "Triggers of the flight recorder, by what became of them. docs/recordings.md tells each outcome. Absent where it is off.";
+    CAPTURES_REMOVED = Counter "highwater_captures_removed_total" []
+        "Captures that were removed to make room for newer ones.";
+    CAPTURES_BYTES = Gauge "highwater_captures_bytes" []
+        "Bytes of all captures that are kept, at most `captures.most_bytes`.";
     OTLP_PRODUCED = Counter "highwater_otlp_produced_total" ["signal"]
         "Data points or spans that were to be exported over OTLP: exported, queued and dropped ones together.";
     OTLP_EXPORTED = Counter "highwater_otlp_exported_total" ["signal"]

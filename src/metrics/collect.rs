@@ -7,6 +7,7 @@ use crate::annotate::Intake;
 use crate::clock::Clock;
 use crate::export::otlp::Stats;
 use crate::node::Slot;
+use crate::record::Recorder;
 use std::sync::Arc;
 
 /// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.
@@ -22,6 +23,8 @@ pub struct Snapshots {
     pub processes: bool,
     /// What became of points that were to be exported over OTLP, where they are.
     pub otlp: Option<Arc<Stats>>,
+    /// The flight recorder.
+    pub recorder: Recorder,
 }
 
 impl Snapshots {
@@ -29,6 +32,9 @@ impl Snapshots {
     #[must_use]
     pub fn collect(&self) -> Families {
         let mut out = collect(&self.slot, &self.intake, &*self.clock, self.processes);
+        if let Some(stats) = self.recorder.stats() {
+            own::captures(stats, &mut out);
+        }
         if let Some(stats) = &self.otlp {
             own::otlp(stats, &mut out);
         }

@@ -5,6 +5,7 @@ use super::families::Families;
 use crate::annotate::Intake;
 use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
+use crate::record;
 use crate::source::Call;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -42,6 +43,15 @@ pub(super) fn annotations(intake: &Intake, out: &mut Families) {
     for outcome in crate::annotate::Outcome::ALL {
         out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(outcome)));
     }
+}
+
+/// Collects what became of the recorder's triggers.
+pub(super) fn captures(stats: &record::Stats, out: &mut Families) {
+    for outcome in record::Outcome::ALL {
+        out.count(&c::CAPTURES, &[outcome.label()], Some(stats.outcome(outcome)));
+    }
+    out.count(&c::CAPTURES_REMOVED, &[], Some(stats.removed()));
+    out.count(&c::CAPTURES_BYTES, &[], Some(stats.bytes()));
 }
 
 /// Collects what became of the points that were to be exported over OTLP.

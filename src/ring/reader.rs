@@ -6,7 +6,7 @@
 use super::{
     QueryError,
     points::{Point, Thinner},
-    scan::{Sink, scan},
+    scan::{Sink, scan, scan_through},
     store::{NEVER_NS, Store},
     summary::{Part, Summary},
     sync::{Arc, Ordering},
@@ -109,6 +109,33 @@ impl Reader {
         self.query(from_ns, to_ns, Thinner::new(from_ns, to_ns, max_points)).map(Thinner::into_points)
     }
 
+    /// The value held just before the begin, told at the begin, and every change from the begin up to the end, both
+    /// included. Where a gap begins at the very time of a reading both are told: the reading was good.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn changes_from(&self, from_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
+        self.changes(from_ns, from_ns - 1, to_ns)
+    }
+
+    /// The value held at a time and every change after it, up to and including the end: what follows on
+    /// [`changes_from`](Self::changes_from) or this.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn changes_after(&self, after_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
+        self.changes(after_ns, after_ns, to_ns)
+    }
+
+    fn changes(&self, from_ns: i64, after_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
+        let newest_ns = self.check(from_ns, to_ns)?;
+        let mut changes = Changes { from_ns, points: Vec::new() };
+        match scan_through(&self.store, after_ns, to_ns, &mut changes) {
+            Some(()) => Ok(changes.points),
+            None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
+        }
+    }
+
     fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, mut sink: S) -> Result<S, QueryError> {
         let newest_ns = self.check(from_ns, to_ns)?;
         match scan(&self.store, from_ns, to_ns, &mut sink) {
@@ -136,6 +163,22 @@ impl Reader {
     fn oldest_before(&self, newest_ns: i64) -> i64 {
         let retained_ns = newest_ns.saturating_sub(self.store.retention_ns);
         retained_ns.max(self.store.oldest_begin_ns.load(Ordering::Acquire))
+    }
+}
+
+/// Every change.
+struct Changes {
+    from_ns: i64,
+    points: Vec<Point>,
+}
+
+impl Sink for Changes {
+    fn whole(&mut self, _part: &Part) -> bool {
+        false
+    }
+
+    fn held(&mut self, from_ns: i64, _to_ns: i64, used_bytes: Option<u64>) {
+        self.points.push(Point { at_ns: from_ns.max(self.from_ns), used: used_bytes });
     }
 }
 

@@ -3,7 +3,7 @@
 //! Every query is one walk with its own [`Sink`]. At most the two blocks in which the interval begins and ends are
 //! decoded, and those that the sink wants to see into; of the others the tree's parts are enough.
 
-use super::{store::Store, summary::Part, sync::Ordering};
+use super::{store::Store, summary::Part};
 use std::ops::Range;
 
 /// Takes what a walk meets, in the order of time and without holes.
@@ -27,17 +27,40 @@ struct Edges {
 /// Walks over an interval that lies within what is kept and known. `None`: the writer overtook the walk; the oldest
 /// time that is kept is now later than the interval's begin.
 pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
-    let head = store.head.load(Ordering::Acquire);
-    let tail = store.tail.load(Ordering::Acquire);
-    let first = last_block(store, tail..head, |begin_ns| begin_ns <= from_ns)?;
-    let last = if from_ns == to_ns { first } else { last_block(store, first..head, |begin_ns| begin_ns < to_ns)? };
+    let blocks = store.tail_and_head();
+    let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= from_ns)?;
+    walk_from(store, first..blocks.end, from_ns, Until { to_ns, before_ns: to_ns }, sink)
+}
+
+/// As [`scan`], with what changed at the very end of the interval too. It may begin right before what is kept.
+pub(super) fn scan_through(store: &Store, after_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    let blocks = store.tail_and_head();
+    let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns)
+        .or_else(|| last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns + 1))?;
+    walk_from(store, first..blocks.end, after_ns, Until { to_ns, before_ns: to_ns + 1 }, sink)
+}
+
+/// Where an interval ends.
+#[derive(Clone, Copy)]
+struct Until {
+    /// Until when the last value is held.
+    to_ns: i64,
+    /// Change points before this count.
+    before_ns: i64,
+}
+
+/// Walks from the first of these blocks on.
+fn walk_from(store: &Store, blocks: Range<u64>, from_ns: i64, until: Until, sink: &mut impl Sink) -> Option<()> {
+    let Until { to_ns, before_ns } = until;
+    let first = blocks.start;
+    let last = if from_ns == before_ns { first } else { last_block(store, blocks, |begin_ns| begin_ns < before_ns)? };
     if first == last {
-        return decode(store, first, Edges { after_ns: from_ns, before_ns: to_ns, end_ns: to_ns }, sink);
+        return decode(store, first, Edges { after_ns: from_ns, before_ns, end_ns: to_ns }, sink);
     }
     let end_ns = store.begin_ns(first + 1)?;
     decode(store, first, Edges { after_ns: from_ns, before_ns: i64::MAX, end_ns }, sink)?;
     walk(store, first + 1..last, sink)?;
-    decode(store, last, Edges { after_ns: i64::MIN, before_ns: to_ns, end_ns: to_ns }, sink)
+    decode(store, last, Edges { after_ns: i64::MIN, before_ns, end_ns: to_ns }, sink)
 }
 
 /// The last block whose begin passes, where those that pass precede those that do not. A block that is no longer

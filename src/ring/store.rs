@@ -158,6 +158,12 @@ impl Store {
         self.entry(id).load(Ordering::Acquire)
     }
 
+    /// The blocks that are kept, by their numbers.
+    pub(super) fn tail_and_head(&self) -> std::ops::Range<u64> {
+        let head = self.head.load(Ordering::Acquire);
+        self.tail.load(Ordering::Acquire)..head
+    }
+
     /// Says where a block lies.
     pub(super) fn set_slot(&self, id: u64, slot: u32) {
         self.entry(id).store(slot, Ordering::Release);

@@ -13,6 +13,7 @@ mod lanes;
 mod latest;
 mod series;
 mod sweep;
+mod ticks;
 
 pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
@@ -20,5 +21,6 @@ pub use energy::Energy;
 pub use fast::{FastLane, run_paced, run_replay, watch};
 pub use lanes::{Lanes, PCIE_TURNS, PROCESS_TURNS, RARE_TURNS, run_events, run_unit, units};
 pub use latest::{GpuState, Health, Latest, Processes, Xid};
-pub use series::{Series, Usage};
+pub use series::{Series, Usage, UsagePoint};
 pub use sweep::{Cause, Sampler, TickStats, Ticked};
+pub use ticks::{Sweep, TickLog};

@@ -17,6 +17,17 @@ pub struct Usage {
     pub idle_seconds: Option<f64>,
 }
 
+/// One reading of the medium lane.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UsagePoint {
+    /// When, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// Power draw, watts.
+    pub power_watts: Option<f64>,
+    /// Share of the driver's last window in which a kernel ran, 0 to 1.
+    pub utilization_ratio: Option<f64>,
+}
+
 /// Readings of the medium lane with their running totals. One lane writes, attribution reads.
 #[derive(Debug)]
 pub struct Series {
@@ -30,7 +41,7 @@ pub struct Series {
 struct Point {
     at_ns: i64,
     power_watts: Option<f64>,
-    idle_ratio: Option<f64>,
+    utilization_ratio: Option<f64>,
     /// Totals up to `at_ns`.
     energy_joules: f64,
     idle_seconds: f64,
@@ -49,14 +60,12 @@ impl Series {
     /// Adds a reading; one that is not later than the last is ignored.
     pub fn push(&self, at_ns: i64, power_watts: Option<f64>, utilization_ratio: Option<f64>) {
         let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        // NVML tells the share of its window in which a kernel ran: in the rest of it none did.
-        let idle_ratio = utilization_ratio.map(|ratio| (1.0 - ratio).clamp(0.0, 1.0));
         let base = match points.back() {
             None => Point::first(at_ns),
             Some(last) if last.at_ns >= at_ns => return,
             Some(last) => last.at(at_ns, self.hold_ns),
         };
-        points.push_back(Point { power_watts, idle_ratio, ..base });
+        points.push_back(Point { power_watts, utilization_ratio, ..base });
         while points.len() > MOST_POINTS || points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
             points.pop_front();
         }
@@ -79,6 +88,17 @@ impl Series {
         self.ends(from_ns, to_ns).map_or(0.0, |(from, to)| to.energy_joules - from.energy_joules)
     }
 
+    /// The readings after one time and up to another, oldest first.
+    #[must_use]
+    pub fn points(&self, after_ns: i64, to_ns: i64) -> Vec<UsagePoint> {
+        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, end) = (
+            points.partition_point(|point| point.at_ns <= after_ns),
+            points.partition_point(|point| point.at_ns <= to_ns),
+        );
+        points.range(first..end.max(first)).map(Point::reading).collect()
+    }
+
     /// The totals at both ends of an interval.
     fn ends(&self, from_ns: i64, to_ns: i64) -> Option<(Point, Point)> {
         let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,12 +115,22 @@ impl Point {
         Self {
             at_ns,
             power_watts: None,
-            idle_ratio: None,
+            utilization_ratio: None,
             energy_joules: 0.0,
             idle_seconds: 0.0,
             unknown_energy_ns: 0,
             unknown_idle_ns: 0,
         }
+    }
+
+    fn reading(&self) -> UsagePoint {
+        let Self { at_ns, power_watts, utilization_ratio, .. } = *self;
+        UsagePoint { at_ns, power_watts, utilization_ratio }
+    }
+
+    /// NVML tells the share of its window in which a kernel ran: in the rest of it none did.
+    fn idle_ratio(&self) -> Option<f64> {
+        self.utilization_ratio.map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
     }
 
     /// The totals at a later time, with this point's readings held.
@@ -113,9 +143,9 @@ impl Point {
         Self {
             at_ns,
             energy_joules: self.energy_joules + self.power_watts.unwrap_or(0.0) * held_s,
-            idle_seconds: self.idle_seconds + self.idle_ratio.unwrap_or(0.0) * held_s,
+            idle_seconds: self.idle_seconds + self.idle_ratio().unwrap_or(0.0) * held_s,
             unknown_energy_ns: self.unknown_energy_ns + unknown_ns(self.power_watts.is_some()),
-            unknown_idle_ns: self.unknown_idle_ns + unknown_ns(self.idle_ratio.is_some()),
+            unknown_idle_ns: self.unknown_idle_ns + unknown_ns(self.utilization_ratio.is_some()),
             ..*self
         }
     }

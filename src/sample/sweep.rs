@@ -1,12 +1,13 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
 use super::latest::{GpuState, Health};
+use super::ticks::TickLog;
 use crate::clock::Clock;
 use crate::metrics::histogram::Histogram;
 use crate::ring;
 use crate::source::{Call, CallStats, Error, Source};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Upper bounds of the lateness histogram, seconds.
 pub const LATENESS_BOUNDS_S: &[f64] = &[2.5e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5];
@@ -46,6 +47,8 @@ pub struct TickStats {
     pub period_ns: AtomicI64,
     /// How late ticks began.
     pub lateness: Histogram,
+    /// When the last sweeps were, where someone wants to know.
+    log: OnceLock<TickLog>,
     /// Until when deadlines are accounted for, nanoseconds of the timeline.
     pub(super) accounted_ns: AtomicI64,
     /// The call that is being made: its number, and in the lowest bits its GPU plus one; only the number between calls.
@@ -79,11 +82,24 @@ impl TickStats {
             missed_driver: AtomicU64::new(0),
             period_ns: AtomicI64::new(period_ns),
             lateness: Histogram::new(LATENESS_BOUNDS_S),
+            log: OnceLock::new(),
             accounted_ns: AtomicI64::new(0),
             call: AtomicU64::new(0),
             call_since_ns: AtomicI64::new(0),
             generation: AtomicU64::new(0),
         }
+    }
+
+    /// From now on the times of the last `sweeps` sweeps are kept. Only the first call says how many.
+    pub fn keep_log(&self, sweeps: usize) {
+        // Refused where there is one already, which goes on.
+        let _ = self.log.set(TickLog::new(sweeps));
+    }
+
+    /// When the last sweeps were; `None` unless asked for.
+    #[must_use]
+    pub fn log(&self) -> Option<&TickLog> {
+        self.log.get()
     }
 
     /// Counts deadlines missed for `cause`.
@@ -171,6 +187,8 @@ pub struct Sampler {
     /// Spacing of good readings beyond which the time between is a gap, nanoseconds.
     gap_after_ns: i64,
     readings: Vec<(i64, Option<u64>)>,
+    /// When the last sweep began, nanoseconds of the timeline.
+    swept_ns: i64,
     /// Since when each GPU has given no good reading, nanoseconds of the timeline.
     failing_since_ns: Vec<Option<i64>>,
 }
@@ -189,8 +207,20 @@ impl Sampler {
         let sinks = writers.into_iter().map(|writer| Sink { writer, last_good_ns: None }).collect::<Vec<_>>();
         let (readings, failing_since_ns) = (Vec::with_capacity(sinks.len()), vec![None; sinks.len()]);
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.load(Ordering::SeqCst));
-        let gap_after_ns = i64::MAX;
-        Self { source, clock, calls, stats, gpus, sinks, generation, gap_after_ns, readings, failing_since_ns }
+        let (gap_after_ns, swept_ns) = (i64::MAX, 0);
+        Self {
+            source,
+            clock,
+            calls,
+            stats,
+            gpus,
+            sinks,
+            generation,
+            gap_after_ns,
+            readings,
+            swept_ns,
+            failing_since_ns,
+        }
     }
 
     /// From here on, a spacing of good readings of more than `gap_after_ns` is a gap.
@@ -223,6 +253,7 @@ impl Sampler {
             generation: self.generation,
             gap_after_ns: self.gap_after_ns,
             readings: Vec::with_capacity(self.gpus.len()),
+            swept_ns: 0,
             failing_since_ns: vec![None; self.gpus.len()],
         }
     }
@@ -248,7 +279,7 @@ impl Sampler {
         match self.read(at_ns, &mut observe) {
             Ticked::Replaced => Ticked::Replaced,
             read => {
-                if self.commit() {
+                if self.commit(read) {
                     read
                 } else {
                     Ticked::Replaced
@@ -261,6 +292,7 @@ impl Sampler {
         self.readings.clear();
         let mut ticked = Ticked::Nothing;
         let mut begin_ns = self.clock.now_ns();
+        self.swept_ns = begin_ns;
         for position in 0..self.gpus.len() {
             if !self.gpus[position].is_sampled() {
                 self.readings.push((begin_ns, None));
@@ -310,7 +342,7 @@ impl Sampler {
     }
 
     /// Pushes what was read, unless another thread has taken over.
-    fn commit(&mut self) -> bool {
+    fn commit(&mut self, ticked: Ticked) -> bool {
         let mut sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_current() {
             return false;
@@ -320,6 +352,10 @@ impl Sampler {
                 Some(used_bytes) => sink.push(*at_ns, *used_bytes, self.gap_after_ns),
                 None => sink.fail(),
             }
+        }
+        // After the readings, so that whoever sees a sweep in the log finds its readings in the rings.
+        if let (Ticked::Taken, Some(log), Some((end_ns, _))) = (ticked, self.stats.log(), self.readings.last()) {
+            log.note(self.swept_ns, *end_ns);
         }
         true
     }

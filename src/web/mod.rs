@@ -4,6 +4,7 @@
 //! anything that waits for a lane or the driver.
 
 mod api;
+mod captures;
 mod findings;
 mod health;
 mod landing;
@@ -16,6 +17,7 @@ use crate::annotate::http::{Access, Door, post};
 use crate::clock::Clock;
 use crate::metrics::Snapshots;
 use crate::node::Slot;
+use crate::record::Recorder;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -35,6 +37,8 @@ pub struct Site {
     pub processes: bool,
     /// What became of points that were to be exported over OTLP, where they are.
     pub otlp: Option<Arc<crate::export::otlp::Stats>>,
+    /// The flight recorder.
+    pub recorder: Recorder,
 }
 
 impl Site {
@@ -47,13 +51,19 @@ impl Site {
             clock: Arc::clone(&self.clock),
             processes: self.processes,
             otlp: self.otlp.clone(),
+            recorder: self.recorder.clone(),
         }
     }
 }
 
 /// All routes.
 pub fn router(site: Site, access: Access) -> axum::Router {
+    let desk = captures::Desk { recorder: site.recorder.clone(), access: access.clone() };
     let door = Door { intake: Arc::clone(&site.intake), access };
+    let captures = axum::Router::new()
+        .route("/api/v1/captures", routing::get(captures::list).post(captures::ask))
+        .route("/api/v1/captures/{id}", routing::get(captures::download))
+        .with_state(desk);
     axum::Router::new()
         .route("/", routing::get(landing::page))
         .route("/metrics", routing::get(metrics))
@@ -66,6 +76,7 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .route("/api/v1/findings", routing::get(findings::findings))
         .with_state(site)
         .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
+        .merge(captures)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
 }

@@ -31,7 +31,7 @@ impl Daemon {
         command.envs(environment.iter().copied());
         command.args(arguments).args(["--listen", "127.0.0.1:0"]);
         command.arg("--annotations-socket").arg(socket_in(directory.path()));
-        command.env("XDG_RUNTIME_DIR", directory.path());
+        command.env("XDG_RUNTIME_DIR", directory.path()).env("XDG_STATE_HOME", directory.path());
         let process = Process::start(command);
         let base = process.wait_for(LISTENS_WITHIN, "line `listening on`", |line| {
             let address = line.split_once("listening on http://")?.1;

@@ -13,6 +13,7 @@ use yaml_rust2::{Yaml, YamlLoader};
 const EVERYTHING: &str = r#"
 config: {sampling: {period: 2ms}}
 annotations: {socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
+captures: {mostBytes: 1Gi, hostPath: {enabled: true, path: /var/lib/hw}}
 nvidia: {deviceList: volume-mounts}
 runtimeClassName: nvidia
 priorityClassName: system-node-critical
@@ -97,6 +98,7 @@ fn everything_can_be_switched_on() {
     let volume =
         |name: &str| pod["volumes"].as_array().into_iter().flatten().find(|volume| volume["name"] == name).cloned();
     assert_eq!(volume("run").expect("run")["hostPath"], json!({"path": "/run/hw", "type": "Directory"}));
+    assert_eq!(volume("captures").expect("captures")["hostPath"], json!({"path": "/var/lib/hw", "type": "Directory"}));
     assert_eq!(volume("all-gpus").expect("all-gpus")["hostPath"]["path"], "/dev/null");
     assert_eq!(volume("token").expect("token")["secret"]["items"], json!([{"key": "bearer", "path": "token"}]));
     let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
@@ -106,6 +108,22 @@ fn everything_can_be_switched_on() {
     let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
     assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
     assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series survive the pod");
+}
+
+/// The root file system is read-only, so captures need a place of their own, with more room than they keep to.
+#[test]
+fn captures_have_a_place_unless_they_are_off() {
+    let Some(objects) = render("") else { return };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let has = |object: &Value, wanted: &Value| object.as_array().is_some_and(|all| all.contains(wanted));
+    assert!(has(&pod["volumes"], &json!({"name": "captures", "emptyDir": {"sizeLimit": "321Mi"}})), "{pod}");
+    let container = &pod["containers"][0];
+    assert!(has(&container["volumeMounts"], &json!({"name": "captures", "mountPath": "/var/lib/highwater"})), "{pod}");
+    assert!(has(&container["args"], &json!("--set=captures.most_bytes=256MiB")), "{pod}");
+    let Some(objects) = render("{captures: {enabled: false}}") else { return };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    assert!(has(&pod["containers"][0]["args"], &json!("--set=captures.directory=none")), "{pod}");
+    assert!(!pod.to_string().contains("/var/lib/highwater"), "{pod}");
 }
 
 #[test]
@@ -201,6 +219,7 @@ fn values_that_cannot_work_are_refused() {
         ("{nvidia: {deviceList: magic}}", "/nvidia/deviceList"),
         ("{prometheusRule: {runbookBase: docs}}", "/prometheusRule/runbookBase"),
         ("{annotations: {socket: {hostPath: {path: run}}}}", "/annotations/socket/hostPath/path"),
+        ("{captures: {mostBytes: 256MB}}", "/captures/mostBytes"),
         ("{terminationGracePeriodSeconds: 1}", "/terminationGracePeriodSeconds"),
     ] {
         let output = template(&helm, values);

@@ -84,7 +84,8 @@ fn the_example_file_is_the_defaults() {
     }
     expect_test::expect_file![path].assert_eq(&expected);
     let loaded = load(&Layers { file: Some(path.into()), ..Layers::default() }).expect("the example is valid");
-    let defaults =
+    let mut defaults =
         Settings { annotations_socket: Some("/run/highwater/annotations.sock".into()), ..Settings::default() };
+    defaults.captures.directory = Some("/var/lib/highwater/captures".into());
     assert_eq!(loaded, defaults);
 }

@@ -43,6 +43,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Room for captures: what the daemon keeps to, and a quarter more, because a pod that exceeds it is evicted. */}}
+{{- define "highwater.capturesLimit" -}}
+{{- $most := .Values.captures.mostBytes -}}
+{{- $mebibytes := mul (regexFind "^[0-9]+" $most | int64) (ternary 1024 1 (hasSuffix "Gi" $most)) -}}
+{{- printf "%dMi" (add1 (div (mul $mebibytes 5) 4)) -}}
+{{- end -}}
+
 {{/* The daemon's configuration file: `config`, and where the token is. Empty where there is nothing to say. */}}
 {{- define "highwater.config" -}}
 {{- $config := deepCopy .Values.config -}}

@@ -126,6 +126,9 @@ names! {
     NVML_BUSY => "highwater.nvml.busy" "1" Gauge;
     RING_BYTES => "highwater.ring.usage" "By" UpDown;
     RING_SPAN => "highwater.ring.span" "s" Gauge;
+    CAPTURES => "highwater.captures" "{trigger}" CountInt;
+    CAPTURES_REMOVED => "highwater.captures.removed" "{capture}" CountInt;
+    CAPTURES_BYTES => "highwater.captures.size" "By" UpDown;
     OTLP_PRODUCED => "highwater.otlp.produced" "{point}" CountInt;
     OTLP_EXPORTED => "highwater.otlp.exported" "{point}" CountInt;
     OTLP_DROPPED => "highwater.otlp.dropped" "{point}" CountInt;

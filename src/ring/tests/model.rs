@@ -62,6 +62,20 @@ impl Model {
         before.into_iter().chain(at_it).filter_map(|change| change.used).next_back()
     }
 
+    /// The value held at a time and every change after it, those at the very end too.
+    pub(super) fn changes_after(&self, after_ns: i64, to_ns: i64) -> Vec<Point> {
+        let held = self.changes.iter().rev().find(|change| change.at_ns <= after_ns).unwrap().used;
+        let later = self.changes.iter().filter(|change| after_ns < change.at_ns && change.at_ns <= to_ns);
+        std::iter::once(Point { at_ns: after_ns, used: held }).chain(later.copied()).collect()
+    }
+
+    /// The value held before a time and every change from it on, those at the very end too.
+    pub(super) fn changes_from(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
+        let before = self.changes.iter().rev().find(|change| change.at_ns < from_ns);
+        let later = self.changes.iter().filter(|change| from_ns <= change.at_ns && change.at_ns <= to_ns);
+        before.map(|change| Point { at_ns: from_ns, used: change.used }).into_iter().chain(later.copied()).collect()
+    }
+
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
         let held = self.held(from_ns, to_ns);
         let known: Vec<(u64, i64)> =

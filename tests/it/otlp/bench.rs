@@ -78,6 +78,7 @@ impl Bench {
             clock: Arc::clone(&clock) as _,
             processes: false,
             otlp: Some(Arc::clone(&stats)),
+            recorder: highwater::record::Recorder::default(),
         };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();

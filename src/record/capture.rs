@@ -1,0 +1,288 @@
+//! One capture from its first transaction, which has all of the past, to its last.
+//!
+//! Enters: what a node keeps, by reading only. Leaves: transactions. Invariant: a transaction that has a sweep has its
+//! readings, so that a file that ends early tells nothing wrong.
+
+use super::directory::State;
+use super::file::{File, KnownRank};
+use super::recorder::Start;
+use super::track::Track;
+use super::trigger::{Findings, Trigger};
+use crate::annotate::Intake;
+use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use crate::node::Node;
+use crate::ring;
+use crate::sample::{GpuState, TickStats};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How long after its end the capture waits for what is told late: phases are attributed every 100 ms.
+const LINGER_NS: i64 = 500 * MILLISECOND_NS;
+/// How long it waits for the memory of a GPU that answers.
+const PATIENCE_NS: i64 = 2 * SECOND_NS;
+
+/// What is read of a node. Not the node itself: its driver could not be opened again while somebody holds that.
+pub(super) struct View {
+    source: String,
+    gpus: Arc<[GpuState]>,
+    rings: Arc<[ring::Reader]>,
+    ticks: Arc<TickStats>,
+    pub clock: Arc<dyn Clock>,
+}
+
+impl View {
+    pub fn of(node: &Node) -> Self {
+        Self {
+            source: node.source.description(),
+            gpus: Arc::clone(&node.gpus),
+            rings: Arc::clone(&node.rings),
+            ticks: Arc::clone(&node.ticks),
+            clock: Arc::clone(&node.clock),
+        }
+    }
+
+    /// Whether this is still what that node keeps.
+    pub fn is_of(&self, node: Option<&Node>) -> bool {
+        node.is_some_and(|node| Arc::ptr_eq(&node.rings, &self.rings))
+    }
+}
+
+/// A capture that is being taken.
+pub(super) struct Capture {
+    file: File,
+    view: View,
+    intake: Arc<Intake>,
+    findings: Arc<dyn Findings>,
+    begin_ns: i64,
+    end_ns: i64,
+    tracks: Vec<Track>,
+    /// The same as of the last transaction; `None` before the first.
+    committed: Option<Vec<Track>>,
+    next_tick: u64,
+    next_event: u64,
+    next_phase: u64,
+    usage_ns: Vec<i64>,
+    ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
+    lost_events: u64,
+    lost_phases: u64,
+}
+
+impl Capture {
+    /// Begins the file. What it has so far is committed by the first [`advance`](Self::advance).
+    pub fn begin(
+        path: &Path,
+        most_bytes: u64,
+        start: &Start,
+        view: View,
+        intake: Arc<Intake>,
+        findings: Arc<dyn Findings>,
+    ) -> rusqlite::Result<Self> {
+        let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
+        let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
+        let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
+        let capture = Self {
+            file,
+            intake,
+            findings,
+            begin_ns,
+            end_ns,
+            tracks: (0..view.gpus.len()).map(|gpu| Track::new(gpu, begin_ns)).collect(),
+            committed: None,
+            next_tick: 0,
+            next_event: 0,
+            next_phase: 0,
+            // Exclusive, and a reading at the very begin counts.
+            usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
+            ranks: BTreeMap::new(),
+            lost_events: 0,
+            lost_phases: 0,
+            view,
+        };
+        capture.head(start)?;
+        Ok(capture)
+    }
+
+    fn head(&self, start: &Start) -> rusqlite::Result<()> {
+        let file = &self.file;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        for (key, value) in [
+            ("kind", "capture"),
+            ("id", &start.id),
+            ("highwater_version", env!("CARGO_PKG_VERSION")),
+            ("host", &host),
+            ("source", &self.view.source),
+            ("reason", start.trigger.reason.label()),
+            ("note", &start.trigger.note),
+        ] {
+            file.meta(key, value)?;
+        }
+        file.meta_time("trigger_ns", start.trigger.at_ns)?;
+        file.meta_time("begin_ns", self.begin_ns)?;
+        file.meta("period_ns", self.view.ticks.period_ns.load(Ordering::Relaxed))?;
+        file.state(State::Writing)?;
+        file.trigger(&start.trigger)?;
+        self.view.gpus.iter().enumerate().try_for_each(|(gpu, state)| file.gpu(gpu, state))?;
+        file.meta_time("ticks_from_ns", self.ticks_from_ns())?;
+        let events_from_ns = self.intake.log().since(0).whole_from_ns;
+        file.meta_time("annotations_from_ns", events_from_ns.unwrap_or(i64::MIN).max(self.begin_ns))
+    }
+
+    /// From when on the times of sweeps are known.
+    fn ticks_from_ns(&self) -> i64 {
+        let Some(log) = self.view.ticks.log() else { return self.end_ns };
+        let (sweeps, next) = log.since(0);
+        let is_whole = next == sweeps.len() as u64;
+        let first_ns = sweeps.first().map(|sweep| sweep.begin_ns);
+        first_ns.filter(|_| !is_whole).unwrap_or(i64::MIN).max(self.begin_ns)
+    }
+
+    /// Writes what has come since the last time, in one transaction, and tells of `joined`. Calls `between` now and then.
+    pub fn advance(&mut self, joined: &[Trigger], between: &dyn Fn()) -> rusqlite::Result<()> {
+        // The first transaction is the one that the tables are made in.
+        if self.file.is_idle() {
+            self.file.begin()?;
+        }
+        self.write_ticks()?;
+        for (track, ring) in self.tracks.iter_mut().zip(self.view.rings.iter()) {
+            track.write(ring, self.end_ns, &self.file, between)?;
+        }
+        self.write_usage()?;
+        self.write_events()?;
+        self.write_phases()?;
+        self.write_ranks()?;
+        self.write_findings()?;
+        joined.iter().try_for_each(|trigger| self.file.trigger(trigger))?;
+        self.file.meta_time("end_ns", self.known_ns())?;
+        self.file.commit()?;
+        self.committed = Some(self.tracks.clone());
+        Ok(())
+    }
+
+    /// Whether the file has anything, which is then at least all of the past.
+    pub fn is_committed(&self) -> bool {
+        self.committed.is_some()
+    }
+
+    /// Lets the capture end later.
+    pub fn set_end(&mut self, end_ns: i64) {
+        self.end_ns = self.end_ns.max(end_ns);
+    }
+
+    /// The time of the timeline that it follows, nanoseconds.
+    pub fn now_ns(&self) -> i64 {
+        self.view.clock.now_ns()
+    }
+
+    /// Whether everything up to its end has been told, or will not be.
+    pub fn is_over(&self) -> bool {
+        let now_ns = self.view.clock.now_ns();
+        let answering = self.view.gpus.iter().zip(self.view.rings.iter()).filter(|(gpu, _)| gpu.is_sampled());
+        let is_known = answering.map(|(_, ring)| ring.newest_ns()).all(|newest_ns| newest_ns >= Some(self.end_ns));
+        let beyond_ns = now_ns.saturating_sub(self.end_ns);
+        beyond_ns >= PATIENCE_NS || (is_known && beyond_ns >= LINGER_NS)
+    }
+
+    /// Whether the node that it tells of is still this one.
+    pub fn is_of(&self, node: Option<&Node>) -> bool {
+        self.view.is_of(node)
+    }
+
+    /// Until when the memory of every GPU that answers has been written, nanoseconds of the timeline.
+    pub fn known_ns(&self) -> i64 {
+        let tracks = self.tracks.iter().zip(self.view.gpus.iter());
+        let answering = tracks.filter(|(_, gpu)| gpu.is_sampled()).map(|(track, _)| track.until_ns());
+        answering.min().unwrap_or(self.end_ns).min(self.end_ns)
+    }
+
+    /// Makes what was committed outlast a power failure.
+    pub fn sync(&self) -> rusqlite::Result<()> {
+        self.file.sync()
+    }
+
+    /// Ends the file; `state` tells how. Returns when it ends, Unix nanoseconds.
+    pub fn finish(mut self, state: State) -> rusqlite::Result<i64> {
+        self.file.roll_back();
+        self.tracks = self.committed.take().unwrap_or_default();
+        self.file.allow_end()?;
+        let end_ns = if state == State::Complete { self.end_ns } else { self.known_ns() };
+        self.file.begin()?;
+        for track in &mut self.tracks {
+            track.end(end_ns, &self.file)?;
+        }
+        self.file.meta_time("end_ns", end_ns)?;
+        self.file.meta("annotations_lost", i64::try_from(self.lost_events).unwrap_or(i64::MAX))?;
+        self.file.meta("phases_lost", i64::try_from(self.lost_phases).unwrap_or(i64::MAX))?;
+        self.file.state(state)?;
+        self.file.commit()?;
+        let end_unix_ns = self.file.unix(end_ns);
+        self.file.close().map(|()| end_unix_ns)
+    }
+
+    /// Sweeps before the rings, so that each one's readings are there when the rings are read.
+    fn write_ticks(&mut self) -> rusqlite::Result<()> {
+        let Some(log) = self.view.ticks.log() else { return Ok(()) };
+        let (sweeps, next) = log.since(self.next_tick);
+        // Those after the end are left for the case that the end moves.
+        let later = sweeps.iter().rev().take_while(|sweep| sweep.end_ns > self.end_ns).count();
+        self.next_tick = next - later as u64;
+        let told = sweeps.iter().take(sweeps.len() - later).filter(|sweep| sweep.begin_ns >= self.begin_ns);
+        told.copied().try_for_each(|sweep| self.file.tick(sweep))
+    }
+
+    fn write_usage(&mut self) -> rusqlite::Result<()> {
+        for (gpu, (state, until_ns)) in self.view.gpus.iter().zip(&mut self.usage_ns).enumerate() {
+            for point in state.series.points(*until_ns, self.end_ns) {
+                self.file.usage(gpu, point)?;
+                *until_ns = point.at_ns;
+            }
+        }
+        Ok(())
+    }
+
+    /// Events from the begin on; those of the last moments may lie after the end.
+    fn write_events(&mut self) -> rusqlite::Result<()> {
+        let taken = self.intake.log().since(self.next_event);
+        if self.next_event > 0 {
+            self.lost_events += taken.lost;
+        }
+        for (number, event) in taken.events().filter(|(_, event)| event.at_ns >= self.begin_ns) {
+            self.file.annotation(number, &event)?;
+        }
+        self.next_event = taken.next;
+        Ok(())
+    }
+
+    fn write_phases(&mut self) -> rusqlite::Result<()> {
+        let (ended, lost, count) = {
+            let jobs = self.intake.jobs();
+            let (ended, lost) = jobs.ended_since(self.next_phase);
+            (ended, lost, jobs.ended_count())
+        };
+        // Of the first look, what is not kept any more ended long before.
+        self.lost_phases += if self.next_phase > 0 { lost } else { 0 };
+        self.next_phase = count;
+        let mut told = ended.iter().filter(|attributed| attributed.ended.end_ns >= self.begin_ns);
+        told.try_for_each(|attributed| self.file.phase(attributed))
+    }
+
+    fn write_ranks(&mut self) -> rusqlite::Result<()> {
+        let known: Vec<_> = {
+            let jobs = self.intake.jobs();
+            let ranks = jobs.by_name().iter().flat_map(|(name, job)| job.ranks.iter().map(move |rank| (name, rank)));
+            ranks.map(|(name, (number, rank))| ((Arc::clone(name), *number), KnownRank::of(rank))).collect()
+        };
+        for (who, rank) in known {
+            if self.ranks.get(&who) != Some(&rank) {
+                self.file.rank(&who.0, who.1, &rank)?;
+                self.ranks.insert(who, rank);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_findings(&self) -> rusqlite::Result<()> {
+        self.findings.between(self.begin_ns, self.end_ns).iter().try_for_each(|row| self.file.finding(row))
+    }
+}

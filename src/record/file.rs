@@ -1,0 +1,272 @@
+//! One recording being written: a row of each table at a time, in transactions.
+//!
+//! Enters: rows, with times of the timeline. Leaves: the file, with Unix times. Invariant: all times of one file are
+//! shifted by the same, so that they stay as far apart as they were.
+
+use super::directory::State;
+use super::schema;
+use super::trigger::{FindingRow, Reason, Trigger};
+use crate::annotate::{Event, Rank};
+use crate::attribute::{Attributed, PhaseMemory};
+use crate::sample::{GpuState, Sweep, UsagePoint};
+use rusqlite::types::{ToSqlOutput, Value, ValueRef};
+use rusqlite::{Connection, ToSql, params};
+use serde::Serialize;
+use std::path::Path;
+
+/// Whole numbers that the database cannot hold are held as its largest: none that is real comes near.
+fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A position as the database has it.
+fn place(position: usize) -> i64 {
+    i64::try_from(position).unwrap_or(i64::MAX)
+}
+
+/// A name as the wire has it: `begin`, `phase`.
+pub(super) fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|json| json.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// A recording that is being written.
+#[derive(Debug)]
+pub(super) struct File {
+    connection: Connection,
+    shift_ns: i64,
+    uuids: Vec<String>,
+}
+
+impl File {
+    /// Begins the file and its first transaction.
+    pub fn create(path: &Path, most_bytes: u64, shift_ns: i64, uuids: Vec<String>) -> rusqlite::Result<Self> {
+        Ok(Self { connection: schema::create(path, most_bytes)?, shift_ns, uuids })
+    }
+
+    /// Whether no transaction is open.
+    pub fn is_idle(&self) -> bool {
+        self.connection.is_autocommit()
+    }
+
+    pub fn begin(&self) -> rusqlite::Result<()> {
+        self.connection.execute_batch("BEGIN IMMEDIATE")
+    }
+
+    pub fn commit(&self) -> rusqlite::Result<()> {
+        self.connection.execute_batch("COMMIT")
+    }
+
+    /// Gives up what was not committed; an error may have done so already.
+    pub fn roll_back(&self) {
+        if !self.connection.is_autocommit()
+            && let Err(error) = self.connection.execute_batch("ROLLBACK")
+        {
+            tracing::debug!(%error, "a transaction could not be rolled back");
+        }
+    }
+
+    /// Makes what was committed outlast a power failure.
+    pub fn sync(&self) -> rusqlite::Result<()> {
+        schema::checkpoint(&self.connection)
+    }
+
+    /// Lets the file grow by what its last transaction needs, where it has grown to its limit.
+    pub fn allow_end(&self) -> rusqlite::Result<()> {
+        let most: i64 = self.connection.query_row("PRAGMA max_page_count", [], |row| row.get(0))?;
+        self.connection.pragma_update(None, "max_page_count", most.saturating_add(64))
+    }
+
+    /// Ends the file, which is then one that opens anywhere.
+    pub fn close(self) -> rusqlite::Result<()> {
+        schema::close(self.connection)
+    }
+
+    pub fn meta(&self, key: &str, value: impl ToSql) -> rusqlite::Result<()> {
+        self.put("INSERT OR REPLACE INTO meta VALUES (?1, ?2)", params![key, value])
+    }
+
+    pub fn meta_time(&self, key: &str, at_ns: i64) -> rusqlite::Result<()> {
+        self.meta(key, self.unix(at_ns))
+    }
+
+    pub fn state(&self, state: State) -> rusqlite::Result<()> {
+        self.meta("state", state.label())
+    }
+
+    pub fn gpu(&self, gpu: usize, state: &GpuState) -> rusqlite::Result<()> {
+        let device = &state.device;
+        self.put(
+            "INSERT OR REPLACE INTO gpus VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, NULL)",
+            params![
+                place(gpu),
+                device.index,
+                device.uuid,
+                device.name,
+                device.pci_bus_id,
+                device.parent_uuid,
+                device.mig_profile,
+                device.driver_version,
+                state.total_bytes().map(whole),
+                state.reserved_bytes().map(whole)
+            ],
+        )
+    }
+
+    pub fn known_until(&self, gpu: usize, until_ns: i64) -> rusqlite::Result<()> {
+        self.put("UPDATE gpus SET known_until_ns = ?2 WHERE gpu = ?1", params![place(gpu), self.unix(until_ns)])
+    }
+
+    pub fn tick(&self, sweep: Sweep) -> rusqlite::Result<()> {
+        let (begin_ns, end_ns) = (self.unix(sweep.begin_ns), self.unix(sweep.end_ns));
+        self.put("INSERT OR IGNORE INTO ticks VALUES (?1, ?2)", params![begin_ns, end_ns])
+    }
+
+    pub fn sample(&self, gpu: usize, at_ns: i64, nth: u32, used: Option<u64>) -> rusqlite::Result<()> {
+        let row = params![place(gpu), self.unix(at_ns), nth, used.map(whole)];
+        self.put("INSERT INTO samples VALUES (?1, ?2, ?3, ?4)", row)
+    }
+
+    pub fn usage(&self, gpu: usize, point: UsagePoint) -> rusqlite::Result<()> {
+        let row = params![place(gpu), self.unix(point.at_ns), point.power_watts, point.utilization_ratio];
+        self.put("INSERT OR IGNORE INTO usage VALUES (?1, ?2, ?3, ?4)", row)
+    }
+
+    pub fn annotation(&self, number: u64, event: &Event) -> rusqlite::Result<()> {
+        let memory = event.memory.unwrap_or_default();
+        let attributes = event.attributes.as_ref().map(|all| {
+            let value = |value| serde_json::to_value(value).unwrap_or_default();
+            serde_json::Map::from_iter(all.iter().map(|(name, scalar)| (name.to_string(), value(scalar))))
+        });
+        let row: [&dyn ToSql; 18] = [
+            &whole(number),
+            &self.unix(event.at_ns),
+            &word(&event.event),
+            &word(&event.kind),
+            &event.name,
+            &event.job,
+            &event.rank,
+            &event.world_size,
+            &event.step.map(whole),
+            &self.gpus(event.gpus.as_deref()),
+            &event.pid,
+            &memory.allocated.map(whole),
+            &memory.reserved.map(whole),
+            &memory.active.map(whole),
+            &memory.inactive_split.map(whole),
+            &memory.alloc_retries.map(whole),
+            &memory.ooms.map(whole),
+            &attributes.map(|all| serde_json::Value::Object(all).to_string()),
+        ];
+        self.put(
+            "INSERT INTO annotations VALUES \
+             (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+            row,
+        )
+    }
+
+    pub fn phase(&self, attributed: &Attributed) -> rusqlite::Result<()> {
+        let (ended, open) = (&attributed.ended, &attributed.ended.open);
+        let (begin_ns, end_ns) = (self.unix(open.begin_ns), self.unix(ended.end_ns));
+        let (kind, step) = (word(&open.kind), open.step.map(whole));
+        let row = params![&*ended.job, ended.rank, kind, &*open.name, step, begin_ns, end_ns];
+        self.put("INSERT INTO phases VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
+        let phase = self.connection.last_insert_rowid();
+        attributed.gpus.iter().try_for_each(|memory| self.phase_memory(phase, memory))
+    }
+
+    fn phase_memory(&self, phase: i64, memory: &PhaseMemory) -> rusqlite::Result<()> {
+        self.put(
+            "INSERT OR REPLACE INTO phase_memory VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            params![
+                phase,
+                place(memory.gpu),
+                memory.begin_bytes.map(whole),
+                memory.end_bytes.map(whole),
+                memory.peak_bytes.map(whole),
+                memory.min_bytes.map(whole),
+                memory.mean_bytes,
+                memory.drop_bytes.map(whole),
+                memory.gap_ns,
+                memory.usage.energy_joules,
+                memory.usage.idle_seconds,
+                memory.outside_allocator_bytes.map(whole)
+            ],
+        )
+    }
+
+    pub fn rank(&self, job: &str, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {
+        let row = params![job, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref())];
+        self.put("INSERT OR REPLACE INTO ranks VALUES (?1, ?2, ?3, ?4, ?5)", row)
+    }
+
+    pub fn finding(&self, row: &FindingRow) -> rusqlite::Result<()> {
+        self.put(
+            "INSERT OR REPLACE INTO findings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+            params![
+                whole(row.id),
+                row.kind,
+                row.severity,
+                row.certainty,
+                row.gpu_uuid,
+                row.job,
+                row.rank,
+                self.unix(row.begin_ns),
+                row.end_ns.map(|at_ns| self.unix(at_ns)),
+                row.what,
+                row.why,
+                row.advice,
+                row.evidence.to_string()
+            ],
+        )
+    }
+
+    pub fn trigger(&self, trigger: &Trigger) -> rusqlite::Result<()> {
+        let (job, rank) = match &trigger.reason {
+            Reason::Oom { job, rank } => (Some(job), Some(rank)),
+            Reason::Finding(_) | Reason::Asked => (None, None),
+        };
+        let row = params![self.unix(trigger.at_ns), trigger.reason.label(), job, rank, trigger.note];
+        self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5)", row)
+    }
+
+    /// A time of the timeline as this file has it.
+    pub fn unix(&self, at_ns: i64) -> i64 {
+        at_ns.saturating_add(self.shift_ns)
+    }
+
+    /// UUIDs of GPUs as a JSON array.
+    fn gpus(&self, positions: Option<&[usize]>) -> Json {
+        let uuid = |position: &usize| self.uuids.get(*position).cloned();
+        Json(positions.map(|positions| positions.iter().filter_map(uuid).collect()))
+    }
+
+    fn put(&self, sql: &str, row: impl rusqlite::Params) -> rusqlite::Result<()> {
+        self.connection.prepare_cached(sql)?.execute(row).map(|_| ())
+    }
+}
+
+/// A JSON array of texts, or nothing.
+struct Json(Option<Vec<String>>);
+
+impl ToSql for Json {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match &self.0 {
+            Some(texts) => ToSqlOutput::Owned(Value::Text(serde_json::Value::from(texts.clone()).to_string())),
+            None => ToSqlOutput::Borrowed(ValueRef::Null),
+        })
+    }
+}
+
+/// What is known of a rank while a recording is written.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct KnownRank {
+    world_size: Option<u32>,
+    pid: Option<u32>,
+    gpus: Option<std::sync::Arc<[usize]>>,
+}
+
+impl KnownRank {
+    pub fn of(rank: &Rank) -> Self {
+        Self { world_size: rank.world_size, pid: rank.pid, gpus: rank.gpus.clone() }
+    }
+}

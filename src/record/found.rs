@@ -1,0 +1,51 @@
+//! Findings as recordings keep them, and those that make the recorder write.
+
+use super::recorder::Recorder;
+use super::trigger::{FindingRow, Findings, Reason, Trigger};
+use crate::detect::{Change, Finding, Severity};
+use crate::node::Slot;
+use std::sync::Arc;
+
+/// The findings of the node's detectors.
+pub(super) struct OnBoard(pub Arc<Slot>);
+
+impl Findings for OnBoard {
+    fn between(&self, from_ns: i64, to_ns: i64) -> Vec<FindingRow> {
+        let board = self.0.detect().board();
+        let held = |finding: &&Finding| {
+            finding.sign.begin_ns <= to_ns && finding.ended_ns.is_none_or(|ended_ns| ended_ns >= from_ns)
+        };
+        board.active().chain(board.ended()).filter(held).map(row).collect()
+    }
+}
+
+fn row(finding: &Finding) -> FindingRow {
+    let (sign, subject) = (&finding.sign, &finding.sign.subject);
+    let evidence = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
+    FindingRow {
+        id: finding.id,
+        kind: sign.kind.label(),
+        severity: sign.severity.label().to_owned(),
+        certainty: super::file::word(&sign.certainty),
+        gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
+        job: subject.job.as_deref().map(str::to_owned),
+        rank: subject.rank,
+        begin_ns: sign.begin_ns,
+        end_ns: finding.ended_ns,
+        what: sign.text.what.clone(),
+        why: sign.text.why.clone(),
+        advice: sign.text.advice.clone(),
+        evidence: serde_json::Value::Object(evidence.collect()),
+    }
+}
+
+impl Recorder {
+    /// A turn of the detectors is over. Findings that are only worth knowing are no reason to write: an idle GPU would push
+    /// out what tells of trouble.
+    pub fn found(&self, change: &Change) {
+        for finding in change.raised.iter().filter(|finding| finding.sign.severity > Severity::Info) {
+            let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.raised_ns);
+            self.trigger(Trigger { reason, at_ns, note: finding.sign.text.what.clone() });
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The flight recorder: when something happens, the seconds before it and after it are written to a file.
+//!
+//! Enters: triggers (a finding, an `oom` mark, a request), and by reading only, the rings, the last sweeps, the last
+//! events and the ended phases. Leaves: recordings, SQLite files as `docs/recordings.md` has them, in a directory whose
+//! count and bytes are bounded. Invariants: everything here runs on one thread that stands back behind the sampler's,
+//! and only reads what the sampler writes; whoever triggers never waits for it; every trigger has one outcome that is
+//! counted; a kill leaves what was committed, which is all of the past once the file has any table. Absent on purpose:
+//! what makes a finding, which `detect` knows.
+
+mod admission;
+mod capture;
+mod directory;
+mod file;
+mod found;
+mod id;
+mod recorder;
+mod schema;
+mod settings;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod track;
+mod trigger;
+mod worker;
+
+pub use admission::Refusal;
+pub use directory::{Listed, State};
+pub use recorder::{Recorder, Request};
+pub use schema::{APPLICATION_ID, FORMAT_VERSION};
+pub use settings::{Settings, default_directory};
+pub use stats::{Outcome, Stats};
+pub use trigger::{Reason, Trigger};
+pub use worker::Worker;

@@ -1,0 +1,206 @@
+//! The handle on the recorder: whoever notices something triggers it, and never waits.
+
+use super::admission::{Admitted, Desk, Refusal};
+use super::directory::{self, Listed, State};
+use super::found::OnBoard;
+use super::id;
+use super::settings::Settings;
+use super::stats::{Outcome, Stats};
+use super::trigger::{Findings, Reason, Trigger};
+use super::worker::Worker;
+use crate::annotate::{Event, Intake};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::node::Slot;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How long after the request a capture that was asked for may go on, nanoseconds.
+const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
+
+/// A capture that begins.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub id: String,
+    pub trigger: Trigger,
+    pub begin_ns: i64,
+    pub end_ns: i64,
+}
+
+/// What somebody asks for; what is left out is as in the settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Request {
+    /// How far back, nanoseconds.
+    pub before_ns: Option<i64>,
+    /// How far ahead, nanoseconds.
+    pub after_ns: Option<i64>,
+    /// Why.
+    pub note: String,
+}
+
+/// What the handle and the thread share.
+pub(super) struct Shared {
+    pub settings: Settings,
+    pub stats: Stats,
+    pub slot: Arc<Slot>,
+    pub findings: Arc<dyn Findings>,
+    /// How far back the rings reach at most, nanoseconds.
+    retention_ns: i64,
+    desk: Mutex<Desk>,
+    starts: SyncSender<Start>,
+}
+
+/// The handle. Clones are the same recorder; the default one is switched off.
+#[derive(Clone, Default)]
+pub struct Recorder(Option<Arc<Shared>>);
+
+impl Recorder {
+    /// A recorder, which hears of `oom` marks from the intake, and what its thread runs; neither where the settings name
+    /// no directory. The rings reach back by `retention_ns` at most.
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        retention_ns: i64,
+        slot: &Arc<Slot>,
+        intake: &Arc<Intake>,
+    ) -> (Self, Option<Worker>) {
+        if settings.directory.is_none() {
+            return (Self(None), None);
+        }
+        let (settings, (starts, taken)) = (settings.clone(), sync_channel(1));
+        let (slot, stats, desk) = (Arc::clone(slot), Stats::default(), Mutex::default());
+        let findings = Arc::new(OnBoard(Arc::clone(&slot)));
+        let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, desk, starts });
+        let worker = Worker::new(Arc::clone(&shared), taken, Arc::clone(intake));
+        let recorder = Self(Some(shared));
+        let hears = recorder.clone();
+        intake.on_mark(Box::new(move |mark| hears.hear(mark)));
+        (recorder, Some(worker))
+    }
+
+    /// Something happened. Returns at once; what becomes of it is counted.
+    pub fn trigger(&self, trigger: Trigger) {
+        let Some(shared) = &self.0 else { return };
+        let settings = &shared.settings;
+        let interval = (settings.before_ns, settings.after_ns);
+        let mut desk = shared.desk();
+        let turned_away = match desk.admit(&trigger, settings) {
+            Admitted::Begin => shared.begin(&mut desk, trigger, interval).err().and_then(|refusal| refusal.outcome()),
+            Admitted::Joined => Some(Outcome::Joined),
+            Admitted::Cooldown => Some(Outcome::Cooldown),
+            Admitted::Busy => Some(Outcome::Busy),
+        };
+        if let Some(outcome) = turned_away {
+            shared.stats.count(outcome);
+        }
+    }
+
+    /// A job marked something.
+    fn hear(&self, mark: &Event) {
+        if mark.name.eq_ignore_ascii_case("oom") {
+            let reason = Reason::Oom { job: mark.job.clone(), rank: mark.rank };
+            let note = format!("rank {} of job `{}` marked `oom`", mark.rank, mark.job);
+            self.trigger(Trigger { reason, at_ns: mark.at_ns, note });
+        }
+    }
+
+    /// Somebody asks for a capture of now. Returns its name at once.
+    ///
+    /// # Errors
+    /// Why it is not taken.
+    pub fn ask(&self, request: Request) -> Result<String, Refusal> {
+        let shared = self.0.as_ref().ok_or(Refusal::Off)?;
+        let asked = shared.ask(request);
+        if let Some(outcome) = asked.as_ref().err().and_then(Refusal::outcome) {
+            shared.stats.count(outcome);
+        }
+        asked
+    }
+
+    /// All captures, newest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        let Some(shared) = &self.0 else { return Vec::new() };
+        shared.desk().listed.values().rev().cloned().collect()
+    }
+
+    /// The capture of this name, and its file. Only names that are listed have one.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<(Listed, PathBuf)> {
+        let shared = self.0.as_ref()?;
+        let listed = shared.desk().listed.get(id).cloned()?;
+        Some((listed, directory::whole(shared.settings.directory.as_deref()?, id)))
+    }
+
+    /// What became of triggers; `None` where the recorder is off.
+    #[must_use]
+    pub fn stats(&self) -> Option<&Stats> {
+        self.0.as_ref().map(|shared| &shared.stats)
+    }
+
+    /// Why nothing can be written at the moment.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.0.as_ref()?.desk().trouble.clone()
+    }
+}
+
+impl Shared {
+    pub fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, request: Request) -> Result<String, Refusal> {
+        let before_ns = request.before_ns.unwrap_or(self.settings.before_ns);
+        let after_ns = request.after_ns.unwrap_or(self.settings.after_ns);
+        for (what, asked_ns, most_ns) in
+            [("seconds_before", before_ns, self.retention_ns), ("seconds_after", after_ns, MOST_ASKED_AFTER_NS)]
+        {
+            if !(0..=most_ns).contains(&asked_ns) {
+                return Err(Refusal::Limit(format!("{what}: is not between 0 and {}", most_ns / SECOND_NS)));
+            }
+        }
+        let node = self.slot.node().ok_or(Refusal::NoGpus)?;
+        let mut desk = self.desk();
+        if let Some(running) = &desk.running {
+            return Err(Refusal::Busy { id: running.id.clone() });
+        }
+        let trigger = Trigger { reason: Reason::Asked, at_ns: node.clock.now_ns(), note: request.note };
+        self.begin(&mut desk, trigger, (before_ns, after_ns))
+    }
+
+    /// Begins a capture and hands it to the thread.
+    fn begin(&self, desk: &mut Desk, trigger: Trigger, (before_ns, after_ns): (i64, i64)) -> Result<String, Refusal> {
+        if let Some(trouble) = &desk.trouble {
+            return Err(Refusal::Unavailable(trouble.clone()));
+        }
+        let node = self.slot.node().ok_or(Refusal::NoGpus)?;
+        let mut unix_ns = trigger.at_ns.saturating_add(node.clock.unix_shift_ns());
+        let mut id = id::id(unix_ns, trigger.reason.label());
+        while desk.listed.contains_key(&id) {
+            unix_ns = unix_ns.saturating_add(MILLISECOND_NS);
+            id = id::id(unix_ns, trigger.reason.label());
+        }
+        let (begin_ns, end_ns) = (trigger.at_ns.saturating_sub(before_ns), trigger.at_ns.saturating_add(after_ns));
+        let listed = Listed {
+            id: id.clone(),
+            reason: trigger.reason.label().to_owned(),
+            note: trigger.note.clone(),
+            begin_unix_nano: Some(begin_ns.saturating_add(node.clock.unix_shift_ns())),
+            end_unix_nano: None,
+            bytes: 0,
+            state: State::Writing,
+        };
+        desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
+        let start = Start { id: id.clone(), trigger, begin_ns, end_ns };
+        if self.starts.try_send(start).is_err() {
+            desk.running = None;
+            return Err(Refusal::Ended);
+        }
+        desk.listed.insert(id.clone(), listed);
+        Ok(id)
+    }
+}
+
+/// Triggers for the thread.
+pub(super) type Starts = Receiver<Start>;

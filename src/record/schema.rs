@@ -1,0 +1,131 @@
+//! The tables of a recording, and how its file is written so that a kill leaves it readable.
+//!
+//! While it is written it is a database in WAL mode, called `….partial.sqlite`, with its journal beside it: what was
+//! committed is in one of the two when the process is killed, and whoever opens it finds it there. The lock is
+//! exclusive, so that SQLite keeps the journal's index on its heap: no shared memory that a full disk could take from
+//! under it. After the first commit, which has all of the past, and every few seconds the journal is written into the
+//! database and both are synced: that is what a power failure leaves. At the end the database leaves WAL mode, so that
+//! it is one file that opens anywhere, read-only folders too, and only then gets its final name.
+
+use rusqlite::{Connection, OpenFlags};
+use std::path::Path;
+use std::time::Duration;
+
+/// `HiWa` in the header of each file.
+pub const APPLICATION_ID: i32 = 0x4869_5761;
+/// The format of `docs/recordings.md`, in the header's user version.
+pub const FORMAT_VERSION: i32 = 1;
+
+/// Bytes of a page: SQLite's default.
+pub(super) const PAGE_BYTES: u64 = 4096;
+/// Kibibytes of SQLite's own cache. What does not fit spills into the journal.
+const CACHE_KIB: i64 = 1024;
+
+const TABLES: &str = "
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE gpus (
+    gpu INTEGER PRIMARY KEY, gpu_index TEXT NOT NULL, uuid TEXT NOT NULL, name TEXT, pci_bus_id TEXT, parent_uuid TEXT,
+    mig_profile TEXT, driver_version TEXT, memory_total_bytes INTEGER, memory_reserved_bytes INTEGER,
+    known_until_ns INTEGER
+);
+CREATE TABLE ticks (begin_ns INTEGER PRIMARY KEY, end_ns INTEGER NOT NULL);
+CREATE TABLE samples (
+    gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, nth INTEGER NOT NULL, used_bytes INTEGER,
+    PRIMARY KEY (gpu, at_ns, nth)
+) WITHOUT ROWID;
+CREATE TABLE usage (
+    gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, power_watts REAL, utilization_ratio REAL, PRIMARY KEY (gpu, at_ns)
+) WITHOUT ROWID;
+CREATE TABLE annotations (
+    id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, event TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+    job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, step INTEGER, gpus TEXT, pid INTEGER,
+    allocated_bytes INTEGER, reserved_bytes INTEGER, active_bytes INTEGER, inactive_split_bytes INTEGER,
+    alloc_retries INTEGER, ooms INTEGER, attributes TEXT
+);
+CREATE TABLE phases (
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+    step INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL
+);
+CREATE TABLE phase_memory (
+    phase INTEGER NOT NULL REFERENCES phases (id), gpu INTEGER NOT NULL, begin_bytes INTEGER, end_bytes INTEGER,
+    peak_bytes INTEGER, min_bytes INTEGER, mean_bytes REAL, drop_bytes INTEGER, gap_ns INTEGER NOT NULL,
+    energy_joules REAL, idle_seconds REAL, outside_allocator_bytes INTEGER, PRIMARY KEY (phase, gpu)
+) WITHOUT ROWID;
+CREATE TABLE ranks (
+    job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, pid INTEGER, gpus TEXT, PRIMARY KEY (job, rank)
+) WITHOUT ROWID;
+CREATE TABLE findings (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, severity TEXT NOT NULL, certainty TEXT NOT NULL, gpu_uuid TEXT, job TEXT,
+    rank INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER, what TEXT NOT NULL, why TEXT NOT NULL,
+    advice TEXT NOT NULL, evidence TEXT NOT NULL
+);
+CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL);
+-- Every single reading. A gap begins at the last good reading, which is therefore looked for before a gap that begins
+-- inside the sweep; times of samples are floored to the microsecond.
+CREATE VIEW samples_by_tick AS
+SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
+    SELECT s.used_bytes FROM samples s
+    WHERE s.gpu = g.gpu AND s.at_ns <= t.end_ns AND NOT (s.used_bytes IS NULL AND s.at_ns > t.begin_ns - 1000)
+    ORDER BY s.at_ns DESC, s.nth DESC LIMIT 1
+) AS used_bytes
+FROM gpus g CROSS JOIN ticks t;
+";
+
+/// Makes the file of a new recording, at most so large, and begins the transaction that its tables are in.
+pub(super) fn create(path: &Path, most_bytes: u64) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    tune(&connection)?;
+    let pages = i64::try_from(most_bytes / PAGE_BYTES).unwrap_or(i64::MAX).max(16);
+    connection.pragma_update(None, "max_page_count", pages)?;
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    connection.pragma_update(None, "application_id", APPLICATION_ID)?;
+    connection.pragma_update(None, "user_version", FORMAT_VERSION)?;
+    connection.execute_batch(TABLES)?;
+    Ok(connection)
+}
+
+fn tune(connection: &Connection) -> rusqlite::Result<()> {
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // In WAL mode this syncs where the journal is written into the database, and nowhere else.
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // When that is, the capture decides.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.set_prepared_statement_cache_capacity(32);
+    Ok(())
+}
+
+/// Writes the journal into the database and syncs both.
+pub(super) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
+/// Makes one file of the database and its journal, and closes it.
+pub(super) fn close(connection: Connection) -> rusqlite::Result<()> {
+    checkpoint(&connection)?;
+    connection.pragma_update(None, "journal_mode", "DELETE")?;
+    connection.close().map_err(|(_, error)| error)
+}
+
+/// Opens a recording that a killed process left behind, for [`close`] to make one file of it.
+pub(super) fn reopen(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    tune(&connection)?;
+    Ok(connection)
+}
+
+/// Opens a finished recording to look at it.
+pub(super) fn look(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    Connection::open_with_flags(path, flags)
+}
+
+/// A value of the table `meta`.
+pub(super) fn meta<T: rusqlite::types::FromSql>(connection: &Connection, key: &str) -> rusqlite::Result<T> {
+    connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0))
+}

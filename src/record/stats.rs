@@ -1,0 +1,98 @@
+//! What became of triggers and captures, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What became of a trigger: the values of the label `outcome`. Each has exactly one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Outcome {
+    /// Its capture was written whole.
+    Complete,
+    /// Its capture ended before its time: it grew to its limit, the GPUs went away, or the daemon stopped.
+    CutShort,
+    /// Its capture could not be written further: the disk is full, say. What was written before is kept.
+    Failed,
+    /// It came while a capture was taken, which tells of it and goes on for longer.
+    Joined,
+    /// It came too soon after a capture of the same reason.
+    Cooldown,
+    /// Another capture was being taken.
+    Busy,
+    /// There is no directory that can be written to.
+    Unavailable,
+    /// There are no GPUs to tell of.
+    NoGpus,
+    /// The recorder's thread does not take triggers any more.
+    Dropped,
+}
+
+impl Outcome {
+    /// Every outcome, in the order of their numbers.
+    pub const ALL: [Outcome; 9] = [
+        Outcome::Complete,
+        Outcome::CutShort,
+        Outcome::Failed,
+        Outcome::Joined,
+        Outcome::Cooldown,
+        Outcome::Busy,
+        Outcome::Unavailable,
+        Outcome::NoGpus,
+        Outcome::Dropped,
+    ];
+
+    /// The label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Outcome::Complete => "complete",
+            Outcome::CutShort => "cut_short",
+            Outcome::Failed => "failed",
+            Outcome::Joined => "joined",
+            Outcome::Cooldown => "cooldown",
+            Outcome::Busy => "busy",
+            Outcome::Unavailable => "unavailable",
+            Outcome::NoGpus => "no_gpus",
+            Outcome::Dropped => "dropped",
+        }
+    }
+}
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+pub struct Stats {
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+    removed: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Stats {
+    pub(super) fn count(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self) {
+        self.removed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// How many triggers had this outcome.
+    #[must_use]
+    pub fn outcome(&self, outcome: Outcome) -> u64 {
+        self.outcomes[outcome as usize].load(Ordering::Relaxed)
+    }
+
+    /// Captures removed to make room.
+    #[must_use]
+    pub fn removed(&self) -> u64 {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that all captures take, the one being written too.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,433 @@
+//! What was read is what the file tells, and the folder keeps to its bounds whatever happens.
+
+use super::admission::Refusal;
+use super::capture::{Capture, View};
+use super::directory::State;
+use super::recorder::Start;
+use super::trigger::{FindingRow, Findings, Reason, Trigger};
+use super::{Outcome, Recorder, Request, Settings, schema};
+use crate::annotate::wire::Annotation;
+use crate::annotate::{Intake, Limits, LogLimits};
+use crate::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use crate::node::{Node, Periods, Slot};
+use crate::ring;
+use crate::sample::{Sampler, Ticked};
+use crate::source::{CallStats, Device, Error, Event, Medium, Pcie, Process, Rare, Slow, Source};
+use proptest::prelude::*;
+use rusqlite::Connection;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const START_NS: i64 = 1_795_207_211_009_094_564;
+const GPUS: usize = 2;
+
+/// GPUs that answer what they are told to, and note whether they were asked.
+struct Script {
+    devices: Vec<Device>,
+    next: Mutex<[Option<u64>; GPUS]>,
+    given: Mutex<[Option<u64>; GPUS]>,
+}
+
+impl Source for Script {
+    fn description(&self) -> String {
+        "script".into()
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+        let next = self.next.lock().unwrap()[gpu];
+        self.given.lock().unwrap()[gpu] = next;
+        next.ok_or_else(|| Error::Failed("as told".into()))
+    }
+
+    fn medium(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Medium {
+        Medium::default()
+    }
+
+    fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {
+        Slow::default()
+    }
+
+    fn processes(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<Vec<Process>> {
+        None
+    }
+
+    fn pcie(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Pcie {
+        Pcie::default()
+    }
+
+    fn rare(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Rare {
+        Rare::default()
+    }
+
+    fn energy_joules(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<f64> {
+        None
+    }
+
+    fn reacquire(&self, _gpu: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wait_event(&self, _timeout: Duration) -> Result<Option<Event>, Error> {
+        Err(Error::Unsupported)
+    }
+}
+
+/// A node whose every reading is told by the test.
+struct Rig {
+    clock: Arc<Manual>,
+    script: Arc<Script>,
+    node: Arc<Node>,
+    sampler: Sampler,
+    intake: Arc<Intake>,
+    slot: Arc<Slot>,
+    folder: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let clock = Arc::new(Manual::at(START_NS));
+        let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
+        let devices = (0..GPUS).map(device).collect();
+        let script = Arc::new(Script { devices, next: Mutex::default(), given: Mutex::default() });
+        let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        let (node, writers) =
+            Node::new(Arc::clone(&script) as _, Arc::clone(&clock) as _, config, Periods::default(), None).unwrap();
+        node.ticks.keep_log(60_000);
+        let mut sampler = node.sampler(writers);
+        sampler.set_gap_after(3 * MILLISECOND_NS);
+        let limits = LogLimits { keep_ns: 600 * SECOND_NS, bytes: 1 << 20 };
+        let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(limits);
+        intake.set_devices(&script.devices);
+        let (node, slot) = (Arc::new(node), Arc::new(Slot::empty(false)));
+        slot.fill(Arc::clone(&node));
+        let folder = tempfile::tempdir().unwrap();
+        Self { clock, script, node, sampler, intake: Arc::new(intake), slot, folder }
+    }
+
+    /// One sweep this long after the last; returns when it began and what each GPU gave, unless none was asked.
+    fn sweep(&mut self, after_ns: i64, answers: [Option<u64>; GPUS]) -> Option<(i64, [Option<u64>; GPUS])> {
+        self.clock.advance_to(self.clock.now_ns() + after_ns);
+        *self.script.next.lock().unwrap() = answers;
+        *self.script.given.lock().unwrap() = [None; GPUS];
+        let ticked = self.sampler.tick(self.clock.now_ns(), |_| ());
+        (ticked == Ticked::Taken).then(|| (self.clock.now_ns(), *self.script.given.lock().unwrap()))
+    }
+
+    fn say(&self, json: &str) {
+        let annotation: Annotation = serde_json::from_str(json).unwrap();
+        self.intake.take(annotation, None).unwrap();
+        self.node.join.advance(&self.intake, self.clock.now_ns());
+    }
+
+    fn capture(&self, path: &Path, (begin_ns, end_ns): (i64, i64), findings: Arc<dyn Findings>) -> Capture {
+        let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into() };
+        let start = Start { id: "id".into(), trigger, begin_ns, end_ns };
+        Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings).unwrap()
+    }
+
+    /// A recorder over this node, and its thread, which ends when the switch is set.
+    fn recorder(&self, settings: Settings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
+        let (recorder, worker) = Recorder::new(&settings, 600 * SECOND_NS, &self.slot, &self.intake);
+        let (worker, stop) = (worker.unwrap(), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        (recorder, stop, std::thread::spawn(move || worker.run(&stopped)))
+    }
+
+    fn settings(&self) -> Settings {
+        let directory = Some(self.folder.path().join("captures"));
+        let (before_ns, after_ns, cooldown_ns) = (SECOND_NS, SECOND_NS / 10, 0);
+        Settings { directory, before_ns, after_ns, cooldown_ns, most_files: 3, most_bytes: 4 << 20 }
+    }
+
+    /// Lets time pass, a millisecond at a time with changing memory and some twenty times as fast as it is, until
+    /// something is so.
+    fn until(&mut self, what: &str, is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        for n in 0_u64.. {
+            if is_so() {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+            self.sweep(MILLISECOND_NS, [Some(n << 21), Some(7)]);
+            if n % 20 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+type Told = Vec<(i64, [Option<u64>; GPUS])>;
+
+/// Every reading that a recording tells, sweep by sweep.
+fn told(connection: &Connection) -> Told {
+    let sql = "SELECT begin_ns, max(CASE gpu WHEN 0 THEN used_bytes END), max(CASE gpu WHEN 1 THEN used_bytes END) \
+               FROM samples_by_tick GROUP BY begin_ns ORDER BY begin_ns";
+    let mut statement = connection.prepare(sql).unwrap();
+    let bytes = |value: Option<i64>| value.map(i64::cast_unsigned);
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, [bytes(row.get(1)?), bytes(row.get(2)?)]))).unwrap();
+    rows.map(Result::unwrap).collect()
+}
+
+/// The change points that a recording has of one GPU.
+fn points(connection: &Connection, gpu: i64) -> Vec<(i64, Option<u64>)> {
+    let sql = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+    let mut statement = connection.prepare(sql).unwrap();
+    let point = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?.map(i64::cast_unsigned)));
+    statement.query_map([gpu], point).unwrap().map(Result::unwrap).collect()
+}
+
+fn integrity(connection: &Connection) -> String {
+    connection.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap()
+}
+
+fn answer() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![4 => Just(Some(7)), 4 => (0..90_000_u64).prop_map(|granules| Some(granules << 21)), 1 => Just(None)]
+}
+
+fn spacing_ns() -> impl Strategy<Value = i64> {
+    prop_oneof![8 => 970_000..1_030_000_i64, 2 => 2_000..5_000_000_i64, 1 => 5_000_000..80_000_000_i64]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever was read, failed or was late, and whenever the capture looked: the file tells every reading.
+    #[test]
+    fn every_reading_of_the_interval_is_told(
+        sweeps in prop::collection::vec((spacing_ns(), answer(), answer(), 0..8_u8), 2..400),
+        trigger in any::<prop::sample::Index>(),
+        before_ns in 0..300_000_000_i64,
+        after_ns in 0..200_000_000_i64,
+    ) {
+        let mut rig = Rig::new();
+        let path = rig.folder.path().join("it.sqlite");
+        let (mut capture, mut given, mut interval) = (None::<Capture>, Told::new(), (0, 0));
+        let trigger = trigger.index(sweeps.len());
+        for (number, (after_sweep_ns, zero, one, look)) in sweeps.iter().enumerate() {
+            given.extend(rig.sweep(*after_sweep_ns, [*zero, *one]));
+            if number == trigger {
+                interval = (rig.clock.now_ns() - before_ns, rig.clock.now_ns() + after_ns);
+                capture = Some(rig.capture(&path, interval, Arc::new(OneFinding)));
+            }
+            if let Some(capture) = capture.as_mut().filter(|_| number == trigger || *look == 0) {
+                capture.advance(&[], &|| ()).unwrap();
+            }
+        }
+        let mut capture = capture.unwrap();
+        capture.advance(&[], &|| ()).unwrap();
+        capture.finish(State::Complete).unwrap();
+        let file = schema::look(&path).unwrap();
+        prop_assert_eq!(integrity(&file), "ok");
+        given.retain(|(at_ns, _)| (interval.0..=interval.1).contains(at_ns));
+        prop_assert_eq!(told(&file), given);
+        for (gpu, ring) in rig.node.rings.iter().enumerate() {
+            let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { continue };
+            let (from_ns, to_ns) = (interval.0.max(oldest_ns), interval.1.min(newest_ns));
+            if from_ns > to_ns { continue }
+            let mut wanted = ring.changes_from(from_ns, to_ns).unwrap();
+            wanted.dedup_by_key(|point| point.used);
+            let wanted: Vec<_> = wanted.iter().map(|point| (point.at_ns, point.used)).collect();
+            let kept: Vec<_> = points(&file, gpu as i64).into_iter().filter(|(at_ns, _)| (from_ns..=to_ns).contains(at_ns)).collect();
+            // Where nothing is known before or after, there is one point more that says so.
+            prop_assert!(kept.starts_with(&wanted), "{kept:?} {wanted:?}");
+            prop_assert!(kept[wanted.len()..].iter().all(|(_, used)| used.is_none()), "{kept:?} {wanted:?}");
+        }
+    }
+}
+
+struct OneFinding;
+
+impl Findings for OneFinding {
+    fn between(&self, from_ns: i64, _to_ns: i64) -> Vec<FindingRow> {
+        vec![FindingRow {
+            id: 9,
+            kind: "allocator_thrash",
+            severity: "warning".into(),
+            certainty: "confirmed".into(),
+            gpu_uuid: Some("GPU-1".into()),
+            job: Some("job".into()),
+            rank: Some(1),
+            begin_ns: from_ns,
+            end_ns: None,
+            what: "what".into(),
+            why: "why".into(),
+            advice: "advice".into(),
+            evidence: serde_json::json!({ "drop_bytes": 9 }),
+        }]
+    }
+}
+
+#[test]
+fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    rig.say(r#"{"event":"begin","name":"forward","job":"job","rank":1,"gpu":1,"step":4}"#);
+    for n in 0..50 {
+        rig.sweep(MILLISECOND_NS, [Some(n), Some(n + 1)]);
+        rig.node.gpus[1].set_medium(rig.clock.now_ns(), Medium { power_watts: Some(500.0), ..Medium::default() });
+    }
+    rig.say(
+        r#"{"event":"end","name":"forward","job":"job","rank":1,"memory":{"alloc_retries":3},"attributes":{"a":1}}"#,
+    );
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (now_ns - SECOND_NS, now_ns + 5 * MILLISECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    rig.say(r#"{"event":"mark","name":"oom","job":"job","rank":1}"#);
+    for n in 0..9 {
+        rig.sweep(MILLISECOND_NS, [Some(n), (n == 0).then_some(1)]);
+    }
+    rig.node.join.advance(&rig.intake, rig.clock.now_ns());
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::Complete).unwrap();
+    let file = schema::look(&path).unwrap();
+    let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
+    assert_eq!(
+        one("SELECT group_concat(event || ' ' || name) FROM (SELECT * FROM annotations ORDER BY id)"),
+        "begin forward,end forward,mark oom"
+    );
+    assert_eq!(
+        one(
+            "SELECT gpus || alloc_retries || attributes FROM (SELECT max(gpus) gpus, max(alloc_retries) alloc_retries, max(attributes) attributes FROM annotations)"
+        ),
+        r#"["GPU-1"]3{"a":1}"#
+    );
+    assert_eq!(
+        one(
+            "SELECT name || ' ' || step || ' ' || m.gpu || ' ' || peak_bytes FROM phases JOIN phase_memory m ON phase = id"
+        ),
+        "forward 4 1 50"
+    );
+    assert_eq!(one("SELECT job || rank || gpus FROM ranks"), r#"job1["GPU-1"]"#);
+    assert_eq!(one("SELECT kind || id || evidence FROM findings"), r#"allocator_thrash9{"drop_bytes":9}"#);
+    assert_eq!(one("SELECT reason || note FROM triggers"), "askedwhy");
+    assert_eq!(one("SELECT count(*) || ' ' || max(power_watts) FROM usage"), "50 500.0");
+    assert_eq!(one("SELECT value FROM meta WHERE key = 'state'"), "complete");
+    let number = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(number("PRAGMA user_version"), i64::from(super::FORMAT_VERSION));
+    assert_eq!(number("PRAGMA application_id"), i64::from(super::APPLICATION_ID));
+    assert!(!std::fs::exists(path.with_extension("sqlite-wal")).unwrap(), "one file is all of it");
+}
+
+#[test]
+fn captures_beyond_their_number_are_removed_oldest_first() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        let id = recorder.ask(Request::default()).unwrap();
+        let seen = recorder.clone();
+        rig.until("complete", || seen.list().iter().any(|listed| listed.id == id && listed.state == State::Complete));
+        ids.push(id);
+    }
+    let listed: Vec<_> = recorder.list().into_iter().rev().map(|listed| listed.id).collect();
+    assert_eq!(listed, ids[2..]);
+    let stats = recorder.stats().unwrap();
+    assert_eq!((stats.outcome(Outcome::Complete), stats.removed()), (5, 2));
+    let kept: u64 = recorder.list().iter().map(|listed| listed.bytes).sum();
+    assert_eq!(stats.bytes(), kept + (1 << 20), "with the reserve");
+    let files = std::fs::read_dir(rig.folder.path().join("captures")).unwrap();
+    let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| name.ends_with(".sqlite")).count(), 3);
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+#[test]
+fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readable() {
+    let mut rig = Rig::new();
+    // A third of 4 MiB is what one may take; a changing GPU fills that within a minute.
+    let settings = Settings { after_ns: 300 * SECOND_NS, ..rig.settings() };
+    let (recorder, stop, thread) = rig.recorder(settings);
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    for round in 1..=3 {
+        recorder.ask(Request::default()).unwrap();
+        let seen = recorder.clone();
+        rig.until("cut short", || seen.stats().unwrap().outcome(Outcome::CutShort) == round);
+        assert!(recorder.stats().unwrap().bytes() <= 4 << 20, "{}", recorder.stats().unwrap().bytes());
+    }
+    let listed = recorder.list();
+    assert!(listed.len() < 4 && listed[0].state == State::CutShort, "{listed:?}");
+    let (_, path) = recorder.find(&listed[0].id).unwrap();
+    let file = schema::look(&path).unwrap();
+    assert_eq!(integrity(&file), "ok");
+    let end_ns: i64 = schema::meta(&file, "end_ns").unwrap();
+    // Times of samples are floored to the microsecond, those of sweeps are not.
+    let last = told(&file).pop().unwrap();
+    assert!(last.0 - end_ns < 1_000 && last.1.iter().all(Option::is_some), "{last:?} {end_ns}");
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_folder_that_cannot_be_had_is_told_and_counted() {
+    let rig = Rig::new();
+    std::fs::write(rig.folder.path().join("captures"), "a file").unwrap();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    while recorder.trouble().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(recorder.ask(Request::default()), Err(Refusal::Unavailable(_))));
+    recorder.trigger(Trigger { reason: Reason::Finding("xid"), at_ns: START_NS, note: String::new() });
+    assert_eq!(recorder.stats().unwrap().outcome(Outcome::Unavailable), 2);
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+#[test]
+fn what_is_asked_for_beyond_the_limits_is_refused() {
+    let rig = Rig::new();
+    assert_eq!(Recorder::default().ask(Request::default()), Err(Refusal::Off));
+    let (recorder, _worker) = Recorder::new(&rig.settings(), 600 * SECOND_NS, &rig.slot, &rig.intake);
+    for (before_s, after_s) in [(601, 1), (1, 301), (-1, 1), (1, -1)] {
+        let request =
+            Request { before_ns: Some(before_s * SECOND_NS), after_ns: Some(after_s * SECOND_NS), note: String::new() };
+        assert!(matches!(recorder.ask(request), Err(Refusal::Limit(_))), "{before_s} {after_s}");
+    }
+    let id = recorder.ask(Request::default()).unwrap();
+    assert_eq!(recorder.ask(Request::default()), Err(Refusal::Busy { id: id.clone() }));
+    assert!(recorder.find(&id).is_some() && recorder.find("../captures").is_none());
+}
+
+#[test]
+fn what_a_killed_process_left_is_finished_at_the_next_start() {
+    let mut rig = Rig::new();
+    let folder = rig.folder.path().join("captures");
+    std::fs::create_dir_all(&folder).unwrap();
+    let name = |what: &str| folder.join(format!("20261120T204011.009Z-{what}.partial.sqlite"));
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&name("oom"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    let nothing = rig.capture(&name("xid"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
+    // As a kill leaves them: nothing is closed, and the locks are another's, which the copies do not have.
+    for what in ["oom", "xid"] {
+        for suffix in ["", "-wal"] {
+            let from = format!("{}{suffix}", name(what).display());
+            let to = from.replace("204011", "204012");
+            if std::fs::exists(&from).unwrap() {
+                std::fs::copy(&from, to).unwrap();
+            }
+        }
+    }
+    drop((capture, nothing));
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    while recorder.list().is_empty() {
+        std::thread::yield_now();
+    }
+    let listed = recorder.list();
+    let copy = listed.iter().find(|listed| listed.id == "20261120T204012.009Z-oom").unwrap();
+    assert_eq!((copy.state, copy.begin_unix_nano), (State::Interrupted, Some(now_ns - SECOND_NS)));
+    assert!(listed.iter().all(|listed| listed.reason == "oom"), "what has nothing is removed: {listed:?}");
+    let (_, path) = recorder.find(&copy.id).unwrap();
+    assert_eq!(told(&schema::look(&path).unwrap()).len(), 1);
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}

@@ -1,0 +1,281 @@
+//! The recorder's thread: waits for triggers, takes one capture at a time, and keeps the folder within its bounds.
+//!
+//! Whatever the disk does costs this thread time and nobody else: the sampler and the intake do not know that it exists.
+
+use super::capture::{Capture, View};
+use super::directory::{self, Directory, State};
+use super::recorder::{Shared, Start, Starts};
+use super::stats::Outcome;
+use crate::annotate::Intake;
+use rusqlite::ErrorCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often what has come is written: what a kill can lose.
+const WRITE_PERIOD: Duration = Duration::from_millis(250);
+/// How often what was written is synced: what a power failure can lose, beside the past, which is synced at once.
+const SYNC_PERIOD: Duration = Duration::from_secs(1);
+/// How often the thread looks whether the daemon stops.
+const STOP_PERIOD: Duration = Duration::from_millis(50);
+/// How long a folder that could not be had, or a file that could not be finished, is left alone.
+const RETRY: Duration = Duration::from_secs(30);
+/// A capture whose timeline stands still for so long is over: the recording that is replayed has ended.
+const STANDSTILL: Duration = Duration::from_secs(5);
+/// A disk with so many bytes left is not full.
+const ROOM_BYTES: u64 = 1 << 20;
+/// How long after a failure that was logged the same one is not.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// What the thread runs.
+pub struct Worker {
+    shared: Arc<Shared>,
+    starts: Starts,
+    intake: Arc<Intake>,
+    directory: Option<Directory>,
+    looked: Option<Instant>,
+    /// Whether a file could not be finished and is to be tried again.
+    is_left: bool,
+    told: Option<Instant>,
+}
+
+/// Why a capture went no further.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{0}")]
+    Sql(#[from] rusqlite::Error),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl Worker {
+    pub(super) fn new(shared: Arc<Shared>, starts: Starts, intake: Arc<Intake>) -> Self {
+        Self { shared, starts, intake, directory: None, looked: None, is_left: false, told: None }
+    }
+
+    /// Takes captures until `stop`, behind every other thread. One that is being taken then ends before its time.
+    pub fn run(mut self, stop: &AtomicBool) {
+        crate::cli::serve::stand_back();
+        while !stop.load(Ordering::Relaxed) {
+            self.look_after_directory();
+            match self.starts.recv_timeout(STOP_PERIOD) {
+                Ok(start) => self.take(&start, stop),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Opens the folder where it is not open, now and then.
+    fn look_after_directory(&mut self) {
+        let is_well = self.directory.is_some() && !self.is_left;
+        if is_well || self.looked.is_some_and(|looked| looked.elapsed() < RETRY) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        if std::mem::take(&mut self.is_left) {
+            self.finish_what_is_left();
+            return;
+        }
+        let Some(path) = self.shared.settings.directory.clone() else { return };
+        let opened = Directory::open(&path).and_then(|directory| Ok((directory.recover_and_list()?, directory)));
+        let mut desk = self.shared.desk();
+        match opened {
+            Ok(((listed, is_left), directory)) => {
+                self.is_left = is_left;
+                desk.relist(listed);
+                desk.trouble = None;
+                drop(desk);
+                self.directory = Some(directory);
+                self.make_room();
+            }
+            Err(error) => {
+                let trouble = format!("{}: {error}", path.display());
+                if desk.trouble.as_ref() != Some(&trouble) {
+                    tracing::warn!("captures cannot be written (captures.directory): {trouble}");
+                }
+                desk.trouble = Some(trouble);
+            }
+        }
+    }
+
+    /// Takes one capture.
+    fn take(&mut self, start: &Start, stop: &AtomicBool) {
+        let view = self.shared.slot.node().map(|node| View::of(&node));
+        let outcome = match (&self.directory, view) {
+            (None, _) => Outcome::Unavailable,
+            (_, None) => Outcome::NoGpus,
+            (Some(_), Some(view)) => self.write(start, view, stop),
+        };
+        self.shared.stats.count(outcome);
+        let mut desk = self.shared.desk();
+        desk.end(&start.id);
+        if desk.listed.get(&start.id).is_some_and(|listed| listed.state == State::Writing) {
+            desk.listed.remove(&start.id);
+        }
+        drop(desk);
+        self.make_room();
+    }
+
+    fn finish_what_is_left(&mut self) {
+        let Some(listed) = self.directory.as_ref().map(Directory::recover_and_list) else { return };
+        match listed {
+            Ok((listed, is_left)) => {
+                self.is_left = is_left;
+                self.shared.desk().relist(listed);
+                self.make_room();
+            }
+            Err(error) => self.tell(&format!("the folder of captures cannot be read: {error}")),
+        }
+    }
+
+    fn write(&mut self, start: &Start, view: View, stop: &AtomicBool) -> Outcome {
+        let written = self.begin(start, view).map_err(Trouble::from).map(|mut capture| {
+            let ended = self.follow(&mut capture, &start.id, stop);
+            (capture, ended)
+        });
+        let (capture, ended) = match written {
+            Ok((capture, ended)) if capture.is_committed() => (capture, ended),
+            // Nothing was committed: there is nothing to keep.
+            failed => {
+                let trouble = failed.and_then(|(_, ended)| ended).err();
+                self.tell(&format!("capture {}: {}", start.id, trouble.map_or_else(String::new, |e| e.to_string())));
+                self.discard(&start.id);
+                return Outcome::Failed;
+            }
+        };
+        let state = ended.unwrap_or_else(|trouble| {
+            let (limit, state) = match self.is_limit(&trouble) {
+                true => (" (it has grown to a third of captures.most_bytes)", State::CutShort),
+                false => ("", State::Failed),
+            };
+            self.tell(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
+            self.release();
+            state
+        });
+        if let Err(trouble) = self.finish(capture, &start.id, state) {
+            // What was committed stays where it is, and is made one file of when there is room.
+            self.is_left = true;
+            self.tell(&format!("capture {} cannot be finished: {trouble}", start.id));
+            return Outcome::Failed;
+        }
+        match state {
+            State::Complete => Outcome::Complete,
+            State::CutShort => Outcome::CutShort,
+            _ => Outcome::Failed,
+        }
+    }
+
+    /// Whether a file grew to its own limit, which SQLite tells as it tells a disk that is full.
+    fn is_limit(&self, trouble: &Trouble) -> bool {
+        let is_full = matches!(trouble, Trouble::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull));
+        is_full && self.directory.as_ref().is_some_and(|directory| directory.free_bytes() > ROOM_BYTES)
+    }
+
+    fn begin(&self, start: &Start, view: View) -> rusqlite::Result<Capture> {
+        if let Some(directory) = &self.directory {
+            directory.reserve();
+        }
+        self.make_room();
+        let path = self.shared.settings.directory.as_deref().map(|folder| directory::partial(folder, &start.id));
+        let most_bytes = self.shared.settings.most_capture_bytes();
+        let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
+        Capture::begin(&path.unwrap_or_default(), most_bytes, start, view, intake, findings)
+    }
+
+    /// Writes until the capture is over, and tells how it ended.
+    fn follow(&self, capture: &mut Capture, id: &str, stop: &AtomicBool) -> Result<State, Trouble> {
+        let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
+        loop {
+            let (end_ns, joined) = self.shared.desk().take_joined();
+            capture.set_end(end_ns);
+            let is_over = capture.is_over();
+            capture.advance(&joined, &|| self.account(id))?;
+            self.account(id);
+            if is_over && self.shared.desk().close(id, end_ns) {
+                return Ok(State::Complete);
+            }
+            if capture.now_ns() != now_ns {
+                (now_ns, moved) = (capture.now_ns(), Instant::now());
+            }
+            let is_gone = !capture.is_of(self.shared.slot.node().as_deref());
+            if stop.load(Ordering::Relaxed) || is_gone || moved.elapsed() > STANDSTILL {
+                return Ok(State::CutShort);
+            }
+            if synced.is_none_or(|synced| synced.elapsed() >= SYNC_PERIOD) {
+                capture.sync()?;
+                synced = Some(Instant::now());
+            }
+            wait(WRITE_PERIOD, stop);
+        }
+    }
+
+    fn finish(&self, capture: Capture, id: &str, state: State) -> Result<(), Trouble> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let end_unix_ns = capture.finish(state)?;
+        let bytes = directory.publish(id)?;
+        let mut desk = self.shared.desk();
+        if let Some(listed) = desk.listed.get_mut(id) {
+            (listed.state, listed.bytes, listed.end_unix_nano) = (state, bytes, Some(end_unix_ns));
+        }
+        drop(desk);
+        tracing::info!(id, bytes, "capture {}", state.label());
+        Ok(())
+    }
+
+    fn discard(&self, id: &str) {
+        if let Some(directory) = &self.directory {
+            directory.discard(id);
+        }
+    }
+
+    fn release(&self) {
+        if let Some(directory) = &self.directory {
+            directory.release();
+        }
+    }
+
+    /// Notes how large the file has become, and makes room for it.
+    fn account(&self, id: &str) {
+        let bytes = self.directory.as_ref().map_or(0, |directory| directory.partial_bytes(id));
+        if let Some(listed) = self.shared.desk().listed.get_mut(id) {
+            listed.bytes = bytes;
+        }
+        self.make_room();
+    }
+
+    /// Removes the oldest captures until all keep to their bounds.
+    fn make_room(&self) {
+        let Some(directory) = &self.directory else { return };
+        let other_bytes = directory.other_bytes();
+        let remove = self.shared.desk().to_remove(&self.shared.settings, other_bytes);
+        for id in remove {
+            if let Err(error) = directory.remove(&id)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(id, %error, "an old capture cannot be removed");
+                break;
+            }
+            self.shared.desk().listed.remove(&id);
+            self.shared.stats.remove();
+        }
+        self.shared.stats.set_bytes(self.shared.desk().bytes() + other_bytes);
+    }
+
+    /// Logs a failure, unless one was just logged.
+    fn tell(&mut self, failure: &str) {
+        if self.told.is_none_or(|told| told.elapsed() >= LOG_PERIOD) {
+            tracing::warn!("{failure}");
+            self.told = Some(Instant::now());
+        }
+    }
+}
+
+fn wait(period: Duration, stop: &AtomicBool) {
+    let until = Instant::now() + period;
+    while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+        thread::sleep(STOP_PERIOD.min(until.saturating_duration_since(Instant::now())));
+    }
+}

@@ -1,0 +1,132 @@
+//! When the last sweeps began and ended, so that a recording can tell each single reading: the rings keep only what
+//! changed.
+//!
+//! Enters: each sweep, from the one thread that samples. Leaves: the sweeps of an interval, for any number of readers.
+//! Invariants: a note is three stores, without a lock or an allocation; a reader never makes the writer wait, and drops
+//! what was overwritten while it read. Absent on purpose: memory, which the rings have.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+/// One sweep over all GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sweep {
+    /// When it began, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// When its last GPU had answered, nanoseconds of the timeline.
+    pub end_ns: i64,
+}
+
+/// The last sweeps. One thread writes, any number read.
+#[derive(Debug)]
+pub struct TickLog {
+    begins_ns: Box<[AtomicI64]>,
+    /// How long each took, nanoseconds; 4.29 s where it took longer.
+    lengths_ns: Box<[AtomicU32]>,
+    /// Sweeps noted so far; the next one goes to this place.
+    head: AtomicU64,
+}
+
+impl TickLog {
+    /// A log of the last `sweeps` sweeps, 12 bytes each. With 0 it keeps none.
+    #[must_use]
+    pub fn new(sweeps: usize) -> Self {
+        Self {
+            begins_ns: (0..sweeps).map(|_| AtomicI64::new(0)).collect(),
+            lengths_ns: (0..sweeps).map(|_| AtomicU32::new(0)).collect(),
+            head: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes a sweep. Only the sampling thread of the moment may call this.
+    pub(super) fn note(&self, begin_ns: i64, end_ns: i64) {
+        let head = self.head.load(Ordering::Relaxed);
+        let Some(place) = self.place(head) else { return };
+        let length_ns = u32::try_from(end_ns.saturating_sub(begin_ns).max(0)).unwrap_or(u32::MAX);
+        // With release each, so that a reader that sees any of these values also sees the head of the note before.
+        self.begins_ns[place].store(begin_ns, Ordering::Release);
+        self.lengths_ns[place].store(length_ns, Ordering::Release);
+        self.head.store(head + 1, Ordering::Release);
+    }
+
+    /// Sweeps noted so far: the number of the next one.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// The kept sweeps from number `from` on, in order, and the number after the last of them.
+    #[must_use]
+    pub fn since(&self, from: u64) -> (Vec<Sweep>, u64) {
+        let head = self.count();
+        let first = from.max(head.saturating_sub(self.begins_ns.len() as u64)).min(head);
+        let read = |number| {
+            let place = self.place(number)?;
+            let begin_ns = self.begins_ns[place].load(Ordering::Acquire);
+            let length_ns = self.lengths_ns[place].load(Ordering::Acquire);
+            Some(Sweep { begin_ns, end_ns: begin_ns.saturating_add(length_ns.into()) })
+        };
+        let mut sweeps: Vec<Sweep> = (first..head).filter_map(read).collect();
+        // The writer may have gone round meanwhile, and may be writing the place of its next note.
+        let oldest = (self.count() + 1).saturating_sub(self.begins_ns.len() as u64);
+        let overwritten = usize::try_from(oldest.saturating_sub(first)).unwrap_or(usize::MAX);
+        sweeps.drain(..overwritten.min(sweeps.len()));
+        (sweeps, head)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the remainder is below a usize")]
+    fn place(&self, number: u64) -> Option<usize> {
+        number.checked_rem(self.begins_ns.len() as u64).map(|place| place as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn the_last_sweeps_are_kept_in_order() {
+        let log = TickLog::new(4);
+        for n in 0..6 {
+            log.note(n * 10, n * 10 + 3);
+        }
+        let (sweeps, next) = log.since(0);
+        // One place is always given up, because the next note may be under way there.
+        let begins: Vec<_> = sweeps.iter().map(|sweep| sweep.begin_ns).collect();
+        assert_eq!((begins, next), (vec![30, 40, 50], 6));
+        assert_eq!(sweeps[0].end_ns, 33);
+        assert_eq!(log.since(5).0.len(), 1);
+        assert_eq!(log.since(6), (vec![], 6));
+        assert_eq!(log.since(9), (vec![], 6), "a number that is not reached yet");
+    }
+
+    #[test]
+    fn a_log_of_nothing_keeps_nothing() {
+        let log = TickLog::new(0);
+        log.note(1, 2);
+        assert_eq!(log.since(0), (vec![], 0));
+    }
+
+    /// Whatever a reader gets while the writer goes round is a sweep that was noted, and they are in order.
+    #[test]
+    fn a_reader_sees_no_torn_sweep() {
+        let (log, stop) = (TickLog::new(64), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..400_000 {
+                    log.note(n * 1_000, n * 1_000 + n % 1_000);
+                }
+                stop.store(true, Ordering::Release);
+            });
+            while !stop.load(Ordering::Acquire) {
+                let (sweeps, _) = log.since(0);
+                for pair in sweeps.windows(2) {
+                    assert_eq!(pair[1].begin_ns - pair[0].begin_ns, 1_000);
+                }
+                for sweep in sweeps {
+                    assert_eq!(sweep.end_ns - sweep.begin_ns, sweep.begin_ns / 1_000 % 1_000);
+                }
+            }
+        });
+    }
+}

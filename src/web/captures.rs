@@ -1,0 +1,134 @@
+//! `/api/v1/captures`: what the flight recorder has kept, a capture of now, and the files.
+//!
+//! A file is found by its name in the recorder's list, never by a path that a client gives, and read in pieces while
+//! the client takes them.
+
+use super::problem::Problem;
+use crate::annotate::http::Access;
+use crate::record::{Recorder, Refusal, Request, State as Progress};
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{self, Read as _};
+
+/// The longest request, bytes.
+const MOST_BODY_BYTES: usize = 4 << 10;
+/// The longest note, bytes.
+const MOST_NOTE_BYTES: usize = 1 << 10;
+/// Bytes of a file that are read at once.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What these handlers look at.
+#[derive(Clone)]
+pub(super) struct Desk {
+    pub recorder: Recorder,
+    /// Who may ask for captures: whoever may send annotations.
+    pub access: Access,
+}
+
+/// `GET /api/v1/captures`: newest first.
+pub(super) async fn list(State(desk): State<Desk>) -> Json<Value> {
+    let is_on = desk.recorder.stats().is_some();
+    Json(json!({ "on": is_on, "trouble": desk.recorder.trouble(), "captures": desk.recorder.list() }))
+}
+
+/// What `POST /api/v1/captures` takes; everything may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    seconds_before: Option<f64>,
+    seconds_after: Option<f64>,
+    #[serde(default)]
+    note: String,
+}
+
+/// `POST /api/v1/captures`: begins one, and says under which name it will be found.
+pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+    desk.access.check(&headers, "requests for captures")?;
+    let request = request(&read(body).await?)?;
+    let id = desk.recorder.ask(request).map_err(|refusal| refused(&refusal))?;
+    let location = format!("/api/v1/captures/{id}");
+    let body = Json(json!({ "id": id, "href": location }));
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], body).into_response())
+}
+
+async fn read(body: Body) -> Result<Bytes, Problem> {
+    let too_large = |_| {
+        let detail = format!("the body did not arrive, or is longer than {MOST_BODY_BYTES} bytes");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    };
+    axum::body::to_bytes(body, MOST_BODY_BYTES).await.map_err(too_large)
+}
+
+fn request(body: &[u8]) -> Result<Request, Problem> {
+    let bad = |detail: String| Problem::new(StatusCode::BAD_REQUEST, detail);
+    let is_empty = body.iter().all(u8::is_ascii_whitespace);
+    let asked: Asked = if is_empty { Ok(Asked::default()) } else { serde_json::from_slice(body) }
+        .map_err(|error| bad(format!("not a valid request: {error}")))?;
+    if asked.note.len() > MOST_NOTE_BYTES || asked.note.chars().any(char::is_control) {
+        return Err(bad(format!("note: is longer than {MOST_NOTE_BYTES} bytes or has control characters")));
+    }
+    let nanoseconds = |what: &str, seconds: Option<f64>| match seconds {
+        None => Ok(None),
+        // What is longer than a year is refused by the recorder, like anything else that is too long.
+        #[allow(clippy::cast_possible_truncation, reason = "some nanoseconds of a time that people give in seconds")]
+        Some(seconds) if (0.0..=3e7).contains(&seconds) => Ok(Some((seconds * 1e9) as i64)),
+        Some(_) => Err(bad(format!("{what}: is not a number of seconds"))),
+    };
+    Ok(Request {
+        before_ns: nanoseconds("seconds_before", asked.seconds_before)?,
+        after_ns: nanoseconds("seconds_after", asked.seconds_after)?,
+        note: asked.note,
+    })
+}
+
+fn refused(refusal: &Refusal) -> Problem {
+    let status = match refusal {
+        Refusal::Limit(_) => StatusCode::BAD_REQUEST,
+        Refusal::Busy { .. } => StatusCode::CONFLICT,
+        Refusal::Off | Refusal::Unavailable(_) | Refusal::NoGpus | Refusal::Ended => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let problem = Problem::new(status, refusal.to_string());
+    if let Refusal::Busy { id } = refusal { problem.with("id", id) } else { problem }
+}
+
+/// `GET /api/v1/captures/{id}`: the file.
+pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let gone =
+        || Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"));
+    let (listed, path) = desk.recorder.find(&id).ok_or_else(gone)?;
+    if listed.state == Progress::Writing {
+        let detail = "it is being written; /api/v1/captures tells when it is complete";
+        return Err(Problem::new(StatusCode::CONFLICT, detail));
+    }
+    let opened = blocking(move || File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
+    // It may have been removed since it was listed.
+    let (bytes, file) = opened.map_err(|_| gone())?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/vnd.sqlite3".to_owned()),
+        (header::CONTENT_LENGTH, bytes.to_string()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{}.sqlite\"", listed.id)),
+    ];
+    let pieces = futures_util::stream::try_unfold(file, |file| async {
+        let (file, piece) = blocking(move || piece(file)).await?;
+        Ok::<_, io::Error>((!piece.is_empty()).then_some((Bytes::from(piece), file)))
+    });
+    Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+fn piece(mut file: File) -> io::Result<(File, Vec<u8>)> {
+    let mut piece = vec![0; PIECE_BYTES];
+    let length = file.read(&mut piece)?;
+    piece.truncate(length);
+    Ok((file, piece))
+}
+
+/// Runs what waits for the disk where nothing else waits for it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}

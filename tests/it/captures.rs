@@ -1,0 +1,319 @@
+//! The flight recorder: what is asked for, what an `oom` mark leaves, what a kill leaves, and what a disk that takes no
+//! more does. Files are looked at with the plain `sqlite3` program.
+
+use crate::daemon::{Daemon, agent, command};
+use crate::process::{Process, eventually};
+use crate::tools;
+use serde_json::{Value, json};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long a capture of a second may take on a busy machine.
+const WITHIN: Duration = Duration::from_secs(30);
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn listed(daemon: &Daemon) -> Vec<Value> {
+    json_of(&daemon.get("/api/v1/captures"))["captures"].as_array().expect("a list").clone()
+}
+
+/// The capture for which `wanted` holds, once it is no longer being written.
+fn finished(daemon: &Daemon, wanted: impl Fn(&Value) -> bool) -> Value {
+    eventually(WITHIN, "a finished capture", || {
+        listed(daemon).into_iter().find(|capture| wanted(capture) && capture["state"] != "writing")
+    })
+}
+
+/// Saves what the API gives under this name.
+fn download(daemon: &Daemon, id: &str, into: &Path) {
+    let url = format!("http://{}/api/v1/captures/{id}", daemon.address());
+    let mut response = agent().get(url).call().expect("an answer");
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "application/vnd.sqlite3");
+    let mut bytes = Vec::new();
+    response.body_mut().as_reader().read_to_end(&mut bytes).expect("the whole file");
+    std::fs::write(into, bytes).expect("writable");
+}
+
+/// What the plain program prints; panics where it fails.
+fn sqlite(program: &Path, file: &Path, sql: &str) -> String {
+    let output = Command::new(program).arg("-batch").arg(file).arg(sql).output().expect("it runs");
+    assert!(output.status.success(), "{}: {output:?}", file.display());
+    String::from_utf8(output.stdout).expect("text").trim().to_owned()
+}
+
+fn number(program: &Path, file: &Path, sql: &str) -> i64 {
+    let printed = sqlite(program, file, sql);
+    printed.parse().unwrap_or_else(|error| panic!("{sql}: {printed}: {error}"))
+}
+
+fn count(daemon: &Daemon, metric: &str) -> f64 {
+    let metrics = daemon.get("/metrics");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {metric}"))
+}
+
+fn memory_of(daemon: &Daemon, gpu: usize, from_ns: i64, to_ns: i64) -> Vec<(i64, Option<i64>)> {
+    let path = format!("/api/v1/gpus/{gpu}/memory?from={from_ns}&to={to_ns}&max_points=100000");
+    let answer = json_of(&daemon.get(&path));
+    let points = answer["points"].as_array().expect("points").iter();
+    points.map(|point| (point[0].as_i64().expect("a time"), point[1].as_i64())).collect()
+}
+
+#[test]
+fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
+    let Some(program) = tools::find("sqlite3") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(&["serve", "--source", "sim"]);
+    eventually(WITHIN, "steps", || daemon.get("/metrics").contains("highwater_job_steps_total").then_some(()));
+    let (status, answer) =
+        daemon.post("/api/v1/captures", &json!({"seconds_before": 5, "seconds_after": 1.5, "note": "a story"}));
+    assert_eq!(status, 202, "{answer}");
+    let id = json_of(&answer)["id"].as_str().expect("an id").to_owned();
+    let (status, busy) = daemon.post("/api/v1/captures", &json!({}));
+    assert_eq!((status, &json_of(&busy)["id"]), (409, &json!(id)), "one at a time");
+    assert_eq!(daemon.ask(&format!("/api/v1/captures/{id}")).0, 409, "it is not whole yet");
+    let capture = finished(&daemon, |capture| capture["id"] == id);
+    assert_eq!(
+        (&capture["state"], &capture["note"], &capture["reason"]),
+        (&json!("complete"), &json!("a story"), &json!("asked"))
+    );
+    let file = folder.path().join("capture.sqlite");
+    download(&daemon, &id, &file);
+    assert_eq!(std::fs::metadata(&file).expect("a file").len(), capture["bytes"].as_u64().expect("bytes"));
+    assert_eq!(sqlite(&program, &file, "PRAGMA integrity_check"), "ok");
+
+    let (begin_ns, end_ns) = (capture["begin_unix_nano"].as_i64().unwrap(), capture["end_unix_nano"].as_i64().unwrap());
+    assert_eq!(end_ns - begin_ns, 6_500_000_000);
+    for gpu in 0..4 {
+        let kept = sqlite(
+            &program,
+            &file,
+            &format!(
+                "SELECT at_ns, used_bytes FROM samples WHERE gpu = {gpu} AND at_ns > {begin_ns} ORDER BY at_ns, nth"
+            ),
+        );
+        let kept: Vec<(i64, Option<i64>)> = kept
+            .lines()
+            .map(|line| line.split_once('|').expect("two columns"))
+            .map(|(at_ns, used)| (at_ns.parse().expect("a time"), used.parse().ok()))
+            .collect();
+        let mut told = memory_of(&daemon, gpu, begin_ns, end_ns);
+        told.retain(|(at_ns, _)| *at_ns > begin_ns);
+        // The ring tells nothing before the daemon's first sample, where the file tells that there is nothing.
+        let first = told.first().map_or(begin_ns, |(at_ns, _)| *at_ns);
+        let kept: Vec<_> = kept.into_iter().filter(|(at_ns, _)| *at_ns >= first).collect();
+        assert_eq!(kept, told, "GPU {gpu}");
+        assert!(told.len() > 10, "{told:?}");
+    }
+    let ticks = number(&program, &file, "SELECT count(*) FROM ticks");
+    let rows = number(&program, &file, "SELECT count(*) FROM samples_by_tick WHERE gpu = 2 AND used_bytes IS NOT NULL");
+    assert_eq!(rows, ticks, "each sweep has its reading");
+    assert!(ticks > 1_000, "{ticks}");
+    for (table, least) in [("annotations", 10), ("phases", 5), ("phase_memory", 5), ("ranks", 4), ("usage", 20)] {
+        assert!(number(&program, &file, &format!("SELECT count(*) FROM {table}")) >= least, "{table}");
+    }
+    assert!((count(&daemon, "highwater_captures_total{outcome=\"complete\"}") - 1.0).abs() < 0.1);
+    assert!((count(&daemon, "highwater_captures_total{outcome=\"busy\"}") - 1.0).abs() < 0.1);
+}
+
+#[test]
+fn an_oom_mark_is_captured_once_and_again_only_after_the_cooldown() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.after=200ms"]);
+    eventually(WITHIN, "memory", || (daemon.ask("/readyz").0 == 200).then_some(()));
+    let mark = json!({"event": "mark", "name": "oom", "job": "story", "rank": 3});
+    assert_eq!(daemon.post("/api/v1/annotations", &mark).0, 200);
+    let capture = finished(&daemon, |capture| capture["reason"] == "oom");
+    assert_eq!(capture["note"], "rank 3 of job `story` marked `oom`");
+    assert_eq!(daemon.post("/api/v1/annotations", &mark).0, 200);
+    eventually(WITHIN, "a cooldown", || {
+        (count(&daemon, "highwater_captures_total{outcome=\"cooldown\"}") > 0.5).then_some(())
+    });
+    assert_eq!(listed(&daemon).len(), 1);
+}
+
+/// The demo's second job runs short of memory ten seconds after it began.
+#[test]
+fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
+    let Some(program) = tools::find("sqlite3") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = ["--set", "captures.before=3s", "--set", "captures.after=1s"];
+    let daemon = Daemon::start(&[["serve", "--source", "sim"].as_slice(), &settings].concat());
+    let capture = eventually(Duration::from_secs(60), "a capture of a finding", || {
+        listed(&daemon).into_iter().find(|capture| capture["state"] == "complete")
+    });
+    let kind = capture["reason"].as_str().expect("a reason").to_owned();
+    let file = folder.path().join("capture.sqlite");
+    download(&daemon, capture["id"].as_str().expect("an id"), &file);
+    assert_eq!(sqlite(&program, &file, "PRAGMA integrity_check"), "ok");
+    let trigger = format!("SELECT count(*) FROM triggers WHERE reason = '{kind}'");
+    assert!(number(&program, &file, &trigger) >= 1);
+    let found = format!(
+        "SELECT count(*) FROM findings WHERE kind = '{kind}' AND severity <> 'info' AND json_array_length(\
+         (SELECT json_group_array(value) FROM json_each(evidence))) > 0 AND what <> '' AND why <> '' AND advice <> '' \
+         AND begin_ns <= (SELECT value FROM meta WHERE key = 'end_ns')"
+    );
+    assert!(number(&program, &file, &found) >= 1, "{}", sqlite(&program, &file, "SELECT * FROM findings"));
+    let ticks = number(&program, &file, "SELECT count(*) FROM ticks");
+    let readings = number(&program, &file, "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NOT NULL");
+    assert!(ticks > 1_000 && readings == 4 * ticks, "{readings} readings of {ticks} sweeps of four GPUs");
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_a_problem() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    eventually(WITHIN, "memory", || (daemon.ask("/readyz").0 == 200).then_some(()));
+    for (body, told) in [
+        (json!({"seconds_before": 601}), "seconds_before"),
+        (json!({"seconds_after": -1}), "seconds_after"),
+        (json!({"seconds": 1}), "seconds"),
+        (json!({"note": "a\nb"}), "note"),
+    ] {
+        let (status, problem) = daemon.post("/api/v1/captures", &body);
+        assert_eq!(status, 400, "{body}: {problem}");
+        assert!(json_of(&problem)["detail"].as_str().is_some_and(|detail| detail.contains(told)), "{problem}");
+    }
+    for id in ["nothing", "..%2F..%2Fetc%2Fpasswd", "20261120T204011.009Z-oom", ".lock"] {
+        assert_eq!(daemon.ask(&format!("/api/v1/captures/{id}")).0, 404, "{id}");
+    }
+    let off = Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.directory=none"]);
+    let (status, problem) = off.post("/api/v1/captures", &json!({}));
+    assert!(status == 503 && problem.contains("captures.directory"), "{status} {problem}");
+    assert!(!off.get("/metrics").contains("highwater_captures"), "what is off is not counted");
+}
+
+/// A program whose captures go into `folder`, once it listens; and where.
+fn start_in(folder: &Path, mut command: Command, more: &[&str]) -> (Process, String) {
+    command.args(["--listen", "127.0.0.1:0", "--annotations-socket", "none", "--set"]);
+    command.arg(format!("captures.directory={}", folder.display())).args(more);
+    let process = Process::start(command);
+    let base = process.wait_for(WITHIN, "line `listening on`", |line| {
+        Some(format!("http://{}", line.split_once("listening on http://")?.1.split_whitespace().next()?))
+    });
+    (process, base)
+}
+
+fn partial(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    entries.into_iter().find(|path| path.to_string_lossy().ends_with(".partial.sqlite"))
+}
+
+/// Killed at any moment of a capture, what is left opens with the plain program, and if it has anything it has all of
+/// the past.
+#[test]
+fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
+    let Some(program) = tools::find("sqlite3") else { return };
+    let (mut with_past, mut finished) = (0, 0);
+    for round in 0..12_u64 {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut daemon = command();
+        daemon.args(["serve", "--source", "sim"]);
+        let (mut process, base) = start_in(folder.path(), daemon, &[]);
+        eventually(WITHIN, "memory", || {
+            (agent().get(format!("{base}/readyz")).call().ok()?.status() == 200).then_some(())
+        });
+        let asked = Instant::now();
+        let answer = agent()
+            .post(format!("{base}/api/v1/captures"))
+            .send_json(json!({"seconds_before": 1, "seconds_after": 60}));
+        assert_eq!(answer.expect("an answer").status(), 202);
+        // Some of these moments lie before the first commit, some within the third second.
+        let moment = Duration::from_micros(round * round * 18_000 + round * 1_370);
+        while asked.elapsed() < moment {
+            std::thread::yield_now();
+        }
+        process.kill();
+        let Some(left) = partial(folder.path()) else { continue };
+        assert_eq!(sqlite(&program, &left, "PRAGMA integrity_check"), "ok", "after {moment:?}");
+        if number(&program, &left, "SELECT count(*) FROM sqlite_master WHERE name = 'meta'") == 0 {
+            continue;
+        }
+        with_past += 1;
+        let trigger_ns = "(SELECT value FROM meta WHERE key = 'trigger_ns')";
+        // The rings had just passed the moment of the request: two sweeps at most are still to come.
+        let past = format!("SELECT min(known_until_ns) >= {trigger_ns} - 50000000 FROM gpus");
+        assert_eq!(number(&program, &left, &past), 1, "after {moment:?}");
+        let ticks = format!("SELECT count(*) > 0 FROM ticks WHERE begin_ns <= {trigger_ns}");
+        assert_eq!(number(&program, &left, &ticks), 1, "after {moment:?}");
+        let untold = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
+        assert_eq!(number(&program, &left, untold), 0, "after {moment:?}");
+
+        // The next daemon makes one file of it.
+        let mut daemon = command();
+        daemon.args(["serve", "--source", "sim:spike"]);
+        let (_process, base) = start_in(folder.path(), daemon, &[]);
+        let capture = eventually(WITHIN, "what was left", || {
+            let mut answer = agent().get(format!("{base}/api/v1/captures")).call().ok()?;
+            let list = json_of(&answer.body_mut().read_to_string().ok()?);
+            list["captures"].as_array()?.first().cloned()
+        });
+        assert_eq!(capture["state"], "interrupted");
+        finished += 1;
+    }
+    assert!(with_past >= 5 && with_past == finished, "{with_past} of 12 had the past, {finished} were finished");
+}
+
+#[test]
+fn a_daemon_that_stops_ends_its_capture_and_leaves_one_file() {
+    let Some(program) = tools::find("sqlite3") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut daemon = command();
+    daemon.args(["serve", "--source", "sim"]);
+    let (mut process, base) = start_in(folder.path(), daemon, &[]);
+    eventually(WITHIN, "memory", || (agent().get(format!("{base}/readyz")).call().ok()?.status() == 200).then_some(()));
+    let answer = agent().post(format!("{base}/api/v1/captures")).send_json(json!({"seconds_after": 60}));
+    assert_eq!(answer.expect("an answer").status(), 202);
+    eventually(WITHIN, "a file", || partial(folder.path()));
+    assert!(process.terminate().0.success());
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    let files: Vec<_> = names.iter().filter(|path| path.to_string_lossy().contains("-asked.")).collect();
+    assert!(files.len() == 1 && files[0].to_string_lossy().ends_with("-asked.sqlite"), "{names:?}");
+    assert_eq!(sqlite(&program, files[0], "SELECT value FROM meta WHERE key = 'state'"), "cut_short");
+}
+
+/// A file system that takes no more: here the process may write no file beyond 200 KB.
+#[test]
+fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut limited = Command::new("sh");
+    limited.env_clear();
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_highwater")]);
+    limited.args(["serve", "--source", "sim"]);
+    let (process, base) = start_in(folder.path(), limited, &[]);
+    let metric = |name: &str| {
+        let mut answer = agent().get(format!("{base}/metrics")).call().expect("an answer");
+        let text = answer.body_mut().read_to_string().expect("text");
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+    };
+    eventually(WITHIN, "memory", || metric("highwater_sampler_ticks_taken_total").filter(|taken| *taken > 3_000.0));
+    let answer = agent().post(format!("{base}/api/v1/captures")).send_json(json!({"seconds_after": 60}));
+    assert_eq!(answer.expect("an answer").status(), 202);
+    eventually(Duration::from_secs(60), "a failure", || {
+        metric("highwater_captures_total{outcome=\"failed\"}").filter(|failed| *failed > 0.5)
+    });
+    assert_eq!(process.printed().lines().filter(|line| line.contains("WARN")).count(), 1, "{}", process.printed());
+    let taken = metric("highwater_sampler_ticks_taken_total");
+    eventually(WITHIN, "more samples", || (metric("highwater_sampler_ticks_taken_total") > taken).then_some(()));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_once_and_stops_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("writable");
+    let mut daemon = command();
+    daemon.args(["serve", "--source", "sim:spike"]);
+    let (process, base) = start_in(&file, daemon, &[]);
+    eventually(WITHIN, "memory", || (agent().get(format!("{base}/readyz")).call().ok()?.status() == 200).then_some(()));
+    let asked = eventually(WITHIN, "a refusal", || {
+        let mut answer = agent().post(format!("{base}/api/v1/captures")).send_json(json!({})).ok()?;
+        (answer.status() == 503).then(|| answer.body_mut().read_to_string().expect("text"))
+    });
+    assert!(asked.contains("captures cannot be written"), "{asked}");
+    assert_eq!(process.printed().lines().filter(|line| line.contains("captures.directory")).count(), 1);
+}
