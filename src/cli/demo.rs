@@ -55,6 +55,7 @@ Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15
   curl  {url}/metrics
   curl  '{url}/api/v1/jobs/moe-tight/phases?limit=5'
   curl  '{url}/api/v1/gpus/2/memory?max_points=50'
+  curl  '{url}/api/v1/findings'
 
 Mark a phase of your own:
   curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'

@@ -30,7 +30,19 @@ pub(super) async fn page(State(site): State<Site>) -> Html<String> {
         }
         (None, None) => state.push_str("<p>Starting.</p>"),
     }
+    state.push_str(&findings(&site));
     Html(HEAD.replace("{version}", env!("CARGO_PKG_VERSION")).replace("{state}", &state))
+}
+
+/// What goes on, in words.
+fn findings(site: &Site) -> String {
+    let board = site.slot.detect().board();
+    let told = board.active().map(|finding| {
+        let (severity, text) = (finding.sign.severity.label(), &finding.sign.text);
+        format!("<li><b>{severity}</b> {} {}</li>", escape(&text.what), escape(&text.why))
+    });
+    let told: String = told.collect();
+    if told.is_empty() { told } else { format!("<p>Found:</p><ul>{told}</ul>") }
 }
 
 /// Text as HTML text or attribute value.
