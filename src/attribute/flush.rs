@@ -23,6 +23,8 @@ pub struct Flush {
     pub trough_ns: i64,
     /// When half of the fall had come back.
     pub regrown_ns: i64,
+    /// In use when it began to fall, bytes.
+    pub high_bytes: u64,
     /// How far it fell, bytes.
     pub drop_bytes: u64,
 }
@@ -71,7 +73,7 @@ impl FlushDetector {
                 let drop_bytes = high_bytes - low_bytes;
                 if (used_bytes - low_bytes) * 2 >= drop_bytes {
                     self.restart(at_ns, used_bytes);
-                    return Some(Flush { trough_ns: low_ns, regrown_ns: at_ns, drop_bytes });
+                    return Some(Flush { trough_ns: low_ns, regrown_ns: at_ns, high_bytes, drop_bytes });
                 }
             }
         }

@@ -3,7 +3,8 @@
 //! Seen from outside, memory falls by hundreds of MiB or more inside a step and half of it is back within 100 ms. The
 //! job's own counter of retries decides: where it rose, the finding is confirmed, also where no fall was seen, as with
 //! expandable segments; where it stood still, the program emptied its cache on purpose and nothing is found. Where the
-//! job does not tell it, the fall alone makes it suspected, unless a phase that refills memory by its nature was open.
+//! job does not tell it, the fall alone makes it suspected, if less was free before than the fall gave back: an allocator
+//! that finds what it needs does not flush. A phase that refills memory by its nature excuses a fall too.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number};
 use super::steps::{RankKey, Step, is_one_of};
@@ -11,6 +12,7 @@ use super::view::{RankNow, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::attribute::Flush;
 use crate::clock::SECOND_NS;
+use crate::sample::GpuState;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Falls that wait for the word of their rank; more are not kept.
@@ -62,6 +64,7 @@ impl AllocatorThrash {
                 let phase = step.phase_at(flush.trough_ns);
                 !phase.is_some_and(|phase| is_one_of(&phase.name, &view.settings.refill_phases))
             })
+            .filter(|flush| step.retries.is_some() || was_short(view, flush))
             .collect();
         let certainty = match step.retries {
             Some(0) => None,
@@ -91,7 +94,9 @@ impl AllocatorThrash {
         if known && (is_told || rose.is_none_or(|rose| rose == 0)) {
             return;
         }
-        let inside = |(gpu, flush): &&(usize, Flush)| rank.gpus.contains(gpu) && flush.trough_ns >= open.begin_ns;
+        let inside = |flush: &&(usize, Flush)| {
+            rank.gpus.contains(&flush.0) && flush.1.trough_ns >= open.begin_ns && (known || was_short(view, flush))
+        };
         let flushes: Vec<(usize, Flush)> = self.waiting.iter().filter(inside).copied().collect();
         let is_refill = rank.open_phases.last().is_some_and(|name| is_one_of(name, &view.settings.refill_phases));
         let is_new = flushes.iter().any(|flush| view.flushes.contains(flush));
@@ -127,6 +132,12 @@ impl AllocatorThrash {
     }
 }
 
+/// Whether less was free before a fall than it gave back; where the GPU's size is not known, it may have been.
+fn was_short(view: &View<'_>, (gpu, flush): &(usize, Flush)) -> bool {
+    let usable_bytes = view.gpus.get(*gpu).and_then(GpuState::usable_bytes);
+    usable_bytes.is_none_or(|usable_bytes| usable_bytes.saturating_sub(flush.high_bytes) < flush.drop_bytes)
+}
+
 /// What was seen in one step.
 struct Seen<'a> {
     flushes: &'a [(usize, Flush)],
@@ -154,8 +165,14 @@ impl Seen<'_> {
             evidence: self.evidence(),
             text: Text {
                 what: format!(
-                    "The allocator of rank {} of {} ran out of memory in {title} and flushed its cache.",
-                    key.1, key.0
+                    "The allocator of rank {} of {} {} in {title}.",
+                    key.1,
+                    key.0,
+                    if self.certainty == Certainty::Suspected {
+                        "seems to have flushed its cache for want of memory"
+                    } else {
+                        "ran out of memory and flushed its cache"
+                    }
                 ),
                 why: self.why(),
                 advice:

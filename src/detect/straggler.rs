@@ -1,9 +1,10 @@
 //! `straggler`: a rank that computes longer than its peers, which wait for it in their collectives.
 //!
 //! Within one step, the time outside communication and data of a rank is compared with the median of the job's other
-//! ranks on this node, and counts as a lag if those spent about as much longer in communication. A rank that lags in
-//! most of its last steps is told as a warning. One step that lags far because the rank mapped memory, as the first
-//! steps of a run do, is told as what it is, for information: its peers' slow collectives are explained by it.
+//! ranks on this node, and counts as a lag if those spent about as much longer in communication. Ranks with inputs of
+//! different lengths lag in turn, by chance: so a rank is a straggler if it lags in each of its last steps by about as
+//! much, or in most of many. One step that lags far because the rank mapped memory, as the first steps of a run do, is
+//! told as what it is, for information: its peers' slow collectives are explained by it.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
 use super::steps::{RankKey, Step};
@@ -17,9 +18,12 @@ use std::sync::Arc;
 const MOST_WAITING: usize = 8;
 /// How long a step waits for the others.
 const PATIENCE_NS: i64 = 10 * SECOND_NS;
-/// Steps over which a lag is judged, and how many of them must have it.
-const STEPS: usize = 5;
-const LAGGING_STEPS: usize = 3;
+/// Steps that must all have the lag, by about as much: the ratios are apart by at most this part of their mean lag.
+const STEADY_STEPS: usize = 5;
+const STEADY_SPREAD: f64 = 0.5;
+/// Or of so many steps, so many.
+const STEPS: usize = 20;
+const LAGGING_STEPS: usize = 15;
 /// What the peers wait for a rank must be at least this part of its lag.
 const WAITED_SHARE: f64 = 0.5;
 /// One step alone is told from this lag on, relative and absolute.
@@ -45,7 +49,8 @@ struct Group {
 
 #[derive(Debug, Default)]
 struct Lags {
-    recent: VecDeque<bool>,
+    /// By how much it lagged in each of its last steps; 1 where it did not.
+    recent: VecDeque<f64>,
     last_ratio: Option<f64>,
 }
 
@@ -121,7 +126,7 @@ impl Straggler {
             trouble.kind == Kind::AllocatorThrash && trouble.key == lag.step.key && meets
         });
         if is_warm {
-            lags.recent.push_back(is_lagging && !thrashed);
+            lags.recent.push_back(if is_lagging && !thrashed { lag.ratio } else { 1.0 });
         } else {
             lags.recent.clear();
         }
@@ -131,14 +136,30 @@ impl Straggler {
         if !is_lagging || thrashed {
             return;
         }
-        let is_lasting = lags.recent.iter().filter(|had| **had).count() >= LAGGING_STEPS;
+        let is_lasting = lags.is_lasting();
         let mapped = lag.step.rise_bytes.filter(|rise_bytes| *rise_bytes >= MAPPED_BYTES);
         let is_far = lag.ratio >= FAR && lag_ns >= FAR_NS;
         if is_lasting {
             signs.push(lag.sign(view, Severity::Warning, None));
-        } else if is_far && (mapped.is_some() || !is_warm) {
+        } else if let (true, Some(mapped)) = (is_far, mapped) {
             signs.push(lag.sign(view, Severity::Info, Some((mapped, is_warm))));
         }
+    }
+}
+
+impl Lags {
+    /// Whether the last steps make it a straggler.
+    fn is_lasting(&self) -> bool {
+        let lagging = self.recent.iter().filter(|ratio| **ratio > 1.0).count();
+        if lagging >= LAGGING_STEPS {
+            return true;
+        }
+        let last: Vec<f64> = self.recent.iter().rev().take(STEADY_STEPS).copied().collect();
+        let (least, most) =
+            last.iter().fold((f64::MAX, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
+        #[allow(clippy::cast_precision_loss, reason = "five steps")]
+        let mean = last.iter().sum::<f64>() / last.len().max(1) as f64;
+        last.len() == STEADY_STEPS && least > 1.0 && most - least <= STEADY_SPREAD * (mean - 1.0)
     }
 }
 
@@ -158,7 +179,7 @@ fn lag<'a>(view: &View<'_>, steps: &'a [Step], position: usize) -> Option<Lag<'a
 
 impl Lag<'_> {
     /// `once` is set for a single step: the memory that it mapped, and whether the run is past its warm-up.
-    fn sign(&self, view: &View<'_>, severity: Severity, once: Option<(Option<u64>, bool)>) -> Sign {
+    fn sign(&self, view: &View<'_>, severity: Severity, once: Option<(u64, bool)>) -> Sign {
         let (job, rank) = (&self.step.key.0, self.step.key.1);
         let lag_ns = self.compute_ns - self.peers_ns;
         let title = self.step.title();
@@ -167,7 +188,7 @@ impl Lag<'_> {
             Evidence { name: "lag_seconds", value: seconds(lag_ns) },
             Evidence { name: "peers_waited_seconds", value: seconds(self.waited_ns) },
         ];
-        evidence.extend(once.and_then(|(mapped, _)| mapped).map(|mapped| bytes("mapped_bytes", mapped)));
+        evidence.extend(once.map(|(mapped, _)| bytes("mapped_bytes", mapped)));
         let (what, advice) = match once {
             None => (
                 format!(
@@ -178,10 +199,13 @@ impl Lag<'_> {
                  with its peers'.",
             ),
             Some((mapped, is_warm)) => {
-                let mapped = mapped.map_or_else(String::new, |mapped| format!(" while it mapped {}", human(mapped)));
+                let mapped = human(mapped);
                 let when = if is_warm { "" } else { ", one of the first of its run" };
                 (
-                    format!("In {title}{when}, rank {rank} of {job} came {} late{mapped}.", Span(lag_ns)),
+                    format!(
+                        "In {title}{when}, rank {rank} of {job} came {} late while it mapped {mapped}.",
+                        Span(lag_ns)
+                    ),
                     "One such step at the begin of a run or of a new shape is usual: memory is mapped and kernels are \
                      chosen. If it recurs, allocate the largest shape first.",
                 )
