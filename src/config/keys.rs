@@ -113,9 +113,9 @@ keys! {
         |s, v| { s.detect.idle_after_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "otlp.endpoint" = "", "Where metrics and spans are pushed to over OTLP, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed where neither is set. docs/otlp.md has the standard variables, which are obeyed.",
         |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };
-    "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, or slow:p95 for those slower than that share of their rank's steps.",
+    "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, findings for those with a finding, or slow:p95 for those slower than that share of their rank's steps.",
         |s, v| { s.otlp.spans = crate::export::otlp::settings::spans(v)?; Ok(()) };
-    "otlp.raw" = "never", "Whether every change of memory is pushed with its own time: never or always.",
+    "otlp.raw" = "never", "Whether every change of memory is pushed with its own time: never, findings (from 10 s before to 10 s after each), or always.",
         |s, v| { s.otlp.raw = crate::export::otlp::settings::raw(v)?; Ok(()) };
     "otlp.queue_bytes" = "64MiB", "The most that waits to be pushed; beyond it the oldest is dropped and counted.",
         |s, v| { s.otlp.queue_bytes = bytes(v, 1 << 20, 1 << 40)?; Ok(()) };

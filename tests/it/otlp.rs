@@ -3,6 +3,7 @@
 mod agreement;
 mod bench;
 mod collector;
+mod found;
 mod hostile;
 mod outages;
 mod process;

@@ -17,11 +17,13 @@
 //! queues to bound. What the SDK would have brought beside (variables, resource, exponential histograms) is here, each
 //! with its tests.
 
+mod around;
 mod backoff;
 pub mod connect;
 mod disk;
 mod endpoint;
 mod follow;
+mod found;
 mod grpc;
 mod levels;
 mod metrics;

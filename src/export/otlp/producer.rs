@@ -2,17 +2,20 @@
 //!
 //! Invariant: it looks at rings, jobs and readings as a scrape does, so that no tick is late because of it.
 
+use super::around::{self, Around};
 use super::levels::Levels;
 use super::metrics::{Exemplars, Mapper, Snapshot};
 use super::queue::{Batch, Queue};
-use super::raw::RawPoints;
+use super::raw::{RawPoints, requests};
 use super::resource::{resource, scope};
 use super::settings::{Raw, Settings};
 use super::span::Context;
 use super::spans::{Traces, Turn};
-use super::stats::{Signal, Stats};
+use super::stats::{Reason, Signal, Stats};
 use crate::annotate::Mark;
+use crate::detect::Finding;
 use crate::metrics::Snapshots;
+use crate::node::Node;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
@@ -30,6 +33,7 @@ pub struct Producer {
     mapper: Mapper,
     levels: Levels,
     raw: RawPoints,
+    around: Around,
     traces: Traces,
     exemplars: Exemplars,
     snapshot_ns: Option<i64>,
@@ -61,6 +65,7 @@ impl Producer {
             mapper,
             levels: Levels::default(),
             raw: RawPoints::default(),
+            around: Around::default(),
             traces,
             exemplars: Exemplars::default(),
             snapshot_ns: None,
@@ -97,14 +102,41 @@ impl Producer {
             // A minute of a busy ring at once would be a peak of memory and time.
             self.levels.advance(node.as_ref());
         }
-        if self.settings.metrics.is_some() && self.settings.raw == Raw::Always {
-            for (request, points) in self.raw.advance(node.as_ref(), &self.settings.resource) {
-                self.push(Signal::Raw, points, request.encode_to_vec());
-            }
+        if self.settings.metrics.is_some() && self.settings.raw != Raw::Never {
+            self.follow_rings(node.as_ref(), end);
         }
         if self.settings.traces.is_some() {
             self.follow_jobs(end);
         }
+    }
+
+    fn follow_rings(&mut self, node: Option<&Arc<Node>>, end: End) {
+        let mut drawn = self.raw.draw(node);
+        if self.settings.raw == Raw::Findings {
+            let clock = node.map_or(&*self.snapshots.clock, |node| &*node.clock);
+            let decided_ns = match end {
+                End::Turn => clock.now_ns().saturating_sub(around::HELD_NS),
+                End::Daemon => i64::MAX,
+            };
+            self.around.hold(drawn);
+            {
+                let board = self.snapshots.slot.detect().board();
+                self.around.look(board.active().chain(board.ended()));
+            }
+            let lost;
+            (drawn, lost) = self.around.release(decided_ns);
+            self.stats.add_produced(Signal::Raw, lost);
+            self.stats.add_dropped(Signal::Raw, Reason::Overrun, lost);
+        }
+        for (request, points) in requests(&drawn, &self.settings.resource) {
+            self.push(Signal::Raw, points, request.encode_to_vec());
+        }
+    }
+
+    /// What was found that lasted until a moment or longer.
+    fn findings_since(&self, from_ns: i64) -> Vec<Finding> {
+        let board = self.snapshots.slot.detect().board();
+        board.active().chain(board.ended()).filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
     }
 
     /// Queues all that is known at the end, what waits for the end of its step included.
@@ -120,10 +152,12 @@ impl Producer {
         // The jobs are held for as long as it takes to copy what is new: pointers and a few marks.
         let jobs = self.snapshots.intake.jobs();
         let new = self.traces.new_of(&jobs);
-        let marks: Vec<Mark> = if new.is_empty() { Vec::new() } else { jobs.marks().cloned().collect() };
+        let begin_ns = self.traces.begin_ns(&new);
+        let marks: Vec<Mark> = if begin_ns.is_none() { Vec::new() } else { jobs.marks().cloned().collect() };
         drop(jobs);
+        let findings = begin_ns.map(|begin_ns| self.findings_since(begin_ns)).unwrap_or_default();
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
-        let context = Context { now_ns, shift_ns, devices, marks: &marks };
+        let context = Context { now_ns, shift_ns, devices, marks: &marks, findings: &findings };
         let Turn { spans, exemplars } = match end {
             End::Turn => self.traces.advance(new, &context, &self.stats),
             End::Daemon => self.traces.finish(new, &context, &self.stats),

@@ -54,14 +54,30 @@ struct Curve {
 /// Requests with their numbers of points.
 type Requests = Vec<(ExportMetricsServiceRequest, u64)>;
 
+/// What one GPU's curve has gained.
+pub(super) struct Drawn {
+    pub device: Device,
+    /// In order of time.
+    pub points: Vec<Point>,
+    /// What to add to their times to get Unix time.
+    pub shift_ns: i64,
+    /// How far apart readings were.
+    pub period_ns: i64,
+}
+
 impl RawPoints {
     /// What the rings have gained since the last call.
     pub fn advance(&mut self, node: Option<&Arc<Node>>, attributes: &[(String, String)]) -> Requests {
-        let mut requests = Requests::new();
+        requests(&self.draw(node), attributes)
+    }
+
+    /// What the rings have gained since the last call, GPU by GPU.
+    pub(super) fn draw(&mut self, node: Option<&Arc<Node>>) -> Vec<Drawn> {
+        let mut all = Vec::new();
         if node.is_none_or(|node| self.follow.is_new(node)) {
-            self.end_curves(attributes, &mut requests);
+            self.end_curves(&mut all);
         }
-        let Some(node) = node else { return requests };
+        let Some(node) = node else { return all };
         if self.curves.is_empty() {
             self.curves = node.gpus.iter().map(|gpu| Curve::of(gpu.device.clone())).collect();
         }
@@ -69,23 +85,33 @@ impl RawPoints {
         let shift_ns = node.clock.unix_shift_ns();
         self.shift_ns = shift_ns;
         for (position, curve) in self.curves.iter_mut().enumerate() {
-            let mut drawn = Vec::new();
+            let mut points = Vec::new();
             match self.follow.advance(node, position) {
-                Some(stretch) => curve.draw(&stretch, period_ns, &mut drawn),
-                None => curve.rest(node.clock.now_ns(), period_ns, &mut drawn),
+                Some(stretch) => curve.draw(&stretch, period_ns, &mut points),
+                None => curve.rest(node.clock.now_ns(), period_ns, &mut points),
             }
-            add(&mut requests, &curve.device, attributes, &drawn, shift_ns);
+            all.push(Drawn { device: curve.device.clone(), points, shift_ns, period_ns });
         }
-        requests
+        all
     }
 
     /// The node is gone, or another one has come: of no curve is the value known any more.
-    fn end_curves(&mut self, attributes: &[(String, String)], requests: &mut Requests) {
+    fn end_curves(&mut self, all: &mut Vec<Drawn>) {
         for curve in self.curves.drain(..).filter(|curve| curve.held.is_some()) {
             let unknown = Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None };
-            add(requests, &curve.device, attributes, &[unknown], self.shift_ns);
+            let (points, shift_ns) = (vec![unknown], self.shift_ns);
+            all.push(Drawn { device: curve.device, points, shift_ns, period_ns: MILLISECOND_NS });
         }
     }
+}
+
+/// The requests that carry what was drawn.
+pub(super) fn requests(drawn: &[Drawn], attributes: &[(String, String)]) -> Requests {
+    let mut requests = Requests::new();
+    for Drawn { device, points, shift_ns, .. } in drawn {
+        add(&mut requests, device, attributes, points, *shift_ns);
+    }
+    requests
 }
 
 impl Curve {

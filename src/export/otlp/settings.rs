@@ -24,6 +24,8 @@ pub enum Spans {
     OneIn(u64),
     /// Steps slower than this share of their rank's steps so far, 0 to 1.
     Slow(f64),
+    /// Steps with a finding.
+    Findings,
 }
 
 /// Whether every change of memory is sent.
@@ -31,6 +33,8 @@ pub enum Spans {
 pub enum Raw {
     /// Never.
     Never,
+    /// From 10 s before each finding to 10 s after its last sign.
+    Findings,
     /// All the time.
     Always,
 }
@@ -236,13 +240,14 @@ pub fn spans(text: &str) -> Result<Spans, String> {
     let parsed = match text {
         "off" => Some(Spans::Off),
         "all" => Some(Spans::All),
+        "findings" => Some(Spans::Findings),
         _ => match (text.strip_prefix("1/"), text.strip_prefix("slow:p")) {
             (Some(number), _) => number.parse().ok().filter(|number| *number > 0).map(Spans::OneIn),
             (_, Some(percentile)) => slow(percentile),
             _ => None,
         },
     };
-    parsed.ok_or_else(|| "is none of off, all, 1/N, slow:pPERCENTILE (as slow:p95)".into())
+    parsed.ok_or_else(|| "is none of off, all, findings, 1/N, slow:pPERCENTILE (as slow:p95)".into())
 }
 
 /// Reads `otlp.raw`.
@@ -253,8 +258,8 @@ pub fn raw(text: &str) -> Result<Raw, String> {
     match text {
         "never" => Ok(Raw::Never),
         "always" => Ok(Raw::Always),
-        "findings" => Err("cannot be had yet: this version makes no findings; use never or always".into()),
-        _ => Err("is neither never nor always".into()),
+        "findings" => Ok(Raw::Findings),
+        _ => Err("is none of never, findings, always".into()),
     }
 }
 

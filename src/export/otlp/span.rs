@@ -1,11 +1,13 @@
 //! One span: what ended, with what memory did in it.
 
+use super::found;
 use super::metrics::unix;
 use super::resource::{attribute, text};
 use super::trace::{Parent, SpanId};
 use crate::annotate::wire::{Kind, Memory, Scalar};
 use crate::annotate::{Ended, Mark};
 use crate::attribute::{Attributed, PhaseMemory};
+use crate::detect::Finding;
 use crate::source::Device;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
@@ -24,6 +26,8 @@ pub struct Context<'a> {
     pub devices: &'a [Device],
     /// What jobs marked of late.
     pub marks: &'a [Mark],
+    /// What was found of late.
+    pub findings: &'a [Finding],
 }
 
 /// The span of a step or phase at its place.
@@ -33,7 +37,7 @@ pub(super) fn span(attributed: &Attributed, own: Parent, parent: Option<SpanId>,
         Kind::Step => "highwater.step",
         _ => &*ended.open.name,
     };
-    let events = if ended.open.kind == Kind::Step { events(ended, context) } else { Vec::new() };
+    let events = if ended.open.kind == Kind::Step { events(attributed, context) } else { Vec::new() };
     Span {
         trace_id: own.trace.0.to_vec(),
         span_id: own.span.0.to_vec(),
@@ -48,7 +52,8 @@ pub(super) fn span(attributed: &Attributed, own: Parent, parent: Option<SpanId>,
     }
 }
 
-fn events(ended: &Ended, context: &Context) -> Vec<Event> {
+fn events(step: &Attributed, context: &Context) -> Vec<Event> {
+    let ended = &step.ended;
     let is_own = |mark: &&Mark| {
         mark.job == ended.job && mark.rank == ended.rank && (ended.open.begin_ns..=ended.end_ns).contains(&mark.at_ns)
     };
@@ -57,7 +62,8 @@ fn events(ended: &Ended, context: &Context) -> Vec<Event> {
         time_unix_nano: unix(mark.at_ns + context.shift_ns),
         ..Event::default()
     };
-    context.marks.iter().filter(is_own).map(event).collect()
+    let marked = context.marks.iter().filter(is_own).map(event);
+    marked.chain(found::findings_of(step, context).map(|one| found::event(one, step, context.shift_ns))).collect()
 }
 
 fn attributes(attributed: &Attributed, context: &Context) -> Vec<KeyValue> {

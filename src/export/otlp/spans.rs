@@ -5,6 +5,7 @@
 //! step is slow and which phase lies within which. Invariants: what waits is bounded, and what does not fit is counted.
 //! Absent on purpose: layers, of which one step has thousands; recordings have them.
 
+use super::found::is_found;
 use super::metrics::{Exemplars, unix};
 use super::settings::Spans;
 use super::span::{Context, exemplar, span};
@@ -16,14 +17,16 @@ use crate::attribute::Attributed;
 use crate::clock::SECOND_NS;
 use crate::metrics::exponential::Exponential;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Phases that wait for the end of their steps, over all ranks.
+/// Phases that wait for the end of their steps, and steps that wait for a finding with theirs, over all ranks.
 const MOST_WAITING: usize = 16_384;
 /// A phase that is in no open step, and whose step's end has not come this long after it, is sent without: attribution
 /// waits for 2 s at most.
 const PATIENCE_NS: i64 = 5 * SECOND_NS;
+/// Where only steps with a finding are sent, they wait this long for one to be raised.
+const HELD_NS: i64 = 3 * SECOND_NS;
 /// Durations of a rank that was silent for this long are forgotten.
 const SILENCE_NS: i64 = 600 * SECOND_NS;
 /// Steps of a rank before any of them can be called slow.
@@ -35,6 +38,8 @@ pub struct Traces {
     cursor: u64,
     waiting: usize,
     ranks: BTreeMap<RankKey, Waiting>,
+    /// Steps that may still get a finding, with their phases.
+    held: VecDeque<(Arc<Attributed>, Vec<Arc<Attributed>>)>,
 }
 
 /// What one rank's step is made of so far.
@@ -58,14 +63,6 @@ pub struct New {
 /// A job and which process of it.
 type RankKey = (Arc<str>, u32);
 
-impl New {
-    /// Whether nothing has ended.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ended.is_empty()
-    }
-}
-
 /// What one turn gives.
 #[derive(Default)]
 pub struct Turn {
@@ -79,7 +76,7 @@ impl Traces {
     /// No spans yet; what ended before is left alone.
     #[must_use]
     pub fn new(which: Spans) -> Self {
-        Self { which, cursor: 0, waiting: 0, ranks: BTreeMap::new() }
+        Self { which, cursor: 0, waiting: 0, ranks: BTreeMap::new(), held: VecDeque::new() }
     }
 
     /// Leaves alone what has ended so far.
@@ -101,6 +98,14 @@ impl Traces {
         New { ended, lost, open_steps }
     }
 
+    /// When the first of the steps began that this turn may decide over; no finding that was over before matters.
+    #[must_use]
+    pub fn begin_ns(&self, new: &New) -> Option<i64> {
+        let steps = new.ended.iter().chain(self.held.iter().map(|(step, _)| step));
+        let steps = steps.filter(|one| one.ended.open.kind == Kind::Step);
+        steps.map(|step| step.ended.open.begin_ns).min()
+    }
+
     /// Makes spans of what has ended.
     pub fn advance(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
         let mut turn = Turn::default();
@@ -116,12 +121,14 @@ impl Traces {
             }
         }
         self.send_orphans(&new.open_steps, context, &mut turn);
+        self.send_held(context.now_ns - HELD_NS, context, &mut turn);
         turn
     }
 
     /// Makes spans of what has ended, and of the phases whose steps have not: the daemon ends before them.
     pub fn finish(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
         let mut turn = self.advance(new, context, stats);
+        self.send_held(i64::MAX, context, &mut turn);
         let left: Vec<_> = self.ranks.values_mut().flat_map(|rank| std::mem::take(&mut rank.phases)).collect();
         self.waiting = 0;
         for phase in left {
@@ -163,10 +170,36 @@ impl Traces {
         };
         rank.durations.record(seconds, 1);
         if is_chosen {
-            self.tell_step(&step, own, context, turn);
+            self.decide_step(step, own, context, turn);
         }
         for phase in orphans {
             self.tell_orphan(&phase, context, turn);
+        }
+    }
+
+    /// Sends a step that is chosen, or lets it wait for a finding where it needs one and there is room.
+    fn decide_step(&mut self, step: Arc<Attributed>, own: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
+        let needs_finding = self.which == Spans::Findings;
+        if needs_finding && self.waiting + own.len() < MOST_WAITING {
+            self.waiting += own.len() + 1;
+            self.held.push_back((step, own));
+        } else if !needs_finding || is_found(&step, context) {
+            self.tell_step(&step, own, context, turn);
+        }
+    }
+
+    /// Decides over the steps that ended before `until_ns`. Ranks end their steps at times of their own, so that all are
+    /// looked at.
+    fn send_held(&mut self, until_ns: i64, context: &Context, turn: &mut Turn) {
+        for (step, own) in std::mem::take(&mut self.held) {
+            if step.ended.end_ns >= until_ns {
+                self.held.push_back((step, own));
+                continue;
+            }
+            self.waiting -= own.len() + 1;
+            if is_found(&step, context) {
+                self.tell_step(&step, own, context, turn);
+            }
         }
     }
 
@@ -192,7 +225,8 @@ impl Traces {
     fn tell_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
         let ended = &phase.ended;
         let is_chosen = match self.which {
-            Spans::Slow(_) => false,
+            // Whether their step is one is not known.
+            Spans::Slow(_) | Spans::Findings => false,
             which => is_chosen(which, ended.open.step),
         };
         if !is_chosen {
@@ -247,7 +281,7 @@ fn is_chosen(which: Spans, step: Option<u64>) -> bool {
         Spans::All => true,
         // Every rank chooses the same steps.
         Spans::OneIn(number) => step.unwrap_or(0).is_multiple_of(number.max(1)),
-        Spans::Slow(_) => true,
+        Spans::Slow(_) | Spans::Findings => true,
     }
 }
 

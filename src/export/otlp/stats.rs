@@ -45,7 +45,7 @@ pub enum Reason {
     Shutdown,
     /// The queue's file was damaged or gone.
     Corrupt,
-    /// Too many ended at once to be looked at, or waited for the end of their step.
+    /// Too many ended at once to be looked at, waited for the end of their step, or for a finding.
     Overrun,
 }
 

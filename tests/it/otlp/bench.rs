@@ -39,6 +39,7 @@ impl Clock for Simulated {
 pub struct Bench {
     pub clock: Arc<Simulated>,
     pub node: Arc<Node>,
+    pub slot: Arc<Slot>,
     pub intake: Arc<Intake>,
     pub stats: Arc<Stats>,
     pub most_queued_bytes: Arc<AtomicUsize>,
@@ -49,6 +50,12 @@ pub struct Bench {
 impl Bench {
     /// A node of `scenario` that exports through `dial`. Must be called on a runtime whose time is paused.
     pub fn start(scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
+        Self::start_reading(20, scenario, settings, dial)
+    }
+
+    /// The same, with some so many readings at one moment, or exactly one: more is quicker, but then changes have times
+    /// in common.
+    pub fn start_reading(at_once: usize, scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
         let clock = Arc::new(Simulated(Instant::now()));
         let scenario = Scenario::parse(scenario, "otlp").expect("a scenario");
         let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
@@ -61,6 +68,7 @@ impl Bench {
         intake.set_devices(node.source.devices());
         let stats = Arc::new(Stats::default());
         let (sampled, joined, watched) = (Arc::clone(&node), Arc::clone(&intake), Arc::clone(&stats));
+        let found = Arc::clone(&slot);
         let most_queued_bytes = Arc::new(AtomicUsize::new(0));
         let most = Arc::clone(&most_queued_bytes);
         let sampler = Sampler::new(
@@ -71,9 +79,9 @@ impl Bench {
             Arc::clone(&node.gpus),
             writers,
         );
-        tokio::spawn(sample(sampler, sampled, joined, watched, most));
+        tokio::spawn(sample(at_once, sampler, sampled, found, joined, watched, most));
         let snapshots = Snapshots {
-            slot,
+            slot: Arc::clone(&slot),
             intake: Arc::clone(&intake),
             clock: Arc::clone(&clock) as _,
             processes: false,
@@ -85,7 +93,7 @@ impl Bench {
         let exporter = tokio::spawn(exporter.run(async {
             let _ = stopped.await;
         }));
-        Self { clock, node, intake, stats, most_queued_bytes, stop, exporter }
+        Self { clock, node, slot, intake, stats, most_queued_bytes, stop, exporter }
     }
 
     /// Ends the exporter, and gives how long that took.
@@ -121,16 +129,38 @@ pub fn check_accounts(stats: &Stats) {
     }
 }
 
-async fn sample(mut sampler: Sampler, node: Arc<Node>, intake: Arc<Intake>, stats: Arc<Stats>, most: Arc<AtomicUsize>) {
-    let mut next_ns = START_NS;
+/// What the daemon's threads do: ticks, what simulated jobs say, the join, and every 100 ms the search for causes.
+async fn sample(
+    at_once: usize,
+    mut sampler: Sampler,
+    node: Arc<Node>,
+    slot: Arc<Slot>,
+    intake: Arc<Intake>,
+    stats: Arc<Stats>,
+    most: Arc<AtomicUsize>,
+) {
+    let (mut next_ns, mut looked_ns) = (START_NS, START_NS);
+    let step = Duration::from_millis(at_once as u64);
+    let mut said = node.source.annotations().peekable();
     loop {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(step).await;
         let now_ns = node.clock.now_ns();
+        if at_once == 1 {
+            // A moment that was slept over is not made up for at the one after.
+            next_ns = now_ns;
+        }
         while next_ns <= now_ns {
             sampler.tick(next_ns, |_| ());
             next_ns += MILLISECOND_NS;
         }
+        while let Some(annotation) = said.next_if(|next| next.time_unix_nano.is_some_and(|at_ns| at_ns <= now_ns)) {
+            intake.take(annotation, None).expect("a good annotation");
+        }
         node.join.advance(&intake, now_ns);
+        if now_ns - looked_ns >= 100 * MILLISECOND_NS {
+            slot.detect().advance(&node, &intake, now_ns);
+            looked_ns = now_ns;
+        }
         most.fetch_max(usize::try_from(stats.queued_bytes()).expect("small"), Relaxed);
     }
 }

@@ -125,7 +125,11 @@ async fn a_step_arrives_as_a_trace_with_its_memory_and_its_gpu() {
             );
             assert!(of("hw.id").contains(&bench.node.gpus[1].device.uuid));
             assert!(of("highwater.allocator.retries.added").contains("IntValue(190)"));
-            assert_eq!(step.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(), ["oom"]);
+            assert_eq!(
+                step.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(),
+                ["oom", "allocator_thrash"],
+                "its allocator tried again"
+            );
             let durations = received.metrics_of("highwater.job.step.duration").next().expect("durations");
             let Some(Data::ExponentialHistogram(histogram)) = &durations.data else { panic!("{durations:?}") };
             assert_eq!(histogram.data_points[0].exemplars[0].trace_id, step.trace_id, "it leads to the trace");

@@ -2,6 +2,7 @@ use super::*;
 use crate::annotate::wire::{EventType, Memory};
 use crate::annotate::{Event, Limits, Open};
 use crate::clock::MILLISECOND_NS;
+use crate::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
 use crate::source::Device;
 use std::collections::HashSet;
 
@@ -53,7 +54,8 @@ fn turn(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64) -> 
     }
     let stats = Stats::default();
     let devices: &[Device] = &[];
-    let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, devices, marks: &[] };
+    let context =
+        Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, devices, marks: &[], findings: &[] };
     let new = traces.new_of(jobs);
     (traces.advance(new, &context, &stats), stats)
 }
@@ -222,4 +224,91 @@ fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
     assert_eq!(super::super::span::seconds_of(exemplar), 0.5);
     assert_eq!(exemplar.trace_id, turn.spans[1].trace_id);
     assert_eq!(exemplar.span_id, turn.spans[1].span_id);
+}
+
+/// A finding on rank 0 that was seen last at `seen_ms`.
+fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
+    let sign = Sign {
+        kind: detect::Kind::AllocatorThrash,
+        subject: Subject { gpu: None, job: Some("job".into()), rank: Some(0) },
+        severity,
+        certainty: Certainty::Confirmed,
+        begin_ns: START_NS + begin_ms * MILLISECOND_NS,
+        until_ns: 0,
+        step: None,
+        code: None,
+        evidence: vec![Evidence { name: "fall_bytes", value: 9e9 }],
+        text: Text { what: "Rank 0 flushed.".into(), ..Text::default() },
+    };
+    let seen_ns = START_NS + seen_ms * MILLISECOND_NS;
+    Finding { id: 3, gpu: None, sign, raised_ns: seen_ns, seen_ns, ended_ns: None, signs: 1 }
+}
+
+fn turn_with(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64, findings: &[Finding]) -> Vec<Span> {
+    for thing in things {
+        jobs.record(ended(thing));
+    }
+    let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, findings, ..Context::default() };
+    let new = traces.new_of(jobs);
+    traces.advance(new, &context, &Stats::default()).spans
+}
+
+#[test]
+fn only_steps_with_a_finding_are_told_also_where_it_is_raised_after_them() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::Findings), Jobs::new(Limits::default()));
+    let things = [
+        phase("forward", 1, 10, 40),
+        step(1, 0, 100),
+        phase("forward", 2, 110, 140),
+        step(2, 100, 200),
+        Thing { rank: 1, ..step(2, 100, 200) },
+        step(3, 200, 300),
+    ];
+    assert!(turn_with(&mut traces, &mut jobs, &things, 1_000, &[]).is_empty(), "a finding may still come");
+    assert_eq!(traces.waiting, 6);
+    assert_eq!(traces.begin_ns(&New::default()), Some(START_NS));
+    let found = [finding(Severity::Warning, 150, 180), finding(Severity::Info, 220, 230)];
+    let spans = turn_with(&mut traces, &mut jobs, &[], 3_301, &found);
+    let told: Vec<_> = spans.iter().map(|span| (span.name.as_str(), span.start_time_unix_nano)).collect();
+    let at = |ms: i64| (START_NS + ms * MILLISECOND_NS).cast_unsigned();
+    assert_eq!(told, [("forward", at(110)), ("highwater.step", at(100))], "of the rank that it names, with its phase");
+    assert_eq!((traces.waiting, traces.held.len()), (0, 0));
+    assert!(turn_with(&mut traces, &mut jobs, &[], 9_000, &found).is_empty());
+}
+
+#[test]
+fn steps_that_wait_for_a_finding_are_decided_at_the_end_and_when_there_is_no_room() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::Findings), Jobs::new(Limits::default()));
+    let found = [finding(Severity::Critical, 150, 180)];
+    turn_with(&mut traces, &mut jobs, &[step(1, 100, 200)], 300, &[]);
+    let context = Context { now_ns: START_NS + 300 * MILLISECOND_NS, findings: &found, ..Context::default() };
+    assert_eq!(traces.finish(New::default(), &context, &Stats::default()).spans.len(), 1);
+    traces.waiting = MOST_WAITING;
+    assert_eq!(turn_with(&mut traces, &mut jobs, &[step(2, 160, 200)], 300, &found).len(), 1);
+    assert_eq!((traces.waiting, traces.held.len()), (MOST_WAITING, 0));
+}
+
+#[test]
+fn a_finding_is_an_event_of_every_step_that_it_lasts_into() {
+    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let found = [finding(Severity::Info, 150, 250)];
+    let steps = [step(1, 0, 100), step(2, 100, 200), step(3, 200, 300), step(4, 300, 400)];
+    let spans = turn_with(&mut traces, &mut jobs, &steps, 1_000, &found);
+    let events: Vec<_> = spans.iter().map(|span| span.events.len()).collect();
+    assert_eq!(events, [0, 1, 1, 0]);
+    let times: Vec<_> = spans.iter().flat_map(|span| &span.events).map(|event| event.time_unix_nano).collect();
+    let at = |ms: i64| (START_NS + ms * MILLISECOND_NS).cast_unsigned();
+    assert_eq!(times, [at(150), at(200)], "never before its step");
+    let event = &spans[1].events[0];
+    let attributes: Vec<_> =
+        event.attributes.iter().map(|one| (one.key.as_str(), format!("{:?}", one.value))).collect();
+    let of = |name: &str| &attributes.iter().find(|(key, _)| *key == name).unwrap_or_else(|| panic!("no {name}")).1;
+    assert_eq!(event.name, "allocator_thrash");
+    assert!(
+        of("highwater.finding.severity").contains("info") && of("highwater.finding.certainty").contains("confirmed")
+    );
+    assert!(
+        of("highwater.finding.what").contains("Rank 0 flushed.") && of("highwater.finding.id").contains("IntValue(3)")
+    );
+    assert!(of("highwater.finding.fall_bytes").contains("DoubleValue(9000000000.0)"));
 }

@@ -1,0 +1,110 @@
+//! Raw points around findings alone: they wait until it is known whether a finding is near.
+//!
+//! Enters: points as they are drawn, and the findings of the moment. Leaves: the points from [`MARGIN_NS`] before a
+//! finding to as long after its last sign, each once. Every GPU's points count, because a rank that waits for another is
+//! explained by that one's memory. What is sent of a curve ends with a point that says that there is no value, so that
+//! nobody draws a line to the next finding. Invariants: what waits is bounded, and what could not wait is counted; what
+//! was decided is not decided again. Absent on purpose: what a finding is, and the ring: points that have been let go are
+//! not read again for a finding that says that it began long ago.
+
+use super::near::{MARGIN_NS, Near};
+use super::raw::Drawn;
+use crate::clock::SECOND_NS;
+use crate::detect::{Finding, Severity};
+use crate::ring::Point;
+use crate::source::Device;
+use std::collections::{BTreeMap, VecDeque};
+
+/// How long a point waits: a finding that begins within its margin can be raised this much later. Findings are raised
+/// half a second or a step after they began; five seconds are for that.
+pub(super) const HELD_NS: i64 = MARGIN_NS + 5 * SECOND_NS;
+/// The most points that wait, of all GPUs: some 8 MiB.
+const MOST_HELD: usize = 1 << 18;
+
+/// What waits.
+#[derive(Default)]
+pub(super) struct Around {
+    near: Near,
+    /// By UUID.
+    curves: BTreeMap<String, Curve>,
+}
+
+struct Curve {
+    device: Device,
+    /// Points and what makes their times Unix times, in order.
+    waiting: VecDeque<(Point, i64)>,
+    period_ns: i64,
+    /// Where the value that was sent last ends to be known, unless what follows is sent too.
+    open_until_ns: Option<i64>,
+}
+
+impl Around {
+    /// Lets what was drawn wait.
+    pub fn hold(&mut self, drawn: Vec<Drawn>) {
+        for Drawn { device, points, shift_ns, period_ns } in drawn {
+            let curve = self.curves.entry(device.uuid.clone()).or_insert_with(|| Curve::of(device));
+            curve.period_ns = period_ns;
+            curve.waiting.extend(points.into_iter().map(|point| (point, shift_ns)));
+        }
+    }
+
+    /// Takes the findings of the moment; of those that go on, again at each turn.
+    pub fn look<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
+        let oldest = self.curves.values().filter_map(|curve| curve.waiting.front());
+        let Some(oldest_ns) = oldest.map(|(point, _)| point.at_ns).min() else { return };
+        let is_near = |finding: &&Finding| finding.seen_ns.saturating_add(MARGIN_NS) >= oldest_ns;
+        for finding in findings.filter(|finding| finding.sign.severity >= Severity::Warning).filter(is_near) {
+            self.near.add(finding.sign.begin_ns, finding.seen_ns);
+        }
+    }
+
+    /// Decides over the points before `until_ns`: those that are near a finding, with Unix times, and how many more could
+    /// not wait any longer and were let go before it is known.
+    pub fn release(&mut self, until_ns: i64) -> (Vec<Drawn>, u64) {
+        let share = MOST_HELD / self.curves.len().max(1);
+        let (mut released, mut lost) = (Vec::new(), 0);
+        for curve in self.curves.values_mut() {
+            let due = curve.waiting.partition_point(|(point, _)| point.at_ns < until_ns);
+            let count = due.max(curve.waiting.len().saturating_sub(share));
+            let (points, let_go) = curve.decide(count, due, &self.near);
+            lost += let_go;
+            if !points.is_empty() {
+                let (device, period_ns) = (curve.device.clone(), curve.period_ns);
+                released.push(Drawn { device, points, shift_ns: 0, period_ns });
+            }
+        }
+        self.near.forget_before(until_ns);
+        self.curves.retain(|_, curve| !curve.waiting.is_empty() || curve.open_until_ns.is_some());
+        (released, lost)
+    }
+}
+
+impl Curve {
+    fn of(device: Device) -> Self {
+        Self { device, waiting: VecDeque::new(), period_ns: 0, open_until_ns: None }
+    }
+
+    /// Decides over the first `count` points, of which `due` are old enough for that.
+    fn decide(&mut self, count: usize, due: usize, near: &Near) -> (Vec<Point>, u64) {
+        let (mut chosen, mut let_go) = (Vec::new(), 0);
+        for (place, (point, shift_ns)) in self.waiting.drain(..count).enumerate() {
+            if near.touches(point.at_ns, point.at_ns) {
+                self.open_until_ns = point.used.is_some().then_some(point.at_ns.saturating_add(self.period_ns));
+                chosen.push(Point { at_ns: point.at_ns.saturating_add(shift_ns), ..point });
+                continue;
+            }
+            if place >= due {
+                let_go += 1;
+            }
+            if let Some(open_until_ns) = self.open_until_ns.take() {
+                // Before what follows, so that times only rise.
+                let at_ns = open_until_ns.min(point.at_ns).saturating_add(shift_ns);
+                chosen.push(Point { at_ns, used: None });
+            }
+        }
+        (chosen, let_go)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! Findings on steps: which of them a step has, and what its span says of each.
+//!
+//! Enters: what ended, and findings. Leaves: span events. A finding is a step's where it names the step's rank, or names
+//! no rank and a GPU that the step ran on, and lasts into the step: from its begin to its last sign. The last sign may
+//! have been seen a moment after what it tells of, so that the step after may have the finding too.
+
+use super::metrics::unix;
+use super::resource::{attribute, text};
+use super::span::Context;
+use crate::attribute::Attributed;
+use crate::detect::{Certainty, Finding, Severity};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::span::Event;
+
+/// The findings that a step has, of those in the context.
+pub(super) fn findings_of<'a>(step: &'a Attributed, context: &Context<'a>) -> impl Iterator<Item = &'a Finding> {
+    let devices = context.devices;
+    context.findings.iter().filter(move |finding| {
+        let (sign, ended) = (&finding.sign, &step.ended);
+        let is_own = match (&sign.subject.job, sign.subject.rank) {
+            (Some(job), Some(rank)) => *job == ended.job && rank == ended.rank,
+            (Some(job), None) => *job == ended.job,
+            (None, _) => is_on(step, finding, devices),
+        };
+        is_own && sign.begin_ns <= ended.end_ns && finding.seen_ns >= ended.open.begin_ns
+    })
+}
+
+/// Whether a step has a finding that is worth a trace.
+pub(super) fn is_found(step: &Attributed, context: &Context) -> bool {
+    findings_of(step, context).any(|finding| finding.sign.severity >= Severity::Warning)
+}
+
+/// Whether the step ran on the finding's GPU. By UUID: a position may mean another GPU once the driver came back.
+fn is_on(step: &Attributed, finding: &Finding, devices: &[crate::source::Device]) -> bool {
+    let Some((_, uuid)) = &finding.gpu else { return false };
+    step.gpus.iter().filter_map(|gpu| devices.get(gpu.gpu)).any(|device| device.uuid == *uuid)
+}
+
+/// The event that tells a finding, at its begin, or at the step's where it began before.
+pub(super) fn event(finding: &Finding, step: &Attributed, shift_ns: i64) -> Event {
+    let sign = &finding.sign;
+    let certainty = match sign.certainty {
+        Certainty::Suspected => "suspected",
+        Certainty::Observed => "observed",
+        Certainty::Confirmed => "confirmed",
+    };
+    let mut attributes = vec![
+        attribute("highwater.finding.id", Value::IntValue(finding.id.cast_signed())),
+        text("highwater.finding.severity", sign.severity.label()),
+        text("highwater.finding.certainty", certainty),
+        text("highwater.finding.what", &sign.text.what),
+    ];
+    attributes.extend(sign.evidence.iter().map(|evidence| {
+        attribute(&format!("highwater.finding.{}", evidence.name), Value::DoubleValue(evidence.value))
+    }));
+    Event {
+        name: sign.kind.label().into(),
+        time_unix_nano: unix(sign.begin_ns.max(step.ended.open.begin_ns) + shift_ns),
+        attributes,
+        ..Event::default()
+    }
+}
