@@ -309,7 +309,9 @@ fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
 fn wait_without_node(shared: &Shared) {
     let until_ns = shared.clock.now_ns() + RETRY_NS;
     while !shared.stopped() && shared.clock.now_ns() < until_ns {
-        crate::join::advance_without_node(&shared.intake, shared.clock.now_ns());
+        let now_ns = shared.clock.now_ns();
+        crate::join::advance_without_node(&shared.intake, now_ns);
+        shared.slot.detect().advance_without_node(&shared.intake, now_ns);
         shared.wait(&*shared.clock, STOP_PERIOD_NS);
     }
 }

@@ -98,7 +98,7 @@ impl Intake {
     pub fn set_devices(&self, devices: &[Device]) {
         self.gpus.store(Some(Arc::new(Gpus::new(devices))));
         if self.jobs().set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
-            self.log.clear();
+            self.log.clear(self.clock.now_ns());
         }
     }
 

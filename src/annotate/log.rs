@@ -84,10 +84,10 @@ impl EventLog {
     }
 
     /// Forgets all: positions of GPUs mean others from now on.
-    pub(super) fn clear(&self) {
+    pub(super) fn clear(&self, now_ns: i64) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.closed.clear();
-        inner.open = Block { first: inner.count, ..Block::default() };
+        inner.open = Block { first: inner.count, arrived_ns: (now_ns, now_ns), ..Block::default() };
     }
 
     /// The kept events from number `from` on, in the order of their taking.
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!((numbers(&none.since(0)), none.since(0).next), (vec![], 0));
         let log = EventLog::new(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 });
         (0..10).for_each(|n| log.note(&event(n), n));
-        log.clear();
+        log.clear(7);
         assert_eq!((numbers(&log.since(0)), log.since(0).lost), (vec![], 10));
         log.note(&event(10), 10);
         assert_eq!(numbers(&log.since(0)), [10]);

@@ -45,9 +45,8 @@ impl ReplayEval {
         let settings = settings_of(&self.set)?;
         let mut all: BTreeMap<String, Scores> = BTreeMap::new();
         for recording in &self.recordings {
-            let name = recording.file_name().map_or_else(|| "recording".into(), |name| name.to_string_lossy());
             let scores = evaluate(recording, &settings).with_context(|| recording.display().to_string())?;
-            all.insert(name.into_owned(), scores);
+            all.insert(recording.display().to_string(), scores);
         }
         let mut total = Score::default();
         all.values().flat_map(BTreeMap::values).for_each(|score| total.add(score));

@@ -19,6 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 const MOST_WAITING: usize = 256;
 /// A fall that no step has claimed after this long lay in none.
 const PATIENCE_NS: i64 = 120 * SECOND_NS;
+/// A fall is known only when it has regrown, which takes this long at most.
+const REGROW_NS: i64 = 100_000_000;
 /// Steps over which thrashing is counted.
 const RECENT_STEPS: usize = 10;
 /// Of these, how many make it critical.
@@ -89,24 +91,20 @@ impl AllocatorThrash {
     fn judge_open_step(&mut self, view: &View<'_>, rank: &RankNow, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         let Some(open) = rank.step else { return };
         let rose = rank.retries.zip(open.retries).and_then(|(now, before)| now.checked_sub(before));
-        let known = rank.retries.is_some();
+        // Without counters the whole step is looked at when it has ended: a phase in it may excuse a fall.
+        if rank.retries.is_none() {
+            return;
+        }
         let is_told = self.told.get(&rank.key) == rank.retries.as_ref();
-        if known && (is_told || rose.is_none_or(|rose| rose == 0)) {
+        if is_told || rose.is_none_or(|rose| rose == 0) {
             return;
         }
-        let inside = |flush: &&(usize, Flush)| {
-            rank.gpus.contains(&flush.0) && flush.1.trough_ns >= open.begin_ns && (known || was_short(view, flush))
-        };
+        let inside = |(gpu, flush): &&(usize, Flush)| rank.gpus.contains(gpu) && flush.trough_ns >= open.begin_ns;
         let flushes: Vec<(usize, Flush)> = self.waiting.iter().filter(inside).copied().collect();
-        let is_refill = rank.open_phases.last().is_some_and(|name| is_one_of(name, &view.settings.refill_phases));
-        let is_new = flushes.iter().any(|flush| view.flushes.contains(flush));
-        if !known && (!is_new || is_refill) {
-            return;
-        }
         if let Some(retries) = rank.retries {
             self.told.insert(rank.key.clone(), retries);
         }
-        let certainty = if known { Certainty::Confirmed } else { Certainty::Suspected };
+        let certainty = Certainty::Confirmed;
         let begin_ns = flushes.first().map_or(open.begin_ns, |(_, flush)| flush.trough_ns);
         let (key, from_ns, to_ns) = (rank.key.clone(), begin_ns, view.now_ns);
         troubles.push(Trouble { kind: Kind::AllocatorThrash, key, from_ns, to_ns });
@@ -123,7 +121,8 @@ impl AllocatorThrash {
             if !gpus.contains(gpu) || flush.trough_ns > to_ns {
                 return true;
             }
-            if flush.trough_ns >= from_ns {
+            // One that regrew only after the step before had ended is this one's.
+            if flush.trough_ns >= from_ns - REGROW_NS {
                 claimed.push((*gpu, *flush));
             }
             false

@@ -21,6 +21,10 @@ const LEAST_BASELINE: usize = 5;
 const HEALTHY: f64 = 1.5;
 /// Whole steps vary more than collectives do: they are slow at this part of the ratio asked for.
 const STEP_FACTOR: f64 = 0.8;
+/// After so many steps that were slow one after the other, with no rank of the job thrashing, slow is how it is now.
+const ADOPTED_AFTER: usize = 20;
+/// Full memory alone is taken for the cause only after this: a flush may still become known.
+const SETTLE_NS: i64 = 300_000_000;
 /// How long a slow step waits for a rank in trouble to be known.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
@@ -36,6 +40,8 @@ struct Baseline {
     /// Of communication if the flag is set, else of whole steps.
     is_comm: bool,
     healthy_ns: VecDeque<i64>,
+    /// The slow steps since the last healthy one.
+    slow_ns: VecDeque<i64>,
     last_ratio: Option<f64>,
 }
 
@@ -60,9 +66,14 @@ impl Detector for CommStarvation {
         for step in view.steps {
             let baseline = self.ranks.entry(step.key.clone()).or_default();
             self.waiting.extend(baseline.judge(view, step));
+            baseline.adopt(has_thrashed(troubles, step));
         }
         self.waiting.retain(|slow| {
-            let Some(trouble) = slow.cause(troubles) else { return view.now_ns - slow.seen_ns < PATIENCE_NS };
+            let waited_ns = view.now_ns - slow.seen_ns;
+            let Some(trouble) = slow.cause(troubles) else { return waited_ns < PATIENCE_NS };
+            if trouble.kind != Kind::AllocatorThrash && waited_ns < SETTLE_NS {
+                return true;
+            }
             signs.push(slow.sign(view, trouble));
             false
         });
@@ -93,8 +104,13 @@ impl Baseline {
             return None;
         };
         self.last_ratio = Some(ratio);
-        if ratio < HEALTHY && step.nth >= settings.warm_up_steps {
-            self.learn(took_ns);
+        if ratio >= HEALTHY {
+            self.slow_ns.push_back(took_ns);
+        } else {
+            self.slow_ns.clear();
+            if step.nth >= settings.warm_up_steps {
+                self.learn(took_ns);
+            }
         }
         let most = settings.comm_slowdown * if self.is_comm { 1.0 } else { STEP_FACTOR };
         (ratio >= most && took_ns - baseline_ns >= settings.comm_excess_ns).then(|| Slow {
@@ -111,12 +127,29 @@ impl Baseline {
         })
     }
 
+    /// Another run, or longer sequences: what has been slow for long without a cause is the new baseline.
+    fn adopt(&mut self, has_thrashed: bool) {
+        if has_thrashed {
+            self.slow_ns.clear();
+        } else if self.slow_ns.len() >= ADOPTED_AFTER {
+            self.healthy_ns = std::mem::take(&mut self.slow_ns);
+        }
+    }
+
     fn learn(&mut self, took_ns: i64) {
         self.healthy_ns.push_back(took_ns);
         if self.healthy_ns.len() > MOST_BASELINE {
             self.healthy_ns.pop_front();
         }
     }
+}
+
+/// Whether a rank of the step's job thrashed in it.
+fn has_thrashed(troubles: &[Trouble], step: &Step) -> bool {
+    troubles.iter().any(|trouble| {
+        let meets = trouble.from_ns <= step.end_ns && step.begin_ns <= trouble.to_ns;
+        trouble.kind == Kind::AllocatorThrash && trouble.key.0 == step.key.0 && meets
+    })
 }
 
 impl Slow {

@@ -36,7 +36,7 @@ pub use told::Told;
 use crate::annotate::{Intake, Jobs};
 use crate::clock::SECOND_NS;
 use crate::node::Node;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use steps::{RankKey, Steps};
 use view::{OpenStep, RankNow, View};
@@ -138,10 +138,24 @@ impl Detect {
         let (signs, ratios) = state.look(&view);
         let mut board = self.board();
         board.set_ratios(ratios);
+        board.keep_lost(&state.uuids, now_ns);
         board.update(signs, now_ns, |gpu| {
             let device = &node.gpus.get(gpu)?.device;
             Some((device.index.clone(), device.uuid.clone()))
         })
+    }
+}
+
+impl Detect {
+    /// What can be said while there is no node.
+    pub fn advance_without_node(&self, intake: &Intake, now_ns: i64) -> Change {
+        let known: BTreeSet<RankKey> = {
+            let jobs = intake.jobs();
+            let ranks =
+                jobs.by_name().iter().flat_map(|(job, one)| one.ranks.keys().map(|rank| (Arc::clone(job), *rank)));
+            ranks.collect()
+        };
+        self.board().advance_without_node(now_ns, |key| known.contains(key))
     }
 }
 
@@ -216,12 +230,10 @@ fn ranks(jobs: &Jobs) -> Vec<RankNow> {
                 begin_ns: open.begin_ns,
                 retries: open.memory.and_then(|memory| memory.alloc_retries),
             });
-            let phases = rank.open.iter().filter(|open| open.kind == Kind::Phase);
             ranks.push(RankNow {
                 key: (Arc::clone(job), *number),
                 gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
                 step,
-                open_phases: phases.map(|open| Arc::clone(&open.name)).collect(),
                 retries: rank.memory.alloc_retries,
             });
         }

@@ -9,7 +9,6 @@ use super::steps::{RankKey, Step};
 use crate::attribute::Flush;
 use crate::ring;
 use crate::sample::GpuState;
-use std::sync::Arc;
 
 /// One rank as it is now.
 #[derive(Debug, Clone)]
@@ -19,8 +18,6 @@ pub(super) struct RankNow {
     pub gpus: Vec<usize>,
     /// The step that it is in.
     pub step: Option<OpenStep>,
-    /// The phases that it is in, outermost first.
-    pub open_phases: Vec<Arc<str>>,
     /// Retries of its allocator so far.
     pub retries: Option<u64>,
 }

@@ -133,6 +133,8 @@ metrics! {
         "1 while a finding goes on; a label that does not apply is empty. docs/findings.md tells each kind.";
     FINDINGS = Counter "highwater_findings_total" ["finding"]
         "Findings that were raised.";
+    FINDINGS_DROPPED = Counter "highwater_findings_dropped_total" []
+        "Signs of findings that found no place among the 256 that can go on at a time.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["job", "rank"]
         "The last step's communication over the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["job", "rank"]

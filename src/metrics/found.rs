@@ -16,6 +16,7 @@ pub(super) fn collect(detect: &Detect, out: &mut Families) {
     for kind in Kind::ALL {
         out.count(&c::FINDINGS, &[kind.label()], Some(board.raised(kind)));
     }
+    out.count(&c::FINDINGS_DROPPED, &[], Some(board.dropped()));
     for ((job, rank), ratios) in board.ratios() {
         let rank = rank.to_string();
         let labels = [&**job, rank.as_str()];

@@ -193,7 +193,8 @@ impl Capture {
     pub fn known_ns(&self) -> i64 {
         let tracks = self.tracks.iter().zip(self.view.gpus.iter());
         let answering = tracks.filter(|(_, gpu)| gpu.is_sampled()).map(|(track, _)| track.until_ns());
-        answering.min().unwrap_or(self.end_ns).min(self.end_ns)
+        // Where no GPU answers, all that will be known of them is.
+        answering.min().unwrap_or_else(|| self.now_ns()).min(self.end_ns)
     }
 
     /// Makes what was committed outlast a power failure.

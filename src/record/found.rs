@@ -43,8 +43,9 @@ impl Recorder {
     /// A turn of the detectors is over. Findings that are only worth knowing are no reason to write: an idle GPU would push
     /// out what tells of trouble.
     pub fn found(&self, change: &Change) {
-        for finding in change.raised.iter().filter(|finding| finding.sign.severity > Severity::Info) {
-            let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.raised_ns);
+        let told = change.raised.iter().chain(&change.escalated);
+        for finding in told.filter(|finding| finding.sign.severity > Severity::Info) {
+            let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
             self.trigger(Trigger { reason, at_ns, note: finding.sign.text.what.clone() });
         }
     }

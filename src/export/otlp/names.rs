@@ -107,6 +107,7 @@ names! {
     PHASE_IDLE => "highwater.phase.gpu.idle_time" "s" Count;
     FINDING_ACTIVE => "highwater.finding.active" "1" GaugeInt;
     FINDINGS => "highwater.findings" "{finding}" CountInt;
+    FINDINGS_DROPPED => "highwater.findings.dropped" "{sign}" CountInt;
     COMM_SLOWDOWN => "highwater.comm.slowdown" "1" Gauge;
     JOB_COMPUTE_LAG => "highwater.job.compute.lag" "1" Gauge;
     JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
