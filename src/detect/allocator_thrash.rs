@@ -32,6 +32,8 @@ pub(super) struct AllocatorThrash {
     waiting: VecDeque<(usize, Flush)>,
     /// For each rank whether its last steps had retries or falls.
     recent: BTreeMap<RankKey, VecDeque<bool>>,
+    /// When each rank's last step ended.
+    ended_ns: BTreeMap<RankKey, i64>,
     /// The retries that a rank's open step was last told with, so that each rise is told once.
     told: BTreeMap<RankKey, u64>,
 }
@@ -52,6 +54,7 @@ impl Detector for AllocatorThrash {
             self.waiting.pop_front();
         }
         self.recent.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.ended_ns.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
         self.told.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
     }
 }
@@ -59,7 +62,8 @@ impl Detector for AllocatorThrash {
 impl AllocatorThrash {
     /// A step that ended: its falls, and whether its counter rose.
     fn judge_step(&mut self, view: &View<'_>, step: &Step, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        let flushes = self.claim(&step.gpus, step.begin_ns, step.end_ns);
+        let last_end_ns = self.ended_ns.insert(step.key.clone(), step.end_ns).unwrap_or(i64::MIN);
+        let flushes = self.claim(step, last_end_ns);
         let flushes: Vec<(usize, Flush)> = flushes
             .into_iter()
             .filter(|(_, flush)| {
@@ -114,15 +118,16 @@ impl AllocatorThrash {
         signs.push(seen.sign(view, &rank.key, &rank.gpus, &title));
     }
 
-    /// Takes the waiting falls of these GPUs in an interval, and drops older ones of theirs.
-    fn claim(&mut self, gpus: &[usize], from_ns: i64, to_ns: i64) -> Vec<(usize, Flush)> {
+    /// Takes the waiting falls of a step, and drops older ones of its GPUs: those between two steps lie in none.
+    fn claim(&mut self, step: &Step, last_end_ns: i64) -> Vec<(usize, Flush)> {
         let mut claimed = Vec::new();
         self.waiting.retain(|(gpu, flush)| {
-            if !gpus.contains(gpu) || flush.trough_ns > to_ns {
+            if !step.gpus.contains(gpu) || flush.trough_ns > step.end_ns {
                 return true;
             }
-            // One that regrew only after the step before had ended is this one's.
-            if flush.trough_ns >= from_ns - REGROW_NS {
+            // One at the end of the step before, which has regrown only since that ended.
+            let was_late = flush.trough_ns <= last_end_ns && flush.trough_ns >= last_end_ns - REGROW_NS;
+            if flush.trough_ns >= step.begin_ns || was_late {
                 claimed.push((*gpu, *flush));
             }
             false
