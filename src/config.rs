@@ -16,6 +16,7 @@ use crate::detect;
 use crate::export::otlp::settings as otlp;
 use crate::node::Periods;
 use crate::record;
+use crate::ring;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -95,6 +96,12 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What the ring of one GPU keeps, with times to this many nanoseconds.
+    #[must_use]
+    pub fn ring(&self, resolution_ns: i64) -> ring::Config {
+        ring::Config { retention_ns: self.retention_ns, max_bytes: self.ring_max_bytes, resolution_ns }
+    }
+
     /// How often each lane reads.
     #[must_use]
     pub fn periods(&self) -> Periods {

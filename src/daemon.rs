@@ -3,22 +3,24 @@
 //! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here;
 //! nothing below this file starts any.
 
+mod playback;
+
 use crate::annotate::Intake;
 use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
-use crate::clock::{Clock, Live, MILLISECOND_NS, Manual, SECOND_NS};
+use crate::clock::{Clock, Live, MILLISECOND_NS, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
 use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
 use crate::record::Recorder;
-use crate::replay::Replay;
 use crate::ring;
 use crate::sample::{self, Budget, FastLane, Processes};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::web::{self, Site};
 use anyhow::Context as _;
+use playback::Playback;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -35,8 +37,6 @@ const RETRY_NS: i64 = 5 * SECOND_NS;
 const STOP_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
-/// Bad lines of a recording that are told one by one.
-const MOST_SKIPPED_TOLD: usize = 10;
 /// How long requests under way may take at the end.
 const HTTP_DRAIN: Duration = Duration::from_millis(500);
 
@@ -67,12 +67,6 @@ struct Shared {
     stop: Arc<AtomicBool>,
 }
 
-/// What a recording needs beside its source.
-struct Playback {
-    replay: Arc<Replay>,
-    clock: Arc<Manual>,
-}
-
 /// Builds the daemon and starts it. Must be called on a tokio runtime.
 ///
 /// # Errors
@@ -81,7 +75,7 @@ struct Playback {
 pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let live: Arc<dyn Clock> = Arc::new(Live::start());
     let scenario = scenario(&settings)?;
-    let playback = playback(&settings, &*live)?;
+    let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
     let access = access(&settings)?;
     let listener = tokio::net::TcpListener::bind(settings.listen).await;
@@ -119,7 +113,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.push(match (playback, scenario) {
         (Some(playback), _) => spawn("hw-replay", move || {
             let _reads = reads;
-            play(&shared, &live, playback);
+            playback.play(&shared, &live);
         })?,
         (None, scenario) => spawn("hw-source", move || {
             let _reads = reads;
@@ -231,25 +225,12 @@ fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
     Ok(Some(Scenario::parse(&text, name)?))
 }
 
-fn playback(settings: &Settings, live: &dyn Clock) -> anyhow::Result<Option<Playback>> {
-    let SourceSpec::Replay(path) = &settings.source else { return Ok(None) };
-    let shift_to_now = settings.replay_shift_to_now.then(|| live.now_ns());
-    let replay = Replay::open(path, crate::replay::Options { shift_to_now })?;
-    let skipped = replay.skipped();
-    for line in skipped.first.iter().take(MOST_SKIPPED_TOLD) {
-        tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);
-    }
-    if skipped.count > MOST_SKIPPED_TOLD {
-        tracing::warn!("{} lines of the recording are skipped in all", skipped.count);
-    }
-    let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
-    Ok(Some(Playback { replay: Arc::new(replay), clock }))
-}
-
 impl Shared {
-    fn ring(&self, resolution_ns: i64) -> ring::Config {
-        let (retention_ns, max_bytes) = (self.settings.retention_ns, self.settings.ring_max_bytes);
-        ring::Config { retention_ns, max_bytes, resolution_ns }
+    /// From now on this is the node that everything looks at.
+    fn put_in_place(&self, node: &Arc<Node>) {
+        node.ticks.keep_log(self.settings.captures.sweeps(self.settings.period_ns));
+        self.intake.set_devices(node.source.devices());
+        self.slot.fill(Arc::clone(node));
     }
 
     /// Joins, looks for causes, and tells of them.
@@ -329,7 +310,8 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
 
 /// One node from its first tick until the daemon stops or every GPU is lost. Returns what it has counted.
 fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
-    let made = Node::new(source, Arc::clone(&shared.clock), shared.ring(1_000), shared.settings.periods(), before);
+    let made =
+        Node::new(source, Arc::clone(&shared.clock), shared.settings.ring(1_000), shared.settings.periods(), before);
     let (node, writers) = match made {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => {
@@ -339,9 +321,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
             return None;
         }
     };
-    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
-    shared.intake.set_devices(node.source.devices());
-    shared.slot.fill(Arc::clone(&node));
+    shared.put_in_place(&node);
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
     if let Err(error) = start_lanes(shared, &mut lanes, writers) {
         tracing::error!("not every lane runs: {error:#}");
@@ -435,51 +415,4 @@ fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     }
     // What ended since the last turn has no later one.
     shared.join(node, &mut told, node.clock.now_ns());
-}
-
-/// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the speed
-/// changes no result.
-fn play(shared: &Shared, live: &Arc<dyn Clock>, playback: Playback) {
-    let Playback { replay, clock } = playback;
-    let begin_ns = replay.begin_ns();
-    let mut annotations = replay.annotations().peekable();
-    let made = Node::new(replay, Arc::clone(&clock) as _, shared.ring(1), shared.settings.periods(), None);
-    let (node, writers) = match made {
-        Ok((node, writers)) => (Arc::new(node), writers),
-        Err(error) => return tracing::error!("rings cannot be made: {error}"),
-    };
-    node.ticks.keep_log(shared.settings.captures.sweeps(shared.settings.period_ns));
-    shared.intake.set_devices(node.source.devices());
-    shared.slot.fill(Arc::clone(&node));
-    tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
-    let (started_ns, mut refused) = (live.now_ns(), 0);
-    let before = |at_ns: i64| {
-        pace(shared, &**live, started_ns, at_ns.saturating_sub(begin_ns));
-        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_none_or(|time| time <= at_ns)) {
-            clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
-            if let Err(refusal) = shared.intake.take(annotation, None) {
-                refused += 1;
-                if refused <= MOST_SKIPPED_TOLD {
-                    tracing::warn!("annotation of the recording refused: {refusal}");
-                }
-            }
-        }
-    };
-    let mut told = Told::default();
-    let after = |at_ns: i64| {
-        node.read_recorded(at_ns);
-        shared.join(&node, &mut told, at_ns);
-    };
-    let period_ns = shared.settings.period_ns;
-    if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {
-        tracing::info!("the recording is over; its end stays readable");
-    }
-}
-
-/// Waits until `offset_ns` of the recording are due at the speed asked for.
-fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
-    let Some(speed) = shared.settings.replay_speed else { return };
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]
-    let due_ns = started_ns.saturating_add((offset_ns as f64 / speed) as i64);
-    shared.wait(live, due_ns.saturating_sub(live.now_ns()));
 }

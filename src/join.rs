@@ -27,7 +27,7 @@ pub struct Derived {
     /// Falls and regrowths.
     pub flushes: u64,
     /// The last of them, in the order of time.
-    pub recent_flushes: VecDeque<Flush>,
+    recent_flushes: VecDeque<Flush>,
     detector: FlushDetector,
     scanned_until_ns: Option<i64>,
 }
@@ -62,6 +62,17 @@ impl Join {
     pub fn derived(&self, gpu: usize) -> Derived {
         let derived = self.derived.get(gpu).map(|derived| derived.lock().unwrap_or_else(PoisonError::into_inner));
         derived.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// The flushes of the GPU at this position since there were `count` of them, oldest first, as far as they are kept;
+    /// and how many there are now.
+    #[must_use]
+    pub fn flushes_since(&self, gpu: usize, count: u64) -> (Vec<Flush>, u64) {
+        let Some(derived) = self.derived.get(gpu) else { return (Vec::new(), count) };
+        let derived = derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = usize::try_from(derived.flushes.saturating_sub(count)).unwrap_or(usize::MAX);
+        let skipped = derived.recent_flushes.len().saturating_sub(new);
+        (derived.recent_flushes.iter().skip(skipped).copied().collect(), derived.flushes)
     }
 
     /// Lets the GPU at this position go on counting from what another state of it has counted.

@@ -1,7 +1,7 @@
 //! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
 
 use highwater::annotate::wire::Kind;
-use highwater::annotate::{Ended, Intake, Limits, Open};
+use highwater::annotate::{Ended, Intake, Limits, Open, due};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
 use highwater::ring;
@@ -40,9 +40,7 @@ pub fn busy(gpus: usize) -> Busy {
     for n in 1..=60_000 {
         clock.advance_to(start_ns + n * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
-        while let Some(annotation) =
-            annotations.next_if(|next| next.time_unix_nano.is_some_and(|at| at <= clock.now_ns()))
-        {
+        for annotation in due(&mut annotations, clock.now_ns()) {
             intake.take(annotation, None).expect("a good annotation");
         }
         if n % 100 == 0 {

@@ -26,5 +26,5 @@ pub use limits::Limits;
 pub use log::{EventLog, LogLimits, Taken};
 pub use rank::{Open, Rank};
 pub use refusal::{Outcome, Refusal};
-pub use speak::speak;
+pub use speak::{due, speak};
 pub use stats::{DURATION_BOUNDS_S, PhaseStats, WINDOW_SLACK_NS, WINDOWS};

@@ -1,9 +1,10 @@
-//! The simulated jobs' own voice: each annotation at its time, over the real socket.
+//! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
 
 use crate::annotate::Intake;
 use crate::annotate::wire::Annotation;
 use crate::clock::{Clock, MILLISECOND_NS};
 use crate::source::Source;
+use std::iter::Peekable;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,14 @@ pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, inta
         }
         voice.say(annotation);
     }
+}
+
+/// Takes from what jobs say, in the order of time, what is due at a moment; what has no time is due at once.
+pub fn due<Said: Iterator<Item = Annotation>>(
+    said: &mut Peekable<Said>,
+    at_ns: i64,
+) -> impl Iterator<Item = Annotation> + use<'_, Said> {
+    std::iter::from_fn(move || said.next_if(|next| next.time_unix_nano.is_none_or(|time_ns| time_ns <= at_ns)))
 }
 
 fn connect(path: &Path) -> Option<UnixDatagram> {

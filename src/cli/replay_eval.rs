@@ -4,14 +4,13 @@
 //! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
 
 use super::settings_of;
-use crate::annotate::Intake;
-use crate::clock::{Clock as _, Manual};
+use crate::annotate::{Intake, due};
+use crate::clock::Manual;
 use crate::config::Settings;
 use crate::detect::evaluate::{Score, Truth, score};
 use crate::detect::{Detect, Kind, Sign};
 use crate::node::Node;
 use crate::replay::{Options, Replay};
-use crate::ring;
 use crate::sample;
 use crate::source::Source as _;
 use anyhow::{Context as _, bail};
@@ -84,17 +83,15 @@ fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
 fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, Sign)>> {
     let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
     let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
-    let rings =
-        ring::Config { retention_ns: settings.retention_ns, max_bytes: settings.ring_max_bytes, resolution_ns: 1 };
     let (node, writers) =
-        Node::new(Arc::clone(&replay) as _, Arc::clone(&clock) as _, rings, settings.periods(), None)?;
+        Node::new(Arc::clone(&replay) as _, Arc::clone(&clock) as _, settings.ring(1), settings.periods(), None)?;
     let intake = Intake::new(settings.limits, Arc::clone(&clock) as _, Arc::default());
     intake.set_devices(node.source.devices());
     let detect = Detect::new(settings.detect.clone());
     let mut annotations = replay.annotations().peekable();
     let mut signs = Vec::new();
     let before = |at_ns: i64| {
-        while let Some(annotation) = annotations.next_if(|next| next.time_unix_nano.is_none_or(|time| time <= at_ns)) {
+        for annotation in due(&mut annotations, at_ns) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
             // What the recording's job got wrong is told by `serve`; here only what was found matters.
             let _ = intake.take(annotation, None);
@@ -106,7 +103,6 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
         signs.extend(detect.advance(&node, &intake, at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
     };
     sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
-    debug_assert!(clock.now_ns() >= replay.begin_ns());
     Ok(signs)
 }
 

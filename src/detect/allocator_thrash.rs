@@ -7,7 +7,7 @@
 //! that finds what it needs does not flush. A phase that refills memory by its nature excuses a fall too.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number};
-use super::steps::{RankKey, Step, is_one_of};
+use super::steps::{RankKey, Step, is_one_of, title};
 use super::view::{RankNow, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::attribute::Flush;
@@ -53,9 +53,9 @@ impl Detector for AllocatorThrash {
         while self.waiting.len() > MOST_WAITING {
             self.waiting.pop_front();
         }
-        self.recent.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
-        self.ended_ns.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
-        self.told.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.recent.retain(|key, _| view.knows(key));
+        self.ended_ns.retain(|key, _| view.knows(key));
+        self.told.retain(|key, _| view.knows(key));
     }
 }
 
@@ -88,7 +88,7 @@ impl AllocatorThrash {
         troubles.push(Trouble { kind: Kind::AllocatorThrash, key, from_ns: step.begin_ns, to_ns: step.end_ns });
         let begin_ns = flushes.first().map_or(step.begin_ns, |(_, flush)| flush.trough_ns);
         let seen = Seen { flushes: &flushes, retries: step.retries, often, certainty, begin_ns, step: step.number };
-        signs.push(seen.sign(view, &step.key, &step.gpus, &step.title()));
+        signs.push(seen.sign(view, &step.key, &step.gpus));
     }
 
     /// A step that has not ended: what its counters tell already, or, where it tells none, what its memory did.
@@ -114,8 +114,7 @@ impl AllocatorThrash {
         troubles.push(Trouble { kind: Kind::AllocatorThrash, key, from_ns, to_ns });
         let often = 1 + self.recent.get(&rank.key).map_or(0, |recent| recent.iter().filter(|had| **had).count());
         let seen = Seen { flushes: &flushes, retries: rose, often, certainty, begin_ns, step: open.number };
-        let title = open.number.map_or_else(|| "a step".to_owned(), |number| format!("step {number}"));
-        signs.push(seen.sign(view, &rank.key, &rank.gpus, &title));
+        signs.push(seen.sign(view, &rank.key, &rank.gpus));
     }
 
     /// Takes the waiting falls of a step, and drops older ones of its GPUs: those between two steps lie in none.
@@ -154,7 +153,7 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    fn sign(&self, view: &View<'_>, key: &RankKey, gpus: &[usize], title: &str) -> Sign {
+    fn sign(&self, view: &View<'_>, key: &RankKey, gpus: &[usize]) -> Sign {
         let gpu = self.flushes.first().map(|(gpu, _)| *gpu).or(gpus.first().copied());
         let is_often = self.often >= CRITICAL_STEPS;
         Sign {
@@ -169,14 +168,15 @@ impl Seen<'_> {
             evidence: self.evidence(),
             text: Text {
                 what: format!(
-                    "The allocator of rank {} of {} {} in {title}.",
+                    "The allocator of rank {} of {} {} in {}.",
                     key.1,
                     key.0,
                     if self.certainty == Certainty::Suspected {
                         "seems to have flushed its cache for want of memory"
                     } else {
                         "ran out of memory and flushed its cache"
-                    }
+                    },
+                    title(self.step)
                 ),
                 why: self.why(),
                 advice:

@@ -7,7 +7,7 @@
 //! told. Slow communication without a rank in trouble is no finding; the slowdown is a metric all the same.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
-use super::steps::{RankKey, Step};
+use super::steps::{RankKey, Step, title};
 use super::view::{View, median, ratio};
 use super::{Detector, Ratios, Trouble};
 use crate::clock::SECOND_NS;
@@ -62,7 +62,7 @@ struct Slow {
 
 impl Detector for CommStarvation {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.ranks.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.ranks.retain(|key, _| view.knows(key));
         for step in view.steps {
             let baseline = self.ranks.entry(step.key.clone()).or_default();
             self.waiting.extend(baseline.judge(view, step));
@@ -147,17 +147,15 @@ impl Baseline {
 /// Whether a rank of the step's job thrashed in it.
 fn has_thrashed(troubles: &[Trouble], step: &Step) -> bool {
     troubles.iter().any(|trouble| {
-        let meets = trouble.from_ns <= step.end_ns && step.begin_ns <= trouble.to_ns;
-        trouble.kind == Kind::AllocatorThrash && trouble.key.0 == step.key.0 && meets
+        let is_of_job = trouble.key.0 == step.key.0 && trouble.meets(step.begin_ns, step.end_ns);
+        trouble.kind == Kind::AllocatorThrash && is_of_job
     })
 }
 
 impl Slow {
     /// The trouble of a rank of the same job that overlaps the step; another rank's before one's own.
     fn cause<'a>(&self, troubles: &'a [Trouble]) -> Option<&'a Trouble> {
-        let meets = |trouble: &&Trouble| {
-            trouble.key.0 == self.key.0 && trouble.from_ns <= self.to_ns && self.from_ns <= trouble.to_ns
-        };
+        let meets = |trouble: &&Trouble| trouble.key.0 == self.key.0 && trouble.meets(self.from_ns, self.to_ns);
         let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != Kind::AllocatorThrash);
         let found = troubles.iter().filter(meets).min_by_key(rank_of)?;
         // A rank that flushes has slow steps of its own: that is told as what it is.
@@ -166,7 +164,7 @@ impl Slow {
 
     fn sign(&self, view: &View<'_>, trouble: &Trouble) -> Sign {
         let (job, rank) = (&self.key.0, self.key.1);
-        let step = self.step.map_or_else(|| "a step".to_owned(), |step| format!("step {step}"));
+        let step = title(self.step);
         let what = if self.is_comm { "Communication" } else { "A step" };
         let did = match trouble.kind {
             Kind::AllocatorThrash => "flushed its allocator's cache",

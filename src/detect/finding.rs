@@ -90,6 +90,18 @@ pub enum Certainty {
     Confirmed,
 }
 
+impl Certainty {
+    /// The word for it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Certainty::Suspected => "suspected",
+            Certainty::Observed => "observed",
+            Certainty::Confirmed => "confirmed",
+        }
+    }
+}
+
 /// Whom it concerns; a part that does not apply is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {

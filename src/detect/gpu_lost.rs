@@ -1,7 +1,7 @@
 //! `gpu_lost`: a GPU that does not answer.
 
-use super::finding::{Certainty, Kind, Severity, Sign, Subject, Text};
-use super::view::View;
+use super::finding::{Certainty, Kind, Severity, Sign, Text};
+use super::view::{Since, View};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 use crate::sample::Health;
@@ -9,27 +9,22 @@ use crate::sample::Health;
 /// Follows since when each GPU is gone.
 #[derive(Debug, Default)]
 pub(super) struct GpuLost {
-    since_ns: Vec<Option<i64>>,
+    gone: Since,
 }
 
 impl Detector for GpuLost {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.since_ns.resize(view.gpus.len(), None);
-        for (gpu, (state, since_ns)) in view.gpus.iter().zip(&mut self.since_ns).enumerate() {
+        for (gpu, state) in view.gpus.iter().enumerate() {
             let why = match state.health() {
-                Health::Up => {
-                    *since_ns = None;
-                    continue;
-                }
-                Health::Lost => format!("The driver says: {}.", state.trouble()),
-                Health::Hung => "A call on it has not come back.".to_owned(),
+                Health::Up => None,
+                Health::Lost => Some(format!("The driver says: {}.", state.trouble())),
+                Health::Hung => Some("A call on it has not come back.".to_owned()),
             };
-            let begin_ns = *since_ns.get_or_insert(view.now_ns);
-            let rank = view.rank_on(gpu);
-            let (job, rank) = (rank.map(|rank| rank.key.0.clone()), rank.map(|rank| rank.key.1));
+            let since_ns = self.gone.note(gpu, why.is_some().then_some(view.now_ns));
+            let (Some(why), Some(begin_ns)) = (why, since_ns) else { continue };
             signs.push(Sign {
                 kind: Kind::GpuLost,
-                subject: Subject { gpu: Some(gpu), job, rank },
+                subject: view.subject_of(gpu),
                 severity: Severity::Critical,
                 certainty: Certainty::Observed,
                 begin_ns,

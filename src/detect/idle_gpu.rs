@@ -3,26 +3,23 @@
 //! Told from the driver's utilization alone, so that a process that was forgotten is seen without any annotation. A GPU
 //! whose utilization is not known is not judged.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
-use super::view::{View, bytes, human};
+use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Text, seconds};
+use super::view::{Since, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 
 /// Follows since when each GPU is idle.
 #[derive(Debug, Default)]
 pub(super) struct IdleGpu {
-    since_ns: Vec<Option<i64>>,
+    idle: Since,
 }
 
 impl Detector for IdleGpu {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.since_ns.resize(view.gpus.len(), None);
-        for (gpu, since_ns) in self.since_ns.iter_mut().enumerate() {
-            let Some(held_bytes) = idle(view, gpu) else {
-                *since_ns = None;
-                continue;
-            };
-            let begin_ns = *since_ns.get_or_insert(view.now_ns);
+        for gpu in 0..view.gpus.len() {
+            let held_bytes = idle(view, gpu);
+            let since_ns = self.idle.note(gpu, held_bytes.map(|_| view.now_ns));
+            let (Some(held_bytes), Some(begin_ns)) = (held_bytes, since_ns) else { continue };
             if view.now_ns - begin_ns >= view.settings.idle_after_ns {
                 signs.push(sign(view, gpu, held_bytes, begin_ns));
             }
@@ -43,20 +40,15 @@ fn idle(view: &View<'_>, gpu: usize) -> Option<u64> {
 }
 
 fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
-    let rank = view.rank_on(gpu);
     let idle_ns = view.now_ns - begin_ns;
     Sign {
         kind: Kind::IdleGpu,
-        subject: Subject {
-            gpu: Some(gpu),
-            job: rank.map(|rank| rank.key.0.clone()),
-            rank: rank.map(|rank| rank.key.1),
-        },
+        subject: view.subject_of(gpu),
         severity: Severity::Info,
         certainty: Certainty::Observed,
         begin_ns,
         until_ns: view.now_ns + SECOND_NS,
-        step: rank.and_then(|rank| rank.step?.number),
+        step: view.step_on(gpu),
         code: None,
         evidence: vec![bytes("held_bytes", held_bytes), Evidence { name: "idle_seconds", value: seconds(idle_ns) }],
         text: Text {

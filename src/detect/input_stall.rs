@@ -31,7 +31,7 @@ struct Waited {
 
 impl Detector for InputStall {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.ranks.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.ranks.retain(|key, _| view.knows(key));
         for step in view.steps {
             let Some(data_ns) = step.time_in(&view.settings.data_phases) else { continue };
             let steps = self.ranks.entry(step.key.clone()).or_default();

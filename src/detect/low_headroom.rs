@@ -4,29 +4,24 @@
 //! for each further one, and it fails where it does not get them. A GPU whose least free memory stays below that is told
 //! as soon as it has been so for a moment within the last second.
 
-use super::finding::{Certainty, Kind, Severity, Sign, Subject, Text};
-use super::view::{View, bytes, human};
+use super::finding::{Certainty, Kind, Severity, Sign, Text};
+use super::view::{Since, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 
 /// Looks at the last second of each GPU.
 #[derive(Debug, Default)]
 pub(super) struct LowHeadroom {
-    /// Since when each GPU is full, by position.
-    since_ns: Vec<Option<i64>>,
+    full: Since,
 }
 
 impl Detector for LowHeadroom {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.since_ns.resize(view.gpus.len(), None);
         for gpu in 0..view.gpus.len() {
-            let Some((from_ns, to_ns, free_bytes)) = full(view, gpu) else {
-                self.since_ns[gpu] = None;
-                continue;
-            };
-            let begin_ns = *self.since_ns[gpu].get_or_insert(from_ns);
-            let rank = view.rank_on(gpu);
-            if let Some(rank) = rank {
+            let found = full(view, gpu);
+            let since_ns = self.full.note(gpu, found.map(|(from_ns, ..)| from_ns));
+            let (Some((from_ns, to_ns, free_bytes)), Some(begin_ns)) = (found, since_ns) else { continue };
+            if let Some(rank) = view.rank_on(gpu) {
                 troubles.push(Trouble { kind: Kind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
             }
             signs.push(Sign { begin_ns, ..sign(view, gpu, free_bytes) });
@@ -43,7 +38,7 @@ fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
         return None;
     }
     let from_ns = (to_ns - SECOND_NS).max(ring.oldest_ns()?);
-    let free_bytes = view.least_free_bytes(gpu, from_ns, to_ns)?;
+    let free_bytes = usable_bytes.saturating_sub(ring.summary(from_ns, to_ns).ok()?.max?);
     if free_bytes >= view.settings.headroom_bytes {
         return None;
     }
@@ -54,21 +49,16 @@ fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
 
 fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
     let settings = view.settings;
-    let rank = view.rank_on(gpu);
     let is_critical = free_bytes < settings.critical_headroom_bytes;
     let needed_bytes = if is_critical { settings.critical_headroom_bytes } else { settings.headroom_bytes };
     Sign {
         kind: Kind::LowHeadroom,
-        subject: Subject {
-            gpu: Some(gpu),
-            job: rank.map(|rank| rank.key.0.clone()),
-            rank: rank.map(|rank| rank.key.1),
-        },
+        subject: view.subject_of(gpu),
         severity: if is_critical { Severity::Critical } else { Severity::Warning },
         certainty: Certainty::Observed,
         begin_ns: view.now_ns,
         until_ns: view.now_ns + settings.hold_ns,
-        step: rank.and_then(|rank| rank.step?.number),
+        step: view.step_on(gpu),
         code: None,
         evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],
         text: Text {

@@ -54,7 +54,7 @@ struct Growth {
 
 impl Detector for MemoryGrowth {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.ranks.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.ranks.retain(|key, _| view.knows(key));
         for step in view.steps {
             let run = self.ranks.entry(step.key.clone()).or_default();
             if step.nth < view.settings.warm_up_steps {

@@ -34,9 +34,10 @@ pub use settings::Settings;
 pub use told::Told;
 
 use crate::annotate::{Intake, Jobs};
+use crate::attribute::Flush;
 use crate::clock::SECOND_NS;
 use crate::node::Node;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use steps::{RankKey, Steps};
 use view::{OpenStep, RankNow, View};
@@ -66,6 +67,13 @@ struct Trouble {
     key: RankKey,
     from_ns: i64,
     to_ns: i64,
+}
+
+impl Trouble {
+    /// Whether it overlaps an interval.
+    fn meets(&self, from_ns: i64, to_ns: i64) -> bool {
+        self.from_ns <= to_ns && from_ns <= self.to_ns
+    }
 }
 
 /// What a rank's last steps were like; a part that is not known is `None`.
@@ -144,18 +152,11 @@ impl Detect {
             Some((device.index.clone(), device.uuid.clone()))
         })
     }
-}
 
-impl Detect {
     /// What can be said while there is no node.
     pub fn advance_without_node(&self, intake: &Intake, now_ns: i64) -> Change {
-        let known: BTreeSet<RankKey> = {
-            let jobs = intake.jobs();
-            let ranks =
-                jobs.by_name().iter().flat_map(|(job, one)| one.ranks.keys().map(|rank| (Arc::clone(job), *rank)));
-            ranks.collect()
-        };
-        self.board().advance_without_node(now_ns, |key| known.contains(key))
+        let ranks = ranks(&intake.jobs());
+        self.board().advance_without_node(now_ns, |key| view::knows(&ranks, key))
     }
 }
 
@@ -192,15 +193,12 @@ impl State {
     }
 
     /// Each GPU's falls since the last turn, in the order of time.
-    fn new_flushes(&mut self, node: &Node) -> Vec<(usize, crate::attribute::Flush)> {
+    fn new_flushes(&mut self, node: &Node) -> Vec<(usize, Flush)> {
         let mut new = Vec::new();
         for (gpu, seen) in self.flushes.iter_mut().enumerate() {
-            let derived = node.join.derived(gpu);
-            let count = usize::try_from(derived.flushes.saturating_sub(*seen)).unwrap_or(usize::MAX);
-            let kept = count.min(derived.recent_flushes.len());
-            let from = derived.recent_flushes.len() - kept;
-            new.extend(derived.recent_flushes.iter().skip(from).map(|flush| (gpu, *flush)));
-            *seen = derived.flushes;
+            let (flushes, count) = node.join.flushes_since(gpu, *seen);
+            new.extend(flushes.into_iter().map(|flush| (gpu, flush)));
+            *seen = count;
         }
         new
     }
@@ -219,7 +217,7 @@ impl State {
     }
 }
 
-/// Every rank as it is now.
+/// Every rank as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
     use crate::annotate::wire::Kind;
     let mut ranks = Vec::new();

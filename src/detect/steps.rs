@@ -73,8 +73,13 @@ impl Step {
 
     /// `step 7`, or `a step` where it has no number.
     pub fn title(&self) -> String {
-        self.number.map_or_else(|| "a step".to_owned(), |number| format!("step {number}"))
+        title(self.number)
     }
+}
+
+/// `step 7`, or `a step` where it has no number.
+pub(super) fn title(number: Option<u64>) -> String {
+    number.map_or_else(|| "a step".to_owned(), |number| format!("step {number}"))
 }
 
 /// Whether a phase's name is one of these.

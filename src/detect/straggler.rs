@@ -65,7 +65,7 @@ struct Lag<'a> {
 
 impl Detector for Straggler {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        self.ranks.retain(|key, _| view.ranks.iter().any(|rank| rank.key == *key));
+        self.ranks.retain(|key, _| view.knows(key));
         self.waiting.retain(|job, _| view.ranks.iter().any(|rank| rank.key.0 == *job));
         for step in view.steps {
             self.add(view, step);
@@ -122,8 +122,7 @@ impl Straggler {
         let (from_ns, to_ns) = (lag.step.begin_ns, lag.step.end_ns);
         // A rank that flushed its allocator's cache is late for that reason, which is told as what it is.
         let thrashed = troubles.iter().any(|trouble| {
-            let meets = trouble.from_ns <= to_ns && from_ns <= trouble.to_ns;
-            trouble.kind == Kind::AllocatorThrash && trouble.key == lag.step.key && meets
+            trouble.kind == Kind::AllocatorThrash && trouble.key == lag.step.key && trouble.meets(from_ns, to_ns)
         });
         if is_warm {
             lags.recent.push_back(if is_lagging && !thrashed { lag.ratio } else { 1.0 });

@@ -2,11 +2,10 @@
 
 use super::{Certainty, Detect, Kind, Settings, Severity, Sign};
 use crate::annotate::wire::{Annotation, EventType};
-use crate::annotate::{Intake, Limits};
+use crate::annotate::{Intake, Limits, due};
 use crate::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods};
 use crate::ring;
-use crate::sample::Sampler;
 use crate::sim::{Scenario, Sim};
 use crate::source::{Event, Source};
 use std::sync::Arc;
@@ -52,12 +51,12 @@ fn play_with(scenario: &str, seconds: i64, settings: Settings) -> Played {
         clock.advance_to(START_NS + ms * MILLISECOND_NS);
         let now_ns = clock.now_ns();
         sampler.tick(now_ns, |_| ());
-        while let Some(annotation) = said.next_if(|next| next.time_unix_nano.is_some_and(|at_ns| at_ns <= now_ns)) {
+        for annotation in due(&mut said, now_ns) {
             told.push(annotation.clone());
             intake.take(annotation, None).expect("a good annotation");
         }
         if ms % 100 == 0 {
-            lanes(&node, &mut sampler, now_ns);
+            lanes(&node, now_ns);
             node.join.advance(&intake, now_ns);
             let change = detect.advance(&node, &intake, now_ns);
             seen.extend(change.signs.into_iter().map(|sign| (now_ns - START_NS, sign)));
@@ -67,7 +66,7 @@ fn play_with(scenario: &str, seconds: i64, settings: Settings) -> Played {
 }
 
 /// What the other lanes' threads do: readings, events, and asking again for a GPU that was lost.
-fn lanes(node: &Node, _: &mut Sampler, now_ns: i64) {
+fn lanes(node: &Node, now_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
         if gpu.health() == crate::sample::Health::Up {
             gpu.set_medium(now_ns, node.source.medium(position, now_ns, &node.calls));

@@ -3,7 +3,7 @@
 //! Enters: GPUs, rings, what ended, and who is running. Leaves: a [`View`] of one moment. Invariant: nothing in it
 //! reads the system, so that a replay shows the same views as the live run did.
 
-use super::finding::{Bytes, Evidence, number};
+use super::finding::{Bytes, Evidence, Subject, number};
 use super::settings::Settings;
 use super::steps::{RankKey, Step};
 use crate::attribute::Flush;
@@ -57,15 +57,41 @@ impl View<'_> {
         format!("GPU {index}")
     }
 
-    /// The least free memory of a GPU in an interval, bytes; `None` where its size or its memory is not known.
-    pub fn least_free_bytes(&self, gpu: usize, from_ns: i64, to_ns: i64) -> Option<u64> {
-        let usable_bytes = self.gpus.get(gpu)?.usable_bytes()?;
-        let ring = self.rings.get(gpu)?;
-        let (from_ns, to_ns) = (from_ns.max(ring.oldest_ns()?), to_ns.min(ring.newest_ns()?));
-        if from_ns > to_ns {
-            return None;
+    /// A GPU, with the rank that runs on it where exactly one does.
+    pub fn subject_of(&self, gpu: usize) -> Subject {
+        let (job, rank) = self.rank_on(gpu).map(|rank| rank.key.clone()).unzip();
+        Subject { gpu: Some(gpu), job, rank }
+    }
+
+    /// The step that the one rank on a GPU is in.
+    pub fn step_on(&self, gpu: usize) -> Option<u64> {
+        self.rank_on(gpu)?.step?.number
+    }
+
+    /// Whether a rank still speaks: what is kept of others is forgotten.
+    pub fn knows(&self, key: &RankKey) -> bool {
+        knows(self.ranks, key)
+    }
+}
+
+/// Whether a rank is among these, which are in the order of their keys.
+pub(super) fn knows(ranks: &[RankNow], key: &RankKey) -> bool {
+    ranks.binary_search_by(|rank| rank.key.cmp(key)).is_ok()
+}
+
+/// Since when something is so of each GPU.
+#[derive(Debug, Default)]
+pub(super) struct Since(Vec<Option<i64>>);
+
+impl Since {
+    /// Notes whether it is so of a GPU now, and if, since when it would be at the latest. Returns since when it has been.
+    pub fn note(&mut self, gpu: usize, latest_ns: Option<i64>) -> Option<i64> {
+        if self.0.len() <= gpu {
+            self.0.resize(gpu + 1, None);
         }
-        Some(usable_bytes.saturating_sub(ring.summary(from_ns, to_ns).ok()?.max?))
+        let since_ns = self.0.get_mut(gpu)?;
+        *since_ns = latest_ns.map(|latest_ns| since_ns.unwrap_or(latest_ns));
+        *since_ns
     }
 }
 

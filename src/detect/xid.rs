@@ -3,7 +3,7 @@
 //! Meanings and the action that they call for follow NVIDIA's catalogue of XID errors. A number that is not in the
 //! table is told as what it is.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Subject, Text, number};
+use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Text, number};
 use super::view::View;
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
@@ -76,23 +76,18 @@ impl Detector for Xid {
 }
 
 fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
-    let rank = view.rank_on(gpu);
     let known = CATALOGUE.iter().find(|meaning| meaning.xid == xid);
     let means = known.map_or("a number that this program has no text for", |meaning| meaning.means);
     let at_ns =
         view.gpus.get(gpu).and_then(|gpu| gpu.xids().get(&xid).copied()).map_or(view.now_ns, |seen| seen.last_ns);
     Sign {
         kind: Kind::Xid,
-        subject: Subject {
-            gpu: Some(gpu),
-            job: rank.map(|rank| rank.key.0.clone()),
-            rank: rank.map(|rank| rank.key.1),
-        },
+        subject: view.subject_of(gpu),
         severity: known.map_or(Severity::Warning, |meaning| meaning.severity),
         certainty: Certainty::Observed,
         begin_ns: at_ns,
         until_ns: view.now_ns + HOLD_NS,
-        step: rank.and_then(|rank| rank.step?.number),
+        step: view.step_on(gpu),
         code: Some(xid),
         evidence: vec![
             Evidence { name: "xid", value: number(xid) },

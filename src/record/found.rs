@@ -26,7 +26,7 @@ fn row(finding: &Finding) -> FindingRow {
         id: finding.id,
         kind: sign.kind.label(),
         severity: sign.severity.label().to_owned(),
-        certainty: super::file::word(&sign.certainty),
+        certainty: sign.certainty.label().to_owned(),
         gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
         job: subject.job.as_deref().map(str::to_owned),
         rank: subject.rank,

@@ -12,7 +12,7 @@ use crate::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods, Slot};
 use crate::ring;
 use crate::sample::{Sampler, Ticked};
-use crate::source::{CallStats, Device, Error, Event, Medium, Pcie, Process, Rare, Slow, Source};
+use crate::source::{Device, Error, Medium, Source};
 use proptest::prelude::*;
 use rusqlite::Connection;
 use std::path::Path;
@@ -43,38 +43,6 @@ impl Source for Script {
         let next = self.next.lock().unwrap()[gpu];
         self.given.lock().unwrap()[gpu] = next;
         next.ok_or_else(|| Error::Failed("as told".into()))
-    }
-
-    fn medium(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Medium {
-        Medium::default()
-    }
-
-    fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {
-        Slow::default()
-    }
-
-    fn processes(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<Vec<Process>> {
-        None
-    }
-
-    fn pcie(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Pcie {
-        Pcie::default()
-    }
-
-    fn rare(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Rare {
-        Rare::default()
-    }
-
-    fn energy_joules(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<f64> {
-        None
-    }
-
-    fn reacquire(&self, _gpu: usize) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn wait_event(&self, _timeout: Duration) -> Result<Option<Event>, Error> {
-        Err(Error::Unsupported)
     }
 }
 

@@ -17,12 +17,11 @@ mod tests;
 pub use lines::{Skipped, SkippedLines};
 
 use crate::annotate::wire::Annotation;
-use crate::source::{CallStats, Device, Error, Event, Medium, NextTick, OpenError, Pcie, Process, Rare, Slow, Source};
+use crate::source::{CallStats, Device, Error, Medium, NextTick, OpenError, Source};
 use folder::{Folder, GpuFacts};
 use meters::Meters;
 use points::Track;
 use std::path::Path;
-use std::time::Duration;
 
 /// How to replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -117,34 +116,6 @@ impl Source for Replay {
     fn medium(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Medium {
         let gpu = self.tracks.get(gpu).map(|track| track.gpu);
         gpu.map(|gpu| self.meters.at(gpu, self.recorded_ns(at_ns))).unwrap_or_default()
-    }
-
-    fn slow(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Slow {
-        Slow::default()
-    }
-
-    fn processes(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<Vec<Process>> {
-        None
-    }
-
-    fn pcie(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Pcie {
-        Pcie::default()
-    }
-
-    fn rare(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Rare {
-        Rare::default()
-    }
-
-    fn energy_joules(&self, _gpu: usize, _at_ns: i64, _calls: &CallStats) -> Option<f64> {
-        None
-    }
-
-    fn reacquire(&self, _gpu: usize) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn wait_event(&self, _timeout: Duration) -> Result<Option<Event>, Error> {
-        Err(Error::Unsupported)
     }
 
     /// The next time at which any GPU's memory changes; after the last change once more at the end of the recording,

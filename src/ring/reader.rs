@@ -69,14 +69,7 @@ impl Reader {
     /// # Errors
     /// See [`QueryError`].
     pub fn known_at(&self, at_ns: i64) -> Result<Option<u64>, QueryError> {
-        let newest_ns = self.check(at_ns, at_ns)?;
-        let from_ns = (at_ns - 1).max(self.oldest_before(newest_ns));
-        let mut known = Known { at_ns, used_bytes: None };
-        // One further than the time, so that what changes at it is walked over.
-        match scan(&self.store, from_ns, at_ns + 1, &mut known) {
-            Some(()) => Ok(known.used_bytes),
-            None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
-        }
+        Ok(self.changes_from(at_ns, at_ns)?.iter().rev().find_map(|point| point.used))
     }
 
     /// What the value did between two times, in logarithmic time. Of two equal times it tells of that instant.
@@ -192,24 +185,6 @@ impl Sink for Held {
 
     fn held(&mut self, _from_ns: i64, _to_ns: i64, used_bytes: Option<u64>) {
         self.0 = used_bytes;
-    }
-}
-
-/// The last value that is known at an instant.
-struct Known {
-    at_ns: i64,
-    used_bytes: Option<u64>,
-}
-
-impl Sink for Known {
-    fn whole(&mut self, _part: &Part) -> bool {
-        false
-    }
-
-    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
-        if (from_ns..=to_ns).contains(&self.at_ns) && used_bytes.is_some() {
-            self.used_bytes = used_bytes;
-        }
     }
 }
 

@@ -168,6 +168,8 @@ pub enum NextTick {
 /// The GPUs of one node. Every method may be called from several threads at once, and `gpu` is always a position in
 /// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and a
 /// replay answer for it, NVML takes from it only the time between two readings of PCIe bytes.
+///
+/// What a source does not tell of is not available: every method but the first three has that for its default.
 pub trait Source: Send + Sync {
     /// What is read, for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
     fn description(&self) -> String;
@@ -182,36 +184,60 @@ pub trait Source: Send + Sync {
     fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error>;
 
     /// The medium lane's readings; each call is timed into `calls`.
-    fn medium(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Medium;
+    fn medium(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Medium {
+        let _ = (gpu, at_ns, calls);
+        Medium::default()
+    }
 
     /// The slow lane's readings; each call is timed into `calls`.
-    fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow;
+    fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
+        let _ = (gpu, at_ns, calls);
+        Slow::default()
+    }
 
     /// Processes with a compute or graphics context; `None` where the driver will not say, empty where there are none.
     /// Asked for apart and more seldom: beside a job on eight H200s the two calls take 2 ms a GPU.
-    fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>>;
+    fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
+        let _ = (gpu, at_ns, calls);
+        None
+    }
 
     /// Bytes over PCIe. Asked for apart and more seldom: a sample of GPM takes 0.3 ms.
-    fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie;
+    fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
+        let _ = (gpu, at_ns, calls);
+        Pcie::default()
+    }
 
     /// What is too dear for every turn of the slow lane; each call is timed into `calls`.
-    fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare;
+    fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare {
+        let _ = (gpu, at_ns, calls);
+        Rare::default()
+    }
 
     /// Energy since the driver was loaded, joules. Asked for apart from the others and seldom: the call holds the
     /// driver's lock for milliseconds, and every other call waits for it.
-    fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64>;
+    fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64> {
+        let _ = (gpu, at_ns, calls);
+        None
+    }
 
     /// Tries to get a lost GPU back.
     ///
     /// # Errors
     /// The same as [`memory_used`](Self::memory_used) while it is gone.
-    fn reacquire(&self, gpu: usize) -> Result<(), Error>;
+    fn reacquire(&self, gpu: usize) -> Result<(), Error> {
+        let _ = gpu;
+        Ok(())
+    }
 
     /// Waits for the driver's next event, at most `timeout`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where there are no events at all: do not call again.
-    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error>;
+    fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+        let _ = timeout;
+        Err(Error::Unsupported)
+    }
 
     /// When to read next, after the tick at `after_ns`.
     fn next_tick(&self, after_ns: i64) -> NextTick {

@@ -8,7 +8,7 @@ use super::metrics::unix;
 use super::resource::{attribute, text};
 use super::span::Context;
 use crate::attribute::Attributed;
-use crate::detect::{Certainty, Finding, Severity};
+use crate::detect::{Finding, Severity};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::span::Event;
 
@@ -40,15 +40,10 @@ fn is_on(step: &Attributed, finding: &Finding, devices: &[crate::source::Device]
 /// The event that tells a finding, at its begin, or at the step's where it began before.
 pub(super) fn event(finding: &Finding, step: &Attributed, shift_ns: i64) -> Event {
     let sign = &finding.sign;
-    let certainty = match sign.certainty {
-        Certainty::Suspected => "suspected",
-        Certainty::Observed => "observed",
-        Certainty::Confirmed => "confirmed",
-    };
     let mut attributes = vec![
         attribute("highwater.finding.id", Value::IntValue(finding.id.cast_signed())),
         text("highwater.finding.severity", sign.severity.label()),
-        text("highwater.finding.certainty", certainty),
+        text("highwater.finding.certainty", sign.certainty.label()),
         text("highwater.finding.what", &sign.text.what),
     ];
     attributes.extend(sign.evidence.iter().map(|evidence| {

@@ -1,7 +1,7 @@
 //! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
 //! everything waits, then leaps to the next moment that anything waits for.
 
-use highwater::annotate::{Intake, Limits};
+use highwater::annotate::{Intake, Limits, due};
 use highwater::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater::export::otlp::{Dial, Exporter, Settings, Signal, Stats};
 use highwater::metrics::Snapshots;
@@ -153,7 +153,7 @@ async fn sample(
             sampler.tick(next_ns, |_| ());
             next_ns += MILLISECOND_NS;
         }
-        while let Some(annotation) = said.next_if(|next| next.time_unix_nano.is_some_and(|at_ns| at_ns <= now_ns)) {
+        for annotation in due(&mut said, now_ns) {
             intake.take(annotation, None).expect("a good annotation");
         }
         node.join.advance(&intake, now_ns);
