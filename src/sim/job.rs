@@ -174,6 +174,8 @@ struct Rank {
     state: State,
     /// The part of `outside_bytes` that fills the GPU up on purpose.
     ballast_bytes: u64,
+    /// Whether something leaked for which there was no room.
+    overflowed: bool,
     alloc_retries: u64,
     ooms: u64,
 }

@@ -41,7 +41,7 @@ impl Timeline {
             let end_ns = self.ranks[rank].at_ns;
             self.say(rank, end_ns, EventType::End, Kind::Step, None);
             self.at_ns = self.at_ns.max(end_ns + GAP_NS);
-            self.change(rank, end_ns, |state| state.outside_bytes += plan.job.leak_per_step.0);
+            self.leak(&plan, rank, end_ns);
         }
         match death {
             Some(death) => {
@@ -73,7 +73,8 @@ impl Timeline {
     fn leaked(&self, plan: &Plan) -> Option<(usize, usize)> {
         let tight = |rank: &usize| {
             let leaked = self.ranks[*rank].state.outside_bytes.saturating_sub(plan.job.outside.0);
-            plan.job.leak_per_step.0 > 0 && leaked + plan.job.most_bytes() > plan.ranks[*rank].usable_bytes
+            let is_too_much = leaked + plan.job.most_bytes() > plan.ranks[*rank].usable_bytes;
+            self.ranks[*rank].overflowed || (plan.job.leak_per_step.0 > 0 && is_too_much)
         };
         let largest = |(_, phase): &(usize, &Phase)| phase.to;
         let (phase, _) = plan.job.phases.iter().enumerate().max_by_key(largest)?;
@@ -159,6 +160,18 @@ impl Timeline {
         if let Some(to) = phase.to {
             self.move_to(rank, to.0.min(self.room_bytes(plan, rank)), phase.shape, span);
         }
+    }
+
+    /// Adds what leaks with each step. Where it does not fit the ballast yields, and where that is not enough the
+    /// next step dies.
+    fn leak(&mut self, plan: &Plan, rank: usize, at_ns: i64) {
+        let free_bytes = self.room_bytes(plan, rank).saturating_sub(self.ranks[rank].state.allocator_bytes);
+        let wanted_bytes = plan.job.leak_per_step.0;
+        let given_bytes = wanted_bytes.saturating_sub(free_bytes).min(self.ranks[rank].ballast_bytes);
+        let leaked_bytes = wanted_bytes.min(free_bytes + given_bytes);
+        self.ranks[rank].ballast_bytes -= given_bytes;
+        self.ranks[rank].overflowed |= leaked_bytes < wanted_bytes;
+        self.change(rank, at_ns, |state| state.outside_bytes = state.outside_bytes - given_bytes + leaked_bytes);
     }
 
     /// The most that a rank's allocator can hold beside what the rank holds outside it.
