@@ -47,7 +47,7 @@ fn pushes_gaps_and_summaries_allocate_nothing() {
         if tick % 1_000 == 500 {
             let oldest_ns = reader.oldest_ns().unwrap();
             reader.summary(oldest_ns, at_ns).unwrap();
-            reader.above_ns(oldest_ns, at_ns, 1 << 36).unwrap();
+            reader.above_ns(oldest_ns, at_ns, [1 << 36]).unwrap();
             reader.at(oldest_ns).unwrap();
         }
     }

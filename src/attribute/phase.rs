@@ -74,11 +74,11 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
     }
     let Ok(summary) = ring.summary(from_ns, to_ns) else { return unknown() };
     let above_ns = state.usable_bytes().and_then(|usable_bytes| {
-        let mut above_ns = [0; THRESHOLDS.len()];
-        for (threshold, above_ns) in THRESHOLDS.iter().zip(&mut above_ns) {
-            *above_ns = ring.above_ns(from_ns, to_ns, threshold.bytes_of(usable_bytes)).ok()?;
+        let thresholds_bytes = THRESHOLDS.map(|threshold| threshold.bytes_of(usable_bytes));
+        if summary.max.is_none_or(|max| thresholds_bytes.iter().all(|threshold_bytes| max < *threshold_bytes)) {
+            return Some([0; THRESHOLDS.len()]);
         }
-        Some(above_ns)
+        ring.above_ns(from_ns, to_ns, thresholds_bytes).ok()
     });
     // The process's own memory at the end, to the millisecond: what is in use then, less what the others had of it.
     let others_bytes = state.used_by_others_bytes(ended.pid);

@@ -41,10 +41,10 @@ impl Pressure {
         if from_ns >= until_ns {
             return;
         }
-        let above_ns = THRESHOLDS.map(|threshold| ring.above_ns(from_ns, until_ns, threshold.bytes_of(usable_bytes)));
+        let thresholds_bytes = THRESHOLDS.map(|threshold| threshold.bytes_of(usable_bytes));
         // Where the ring was overtaken meanwhile, the next turn begins at what it still has.
-        if let [Ok(first), Ok(second), Ok(third), Ok(fourth)] = above_ns {
-            for (total_ns, ns) in self.above_ns.iter_mut().zip([first, second, third, fourth]) {
+        if let Ok(above_ns) = ring.above_ns(from_ns, until_ns, thresholds_bytes) {
+            for (total_ns, ns) in self.above_ns.iter_mut().zip(above_ns) {
                 *total_ns += ns;
             }
             self.counted_until_ns = Some(until_ns);

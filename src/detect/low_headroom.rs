@@ -43,7 +43,7 @@ fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
         return None;
     }
     let full_bytes = usable_bytes.saturating_sub(view.settings.headroom_bytes);
-    let full_ns = ring.above_ns(from_ns, to_ns, full_bytes).ok()?;
+    let [full_ns] = ring.above_ns(from_ns, to_ns, [full_bytes]).ok()?;
     (full_ns >= view.settings.headroom_ns).then_some((from_ns, to_ns, free_bytes))
 }
 

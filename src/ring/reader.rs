@@ -82,13 +82,18 @@ impl Reader {
         Ok(Summary::new(from_ns, to_ns, &folded.part, folded.first.flatten(), folded.last))
     }
 
-    /// For how many nanoseconds between two times the value was at least the threshold. Time in gaps does not
-    /// count. Only blocks whose values lie on both sides of the threshold are looked into.
+    /// For how many nanoseconds between two times the value was at least each of the thresholds, in one walk. Time in
+    /// gaps does not count. Only blocks whose values lie on both sides of a threshold are looked into.
     ///
     /// # Errors
     /// See [`QueryError`].
-    pub fn above_ns(&self, from_ns: i64, to_ns: i64, threshold_bytes: u64) -> Result<i64, QueryError> {
-        self.query(from_ns, to_ns, Above { threshold_bytes, above_ns: 0 }).map(|above| above.above_ns)
+    pub fn above_ns<const N: usize>(
+        &self,
+        from_ns: i64,
+        to_ns: i64,
+        thresholds_bytes: [u64; N],
+    ) -> Result<[i64; N], QueryError> {
+        self.query(from_ns, to_ns, Above { thresholds_bytes, above_ns: [0; N] }).map(|above| above.above_ns)
     }
 
     /// The value held at the begin (`at_ns` of the first point is `from_ns`) and every change before the end. If
@@ -210,24 +215,33 @@ impl Sink for Folded {
     }
 }
 
-/// Time at or above a threshold.
-struct Above {
-    threshold_bytes: u64,
-    above_ns: i64,
+/// Time at or above each of some thresholds.
+struct Above<const N: usize> {
+    thresholds_bytes: [u64; N],
+    above_ns: [i64; N],
 }
 
-impl Sink for Above {
-    fn whole(&mut self, part: &Part) -> bool {
-        let all = part.min >= self.threshold_bytes;
-        if all {
-            self.above_ns += part.known_ns;
+impl<const N: usize> Above<N> {
+    fn add(&mut self, used_bytes: u64, ns: i64) {
+        for (threshold_bytes, above_ns) in self.thresholds_bytes.iter().zip(&mut self.above_ns) {
+            *above_ns += if used_bytes >= *threshold_bytes { ns } else { 0 };
         }
-        all || part.max < self.threshold_bytes
+    }
+}
+
+impl<const N: usize> Sink for Above<N> {
+    fn whole(&mut self, part: &Part) -> bool {
+        let on_one_side = |threshold_bytes: &u64| part.min >= *threshold_bytes || part.max < *threshold_bytes;
+        let decided = self.thresholds_bytes.iter().all(on_one_side);
+        if decided {
+            self.add(part.min, part.known_ns);
+        }
+        decided
     }
 
     fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
-        if used_bytes.is_some_and(|used_bytes| used_bytes >= self.threshold_bytes) {
-            self.above_ns += to_ns - from_ns;
+        if let Some(used_bytes) = used_bytes {
+            self.add(used_bytes, to_ns - from_ns);
         }
     }
 }

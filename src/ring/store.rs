@@ -184,7 +184,7 @@ impl Store {
         self.block(self.slot(id)).0.read(id + 1, |content| {
             let state = content[STATE].load(Ordering::Acquire);
             let mut words = [0; MAX_DATA_WORDS];
-            #[allow(clippy::cast_possible_truncation, reason = "a block has 31,936 bits at most")]
+            #[allow(clippy::cast_possible_truncation, reason = "a block has 23,744 bits at most")]
             let length_bits = (state & LENGTH) as u32;
             for (word, shared) in words.iter_mut().zip(&content[HEADER_WORDS..]).take(length_bits.div_ceil(64) as usize)
             {

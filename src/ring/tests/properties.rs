@@ -113,13 +113,14 @@ impl Pair {
         let expected_error = self.expected_error(from_ns, to_ns);
         if let Some(error) = expected_error {
             assert_eq!(self.reader.summary(from_ns, to_ns), Err(error));
-            assert_eq!(self.reader.above_ns(from_ns, to_ns, threshold_bytes), Err(error));
+            assert_eq!(self.reader.above_ns(from_ns, to_ns, [threshold_bytes]), Err(error));
             assert_eq!(self.reader.points(from_ns, to_ns, max_points), Err(error));
             return;
         }
         assert_eq!(self.reader.summary(from_ns, to_ns).unwrap(), self.model.summary(from_ns, to_ns));
-        let above_ns = self.model.above_ns(from_ns, to_ns, threshold_bytes);
-        assert_eq!(self.reader.above_ns(from_ns, to_ns, threshold_bytes), Ok(above_ns));
+        let thresholds_bytes = [threshold_bytes, threshold_bytes / 2, 0];
+        let above_ns = thresholds_bytes.map(|threshold_bytes| self.model.above_ns(from_ns, to_ns, threshold_bytes));
+        assert_eq!(self.reader.above_ns(from_ns, to_ns, thresholds_bytes), Ok(above_ns));
         assert_eq!(self.reader.at(from_ns).unwrap(), self.model.held(from_ns, from_ns)[0].used);
         if self.reader.oldest_ns() < Some(from_ns) {
             assert_eq!(self.reader.known_at(from_ns).unwrap(), self.model.known_at(from_ns));

@@ -38,7 +38,7 @@ fn a_flush_near_full_memory_shows_its_fall_and_regrowth() {
     assert_eq!((summary.min, summary.max), (Some(68 * GIB), Some(78 * GIB)));
     assert_eq!((summary.first, summary.last), (Some(70 * GIB), Some(71 * GIB)));
     assert_eq!(summary.mean, Some((70 + 78 + 72 + 68 + 75 + 71) as f64 / 6.0 * GIB as f64));
-    assert_eq!(reader.above_ns(0, 6 * MS, 72 * GIB), Ok(3 * MS));
+    assert_eq!(reader.above_ns(0, 6 * MS, [72 * GIB]), Ok([3 * MS]));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_gap_is_neither_zero_nor_the_last_value() {
     assert_eq!(reader.at(2 * MS), Ok(None));
     let inside = reader.summary(MS, 3 * MS).unwrap();
     assert_eq!((inside.first, inside.min, inside.mean, inside.drop), (None, None, None, None));
-    assert_eq!(reader.above_ns(0, 4 * MS, 0), Ok(2 * MS));
+    assert_eq!(reader.above_ns(0, 4 * MS, [0]), Ok([2 * MS]));
     let points = [(0, Some(4 * GIB)), (MS, None), (3 * MS, Some(6 * GIB))];
     assert_eq!(reader.points(0, 4 * MS, 10).unwrap(), points.map(|(at_ns, used)| Point { at_ns, used }));
 }
@@ -191,7 +191,7 @@ fn a_long_recording_is_answered_as_by_the_model() {
         let from_ns = oldest_ns + (newest_ns - oldest_ns) / 25 * step;
         let to_ns = newest_ns - (newest_ns - oldest_ns) / 29 * step;
         assert_eq!(reader.summary(from_ns, to_ns).unwrap(), model.summary(from_ns, to_ns));
-        assert_eq!(reader.above_ns(from_ns, to_ns, 40 * GIB), Ok(model.above_ns(from_ns, to_ns, 40 * GIB)));
+        assert_eq!(reader.above_ns(from_ns, to_ns, [40 * GIB]), Ok([model.above_ns(from_ns, to_ns, 40 * GIB)]));
         assert_eq!(reader.points(from_ns, to_ns, usize::MAX).unwrap(), model.points(from_ns, to_ns));
     }
 }
