@@ -19,7 +19,7 @@ const WRITE_PERIOD: Duration = Duration::from_millis(250);
 /// How often what was written is synced: what a power failure can lose, beside the past, which is synced at once.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// How often the thread looks whether the daemon stops.
-const STOP_PERIOD: Duration = Duration::from_millis(50);
+const STOP_PERIOD: Duration = Duration::from_millis(250);
 /// How long a folder that could not be had, or a file that could not be finished, is left alone.
 const RETRY: Duration = Duration::from_secs(30);
 /// A capture whose timeline stands still for so long is over: the recording that is replayed has ended.

@@ -14,8 +14,8 @@ use std::thread;
 
 /// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
-/// How often the watchdog looks.
-const WATCH_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
+/// How often the watchdog looks at least: for a stop too.
+const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 
 /// The longest time from one tick of a replay to the next: the period of the join over live readings.
 const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
@@ -99,10 +99,11 @@ pub fn run_replay(
 /// Watches the fast lane until `stop`: a GPU whose call has not come back for too long is set aside, and a new thread
 /// samples the others. The old one is never joined; when its call returns it finds itself replaced and ends.
 pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+    let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
     let mut looked_ns = sampler.clock().now_ns();
     while !stop.load(Ordering::Relaxed) {
         looked_ns = sampler.clock().now_ns().max(looked_ns + 1);
-        sampler.clock().sleep_until(looked_ns + WATCH_PERIOD_NS);
+        sampler.clock().sleep_until(looked_ns + period_ns);
         let now_ns = sampler.clock().now_ns();
         let Some(stuck) = sampler.stats().stuck_since(now_ns - lane.hang_after_ns) else { continue };
         let Some(gpu) = sampler.gpus().get(stuck.gpu) else { continue };
