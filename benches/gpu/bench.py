@@ -25,14 +25,15 @@ import table
 from parts import PARTS
 from rig import Rig
 
-ONE_GPU = {"minutes": 15.0, "rounds": 15, "block_seconds": 2.0, "kills": 8}
-SEVERAL_GPUS = {"minutes": 9.5, "rounds": 9, "block_seconds": 1.6, "kills": 4}
+ONE_GPU = {"minutes": 15.0, "rounds": 15, "minute_rounds": 3, "block_seconds": 2.0, "kills": 8}
+SEVERAL_GPUS = {"minutes": 9.5, "rounds": 9, "minute_rounds": 2, "block_seconds": 1.6, "kills": 4}
 DRY_RUN = {
     "minutes": 3.0,
     "rounds": 1,
     "round_seconds": 2.0,
     "settle_seconds": 0.3,
     "minute_seconds": 3.0,
+    "minute_rounds": 2,
     "peaks_seconds": 5.0,
     "blocks": 3,
     "block_seconds": 1.0,
@@ -59,6 +60,7 @@ def parse_options() -> argparse.Namespace:
     add("--round-seconds", type=float, default=2.0, help="measured seconds of each poller in a round")
     add("--settle-seconds", type=float, default=1.5, help="left alone after a poller has started")
     add("--minute-seconds", type=float, default=61.0, help="the daemon's window in the part costs-minute")
+    add("--minute-rounds", type=int, help="rounds of that part: 3, or 2 on several GPUs")
     add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")

@@ -65,15 +65,20 @@ def startup(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def costs(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """Floor, daemon and `nvidia-smi` one after the other, in rounds that begin with another one each time."""
-    names = list(COSTS)
+    """Floor, daemon and `nvidia-smi` one after the other."""
+    return in_rounds(rig, options, options.rounds, dict.fromkeys(COSTS, options.round_seconds))
+
+
+def in_rounds(rig: Rig, options: Namespace, count: int, seconds: dict[str, float]) -> dict[str, Any]:
+    """What each poller costs over its seconds, in rounds that begin with another poller each time."""
+    names = list(seconds)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     errors: dict[str, str] = {}
-    for number in range(options.rounds):
+    for number in range(count):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             try:
-                rounds[name].append(COSTS[name](rig, options.round_seconds, options.settle_seconds))
+                rounds[name].append(COSTS[name](rig, seconds[name], options.settle_seconds))
             except (RuntimeError, OSError) as error:
                 errors[name] = str(error)
                 print(f"  {name}: {error}", flush=True)
@@ -116,11 +121,10 @@ def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
 
 
 def costs_minute(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """The daemon over a minute, idle, so that what it reads twice a minute or once counts; and the floor beside it in
-    time, for a third of that."""
-    floor = COSTS["floor"](rig, options.minute_seconds / 3, options.settle_seconds)
-    daemon = COSTS["daemon"](rig, options.minute_seconds, options.settle_seconds)
-    return {"floor": floor, "daemon": daemon}
+    """The daemon over whole minutes, idle, so that what it reads twice a minute or once counts; and the floor beside
+    each in time, for a third of that."""
+    seconds = {"floor": options.minute_seconds / 3, "daemon": options.minute_seconds}
+    return in_rounds(rig, options, options.minute_rounds, seconds)
 
 
 def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:

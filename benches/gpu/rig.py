@@ -173,13 +173,19 @@ def smi_rate(printed: str) -> float:
 
 
 def window(pid: int, seconds: float) -> dict[str, Any]:
-    """CPU of a process over the next `seconds`, in percent of one core, and the same by its threads' names."""
+    """CPU of a process over the next `seconds`, in percent of one core: whole, by its threads' names, and by second."""
     before, begin = measure.cpu_seconds(pid), time.monotonic()
-    time.sleep(seconds)
-    after, elapsed = measure.cpu_seconds(pid), time.monotonic() - begin
+    by_second, looked, then = [], before, begin
+    while (left := begin + seconds - then) > 0:
+        time.sleep(min(1.0, left))
+        after, now = measure.cpu_seconds(pid), time.monotonic()
+        by_second.append(round(100 * measure.cpu_between(looked, after) / (now - then), 3))
+        looked, then = after, now
+    elapsed = then - begin
     threads = measure.cpu_by_name(before, after, pid)
     return {
         "cpu_percent": 100 * measure.cpu_between(before, after) / elapsed,
+        "cpu_percent_by_second": by_second,
         "seconds": elapsed,
         "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
     }
