@@ -180,7 +180,7 @@ fn precision_and_recall_hold_on_every_recording() {
     let recordings = fs::read_dir(format!("{data}/h200-findings")).expect("recordings");
     let mut folders: Vec<_> = recordings.map(|entry| entry.expect("an entry").path()).collect();
     folders.push(format!("{data}/h200-ddp").into());
-    assert!(folders.len() >= 8, "{folders:?}");
+    assert!(folders.len() >= 9, "{folders:?}");
     let evaluate = |more: &[&str]| {
         let mut command = command();
         let output = command.args(["replay-eval", "--json", "--fail-below", "0.9"]).args(&folders).args(more).output();
@@ -191,6 +191,9 @@ fn precision_and_recall_hold_on_every_recording() {
     let (holds, answer) = evaluate(&[]);
     assert!(holds, "{answer:#}");
     assert!(answer["all"]["must_find"].as_u64() >= Some(60), "{answer:#}");
+    // Ten minutes in which nothing is wrong.
+    let healthy = &answer["recordings"][format!("{data}/h200-findings/healthy")];
+    assert_eq!(*healthy, serde_json::json!({}));
     // The command shows what a threshold does: with one that nothing reaches, slow collectives are not found.
     let (holds, deaf) = evaluate(&["--set", "detect.comm_slowdown=1000", "--set", "detect.lag=1000"]);
     assert!(!holds, "{deaf:#}");
