@@ -4,7 +4,7 @@ use crate::clock::SECOND_NS;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Points kept at most: 10 minutes at 50 ms, 1.4 MB.
+/// Points kept at most: 10 minutes at 30 ms, 0.8 MB.
 const MOST_POINTS: usize = 20_000;
 
 /// What an interval cost.
@@ -37,24 +37,52 @@ pub struct Series {
     points: Mutex<VecDeque<Point>>,
 }
 
+/// One reading in 40 bytes: there are thousands for each GPU.
 #[derive(Debug, Clone, Copy)]
 struct Point {
     at_ns: i64,
-    power_watts: Option<f64>,
-    utilization_ratio: Option<f64>,
     /// Totals up to `at_ns`.
     energy_joules: f64,
     idle_seconds: f64,
-    /// Time before this point of which nothing is known, in total.
-    unknown_energy_ns: i64,
-    unknown_idle_ns: i64,
+    power_milliwatts: Packed,
+    utilization_ppm: Packed,
+    /// Time before this point of which nothing is known, in total, microseconds, beginning anew at 2^32: only whether
+    /// two of them are the same is of interest.
+    unknown_energy_us: u32,
+    unknown_idle_us: u32,
 }
+
+/// A number that may not be known, in whole units of a part of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Packed(u32);
+
+impl Packed {
+    const UNKNOWN: Self = Self(u32::MAX);
+
+    /// `value` in units of `1 / parts`. What is negative or beyond four thousand million units is no reading.
+    fn new(value: Option<f64>, parts: f64) -> Self {
+        let units =
+            value.map(|value| (value * parts).round()).filter(|units| (0.0..f64::from(u32::MAX)).contains(units));
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number in range")]
+        units.map_or(Self::UNKNOWN, |units| Self(units as u32))
+    }
+
+    fn value(self, parts: f64) -> Option<f64> {
+        (self != Self::UNKNOWN).then(|| f64::from(self.0) / parts)
+    }
+}
+
+const MILLI: f64 = 1e3;
+const MICRO: f64 = 1e6;
 
 impl Series {
     /// Keeps the readings of the last `keep_ns`, each of which holds for three periods of its lane.
     #[must_use]
     pub fn new(keep_ns: i64, period_ns: i64) -> Self {
-        Self { keep_ns, hold_ns: 3 * period_ns, points: Mutex::default() }
+        // The room for all of them at once: growing by doubling would end with half as much again. What is not used yet
+        // is not resident.
+        let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS + 1);
+        Self { keep_ns, hold_ns: 3 * period_ns, points: Mutex::new(VecDeque::with_capacity(points)) }
     }
 
     /// Adds a reading; one that is not later than the last is ignored.
@@ -65,10 +93,14 @@ impl Series {
             Some(last) if last.at_ns >= at_ns => return,
             Some(last) => last.at(at_ns, self.hold_ns),
         };
-        points.push_back(Point { power_watts, utilization_ratio, ..base });
-        while points.len() > MOST_POINTS || points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
+        while points.len() >= MOST_POINTS || points.front().is_some_and(|point| point.at_ns < at_ns - self.keep_ns) {
             points.pop_front();
         }
+        points.push_back(Point {
+            power_milliwatts: Packed::new(power_watts, MILLI),
+            utilization_ppm: Packed::new(utilization_ratio, MICRO),
+            ..base
+        });
     }
 
     /// What the interval cost; each part is `None` unless it is known for all of the interval.
@@ -76,9 +108,9 @@ impl Series {
     pub fn usage(&self, from_ns: i64, to_ns: i64) -> Usage {
         let Some((from, to)) = self.ends(from_ns, to_ns) else { return Usage::default() };
         Usage {
-            energy_joules: (from.unknown_energy_ns == to.unknown_energy_ns)
+            energy_joules: (from.unknown_energy_us == to.unknown_energy_us)
                 .then_some(to.energy_joules - from.energy_joules),
-            idle_seconds: (from.unknown_idle_ns == to.unknown_idle_ns).then_some(to.idle_seconds - from.idle_seconds),
+            idle_seconds: (from.unknown_idle_us == to.unknown_idle_us).then_some(to.idle_seconds - from.idle_seconds),
         }
     }
 
@@ -114,23 +146,27 @@ impl Point {
     fn first(at_ns: i64) -> Self {
         Self {
             at_ns,
-            power_watts: None,
-            utilization_ratio: None,
             energy_joules: 0.0,
             idle_seconds: 0.0,
-            unknown_energy_ns: 0,
-            unknown_idle_ns: 0,
+            power_milliwatts: Packed::UNKNOWN,
+            utilization_ppm: Packed::UNKNOWN,
+            unknown_energy_us: 0,
+            unknown_idle_us: 0,
         }
     }
 
     fn reading(&self) -> UsagePoint {
-        let Self { at_ns, power_watts, utilization_ratio, .. } = *self;
-        UsagePoint { at_ns, power_watts, utilization_ratio }
+        let (power_watts, utilization_ratio) = (self.power_watts(), self.utilization_ppm.value(MICRO));
+        UsagePoint { at_ns: self.at_ns, power_watts, utilization_ratio }
+    }
+
+    fn power_watts(&self) -> Option<f64> {
+        self.power_milliwatts.value(MILLI)
     }
 
     /// NVML tells the share of its window in which a kernel ran: in the rest of it none did.
     fn idle_ratio(&self) -> Option<f64> {
-        self.utilization_ratio.map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
+        self.utilization_ppm.value(MICRO).map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
     }
 
     /// The totals at a later time, with this point's readings held.
@@ -139,13 +175,14 @@ impl Point {
         let held_ns = length_ns.min(hold_ns);
         #[allow(clippy::cast_precision_loss, reason = "at most the hold time")]
         let held_s = held_ns as f64 / SECOND_NS as f64;
-        let unknown_ns = |known: bool| if known { length_ns - held_ns } else { length_ns };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "begins anew at 2^32")]
+        let unknown_us = |is_known: bool| ((if is_known { length_ns - held_ns } else { length_ns }) / 1_000) as u32;
         Self {
             at_ns,
-            energy_joules: self.energy_joules + self.power_watts.unwrap_or(0.0) * held_s,
+            energy_joules: self.energy_joules + self.power_watts().unwrap_or(0.0) * held_s,
             idle_seconds: self.idle_seconds + self.idle_ratio().unwrap_or(0.0) * held_s,
-            unknown_energy_ns: self.unknown_energy_ns + unknown_ns(self.power_watts.is_some()),
-            unknown_idle_ns: self.unknown_idle_ns + unknown_ns(self.utilization_ratio.is_some()),
+            unknown_energy_us: self.unknown_energy_us.wrapping_add(unknown_us(self.power_watts().is_some())),
+            unknown_idle_us: self.unknown_idle_us.wrapping_add(unknown_us(self.idle_ratio().is_some())),
             ..*self
         }
     }
@@ -192,5 +229,25 @@ mod tests {
         let series = series(&[(0, Some(100.0), Some(0.0))]);
         assert!(series.usage(at_ms(0), at_ms(300)).energy_joules.is_some());
         assert_eq!(series.usage(at_ms(0), at_ms(301)).energy_joules, None);
+    }
+
+    #[test]
+    fn readings_come_back_as_they_were_told() {
+        let told = [(0, Some(700.123), Some(0.98)), (100, None, Some(1.0)), (200, Some(0.0), None)];
+        let given: Vec<_> = series(&told)
+            .points(at_ms(-1), at_ms(200))
+            .into_iter()
+            .map(|point| (point.at_ns, point.power_watts, point.utilization_ratio))
+            .collect();
+        assert_eq!(given, told.map(|(ms, power, utilization)| (at_ms(ms), power, utilization)));
+        assert_eq!(size_of::<Point>(), 40);
+    }
+
+    #[test]
+    fn what_no_gpu_can_be_is_no_reading() {
+        let series = series(&[(0, Some(-1.0), Some(f64::NAN)), (100, Some(1e10), Some(0.5))]);
+        let given = series.points(at_ms(-1), at_ms(100));
+        assert!(given.iter().all(|point| point.power_watts.is_none()), "{given:?}");
+        assert_eq!(given[0].utilization_ratio, None);
     }
 }
