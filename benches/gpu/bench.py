@@ -34,6 +34,9 @@ DRY_RUN = {
     "settle_seconds": 0.3,
     "minute_seconds": 3.0,
     "minute_rounds": 2,
+    "capture_rounds": 2,
+    "capture_seconds": 1.0,
+    "capture_past_seconds": 2.0,
     "peaks_seconds": 5.0,
     "blocks": 3,
     "block_seconds": 1.0,
@@ -67,6 +70,9 @@ def parse_options() -> argparse.Namespace:
     add("--block-seconds", type=float, help="measured seconds of a block: 2, or 1.6 on several GPUs")
     add("--alloc-cycles", type=int, default=20, help="allocations after each step in the harm part")
     add("--kills", type=int, help="how often the daemon is killed: 8, or 4 on several GPUs")
+    add("--capture-rounds", type=int, default=5, help="pairs of windows with and without captures")
+    add("--capture-seconds", type=float, default=5.0, help="such a window")
+    add("--capture-past-seconds", type=float, default=30.0, help="what each capture finds behind it")
     add("--startups", type=int, default=10, help="how often the daemon is started without a GPU")
     add("--job-arguments", default="", help="more arguments for train.py, as one string")
     add("--dry-run", action="store_true", help="try the scripts without a GPU: simulated GPUs, a tiny job on the CPU")

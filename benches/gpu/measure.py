@@ -157,6 +157,12 @@ def total(metrics: Metrics, name: str, **labels: str) -> float | None:
     return sum(values) if values else None
 
 
+def mean_us(before: Metrics, after: Metrics, histogram: str, **labels: str) -> float | None:
+    """The mean of what a histogram observed between two scrapes, microseconds; None where that is nothing."""
+    sums, counts = ([total(at, f"{histogram}_{part}", **labels) or 0.0 for at in (before, after)] for part in ("sum", "count"))
+    return 1e6 * (sums[1] - sums[0]) / (counts[1] - counts[0]) if counts[1] > counts[0] else None
+
+
 def ticks(metrics: Metrics) -> dict[str, float]:
     """Ticks of the fast lane: due, taken and missed."""
     names = {part: f"highwater_sampler_ticks_{part}_total" for part in ("due", "taken", "missed")}
@@ -263,6 +269,16 @@ def find_floor(here: Path, folder: Path) -> Path | None:
             return built
     beside = here / "nvml_floor"
     return beside if os.access(beside, os.X_OK) else None
+
+
+def post(daemon: Daemon, path: str, body: dict[str, Any]) -> int:
+    """Posts JSON; the answer's status."""
+    request = urllib.request.Request(daemon.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def get_json(daemon: Daemon, path: str) -> Any | None:

@@ -86,6 +86,7 @@ def in_rounds(rig: Rig, options: Namespace, count: int, seconds: dict[str, float
         "rounds": rounds,
         "median": {name: medians(rows) for name, rows in rounds.items() if rows},
         "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in names if peer != "daemon"},
+        "cpu_quietest": {name: min(row["cpu_percent"] for row in rows) for name, rows in rounds.items() if rows},
         "daemon_threads": thread_medians(rounds["daemon"]),
         "errors": errors,
     }
@@ -169,6 +170,41 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
     }
 
 
+def captures(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """Ticks beside an annotating job while captures of the last 30 s are written one after the other, and without."""
+    daemon = rig.daemon("recorder", ["--set", f"captures.directory={rig.folder / 'captures'}"])
+    job = rig.train("--socket", str(daemon.socket))
+    time.sleep(options.capture_past_seconds)  # So that each one has as much past as it asks for.
+    windows: dict[str, list[dict[str, float]]] = {"without": [], "writing": []}
+    for number in range(options.capture_rounds):
+        for name in list(windows)[:: 1 if number % 2 else -1]:
+            windows[name].append(capture_window(daemon, options.capture_seconds, name == "writing"))
+    job.finish()
+    daemon.stop()
+    sums = {name: {key: sum(row[key] for row in rows) for key in rows[0]} for name, rows in windows.items()}
+    return {"windows": windows, **sums}
+
+
+def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> dict[str, float]:
+    """What the sampler did over a window in which captures were asked for whenever the last one was done, or none."""
+    before, deadline = capture_counts(daemon), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if is_writing:
+            measure.post(daemon, "/api/v1/captures", {"seconds_after": 0})
+        time.sleep(0.05)
+    after = capture_counts(daemon)
+    return {name: after[name] - before[name] for name in after}
+
+
+def capture_counts(daemon: measure.Daemon) -> dict[str, float]:
+    """Ticks due and missed, those of them that woke late, and captures written, so far."""
+    metrics = daemon.metrics()
+    ticks = measure.ticks(metrics)
+    late = measure.total(metrics, "highwater_sampler_ticks_missed_total", lane="fast", cause="late") or 0.0
+    written = measure.total(metrics, "highwater_captures_total", outcome="complete") or 0.0
+    return {"due": ticks["due"], "missed": ticks["missed"], "late": late, "captures": written}
+
+
 def harm_to_job(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """Step times and allocation times of one job, with pollers started and ended beside it."""
     job = rig.train("--alloc-cycles", str(options.alloc_cycles), fixed=True)
@@ -230,6 +266,7 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "peaks": peaks,
     "costs-training": costs_training,
     "kills": kills,
+    "captures": captures,
     "harm": harm_to_job,
 }
 """In the order of running: the last one takes the time that is left."""

@@ -121,9 +121,10 @@ def daemon_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
     daemon = rig.daemon()
     with measure.scraped(daemon) as scraper:
         time.sleep(settle_s)
-        ticks = measure.ticks(daemon.metrics())
+        metrics = daemon.metrics()
         cost = window(daemon.child.pid, seconds)
-        after = measure.ticks(daemon.metrics())
+        later = daemon.metrics()
+    ticks, after = measure.ticks(metrics), measure.ticks(later)
     delta = {name: after[name] - ticks[name] for name in ticks}
     resident = measure.resident_bytes(daemon.child.pid)
     daemon.stop()
@@ -133,6 +134,8 @@ def daemon_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
         "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
         "resident_bytes": resident["VmRSS"],
         "resident_peak_bytes": resident["VmHWM"],
+        "memory_call_mean_us": measure.mean_us(metrics, later, "highwater_nvml_call_duration_seconds", call="memory_info"),
+        "lateness_mean_us": measure.mean_us(metrics, later, "highwater_sampler_lateness_seconds"),
         "scrape_p50_ms": 1e3 * statistics.median(scraper.seconds) if scraper.seconds else float("nan"),
         "scrape_bytes": scraper.bytes,
         "scrape_failures": scraper.failures,

@@ -39,10 +39,12 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
         [at(results, part, "median", name, figure) for name in names]
         for figure in ("cpu_percent", "rate_hertz", "missed_percent")
     )
+    quietest = [at(results, part, "cpu_quietest", name) for name in names]
     of_floor, of_smi = (at(results, part, "cpu_ratio", peer) for peer in names[1:])
     few_missed = None if None in (missed[0], missed[1]) else missed[0] <= missed[1] + 0.1
     return [
         (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
+        (f"  in each one's quietest round, {load} (%)", *map(number, quietest), "", ""),
         (f"  as a share of the floor's, {load}", interval(of_floor), "", "", "≤1.25", below(of_floor, 1.25)),
         (f"  as a share of nvidia-smi's, {load}", interval(of_smi), "", "", "<1", below(of_smi, 1.0)),
         (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
@@ -149,6 +151,16 @@ def kill_rows(results: dict[str, Any]) -> list[Row]:
     return [(f"kill -9 beside a job, {part['kills']} times", outcome, "", "", "no XID, job goes on", holds)]
 
 
+def capture_row(results: dict[str, Any]) -> Row:
+    """Ticks that woke late while captures were written, beside those in windows without."""
+    part = results.get("captures") or {}
+    if "writing" not in part:
+        return ("ticks late while captures are written (%)", NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)
+    writing, without = (100 * part[name]["late"] / part[name]["due"] for name in ("writing", "without"))
+    figures = f"{number(writing, '.3f')} with {part['writing']['captures']:.0f} captures, {number(without, '.3f')} without"
+    return ("ticks late while captures are written (%)", figures, "", "", "≤without+0.01", verdict(writing <= without + 0.01))
+
+
 def rows_of(results: dict[str, Any]) -> list[Row]:
     """The whole table."""
     start, size = at(results, "startup", "median"), at(results, "environment", "binary_bytes")
@@ -161,6 +173,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         *peak_rows(results),
         *harm_rows(results),
         *kill_rows(results),
+        capture_row(results),
         ("start to first scrape (ms)", number(start, ".0f"), "", "", "≤300", verdict(start and start <= 300)),
         ("binary (MB)", number(megabytes, ".1f"), "", "", "≤12", verdict(megabytes and megabytes <= 12)),
     ]

@@ -138,7 +138,7 @@ class Table(unittest.TestCase):
             rows = {name: [{"cpu_percent": one * drift} for drift in (1.0, 1.5, 2.0)] for name, one in cpu.items()}
             ratios = {peer: parts.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
             table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
-            self.assertEqual([row[-1] for row in table_rows[1:3]], [of_floor, of_smi], daemon)
+            self.assertEqual([row[-1] for row in table_rows[2:4]], [of_floor, of_smi], daemon)
 
     def test_rounds_that_do_not_pair_tell_no_ratio(self) -> None:
         self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], []))
