@@ -38,6 +38,7 @@ use crate::attribute::Flush;
 use crate::clock::SECOND_NS;
 use crate::node::Node;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use steps::{RankKey, Steps};
 use view::{OpenStep, RankNow, View};
@@ -94,6 +95,8 @@ pub struct Detect {
     settings: Settings,
     state: Mutex<State>,
     board: Mutex<Board>,
+    /// Steps and phases that were forgotten before the detectors looked.
+    unseen: AtomicU64,
 }
 
 struct State {
@@ -111,12 +114,18 @@ impl Detect {
     /// Detectors that have seen nothing.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self { settings, state: Mutex::new(State::new()), board: Mutex::default() }
+        Self { settings, state: Mutex::new(State::new()), board: Mutex::default(), unseen: AtomicU64::new(0) }
     }
 
     /// The findings. Held for microseconds, by the join, scrapes and the API.
     pub fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Steps and phases that ended in such numbers that some were forgotten before the detectors looked.
+    #[must_use]
+    pub fn unseen(&self) -> u64 {
+        self.unseen.load(Ordering::Relaxed)
     }
 
     /// Looks at what has happened since the last turn. `now_ns` is on the timeline of the node's samples.
@@ -128,7 +137,8 @@ impl Detect {
         state.follow(node);
         let (ended, ranks) = {
             let jobs = intake.jobs();
-            let (ended, _) = jobs.ended_since(state.ended);
+            let (ended, lost) = jobs.ended_since(state.ended);
+            self.unseen.fetch_add(lost, Ordering::Relaxed);
             state.ended = jobs.ended_count();
             (ended, ranks(&jobs))
         };

@@ -36,12 +36,16 @@ fn play(scenario: &str, seconds: i64) -> Played {
 }
 
 fn play_with(scenario: &str, seconds: i64, settings: Settings) -> Played {
+    play_within(scenario, seconds, settings, Limits::default())
+}
+
+fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits) -> Played {
     let scenario = Scenario::parse(scenario, "story").expect("a scenario");
     let (clock, source) = (Arc::new(Manual::at(START_NS)), Arc::new(Sim::new(scenario, START_NS)));
     let rings = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
     let made = Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, rings, Periods::default(), None);
     let (node, writers) = made.expect("rings");
-    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let intake = Intake::new(limits, Arc::clone(&clock) as _, Arc::default());
     intake.set_devices(source.devices());
     let detect = Detect::new(settings);
     let mut sampler = node.sampler(writers);
@@ -258,4 +262,14 @@ fn nothing_is_looked_for_where_that_is_not_wanted() {
     let settings = Settings { enabled: false, ..Settings::default() };
     let near_oom = training("[jobs.near_oom]\noffset = \"4 s\"\nfor = \"3 s\"\nfree = \"200 MiB\"");
     assert!(play_with(&near_oom, 8, settings).seen.is_empty());
+}
+
+#[test]
+fn steps_that_nobody_looked_at_are_counted() {
+    let scenario = "[[gpus]]\ncount = 1\n[[jobs]]\nname = \"fast\"\nranks = 1\nphases = [{ name = \"forward\", duration = \"2 ms\" }]\n";
+    assert_eq!(play(scenario, 4).detect.unseen(), 0);
+    let limits = Limits { ended: 16, ..Limits::default() };
+    let unseen = play_within(scenario, 4, Settings::default(), limits).detect.unseen();
+    // Two a step, some fifty steps a turn, for two seconds after the job's start.
+    assert!((1_000..2_000).contains(&unseen), "{unseen}");
 }

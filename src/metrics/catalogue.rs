@@ -135,6 +135,8 @@ metrics! {
         "Findings that were raised.";
     FINDINGS_DROPPED = Counter "highwater_findings_dropped_total" []
         "Signs of findings that found no place among the 256 that can go on at a time.";
+    FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []
+        "Steps and phases that ended in such numbers that some were forgotten before a finding could be made of them.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["job", "rank"]
         "The last step's communication over the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["job", "rank"]

@@ -17,6 +17,7 @@ pub(super) fn collect(detect: &Detect, out: &mut Families) {
         out.count(&c::FINDINGS, &[kind.label()], Some(board.raised(kind)));
     }
     out.count(&c::FINDINGS_DROPPED, &[], Some(board.dropped()));
+    out.count(&c::FINDINGS_UNSEEN, &[], Some(detect.unseen()));
     for ((job, rank), ratios) in board.ratios() {
         let rank = rank.to_string();
         let labels = [&**job, rank.as_str()];

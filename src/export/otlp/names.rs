@@ -108,6 +108,7 @@ names! {
     FINDING_ACTIVE => "highwater.finding.active" "1" GaugeInt;
     FINDINGS => "highwater.findings" "{finding}" CountInt;
     FINDINGS_DROPPED => "highwater.findings.dropped" "{sign}" CountInt;
+    FINDINGS_UNSEEN => "highwater.findings.unseen_phases" "{phase}" CountInt;
     COMM_SLOWDOWN => "highwater.comm.slowdown" "1" Gauge;
     JOB_COMPUTE_LAG => "highwater.job.compute.lag" "1" Gauge;
     JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
