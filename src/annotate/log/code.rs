@@ -1,7 +1,7 @@
-//! One event as bytes: its length, which fields it has, and those.
+//! One event as bytes: which fields it has, and those.
 //!
-//! Only this process ever reads what it wrote, so there is no version. Names are at most some hundred bytes and
-//! attributes some thousand, which `Limits` holds, so that no length overflows; one that would is cut off.
+//! Numbers have seven bits a byte, the lowest first, and a bit that says whether more follow: most are small, and
+//! thousands of events are kept. Only this process ever reads what it wrote, so there is no version.
 
 use crate::annotate::event::{Attributes, Event};
 use crate::annotate::wire::{EventType, Kind, Memory};
@@ -13,10 +13,13 @@ const MEMORY: u8 = 1 << 3;
 const ATTRIBUTES: u8 = 1 << 4;
 const PID: u8 = 1 << 5;
 
+/// Of a number's byte: more of it follows.
+const MORE: u8 = 1 << 7;
+/// How many bits of a number one byte has.
+const BITS: usize = 7;
+
 /// Appends an event.
 pub(super) fn encode(event: &Event, bytes: &mut Vec<u8>) {
-    let begin = bytes.len();
-    bytes.extend([0; 4]);
     let has = |field: u8, is_there: bool| if is_there { field } else { 0 };
     let fields = has(WORLD_SIZE, event.world_size.is_some())
         | has(GPUS, event.gpus.is_some())
@@ -26,14 +29,14 @@ pub(super) fn encode(event: &Event, bytes: &mut Vec<u8>) {
         | has(PID, event.pid.is_some());
     bytes.extend([event.event as u8, event.kind as u8, fields]);
     bytes.extend(event.at_ns.to_le_bytes());
-    bytes.extend(event.rank.to_le_bytes());
+    put_number(bytes, event.rank.into());
     put(bytes, event.job.as_bytes());
     put(bytes, event.name.as_bytes());
-    bytes.extend(event.world_size.iter().chain(&event.pid).flat_map(|number| number.to_le_bytes()));
-    bytes.extend(event.step.iter().flat_map(|step| step.to_le_bytes()));
+    event.world_size.iter().chain(&event.pid).for_each(|number| put_number(bytes, (*number).into()));
+    event.step.iter().for_each(|step| put_number(bytes, *step));
     if let Some(gpus) = &event.gpus {
-        let positions: Vec<u8> = gpus.iter().flat_map(|gpu| (*gpu as u64).to_le_bytes()).collect();
-        put(bytes, &positions);
+        put_number(bytes, gpus.len() as u64);
+        gpus.iter().for_each(|gpu| put_number(bytes, *gpu as u64));
     }
     if let Some(memory) = &event.memory {
         put_memory(bytes, memory);
@@ -42,14 +45,19 @@ pub(super) fn encode(event: &Event, bytes: &mut Vec<u8>) {
         // Plain values and texts are always JSON.
         put(bytes, &serde_json::to_vec(attributes).unwrap_or_default());
     }
-    let length = u32::try_from(bytes.len() - begin - 4).unwrap_or(u32::MAX);
-    bytes[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= MORE.into() {
+        bytes.push(number.to_le_bytes()[0] | MORE);
+        number >>= BITS;
+    }
+    bytes.push(number.to_le_bytes()[0]);
 }
 
 fn put(bytes: &mut Vec<u8>, field: &[u8]) {
-    let length = u16::try_from(field.len()).unwrap_or(u16::MAX);
-    bytes.extend(length.to_le_bytes());
-    bytes.extend(&field[..usize::from(length)]);
+    put_number(bytes, field.len() as u64);
+    bytes.extend(field);
 }
 
 fn put_memory(bytes: &mut Vec<u8>, memory: &Memory) {
@@ -57,7 +65,7 @@ fn put_memory(bytes: &mut Vec<u8>, memory: &Memory) {
     let which =
         counters.iter().enumerate().filter(|(_, counter)| counter.is_some()).fold(0, |all, (n, _)| all | 1 << n);
     bytes.push(which);
-    bytes.extend(counters.iter().flatten().flat_map(|counter| counter.to_le_bytes()));
+    counters.iter().flatten().for_each(|counter| put_number(bytes, *counter));
 }
 
 fn counters(memory: &Memory) -> [Option<u64>; 6] {
@@ -79,9 +87,7 @@ impl Iterator for Events<'_> {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        let length = u32::from_le_bytes(self.0.take()?);
-        let event = self.0.bytes(usize::try_from(length).ok()?)?;
-        Fields(event).event()
+        self.0.event()
     }
 }
 
@@ -99,23 +105,35 @@ impl<'a> Fields<'a> {
         self.bytes(N)?.try_into().ok()
     }
 
+    fn number<N: TryFrom<u64>>(&mut self) -> Option<N> {
+        let mut number = 0;
+        for place in (0..u64::BITS).step_by(BITS) {
+            let [byte] = self.take()?;
+            number |= u64::from(byte & !MORE) << place;
+            if byte & MORE == 0 {
+                return N::try_from(number).ok();
+            }
+        }
+        None
+    }
+
     fn field(&mut self) -> Option<&'a [u8]> {
-        let length = u16::from_le_bytes(self.take()?);
-        self.bytes(length.into())
+        let length = self.number()?;
+        self.bytes(length)
     }
 
     fn text(&mut self) -> Option<String> {
         Some(String::from_utf8_lossy(self.field()?).into_owned())
     }
 
-    fn event(mut self) -> Option<Event> {
+    fn event(&mut self) -> Option<Event> {
         let [event, kind, fields] = self.take()?;
         let has = |field: u8| fields & field != 0;
-        let (at_ns, rank) = (i64::from_le_bytes(self.take()?), u32::from_le_bytes(self.take()?));
+        let (at_ns, rank) = (i64::from_le_bytes(self.take()?), self.number()?);
         let (job, name) = (self.text()?, self.text()?);
-        let world_size = if has(WORLD_SIZE) { Some(u32::from_le_bytes(self.take()?)) } else { None };
-        let pid = if has(PID) { Some(u32::from_le_bytes(self.take()?)) } else { None };
-        let step = if has(STEP) { Some(u64::from_le_bytes(self.take()?)) } else { None };
+        let world_size = if has(WORLD_SIZE) { Some(self.number()?) } else { None };
+        let pid = if has(PID) { Some(self.number()?) } else { None };
+        let step = if has(STEP) { Some(self.number()?) } else { None };
         let gpus = if has(GPUS) { Some(self.gpus()?) } else { None };
         let memory = if has(MEMORY) { Some(self.memory()?) } else { None };
         let attributes: Option<Attributes> =
@@ -125,12 +143,8 @@ impl<'a> Fields<'a> {
     }
 
     fn gpus(&mut self) -> Option<Vec<usize>> {
-        let mut positions = Fields(self.field()?);
-        let mut gpus = Vec::new();
-        while let Some(position) = positions.take() {
-            gpus.push(usize::try_from(u64::from_le_bytes(position)).ok()?);
-        }
-        Some(gpus)
+        let count: usize = self.number()?;
+        (0..count).map(|_| self.number()).collect()
     }
 
     fn memory(&mut self) -> Option<Memory> {
@@ -138,7 +152,7 @@ impl<'a> Fields<'a> {
         let mut counters = [None; 6];
         for (n, counter) in counters.iter_mut().enumerate() {
             if which & 1 << n != 0 {
-                *counter = Some(u64::from_le_bytes(self.take()?));
+                *counter = Some(self.number()?);
             }
         }
         let [allocated, reserved, active, inactive_split, alloc_retries, ooms] = counters;
@@ -211,5 +225,36 @@ mod tests {
             events.iter().for_each(|event| encode(event, &mut bytes));
             prop_assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), events);
         }
+    }
+
+    #[test]
+    fn a_usual_event_takes_some_sixty_bytes() {
+        let of = |bytes: u64| Some(bytes << 20);
+        let memory = Memory {
+            allocated: of(61_000),
+            reserved: of(80_000),
+            active: of(62_000),
+            inactive_split: of(300),
+            alloc_retries: Some(2),
+            ooms: Some(0),
+        };
+        let event = Event {
+            event: EventType::End,
+            kind: Kind::Phase,
+            name: "backward".into(),
+            job: "llama-8b".into(),
+            rank: 7,
+            world_size: Some(8),
+            gpus: Some(vec![7]),
+            step: Some(12_345),
+            at_ns: 1_795_236_050_273_350_611,
+            memory: Some(memory),
+            attributes: None,
+            pid: Some(71_234),
+        };
+        let mut bytes = Vec::new();
+        encode(&event, &mut bytes);
+        assert_eq!(bytes.len(), 64);
+        assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), [event]);
     }
 }
