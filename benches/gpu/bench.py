@@ -25,8 +25,8 @@ import table
 from parts import PARTS
 from rig import Rig
 
-ONE_GPU = {"minutes": 15.0, "rounds": 15, "minute_rounds": 3, "block_seconds": 2.0, "kills": 8}
-SEVERAL_GPUS = {"minutes": 9.5, "rounds": 9, "minute_rounds": 2, "block_seconds": 1.6, "kills": 4}
+ONE_GPU = {"minutes": 21.0, "rounds": 15, "minute_rounds": 3, "block_seconds": 2.0, "kills": 8}
+SEVERAL_GPUS = {"minutes": 14.0, "rounds": 9, "minute_rounds": 2, "block_seconds": 1.6, "kills": 4}
 DRY_RUN = {
     "minutes": 3.0,
     "rounds": 1,
@@ -58,7 +58,7 @@ def parse_options() -> argparse.Namespace:
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
     add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
     add("--skip", default="", help="which parts to leave out")
-    add("--minutes", type=float, help="stop after this long: 15, or 9.5 on several GPUs")
+    add("--minutes", type=float, help="stop after this long: 21, or 14 on several GPUs")
     add("--rounds", type=int, help="rounds of the cost parts: 15, or 9 on several GPUs")
     add("--round-seconds", type=float, default=2.0, help="measured seconds of each poller in a round")
     add("--settle-seconds", type=float, default=1.5, help="left alone after a poller has started")

@@ -99,7 +99,7 @@ def cpu_ratio(own: list[dict[str, Any]], peer: list[dict[str, Any]]) -> dict[str
         return None
     ratios = [mine["cpu_percent"] / theirs["cpu_percent"] for mine, theirs in zip(own, peer, strict=True)]
     low, high = harm.bootstrap(ratios)
-    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}
+    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high, "rounds": len(ratios)}
 
 
 def thread_medians(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -123,7 +123,7 @@ def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
 
 def costs_minute(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """The daemon over whole minutes, idle, so that what it reads twice a minute or once counts; and the floor beside
-    each in time, for a third of that."""
+    each, in turn, for a third of that."""
     seconds = {"floor": options.minute_seconds / 3, "daemon": options.minute_seconds}
     return in_rounds(rig, options, options.minute_rounds, seconds)
 
@@ -191,6 +191,8 @@ def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> 
     while time.monotonic() < deadline:
         if is_writing:
             measure.post(daemon, "/api/v1/captures", {"seconds_after": 0})
+        time.sleep(0.05)
+    while any(one["state"] == "writing" for one in measure.get_json(daemon, "/api/v1/captures")["captures"]):
         time.sleep(0.05)
     after = capture_counts(daemon)
     return {name: after[name] - before[name] for name in after}
@@ -374,7 +376,8 @@ def answers(port: int) -> bool:
 def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The median over rounds of each number."""
     names = [name for name, value in rows[0].items() if isinstance(value, (int, float))]
-    return {name: statistics.median(row[name] for row in rows) for name in names}
+    known = {name: [row[name] for row in rows if isinstance(row.get(name), (int, float))] for name in names}
+    return {name: statistics.median(values) for name, values in known.items()}
 
 
 def median_ms(steps: list[list[int]]) -> float | None:

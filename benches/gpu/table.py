@@ -9,6 +9,8 @@ from typing import Any
 
 MIB = 1 << 20
 NOT_MEASURED = "-"
+FEWEST_ROUNDS = 6
+"""Resampling fewer gives their range and not a 95 % interval."""
 Row = tuple[str, ...]
 """Figure, the daemon, the floor, `nvidia-smi`, what it has to hold, and whether it does."""
 HEADER: Row = ("figure", "highwater", "floor", "nvidia-smi", "to hold", "holds")
@@ -124,10 +126,11 @@ def harm_rows(results: dict[str, Any]) -> list[Row]:
 
 
 def below(outcome: dict[str, Any] | None, most: float) -> str:
-    """Yes or no where the whole interval says so, `open` where the bound lies inside it."""
+    """Yes or no where the whole interval says so, `open` where the bound lies inside it or a few rounds make no
+    interval."""
     if not outcome or "ratio" not in outcome:
         return NOT_MEASURED
-    if outcome["ratio_low"] <= most < outcome["ratio_high"]:
+    if outcome.get("rounds", FEWEST_ROUNDS) < FEWEST_ROUNDS or outcome["ratio_low"] <= most < outcome["ratio_high"]:
         return "open"
     return verdict(outcome["ratio_high"] <= most)
 

@@ -135,10 +135,15 @@ class Table(unittest.TestCase):
     def test_the_verdicts_follow_the_figures(self) -> None:
         for daemon, of_floor, of_smi in ((3.6, "yes", "yes"), (3.9, "NO", "yes"), (4.4, "NO", "NO")):
             cpu = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
-            rows = {name: [{"cpu_percent": one * drift} for drift in (1.0, 1.5, 2.0)] for name, one in cpu.items()}
+            rows = {name: [{"cpu_percent": one * drift} for drift in (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)] for name, one in cpu.items()}
             ratios = {peer: parts.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
             table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
             self.assertEqual([row[-1] for row in table_rows[2:4]], [of_floor, of_smi], daemon)
+
+    def test_a_few_rounds_make_no_verdict(self) -> None:
+        rows = [{"cpu_percent": 2.0}] * 2
+        ratio = parts.cpu_ratio(rows, [{"cpu_percent": 1.0}] * 2)
+        self.assertEqual(table.below(ratio, 1.25), "open")
 
     def test_rounds_that_do_not_pair_tell_no_ratio(self) -> None:
         self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], []))

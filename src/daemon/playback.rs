@@ -41,8 +41,8 @@ impl Playback {
         Ok(Some(Self { replay: Arc::new(replay), clock }))
     }
 
-    /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the speed
-    /// changes no result.
+    /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the
+    /// speed changes no result.
     pub fn play(self, shared: &Shared, live: &Arc<dyn Clock>) {
         let Self { replay, clock } = self;
         let begin_ns = replay.begin_ns();

@@ -134,11 +134,12 @@ impl Detect {
             return Change::default();
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.follow(node);
+        let is_anew = state.follow(node);
         let (ended, ranks) = {
             let jobs = intake.jobs();
             let (ended, lost) = jobs.ended_since(state.ended);
-            self.unseen.fetch_add(lost, Ordering::Relaxed);
+            // What is forgotten because GPUs changed is none of theirs.
+            self.unseen.fetch_add(if is_anew { 0 } else { lost }, Ordering::Relaxed);
             state.ended = jobs.ended_count();
             (ended, ranks(&jobs))
         };
@@ -192,14 +193,15 @@ impl State {
         }
     }
 
-    /// Begins anew where positions mean other GPUs than before.
-    fn follow(&mut self, node: &Node) {
+    /// Begins anew where positions mean other GPUs than before, and returns whether it did.
+    fn follow(&mut self, node: &Node) -> bool {
         let same = self.uuids.iter().eq(node.gpus.iter().map(|gpu| &gpu.device.uuid));
         if !same {
             let ended = self.ended;
             *self = Self { ended, uuids: node.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect(), ..Self::new() };
             self.flushes = (0..node.gpus.len()).map(|gpu| node.join.derived(gpu).flushes).collect();
         }
+        !same
     }
 
     /// Each GPU's falls since the last turn, in the order of time.

@@ -12,7 +12,7 @@
 //!             tree:    level 1 [tag│part] of 8 blocks each, level 2 of 64, level 3 of 512, ...
 //!             newest, oldest begin, head, tail
 //! ```
-//! Change points are coded in bits (`code`); a block of 4 KiB holds some 1,400 of them at worst, and decodes
+//! Change points are coded in bits (`code`); a block of 3 KiB holds some 1,000 of them at worst, and decodes
 //! without any other. When a block is full its part is written to its header, and each node of the `layout`'s tree
 //! that it completes is folded from the nodes below. An interval decodes the two blocks at its edges and folds the
 //! tree's parts between them: O(log n) nodes.

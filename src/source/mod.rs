@@ -169,7 +169,8 @@ pub enum NextTick {
 /// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and a
 /// replay answer for it, NVML takes from it only the time between two readings of PCIe bytes.
 ///
-/// What a source does not tell of is not available: every method but the first three has that for its default.
+/// What a source does not tell of is not available: every method but the first three has that for its default, and
+/// a GPU that was lost is back by default.
 pub trait Source: Send + Sync {
     /// What is read, for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
     fn description(&self) -> String;
