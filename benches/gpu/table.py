@@ -5,10 +5,13 @@ Enters: the results of the parts, any of which may have failed. Leaves: text. A 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 MIB = 1 << 20
 NOT_MEASURED = "-"
+PEERS = {"floor": ("the floor's", "≤1.25", 1.25), "nvidia-smi": ("nvidia-smi's", "<1", 1.0)}
+"""Whose CPU the daemon's is compared with: in words, the bound in words, and the bound."""
 FEWEST_ROUNDS = 6
 """Resampling fewer gives their range and not a 95 % interval."""
 Row = tuple[str, ...]
@@ -34,23 +37,27 @@ def at(results: dict[str, Any], *path: str) -> Any:
     return value
 
 
-def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
-    """CPU, rate and missed ticks, idle or beside a job."""
-    names = ("daemon", "floor", "nvidia-smi")
+def cost_rows(results: dict[str, Any], part: str, load: str, peers: Sequence[str] = tuple(PEERS)) -> list[Row]:
+    """CPU, rate and missed ticks under one load, beside these peers."""
+    names = ("daemon", *peers)
+    blank = [""] * (len(PEERS) - len(peers))
     cpu, rate, missed = (
         [at(results, part, "median", name, figure) for name in names]
         for figure in ("cpu_percent", "rate_hertz", "missed_percent")
     )
     quietest = [at(results, part, "cpu_quietest", name) for name in names]
-    of_floor, of_smi = (at(results, part, "cpu_ratio", peer) for peer in names[1:])
     few_missed = None if None in (missed[0], missed[1]) else missed[0] <= missed[1] + 0.1
+    shares = []
+    for peer in peers:
+        (whose, to_hold, most), ratio = PEERS[peer], at(results, part, "cpu_ratio", peer)
+        shares.append((f"  as a share of {whose}, {load}", interval(ratio), "", "", to_hold, below(ratio, most)))
+    counts = (*(number(one, ".3f") for one in missed), *blank)
     return [
-        (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
-        (f"  in each one's quietest round, {load} (%)", *map(number, quietest), "", ""),
-        (f"  as a share of the floor's, {load}", interval(of_floor), "", "", "≤1.25", below(of_floor, 1.25)),
-        (f"  as a share of nvidia-smi's, {load}", interval(of_smi), "", "", "<1", below(of_smi, 1.0)),
-        (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
-        (f"ticks missed, {load} (%)", *(number(one, ".3f") for one in missed), "≤floor+0.1", verdict(few_missed)),
+        (f"CPU of one core, {load} (%)", *map(number, cpu), *blank, "", ""),
+        (f"  in each one's quietest round, {load} (%)", *map(number, quietest), *blank, "", ""),
+        *shares,
+        (f"samples a second, {load}", *(number(one, ".1f") for one in rate), *blank, "", ""),
+        (f"ticks missed, {load} (%)", *counts, "≤floor+0.1", verdict(few_missed)),
     ]
 
 
@@ -58,22 +65,6 @@ def threads(percent: dict[str, float] | None) -> str:
     """The daemon's threads, the dearest first, those under 0.005 % left out."""
     dear = sorted(((used, name) for name, used in (percent or {}).items() if used >= 0.005), reverse=True)
     return ", ".join(f"{name} {used:.2f}" for used, name in dear) or NOT_MEASURED
-
-
-def minute_rows(results: dict[str, Any]) -> list[Row]:
-    """CPU and missed ticks over a whole minute, idle."""
-    part = results.get("costs-minute") or {}
-    cpu, missed = (
-        [at(part, "median", name, figure) for name in ("daemon", "floor")]
-        for figure in ("cpu_percent", "missed_percent")
-    )
-    of_floor = at(part, "cpu_ratio", "floor")
-    few_missed = None if None in missed else missed[0] <= missed[1] + 0.1
-    return [
-        ("CPU of one core, a minute idle (%)", *map(number, cpu), "", "", ""),
-        ("  as a share of the floor's, a minute idle", interval(of_floor), "", "", "≤1.25", below(of_floor, 1.25)),
-        ("ticks missed in it (%)", *(number(one, ".3f") for one in missed), "", "≤floor+0.1", verdict(few_missed)),
-    ]
 
 
 def resident_row(results: dict[str, Any]) -> Row:
@@ -171,7 +162,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
     return [
         *cost_rows(results, "costs-idle", "idle"),
         *cost_rows(results, "costs-training", "training"),
-        *minute_rows(results),
+        *cost_rows(results, "costs-minute", "a minute idle", peers=["floor"]),
         resident_row(results),
         *peak_rows(results),
         *harm_rows(results),

@@ -42,6 +42,13 @@ pub struct Change {
     pub signs: Vec<Sign>,
 }
 
+impl Change {
+    /// What is worth telling: findings that were raised, and those that became more severe.
+    pub fn news(&self) -> impl Iterator<Item = &Finding> {
+        self.raised.iter().chain(&self.escalated)
+    }
+}
+
 impl Board {
     /// Takes a turn's signs; `gpu` tells index and UUID of a GPU by its position.
     pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
@@ -141,6 +148,11 @@ impl Board {
     /// Findings that have ended, newest first.
     pub fn ended(&self) -> impl Iterator<Item = &Finding> {
         self.ended.iter().rev()
+    }
+
+    /// Findings that go on, and those that have ended.
+    pub fn all(&self) -> impl Iterator<Item = &Finding> {
+        self.active().chain(self.ended())
     }
 
     /// How many of a kind have been raised since the start.

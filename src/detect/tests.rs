@@ -144,16 +144,8 @@ fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
     assert!((0..=LATE_NS.max(step_ns)).contains(&delay_ns), "{}: {delay_ns} ns after its onset", kind.label());
 }
 
-const TRAINING: &str = r#"
-base = "40 GiB"
-phases = [
-  { name = "data", duration = "15 ms", jitter = "3 ms", busy = 0.02 },
-  { name = "forward", duration = "120 ms", jitter = "2 ms", to = "96 GiB", shape = "steps", busy = 0.9 },
-  { name = "backward", duration = "180 ms", jitter = "2 ms", to = "110 GiB", shape = "steps", busy = 0.95 },
-  { name = "comm", duration = "30 ms", busy = 0.6, collective = true },
-  { name = "optimizer", duration = "25 ms", busy = 0.8 },
-]
-"#;
+/// The keys of a job that trains, from its `base` on.
+const TRAINING: &str = include_str!("../../tests/data/training.toml");
 
 fn training(more: &str) -> String {
     format!("[[gpus]]\ncount = 2\n\n[[jobs]]\nname = \"train\"\nranks = [0, 1]\n{TRAINING}\n{more}")

@@ -20,7 +20,7 @@ impl Told {
         if now_ns - self.minute_ns >= 60 * SECOND_NS {
             *self = Self { minute_ns: now_ns, lines: 0 };
         }
-        for finding in change.raised.iter().chain(&change.escalated) {
+        for finding in change.news() {
             if self.may() {
                 raised(finding);
             }

@@ -15,7 +15,7 @@ impl Findings for OnBoard {
         let held = |finding: &&Finding| {
             finding.sign.begin_ns <= to_ns && finding.ended_ns.is_none_or(|ended_ns| ended_ns >= from_ns)
         };
-        board.active().chain(board.ended()).filter(held).map(row).collect()
+        board.all().filter(held).map(row).collect()
     }
 }
 
@@ -43,8 +43,7 @@ impl Recorder {
     /// A turn of the detectors is over. Findings that are only worth knowing are no reason to write: an idle GPU would push
     /// out what tells of trouble.
     pub fn found(&self, change: &Change) {
-        let told = change.raised.iter().chain(&change.escalated);
-        for finding in told.filter(|finding| finding.sign.severity > Severity::Info) {
+        for finding in change.news().filter(|finding| finding.sign.severity > Severity::Info) {
             let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
             self.trigger(Trigger { reason, at_ns, note: finding.sign.text.what.clone() });
         }

@@ -81,7 +81,7 @@ impl Series {
     pub fn new(keep_ns: i64, period_ns: i64) -> Self {
         // The room for all of them at once: growing by doubling would end with half as much again. What is not used yet
         // is not resident.
-        let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS + 1);
+        let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS);
         Self { keep_ns, hold_ns: 3 * period_ns, points: Mutex::new(VecDeque::with_capacity(points)) }
     }
 

@@ -30,7 +30,7 @@ pub(super) async fn findings(
     let Query(query) = query.map_err(bad_query)?;
     let shift_ns = site.slot.node().map_or_else(|| site.clock.unix_shift_ns(), |node| node.clock.unix_shift_ns());
     let board = site.slot.detect().board();
-    let mut found: Vec<&Finding> = board.active().chain(board.ended()).collect();
+    let mut found: Vec<&Finding> = board.all().collect();
     found.retain(|finding| query.active.is_none_or(|active| active == finding.ended_ns.is_none()));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.id));
     found.truncate(query.limit.unwrap_or(FINDINGS));

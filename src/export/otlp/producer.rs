@@ -119,10 +119,7 @@ impl Producer {
                 End::Daemon => i64::MAX,
             };
             self.around.hold(drawn);
-            {
-                let board = self.snapshots.slot.detect().board();
-                self.around.look(board.active().chain(board.ended()));
-            }
+            self.around.look(self.snapshots.slot.detect().board().all());
             let lost;
             (drawn, lost) = self.around.release(decided_ns);
             self.stats.add_produced(Signal::Raw, lost);
@@ -136,7 +133,7 @@ impl Producer {
     /// What was found that lasted until a moment or longer.
     fn findings_since(&self, from_ns: i64) -> Vec<Finding> {
         let board = self.snapshots.slot.detect().board();
-        board.active().chain(board.ended()).filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
+        board.all().filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
     }
 
     /// Queues all that is known at the end, what waits for the end of its step included.

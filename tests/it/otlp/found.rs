@@ -18,23 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const NEAR_OOM: &str = r#"
-[[gpus]]
-count = 2
-
-[[jobs]]
-name = "train"
-ranks = [0, 1]
-base = "40 GiB"
-phases = [
-  { name = "data", duration = "15 ms", jitter = "3 ms", busy = 0.02 },
-  { name = "forward", duration = "120 ms", jitter = "2 ms", to = "96 GiB", shape = "steps", busy = 0.9 },
-  { name = "backward", duration = "180 ms", jitter = "2 ms", to = "110 GiB", shape = "steps", busy = 0.95 },
-  { name = "comm", duration = "30 ms", busy = 0.6, collective = true },
-  { name = "optimizer", duration = "25 ms", busy = 0.8 },
-]
-near_oom = { offset = "25 s", for = "4 s", free = "200 MiB" }
-"#;
+const NEAR_OOM: &str = concat!(
+    "[[gpus]]\ncount = 2\n\n[[jobs]]\nname = \"train\"\nranks = [0, 1]\n",
+    include_str!("../../data/training.toml"),
+    "near_oom = { offset = \"25 s\", for = \"4 s\", free = \"200 MiB\" }\n",
+);
 
 /// Begin and end of what is near a finding that is told; it is one stretch here.
 fn stretch(findings: &[Finding]) -> (i64, i64) {
