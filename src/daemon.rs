@@ -33,8 +33,12 @@ use std::time::{Duration, Instant};
 const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
 const RETRY_NS: i64 = 5 * SECOND_NS;
-/// How often a thread that waits looks whether the daemon stops.
-const STOP_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
+/// How often the join catches up while no job has said anything: for pressure, flushes and lost GPUs.
+const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
+/// How often jobs are brought up to date while there is no node.
+const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
+/// How often it is looked whether every GPU is lost.
+const LOSS_PERIOD_NS: i64 = SECOND_NS;
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
 /// How long requests under way may take at the end.
@@ -48,6 +52,7 @@ pub struct Daemon {
     pub site: Site,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    socket: Option<Arc<Socket>>,
     server: tokio::task::JoinHandle<()>,
     stop_http: tokio::sync::oneshot::Sender<()>,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
@@ -81,7 +86,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let listener = tokio::net::TcpListener::bind(settings.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
     let address = listener.local_addr()?;
-    let socket = settings.annotations_socket.as_deref().map(bind).transpose()?;
+    let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
@@ -102,7 +107,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
-    if let Some(socket) = socket {
+    if let Some(socket) = socket.clone() {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
     }
@@ -128,13 +133,14 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         // Either word ends it: that it was sent, or that the daemon was dropped.
         let _ = stopped.await;
     }));
-    Ok(Daemon { address, site, stop, threads, server, stop_http, stop_otlp, reading })
+    Ok(Daemon { address, site, stop, threads, socket, server, stop_http, stop_otlp, reading })
 }
 
 impl Daemon {
     /// Stops everything within two seconds: no new requests, then the lanes, then the exporter and the socket.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.wake();
         // The server may have ended by itself; then nobody hears this.
         let _ = self.stop_http.send(());
         let export_the_end = async {
@@ -151,6 +157,15 @@ impl Daemon {
         let drained = tokio::task::spawn_blocking(move || join_all(self.threads, DRAIN)).await;
         if !drained.unwrap_or(false) {
             tracing::warn!("a thread did not end in time; it is left behind");
+        }
+    }
+
+    /// Wakes every thread that waits, so that it sees that it is to stop.
+    fn wake(&self) {
+        self.threads.iter().for_each(|handle| handle.thread().unpark());
+        self.site.recorder.wake();
+        if let Some(socket) = &self.socket {
+            socket.close();
         }
     }
 }
@@ -245,11 +260,11 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits, in steps short enough for a shutdown.
-    fn wait(&self, clock: &dyn Clock, duration_ns: i64) {
-        let until_ns = clock.now_ns() + duration_ns;
-        while !self.stopped() && clock.now_ns() < until_ns {
-            clock.sleep_until(until_ns.min(clock.now_ns() + STOP_PERIOD_NS));
+    /// Waits until the daemon is stopped, which [wakes](Daemon::wake) the thread, and at most for a while.
+    fn wait(&self, duration_ns: i64) {
+        let until = Instant::now() + Duration::from_nanos(duration_ns.max(0).unsigned_abs());
+        while !self.stopped() && Instant::now() < until {
+            thread::park_timeout(until.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -293,7 +308,7 @@ fn wait_without_node(shared: &Shared) {
         let now_ns = shared.clock.now_ns();
         crate::join::advance_without_node(&shared.intake, now_ns);
         shared.slot.detect().advance_without_node(&shared.intake, now_ns);
-        shared.wait(&*shared.clock, STOP_PERIOD_NS);
+        shared.wait(WITHOUT_NODE_PERIOD_NS);
     }
 }
 
@@ -342,7 +357,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 fn wait_for_loss(shared: &Shared, node: &Node) -> bool {
     let mut lost_since_ns = None;
     while !shared.stopped() {
-        shared.wait(&*shared.clock, SECOND_NS / 4);
+        shared.wait(LOSS_PERIOD_NS);
         let now_ns = shared.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
@@ -410,7 +425,8 @@ fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
         shared.join(node, &mut told, now_ns);
-        next_ns = (next_ns + JOIN_PERIOD_NS).max(node.clock.now_ns());
+        let period_ns = if shared.intake.jobs().by_name().is_empty() { IDLE_JOIN_PERIOD_NS } else { JOIN_PERIOD_NS };
+        next_ns = (next_ns + period_ns).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
     // What ended since the last turn has no later one.

@@ -15,8 +15,11 @@ use std::time::{Duration, Instant};
 
 /// The longest datagram, bytes.
 pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
-/// How long a receive waits at most: the longest that this thread keeps a shutdown waiting.
-const RECEIVE_WAIT: Duration = Duration::from_millis(200);
+/// How long a receive waits at most: the longest that this thread keeps a shutdown waiting where [`Socket::close`] does
+/// not wake it. Each wake-up of an idle daemon costs 25 to 35 µs on a virtual machine.
+const RECEIVE_WAIT: Duration = Duration::from_secs(1);
+/// How long the socket is left alone after receiving has failed.
+const RETRY: Duration = Duration::from_millis(200);
 /// Refusals that are logged in one minute.
 const MOST_LOGGED: u32 = 6;
 
@@ -52,6 +55,12 @@ impl Socket {
         &self.path
     }
 
+    /// Wakes [`Socket::run`], which then looks whether it is to stop. Nothing is received any more.
+    pub fn close(&self) {
+        // Refused only where it has been closed before.
+        let _ = self.socket.shutdown(std::net::Shutdown::Read);
+    }
+
     /// Takes datagrams until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
         let mut buffer = vec![0u8; MOST_DATAGRAM_BYTES];
@@ -72,7 +81,7 @@ impl Socket {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log.refused(&format!("receiving failed: {error}"), None);
-                    std::thread::sleep(RECEIVE_WAIT);
+                    std::thread::sleep(RETRY);
                 }
             }
         }

@@ -84,5 +84,5 @@ fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
     let Some(speed) = shared.settings.replay_speed else { return };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]
     let due_ns = started_ns.saturating_add((offset_ns as f64 / speed) as i64);
-    shared.wait(live, due_ns.saturating_sub(live.now_ns()));
+    shared.wait(due_ns.saturating_sub(live.now_ns()));
 }

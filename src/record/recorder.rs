@@ -47,7 +47,7 @@ pub(super) struct Shared {
     /// How far back the rings reach at most, nanoseconds.
     retention_ns: i64,
     desk: Mutex<Desk>,
-    starts: SyncSender<Start>,
+    starts: SyncSender<Option<Start>>,
 }
 
 /// The handle. Clones are the same recorder; the default one is switched off.
@@ -92,6 +92,14 @@ impl Recorder {
         };
         if let Some(outcome) = turned_away {
             shared.stats.count(outcome);
+        }
+    }
+
+    /// Wakes the thread, which then looks whether it is to stop.
+    pub fn wake(&self) {
+        if let Some(shared) = &self.0 {
+            // Full only where a capture waits to be taken, which wakes it too.
+            let _ = shared.starts.try_send(None);
         }
     }
 
@@ -193,7 +201,7 @@ impl Shared {
         };
         desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
         let start = Start { id: id.clone(), trigger, begin_ns, end_ns };
-        if self.starts.try_send(start).is_err() {
+        if self.starts.try_send(Some(start)).is_err() {
             desk.running = None;
             return Err(Refusal::Ended);
         }
@@ -202,5 +210,5 @@ impl Shared {
     }
 }
 
-/// Triggers for the thread.
-pub(super) type Starts = Receiver<Start>;
+/// Captures for the thread to take; nothing where it is only to look whether it is to stop.
+pub(super) type Starts = Receiver<Option<Start>>;

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const WRITE_PERIOD: Duration = Duration::from_millis(250);
 /// How often what was written is synced: what a power failure can lose, beside the past, which is synced at once.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// How often the thread looks whether the daemon stops.
-const STOP_PERIOD: Duration = Duration::from_millis(250);
+/// How often the thread looks after its folder.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// How long a folder that could not be had, or a file that could not be finished, is left alone.
 const RETRY: Duration = Duration::from_secs(30);
 /// A capture whose timeline stands still for so long is over: the recording that is replayed has ended.
@@ -60,9 +60,9 @@ impl Worker {
         crate::cli::serve::stand_back();
         while !stop.load(Ordering::Relaxed) {
             self.look_after_directory();
-            match self.starts.recv_timeout(STOP_PERIOD) {
-                Ok(start) => self.take(&start, stop),
-                Err(RecvTimeoutError::Timeout) => {}
+            match self.starts.recv_timeout(LOOK_PERIOD) {
+                Ok(Some(start)) => self.take(&start, stop),
+                Ok(None) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -208,7 +208,7 @@ impl Worker {
                 capture.sync()?;
                 synced = Some(Instant::now());
             }
-            wait(WRITE_PERIOD, stop);
+            thread::park_timeout(WRITE_PERIOD);
         }
     }
 
@@ -270,12 +270,5 @@ impl Worker {
             tracing::warn!("{failure}");
             self.told = Some(Instant::now());
         }
-    }
-}
-
-fn wait(period: Duration, stop: &AtomicBool) {
-    let until = Instant::now() + period;
-    while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-        thread::sleep(STOP_PERIOD.min(until.saturating_duration_since(Instant::now())));
     }
 }
