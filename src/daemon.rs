@@ -18,6 +18,7 @@ use crate::ring;
 use crate::sample::{self, Budget, FastLane, Processes};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
+use crate::trim;
 use crate::web::{self, Site};
 use anyhow::Context as _;
 use playback::Playback;
@@ -37,6 +38,8 @@ const RETRY_NS: i64 = 5 * SECOND_NS;
 const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 /// How often jobs are brought up to date while there is no node.
 const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
+/// How long after a source was opened everything has been used once, and what only opening needed is given back.
+const SETTLED_NS: i64 = 5 * SECOND_NS;
 /// How often it is looked whether every GPU is lost.
 const LOSS_PERIOD_NS: i64 = SECOND_NS;
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
@@ -355,10 +358,16 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 
 /// Waits until every GPU has been lost for a while, and returns so; or until the daemon stops.
 fn wait_for_loss(shared: &Shared, node: &Node) -> bool {
-    let mut lost_since_ns = None;
+    let (mut lost_since_ns, mut settled_ns) = (None, Some(shared.clock.now_ns() + SETTLED_NS));
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
         let now_ns = shared.clock.now_ns();
+        if settled_ns.take_if(|settled_ns| now_ns >= *settled_ns).is_some() {
+            match trim::give_back_files() {
+                Ok(bytes) => tracing::debug!(bytes, "pages of program files given back"),
+                Err(error) => tracing::debug!(%error, "pages of program files stay resident"),
+            }
+        }
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
             return true;

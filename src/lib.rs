@@ -22,5 +22,6 @@ pub mod ring;
 pub mod sample;
 pub mod sim;
 pub mod source;
+pub mod trim;
 pub mod units;
 pub mod web;
