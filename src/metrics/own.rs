@@ -7,6 +7,7 @@ use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
 use crate::record;
 use crate::source::Call;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Collects what sampling cost.
@@ -97,7 +98,11 @@ pub(super) fn process(out: &mut Families) {
 /// Unix time, seconds, of a start that the kernel gives in clock ticks since boot.
 #[allow(clippy::cast_precision_loss, reason = "seconds to a hundredth")]
 fn start_time(ticks: u64) -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let boot_s: f64 = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
-    Some(boot_s + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    /// When the machine was started, Unix time in seconds. Read once: the file counts the interrupts of every core.
+    static BOOT_S: OnceLock<Option<f64>> = OnceLock::new();
+    let boot_s = BOOT_S.get_or_init(|| {
+        let stat = std::fs::read_to_string("/proc/stat").ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+    });
+    Some((*boot_s)? + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
