@@ -25,15 +25,15 @@ import table
 from parts import PARTS
 from rig import Rig
 
-ONE_GPU = {"minutes": 21.0, "rounds": 15, "minute_rounds": 3, "block_seconds": 2.0, "kills": 8}
-SEVERAL_GPUS = {"minutes": 14.0, "rounds": 9, "minute_rounds": 2, "block_seconds": 1.6, "kills": 4}
+ONE_GPU = {"minutes": 21.0, "rounds": 40, "block_seconds": 2.0, "kills": 8}
+SEVERAL_GPUS = {"minutes": 14.0, "rounds": 32, "block_seconds": 1.6, "kills": 4}
 DRY_RUN = {
     "minutes": 3.0,
-    "rounds": 1,
-    "round_seconds": 2.0,
+    "rounds": 4,
+    "rounds_a_start": 2,
+    "round_seconds": 1.0,
     "settle_seconds": 0.3,
-    "minute_seconds": 3.0,
-    "minute_rounds": 2,
+    "pause_seconds": 0.2,
     "capture_rounds": 2,
     "capture_seconds": 1.0,
     "capture_past_seconds": 2.0,
@@ -59,11 +59,11 @@ def parse_options() -> argparse.Namespace:
     add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
     add("--skip", default="", help="which parts to leave out")
     add("--minutes", type=float, help="stop after this long: 21, or 14 on several GPUs")
-    add("--rounds", type=int, help="rounds of the cost parts: 15, or 9 on several GPUs")
-    add("--round-seconds", type=float, default=2.0, help="measured seconds of each poller in a round")
+    add("--rounds", type=int, help="rounds of the cost parts: 40, or 32 on several GPUs")
+    add("--rounds-a-start", type=int, default=4, help="rounds after which pollers are started anew")
+    add("--round-seconds", type=float, default=1.0, help="measured seconds of each poller's turn in a round")
     add("--settle-seconds", type=float, default=1.5, help="left alone after a poller has started")
-    add("--minute-seconds", type=float, default=61.0, help="the daemon's window in the part costs-minute")
-    add("--minute-rounds", type=int, help="rounds of that part: 3, or 2 on several GPUs")
+    add("--pause-seconds", type=float, default=0.3, help="left alone when a poller's turn begins")
     add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")

@@ -35,6 +35,10 @@ FLOOR_LINE = re.compile(
 )
 
 
+SO_FAR = "so far "
+SO_FAR_LINE = re.compile(rf"{SO_FAR}samples=(?P<samples>\d+) missed=(?P<missed>\d+) sweep_ns=(?P<sweep_ns>\d+)\n")
+
+
 class Child:
     """One process, its output in a file, its group killed in the end."""
 
@@ -124,6 +128,11 @@ def cpu_by_name(before: tuple[dict[str, int], float], after: tuple[dict[str, int
             continue
         seconds[name] = seconds.get(name, 0.0) + (nanoseconds - before[0].get(task, 0)) / 1e9
     return seconds
+
+
+def thread_ids(pid: int) -> dict[str, int]:
+    """The ids of a process's threads by name; of several of one name, any."""
+    return {(task / "comm").read_text().strip(): int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
@@ -217,6 +226,8 @@ class Scraper(threading.Thread):
         self._address = url.removeprefix("http://")
         self._interval_s = interval_s
         self._ended = threading.Event()
+        self._running = threading.Event()
+        self._running.set()
         self.seconds: list[float] = []
         self.bytes = 0
         self.failures = 0
@@ -225,6 +236,9 @@ class Scraper(threading.Thread):
         """Scrapes until stopped."""
         connection = http.client.HTTPConnection(self._address, timeout=5)
         while not self._ended.wait(self._interval_s):
+            self._running.wait()
+            if self._ended.is_set():
+                break
             begin = time.perf_counter()
             try:
                 connection.request("GET", "/metrics")
@@ -234,9 +248,18 @@ class Scraper(threading.Thread):
                 self.failures += 1
                 connection.close()
 
+    def pause(self) -> None:
+        """Scrapes no more for now: the daemon stands still."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Scrapes again."""
+        self._running.set()
+
     def stop(self) -> None:
         """Ends it."""
         self._ended.set()
+        self._running.set()
         self.join(6)
 
 
@@ -257,6 +280,14 @@ def parse_floor(output: str) -> dict[str, float]:
     if not match:
         raise RuntimeError(f"nvml_floor printed no result: {output[-400:]}")
     return {name: float(value) for name, value in match.groupdict().items()}
+
+
+def parse_so_far(output: str) -> dict[str, float]:
+    """What `nvml_floor loop` said last of its samples and missed ticks so far, and of its sweeps' time, nanoseconds."""
+    said = list(SO_FAR_LINE.finditer(output))
+    if not said:
+        raise RuntimeError(f"nvml_floor has not said how far it is: {output[-400:]}")
+    return {name: float(value) for name, value in said[-1].groupdict().items()}
 
 
 def find_floor(here: Path, folder: Path) -> Path | None:

@@ -1,7 +1,9 @@
 // The floor: bare NVML calls with nothing around them. `calls` times each call; `loop PERIOD_US SECONDS [OUT.csv]` polls memory on every GPU and prints rate, missed ticks, jitter and CPU. Build: cc -O2 -o nvml_floor nvml_floor.c -ldl
+// SIGUSR1 makes the loop say how many samples it has taken and missed so far, and what its sweeps took together.
 // OUT.csv holds change points, and as comments the driver's reserve of each GPU (`# reserved,GPU,BYTES`) and every stretch of more than 1.5 periods between two sweeps (`# gap,FROM_NS,TO_NS`): without OUT.csv the loop does nothing more than poll.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +22,7 @@ static int64_t now(clockid_t c){struct timespec t;clock_gettime(c,&t);return t.t
 static int cmp(const void*a,const void*b){int64_t x=*(int64_t*)a,y=*(int64_t*)b;return x<y?-1:x>y;}
 static void *L; static void* S(const char*n){void*p=dlsym(L,n); if(!p) fprintf(stderr,"missing %s\n",n); return p;}
 static volatile int stop_; static void onint(int s){(void)s;stop_=1;}
+static volatile int say_; static void onusr(int s){(void)s;say_=1;}
 #define TIME(name,N,expr) do{ static int64_t v[100000]; int rc=0; for(int i=0;i<N;i++){int64_t ta_=now(CLOCK_MONOTONIC); rc=(expr); v[i]=now(CLOCK_MONOTONIC)-ta_;} qsort(v,N,8,cmp); printf("%-34s rc=%d n=%d min=%.1f p50=%.1f p99=%.1f max=%.1f us\n",name,rc,N,v[0]/1e3,v[N/2]/1e3,v[(int)(N*.99)]/1e3,v[N-1]/1e3);}while(0)
 int main(int argc,char**argv){
   const char*mode=argc>1?argv[1]:"calls"; setvbuf(stdout,NULL,_IOLBF,0);
@@ -47,14 +50,14 @@ int main(int argc,char**argv){
     int(*ga)(void**)=S("nvmlGpmSampleAlloc"); int(*gg)(dev_t_,void*)=S("nvmlGpmSampleGet"); void*smp=NULL; if(ga&&gg&&ga(&smp)==0) TIME("GpmSampleGet",500,gg(d[0],smp));
     for(unsigned g=0;g<n;g++){TIME("MemoryInfo v1 (each gpu)",5000,m1(d[g],&a)); b.version=(unsigned)(sizeof(mem2)|(2<<24)); if(m2&&m2(d[g],&b)==0) printf("gpu %u reserved(v2)=%llu\n",g,b.reserved);}
   } else if(!strcmp(mode,"loop")){ // loop PERIOD_US SECONDS [OUT]: paced polling of memory on all GPUs; prints jitter, missed, CPU; writes binary records
-    int64_t per=atoll(argv[2])*1000; double secs=atof(argv[3]); FILE*o=argc>4?fopen(argv[4],"w"):NULL; signal(SIGINT,onint); signal(SIGTERM,onint);
-    int64_t N=(int64_t)(secs*1e9/per)+1; int64_t*lat=malloc(8*N),*dur=malloc(8*N); int64_t k=0,missed=0; int64_t t0=now(CLOCK_MONOTONIC),next=t0+per; mem1 a; unsigned long long last[16]={0}; int64_t changes=0;
+    int64_t per=atoll(argv[2])*1000; double secs=atof(argv[3]); FILE*o=argc>4?fopen(argv[4],"w"):NULL; signal(SIGINT,onint); signal(SIGTERM,onint); signal(SIGUSR1,onusr);
+    int64_t N=(int64_t)(secs*1e9/per)+1; int64_t*lat=malloc(8*N),*dur=malloc(8*N); int64_t k=0,missed=0,swept=0; int64_t t0=now(CLOCK_MONOTONIC),next=t0+per; mem1 a; unsigned long long last[16]={0}; int64_t changes=0;
     int64_t prev=0,prevreal=0;
     if(o){ fprintf(o,"# realtime_ns,gpu,used_bytes ; change points only, plus first\n"); for(unsigned i=0;i<n;i++){ mem2 b; memset(&b,0,sizeof b); b.version=(unsigned)(sizeof b|(2<<24)); if(m2&&m2(d[i],&b)==0) fprintf(o,"# reserved,%u,%llu\n",i,b.reserved); } }
-    while(k<N && !stop_){ struct timespec ts={next/1000000000LL,next%1000000000LL}; clock_nanosleep(CLOCK_MONOTONIC,TIMER_ABSTIME,&ts,NULL);
+    while(k<N && !stop_){ struct timespec ts={next/1000000000LL,next%1000000000LL}; while(clock_nanosleep(CLOCK_MONOTONIC,TIMER_ABSTIME,&ts,NULL)==EINTR&&!stop_);
       int64_t a0=now(CLOCK_MONOTONIC); lat[k]=a0-next; if(o){ int64_t real=now(CLOCK_REALTIME); if(prev&&a0-prev>per+per/2) fprintf(o,"# gap,%lld,%lld\n",(long long)prevreal,(long long)real); prev=a0; prevreal=real; }
       for(unsigned i=0;i<n;i++){ m1(d[i],&a); if(a.used!=last[i]||k==0){changes++; last[i]=a.used; if(o) fprintf(o,"%lld,%u,%llu\n",(long long)now(CLOCK_REALTIME),i,a.used);} }
-      int64_t a1=now(CLOCK_MONOTONIC); dur[k]=a1-a0; k++; next+=per; if(next<a1){int64_t s=(a1-next)/per+1; missed+=s; next+=s*per;} if(a1-t0>secs*1e9) break; }
+      int64_t a1=now(CLOCK_MONOTONIC); dur[k]=a1-a0; swept+=a1-a0; k++; next+=per; if(next<a1){int64_t s=(a1-next)/per+1; missed+=s; next+=s*per;} if(say_){ say_=0; printf("so far samples=%lld missed=%lld sweep_ns=%lld\n",(long long)k,(long long)missed,(long long)swept); } if(a1-t0>secs*1e9) break; }
     int64_t wall=now(CLOCK_MONOTONIC)-t0; struct rusage r; getrusage(RUSAGE_SELF,&r); double cpu=r.ru_utime.tv_sec+r.ru_utime.tv_usec/1e6+r.ru_stime.tv_sec+r.ru_stime.tv_usec/1e6;
     qsort(lat,k,8,cmp); qsort(dur,k,8,cmp); printf("loop period=%lldus gpus=%u samples=%lld missed=%lld rate=%.1fHz wake p50=%.1f p99=%.1f p99.9=%.1f max=%.1f us; sweep p50=%.1f p99=%.1f max=%.1f us; cpu=%.2f%% of a core; change points=%lld\n",(long long)per/1000,n,(long long)k,(long long)missed,k*1e9/wall,lat[k/2]/1e3,lat[(int64_t)(k*.99)]/1e3,lat[(int64_t)(k*.999)]/1e3,lat[k-1]/1e3,dur[k/2]/1e3,dur[(int64_t)(k*.99)]/1e3,dur[k-1]/1e3,cpu*1e11/wall,(long long)changes); if(o) fclose(o);
   }

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import check_peaks
+import costs
 import harm
 import measure
 from measure import Daemon
-from rig import COSTS, Rig
+from rig import Rig
 
 SMI_FIELDS = (
     "name,driver_version,persistence_mode,mig.mode.current,ecc.mode.current,memory.total,memory.reserved,"
@@ -64,54 +65,15 @@ def startup(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     return {"milliseconds": milliseconds, "median": statistics.median(milliseconds), "worst": max(milliseconds)}
 
 
-def costs(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """Floor, daemon and `nvidia-smi` one after the other."""
-    return in_rounds(rig, options, options.rounds, dict.fromkeys(COSTS, options.round_seconds))
+def costs_idle(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """Floor, daemon and `nvidia-smi` in turns."""
+    return costs.in_turns(rig, options)
 
 
-def in_rounds(rig: Rig, options: Namespace, count: int, seconds: dict[str, float]) -> dict[str, Any]:
-    """What each poller costs over its seconds, in rounds that begin with another poller each time."""
-    names = list(seconds)
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    errors: dict[str, str] = {}
-    for number in range(count):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            try:
-                rounds[name].append(COSTS[name](rig, seconds[name], options.settle_seconds))
-            except (RuntimeError, OSError) as error:
-                errors[name] = str(error)
-                print(f"  {name}: {error}", flush=True)
-    return {
-        "rounds": rounds,
-        "median": {name: medians(rows) for name, rows in rounds.items() if rows},
-        "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in names if peer != "daemon"},
-        "cpu_quietest": {name: min(row["cpu_percent"] for row in rows) for name, rows in rounds.items() if rows},
-        "daemon_threads": thread_medians(rounds["daemon"]),
-        "errors": errors,
-    }
-
-
-def cpu_ratio(own: list[dict[str, Any]], peer: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The daemon's CPU over a peer's: formed within a round, the median over rounds, its 95 % interval from resampling
-    rounds. None where a round is lacking on either side, since then the rounds no longer pair."""
-    if not own or len(own) != len(peer):
-        return None
-    ratios = [mine["cpu_percent"] / theirs["cpu_percent"] for mine, theirs in zip(own, peer, strict=True)]
-    low, high = harm.bootstrap(ratios)
-    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high, "rounds": len(ratios)}
-
-
-def thread_medians(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The median over rounds of each thread's CPU, percent of one core; a thread that a round lacks took none in it."""
-    names = sorted({name for row in rows for name in row["thread_percent"]})
-    return {name: statistics.median(row["thread_percent"].get(name, 0.0) for row in rows) for name in names}
-
-
-def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
+def costs_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """The same beside a training job of varying shapes."""
     job = rig.train()
-    outcome = costs(rig, options, out)
+    outcome = costs.in_turns(rig, options)
     times = job.finish()
     outcome["job"] = {
         "steps": len(times["steps"]),
@@ -119,13 +81,6 @@ def costs_training(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
         "exit_status": times["exit_status"],
     }
     return outcome
-
-
-def costs_minute(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """The daemon over whole minutes, idle, so that what it reads twice a minute or once counts; and the floor beside
-    each, in turn, for a third of that."""
-    seconds = {"floor": options.minute_seconds / 3, "daemon": options.minute_seconds}
-    return in_rounds(rig, options, options.minute_rounds, seconds)
 
 
 def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
@@ -263,8 +218,7 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "environment": environment,
     "startup": startup,
     "probe": probe,
-    "costs-idle": costs,
-    "costs-minute": costs_minute,
+    "costs-idle": costs_idle,
     "peaks": peaks,
     "costs-training": costs_training,
     "kills": kills,
@@ -371,13 +325,6 @@ def answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The median over rounds of each number."""
-    names = [name for name, value in rows[0].items() if isinstance(value, (int, float))]
-    known = {name: [row[name] for row in rows if isinstance(row.get(name), (int, float))] for name in names}
-    return {name: statistics.median(values) for name, values in known.items()}
 
 
 def median_ms(steps: list[list[int]]) -> float | None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,89 +111,3 @@ class Rig:
             if child.alive():
                 child.kill()
         self._children.clear()
-
-
-def daemon_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
-    """The daemon over a window, scraped every second."""
-    daemon = rig.daemon()
-    with measure.scraped(daemon) as scraper:
-        time.sleep(settle_s)
-        metrics = daemon.metrics()
-        cost = window(daemon.child.pid, seconds)
-        later = daemon.metrics()
-    ticks, after = measure.ticks(metrics), measure.ticks(later)
-    delta = {name: after[name] - ticks[name] for name in ticks}
-    resident = measure.resident_bytes(daemon.child.pid)
-    daemon.stop()
-    return {
-        **cost,
-        "rate_hertz": delta["taken"] / cost["seconds"],
-        "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
-        "resident_bytes": resident["VmRSS"],
-        "resident_peak_bytes": resident["VmHWM"],
-        "memory_call_mean_us": measure.mean_us(metrics, later, "highwater_nvml_call_duration_seconds", call="memory_info"),
-        "lateness_mean_us": measure.mean_us(metrics, later, "highwater_sampler_lateness_seconds"),
-        "scrape_p50_ms": 1e3 * statistics.median(scraper.seconds) if scraper.seconds else float("nan"),
-        "scrape_bytes": scraper.bytes,
-        "scrape_failures": scraper.failures,
-    }
-
-
-def floor_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
-    """The floor over a window; its ticks are those of its whole run."""
-    child = rig.floor_loop(seconds + settle_s + 30)
-    time.sleep(settle_s)
-    cost = window(child.pid, seconds)
-    resident = measure.resident_bytes(child.pid)["VmHWM"]
-    child.stop()
-    own = measure.parse_floor(child.output())
-    missed = 100 * own["missed"] / (own["samples"] + own["missed"])
-    return {**cost, "rate_hertz": own["rate_hertz"], "missed_percent": missed, "resident_peak_bytes": resident, "own": own}
-
-
-def smi_cost(rig: Rig, seconds: float, settle_s: float) -> dict[str, Any]:
-    """`nvidia-smi` over a window; its rate is that of its whole run."""
-    child = rig.smi_loop()
-    time.sleep(settle_s)
-    cost = window(child.pid, seconds)
-    child.stop()
-    rate = smi_rate(child.output())
-    return {**cost, "rate_hertz": rate, "missed_percent": max(0.0, 100 - rate / 10)}
-
-
-def smi_rate(printed: str) -> float:
-    """Samples a second of one GPU, by the timestamps of the first and the last line."""
-    rows = [line.split(", ") for line in printed.splitlines() if line.count(", ") == 2]
-    if len(rows) < 3:
-        raise RuntimeError(f"nvidia-smi printed no samples: {printed[-400:]}")
-    first_gpu = [row for row in rows if row[1] == rows[0][1]]
-    first, last = (datetime.strptime(row[0], "%Y/%m/%d %H:%M:%S.%f") for row in (first_gpu[0], first_gpu[-1]))
-    elapsed = (last - first).total_seconds()
-    return (len(first_gpu) - 1) / elapsed if elapsed else float("nan")
-
-
-def window(pid: int, seconds: float) -> dict[str, Any]:
-    """CPU of a process over the next `seconds`, in percent of one core: whole, by its threads' names, and by second."""
-    before, begin = measure.cpu_seconds(pid), time.monotonic()
-    by_second, looked, then = [], before, begin
-    while (left := begin + seconds - then) > 0:
-        time.sleep(min(1.0, left))
-        after, now = measure.cpu_seconds(pid), time.monotonic()
-        by_second.append(round(100 * measure.cpu_between(looked, after) / (now - then), 3))
-        looked, then = after, now
-    elapsed = then - begin
-    threads = measure.cpu_by_name(before, after, pid)
-    return {
-        "cpu_percent": 100 * measure.cpu_between(before, after) / elapsed,
-        "cpu_percent_by_second": by_second,
-        "seconds": elapsed,
-        "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
-    }
-
-
-COSTS: dict[str, Callable[[Rig, float, float], dict[str, Any]]] = {
-    "floor": floor_cost,
-    "daemon": daemon_cost,
-    "nvidia-smi": smi_cost,
-}
-"""How each of the three is measured."""

@@ -5,7 +5,6 @@ Enters: the results of the parts, any of which may have failed. Leaves: text. A 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 MIB = 1 << 20
@@ -37,28 +36,34 @@ def at(results: dict[str, Any], *path: str) -> Any:
     return value
 
 
-def cost_rows(results: dict[str, Any], part: str, load: str, peers: Sequence[str] = tuple(PEERS)) -> list[Row]:
-    """CPU, rate and missed ticks under one load, beside these peers."""
-    names = ("daemon", *peers)
-    blank = [""] * (len(PEERS) - len(peers))
+def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
+    """CPU, rate and missed ticks under one load."""
+    names = ("daemon", *PEERS)
     cpu, rate, missed = (
-        [at(results, part, "median", name, figure) for name in names]
+        [at(results, part, "mean", name, figure) for name in names]
         for figure in ("cpu_percent", "rate_hertz", "missed_percent")
     )
-    quietest = [at(results, part, "cpu_quietest", name) for name in names]
+    quiet = [at(results, part, "cpu_quiet", name) for name in names]
     few_missed = None if None in (missed[0], missed[1]) else missed[0] <= missed[1] + 0.1
     shares = []
-    for peer in peers:
-        (whose, to_hold, most), ratio = PEERS[peer], at(results, part, "cpu_ratio", peer)
-        shares.append((f"  as a share of {whose}, {load}", interval(ratio), "", "", to_hold, below(ratio, most)))
-    counts = (*(number(one, ".3f") for one in missed), *blank)
+    for turns, kind in (("", ""), (" in its quiet turns", "quiet_")):
+        for peer, (whose, to_hold, most) in PEERS.items():
+            ratio = only(at(results, part, "cpu_ratio", peer), kind)
+            shares.append((f"  as a share of {whose}{turns}", interval(ratio), "", "", to_hold, below(ratio, most)))
+    counts = (number(one, ".3f") for one in missed)
     return [
-        (f"CPU of one core, {load} (%)", *map(number, cpu), *blank, "", ""),
-        (f"  in each one's quietest round, {load} (%)", *map(number, quietest), *blank, "", ""),
+        (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
+        ("  in each one's quiet turns, the quarter that took least (%)", *map(number, quiet), "", ""),
         *shares,
-        (f"samples a second, {load}", *(number(one, ".1f") for one in rate), *blank, "", ""),
+        (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
         (f"ticks missed, {load} (%)", *counts, "≤floor+0.1", verdict(few_missed)),
     ]
+
+
+def only(ratios: dict[str, Any] | None, kind: str) -> dict[str, Any] | None:
+    """One of several ratios of the same rounds, with its interval."""
+    names = ("ratio", "ratio_low", "ratio_high")
+    return ratios and {"rounds": ratios["rounds"], **{name: ratios[f"{kind}{name}"] for name in names}}
 
 
 def threads(percent: dict[str, float] | None) -> str:
@@ -69,10 +74,11 @@ def threads(percent: dict[str, float] | None) -> str:
 
 def resident_row(results: dict[str, Any]) -> Row:
     """The daemon's highest resident memory in any part."""
-    found = [at(results, part, "median", "resident_peak_bytes") for part in ("costs-idle", "costs-training")]
-    highest = max((value for value in [*found, at(results, "peaks", "resident", "VmHWM")] if value), default=None)
+    turns = [row for part in ("costs-idle", "costs-training") for row in at(results, part, "rounds", "daemon") or []]
+    found = [*(row["resident_peak_bytes"] for row in turns), at(results, "peaks", "resident", "VmHWM")]
+    highest = max((value for value in found if value), default=None)
     mebibytes = None if highest is None else highest / MIB
-    floor = at(results, "costs-idle", "median", "floor", "resident_peak_bytes")
+    floor = at(results, "costs-idle", "mean", "floor", "resident_peak_bytes")
     return (
         "resident memory, highest (MiB)",
         number(mebibytes, ".1f"),
@@ -162,7 +168,6 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
     return [
         *cost_rows(results, "costs-idle", "idle"),
         *cost_rows(results, "costs-training", "training"),
-        *cost_rows(results, "costs-minute", "a minute idle", peers=["floor"]),
         resident_row(results),
         *peak_rows(results),
         *harm_rows(results),
@@ -184,7 +189,7 @@ def render(results: dict[str, Any]) -> str:
         for name, part in results.items()
         if isinstance(part, dict) and "error" in part
     ]
-    loads = (("costs-idle", "idle"), ("costs-training", "training"), ("costs-minute", "a minute idle"))
+    loads = (("costs-idle", "idle"), ("costs-training", "training"))
     by_thread = [(load, at(results, part, "daemon_threads")) for part, load in loads]
     by_thread.append(("beside training and annotations", at(results, "peaks", "thread_percent")))
     split = [f"the daemon's CPU by thread, {load} (%): {threads(percent)}" for load, percent in by_thread]

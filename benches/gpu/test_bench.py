@@ -7,12 +7,13 @@ import os
 import random
 import time
 import unittest
+from datetime import datetime, timedelta
 
+import costs
 import harm
 import measure
-import parts
 import table
-from rig import smi_rate
+from pollers import smi_rate
 
 SECOND_NS = 1_000_000_000
 
@@ -103,7 +104,17 @@ class Reading(unittest.TestCase):
             for tick in range(0, 2001, 2)
             for gpu in (0, 1)
         ]
-        self.assertAlmostEqual(smi_rate("\n".join(lines)), 500.0)
+        self.assertAlmostEqual(smi_rate("\n".join(["", *lines, ""]), 0.0), 500.0)
+
+    def test_what_nvidia_smi_printed_before_its_turn_does_not_count(self) -> None:
+        begin = datetime(2026, 11, 20, 21, 0, 1)
+        at = [begin + timedelta(milliseconds=-1000 + late) for late in (0, 1, *range(1000, 3001, 4))]
+        lines = [f"{one:%Y/%m/%d %H:%M:%S}.{one.microsecond // 1000:03}, 0, 1 MiB" for one in at]
+        self.assertAlmostEqual(smi_rate("\n".join(["3.001, 0, 1 MiB", *lines, "20"]), begin.timestamp()), 250.0, places=3)
+
+    def test_the_floor_says_how_far_it_is(self) -> None:
+        said = "devices 1\nso far samples=10 missed=1 sweep_ns=40000\nso far samples=30 missed=1 sweep_ns=90000\nso far sam"
+        self.assertEqual(measure.parse_so_far(said), {"samples": 30, "missed": 1, "sweep_ns": 90000})
 
     def test_cpu_of_a_process_is_what_it_burnt(self) -> None:
         before = measure.cpu_seconds(os.getpid())
@@ -123,6 +134,11 @@ class Reading(unittest.TestCase):
         self.assertGreater(resident["VmRSS"], 1 << 20)
 
 
+def cpu_rows(percents: list[float], rounds_a_start: int = 1) -> list[dict[str, float]]:
+    """Turns of one poller."""
+    return [{"cpu_percent": one, "start": number // rounds_a_start} for number, one in enumerate(percents)]
+
+
 class Table(unittest.TestCase):
     """The table at the end."""
 
@@ -135,23 +151,49 @@ class Table(unittest.TestCase):
     def test_the_verdicts_follow_the_figures(self) -> None:
         for daemon, of_floor, of_smi in ((3.6, "yes", "yes"), (3.9, "NO", "yes"), (4.4, "NO", "NO")):
             cpu = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
-            rows = {name: [{"cpu_percent": one * drift} for drift in (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)] for name, one in cpu.items()}
-            ratios = {peer: parts.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
+            rows = {name: cpu_rows([one * drift for drift in (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)]) for name, one in cpu.items()}
+            ratios = {peer: costs.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
             table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
-            self.assertEqual([row[-1] for row in table_rows[2:4]], [of_floor, of_smi], daemon)
+            self.assertEqual([row[-1] for row in table_rows[2:6]], [of_floor, of_smi] * 2, daemon)
 
     def test_a_few_rounds_make_no_verdict(self) -> None:
-        rows = [{"cpu_percent": 2.0}] * 2
-        ratio = parts.cpu_ratio(rows, [{"cpu_percent": 1.0}] * 2)
+        ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
         self.assertEqual(table.below(ratio, 1.25), "open")
 
     def test_rounds_that_do_not_pair_tell_no_ratio(self) -> None:
-        self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], []))
-        self.assertIsNone(parts.cpu_ratio([{"cpu_percent": 1.0}], [{"cpu_percent": 1.0}] * 2))
+        self.assertIsNone(costs.cpu_ratio(cpu_rows([1.0]), []))
+        self.assertIsNone(costs.cpu_ratio(cpu_rows([1.0]), cpu_rows([1.0, 1.0])))
+
+    def test_what_comes_once_a_minute_counts_as_it_comes(self) -> None:
+        rare = costs.cpu_ratio(cpu_rows([1.0] * 9 + [6.0]), cpu_rows([1.0] * 10))
+        self.assertAlmostEqual(rare["ratio"], 1.5)
+
+    def test_a_spell_that_hits_both_cancels_out(self) -> None:
+        spells = [1.0, 1.0, 4.0, 4.2, 1.1, 1.0, 3.0, 1.0]
+        ratio = costs.cpu_ratio(cpu_rows([1.2 * one for one in spells]), cpu_rows(spells))
+        self.assertAlmostEqual(ratio["ratio_high"], 1.2)
+        self.assertAlmostEqual(ratio["ratio_low"], 1.2)
+
+    def test_rounds_of_one_start_are_one_observation(self) -> None:
+        mine, theirs = [1.0] * 12 + [3.0] * 12, [1.0] * 24
+        apart = costs.cpu_ratio(cpu_rows(mine), cpu_rows(theirs))
+        together = costs.cpu_ratio(cpu_rows(mine, 4), cpu_rows(theirs, 4))
+        self.assertEqual(apart["ratio"], together["ratio"])
+        self.assertGreater(together["ratio_high"] - together["ratio_low"], 1.5 * (apart["ratio_high"] - apart["ratio_low"]))
+
+    def test_the_quiet_turns_are_the_quarter_that_took_least(self) -> None:
+        self.assertEqual(costs.quiet([4.0, 1.0, 3.0, 2.0, 9.0, 2.0, 5.0, 5.0]), 1.5)
+        self.assertEqual(costs.quiet([4.0]), 4.0)
+
+    def test_spells_that_hit_one_of_both_leave_the_quiet_turns_alone(self) -> None:
+        mine, theirs = [1.2, 3.6, 3.6, 1.2, 1.2, 3.6, 1.2, 1.2] * 2, [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0] * 2
+        ratio = costs.cpu_ratio(cpu_rows(mine), cpu_rows(theirs))
+        self.assertGreater(ratio["ratio"], 1.5)
+        self.assertAlmostEqual(ratio["quiet_ratio"], 1.2)
 
     def test_a_thread_that_a_round_lacks_took_nothing_in_it(self) -> None:
         rounds = [{"thread_percent": {"hw-fast": 1.0, "hw-gpu": 0.2}}, {"thread_percent": {"hw-fast": 3.0}}]
-        self.assertEqual(parts.thread_medians(rounds), {"hw-fast": 2.0, "hw-gpu": 0.1})
+        self.assertEqual(costs.thread_means(rounds), {"hw-fast": 2.0, "hw-gpu": 0.1})
 
     def test_a_ratio_holds_only_with_its_whole_interval(self) -> None:
         for low, high, holds in ((0.999, 1.004, "yes"), (0.999, 1.006, "open"), (1.006, 1.02, "NO")):

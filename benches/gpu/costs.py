@@ -1,0 +1,121 @@
+"""What the daemon costs beside its peers: pollers in turns, and the ratio of their CPU.
+
+Enters: a rig, and how many rounds of which length. Leaves: every turn, medians, and ratios with their intervals.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import harm
+from pollers import POLLERS, Poller
+from rig import Rig
+
+Row = dict[str, Any]
+
+
+def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
+    """What each poller costs in its turns, in rounds that begin with another poller each time and are each on another
+    core. Pollers are started anew every few rounds: the same process pays more than another one on the same core for as
+    long as it lives, or for a while, depending on where the host has put its memory."""
+    rounds: dict[str, list[Row]] = {name: [] for name in POLLERS}
+    errors: dict[str, str] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    for begin in range(0, options.rounds, options.rounds_a_start):
+        numbers = range(begin, min(begin + options.rounds_a_start, options.rounds))
+        batch = [(number, cores[number * len(cores) // options.rounds]) for number in numbers]
+        for name, rows in one_start(rig, options, batch, errors).items():
+            rounds[name].extend(rows)
+    known = {name: rows for name, rows in rounds.items() if rows}
+    return {
+        "rounds": rounds,
+        "mean": {name: means(rows) for name, rows in known.items()},
+        "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in rounds if peer != "daemon"},
+        "cpu_quiet": {name: quiet([row["cpu_percent"] for row in rows]) for name, rows in known.items()},
+        "daemon_threads": thread_means(rounds["daemon"]),
+        "errors": errors,
+    }
+
+
+def one_start(
+    rig: Rig, options: Namespace, batch: Sequence[tuple[int, int]], errors: dict[str, str]
+) -> dict[str, list[Row]]:
+    """A few rounds of pollers that were started together: each round's number and core."""
+    pollers: dict[str, Poller] = {}
+    rows: dict[str, list[Row]] = {}
+    with ExitStack() as ending:
+        for name, kind in POLLERS.items():
+            try:
+                pollers[name], rows[name] = kind(rig), []
+                ending.callback(pollers[name].end)
+            except (RuntimeError, OSError) as error:
+                errors[name] = str(error)
+        names = list(pollers)
+        for number, core in batch:
+            first = number % max(1, len(names))
+            for name in names[first:] + names[:first]:
+                settle_s = options.pause_seconds if rows[name] else options.settle_seconds
+                row = turn(pollers[name], (options.round_seconds, settle_s, core), errors, name)
+                if row:
+                    rows[name].append({**row, "core": core, "start": batch[0][0]})
+    return rows
+
+
+def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], name: str) -> Row | None:
+    """One turn; None, and why, where it fails."""
+    try:
+        return poller.turn(*how)
+    except (RuntimeError, OSError) as error:
+        errors[name] = str(error)
+        print(f"  {name}: {error}", flush=True)
+        return None
+
+
+def cpu_ratio(own: Sequence[Row], peer: Sequence[Row], seed: int = 1) -> dict[str, float] | None:
+    """The daemon's CPU over a peer's: of all turns and of each one's quiet ones, with 95 % intervals from resampling
+    the starts, each with all its rounds. None where a round is lacking on either side, since then the rounds no longer
+    pair."""
+    if not own or len(own) != len(peer):
+        return None
+    starts: dict[int, list[tuple[float, float]]] = {}
+    for mine, theirs in zip(own, peer, strict=True):
+        starts.setdefault(mine["start"], []).append((mine["cpu_percent"], theirs["cpu_percent"]))
+    groups, draw = list(starts.values()), random.Random(seed)
+    drawn = [draw.choices(groups, k=len(groups)) for _ in range(harm.RESAMPLES)]
+    outcome = {"rounds": len(groups)}
+    for name, mean in (("", statistics.fmean), ("quiet_", quiet)):
+        ratios = [share(some, mean) for some in drawn]
+        low, high = harm.quantile(ratios, 0.025), harm.quantile(ratios, 0.975)
+        outcome |= {f"{name}ratio": share(groups, mean), f"{name}ratio_low": low, f"{name}ratio_high": high}
+    return outcome
+
+
+def share(groups: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[float]], float]) -> float:
+    """The mean of the first over the mean of the second of all pairs."""
+    mine, theirs = zip(*(pair for group in groups for pair in group), strict=True)
+    return mean(list(mine)) / mean(list(theirs))
+
+
+def quiet(percents: Sequence[float]) -> float:
+    """The mean of the quarter that is least: what makes a turn dear comes from the host and only ever adds."""
+    ordered = sorted(percents)
+    return statistics.fmean(ordered[: max(1, len(ordered) // 4)])
+
+
+def thread_means(rows: Sequence[Row]) -> dict[str, float]:
+    """The mean over rounds of each thread's CPU, percent of one core; a thread that a round lacks took none in it."""
+    names = sorted({name for row in rows for name in row["thread_percent"]})
+    return {name: statistics.fmean(row["thread_percent"].get(name, 0.0) for row in rows) for name in names}
+
+
+def means(rows: Sequence[Row]) -> dict[str, float]:
+    """The mean over rounds of each number."""
+    names = {name for row in rows for name, value in row.items() if isinstance(value, (int, float))}
+    known = {name: [row[name] for row in rows if isinstance(row.get(name), (int, float))] for name in sorted(names)}
+    return {name: statistics.fmean(values) for name, values in known.items()}

@@ -1,0 +1,196 @@
+"""The daemon, the floor and `nvidia-smi` as pollers that take turns.
+
+Enters: a rig. Leaves: for each turn, what the poller cost and how many ticks it took. A poller is started once and stands
+still (SIGSTOP) while another has its turn. What a call of the driver costs wanders up to fourfold, core by core and second
+by second, whoever makes it and whoever else polls; so turns that are compared follow each other on the same core.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Any
+
+import measure
+from measure import Child
+from rig import PERIOD_US, Rig
+
+LONG_S = 3600.0
+"""Longer than any part lasts."""
+
+
+class Poller:
+    """One process that polls while it has its turn."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._signal(signal.SIGSTOP)
+
+    def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
+        """Lets it run, with the thread that polls on one core, and measures it over `seconds` once it has settled."""
+        os.sched_setaffinity(self.polling_thread(), {core})
+        self._signal(signal.SIGCONT)
+        try:
+            time.sleep(settle_s)
+            before, begin = self.counts(), time.time()
+            cost = window(self.child.pid, seconds)
+            return {**cost, **self.outcome(before, self.counts(), cost["seconds"], begin)}
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def polling_thread(self) -> int:
+        """The id of the thread that reads memory."""
+        return self.child.pid
+
+    def counts(self) -> Any:
+        """What it has counted so far."""
+        raise NotImplementedError
+
+    def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
+        """What it did between two readings of its counts."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Ends it."""
+        self._signal(signal.SIGCONT)
+        self.child.stop()
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self.child.alive():
+            os.killpg(self.child.pid, which)
+
+
+class DaemonPoller(Poller):
+    """The daemon, scraped every second of its turn."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._daemon = rig.daemon()
+        self._ending = ExitStack()
+        self._scraper = self._ending.enter_context(measure.scraped(self._daemon))
+        self._scraper.pause()
+        super().__init__(self._daemon.child)
+
+    def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
+        self._scraper.resume()
+        try:
+            return super().turn(seconds, settle_s, core)
+        finally:
+            self._scraper.pause()
+
+    def polling_thread(self) -> int:
+        return measure.thread_ids(self.child.pid)["hw-fast"]
+
+    def counts(self) -> measure.Metrics:
+        return self._daemon.metrics()
+
+    def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
+        ticks, later = measure.ticks(before), measure.ticks(after)
+        delta = {name: later[name] - ticks[name] for name in ticks}
+        resident = measure.resident_bytes(self.child.pid)
+        calls = measure.mean_us(before, after, "highwater_nvml_call_duration_seconds", call="memory_info")
+        return {
+            "rate_hertz": delta["taken"] / seconds,
+            "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
+            "resident_bytes": resident["VmRSS"],
+            "resident_peak_bytes": resident["VmHWM"],
+            "memory_call_mean_us": calls,
+            "lateness_mean_us": measure.mean_us(before, after, "highwater_sampler_lateness_seconds"),
+            "calls_us": calls_us(before, after),
+            "scrape_p50_ms": 1e3 * statistics.median(self._scraper.seconds) if self._scraper.seconds else None,
+            "scrape_bytes": self._scraper.bytes,
+            "scrape_failures": self._scraper.failures,
+        }
+
+    def end(self) -> None:
+        self._ending.close()
+        super().end()
+
+
+class FloorPoller(Poller):
+    """The floor, which says its counts when it is asked by a signal."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._gpus = rig.gpus
+        super().__init__(rig.floor_loop(LONG_S))
+
+    def counts(self) -> dict[str, float]:
+        said = self.child.output().count(measure.SO_FAR)
+        self._signal(signal.SIGUSR1)
+        deadline = time.monotonic() + 5
+        while self.child.output().count(measure.SO_FAR) == said:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nvml_floor does not say how far it is: {self.child.output()[-300:]}")
+            time.sleep(0.002)
+        return measure.parse_so_far(self.child.output())
+
+    def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
+        taken, missed, swept_ns = (after[name] - before[name] for name in ("samples", "missed", "sweep_ns"))
+        return {
+            "rate_hertz": taken / seconds,
+            "missed_percent": 100 * missed / (taken + missed) if taken + missed else float("nan"),
+            "resident_peak_bytes": measure.resident_bytes(self.child.pid)["VmHWM"],
+            "sweep_mean_us": swept_ns / taken / 1e3 if taken else None,
+        }
+
+
+class SmiPoller(Poller):
+    """`nvidia-smi`, whose rate is that of the lines it printed in its turn."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.smi_loop())
+
+    def counts(self) -> int:
+        return self.child.log.stat().st_size
+
+    def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
+        with self.child.log.open("rb") as log:
+            log.seek(before)
+            printed = log.read(after - before).decode(errors="replace")
+        rate = smi_rate(printed, begin_unix)
+        return {"rate_hertz": rate, "missed_percent": max(0.0, 100 - rate / 10)}
+
+
+POLLERS: dict[str, type[FloorPoller | DaemonPoller | SmiPoller]] = {
+    "floor": FloorPoller,
+    "daemon": DaemonPoller,
+    "nvidia-smi": SmiPoller,
+}
+"""The three that are compared."""
+
+
+def window(pid: int, seconds: float) -> dict[str, Any]:
+    """CPU of a process over the next `seconds`, in percent of one core, whole and by its threads' names."""
+    before, begin = measure.cpu_seconds(pid), time.monotonic()
+    time.sleep(seconds)
+    after, elapsed = measure.cpu_seconds(pid), time.monotonic() - begin
+    threads = measure.cpu_by_name(before, after, pid)
+    return {
+        "cpu_percent": 100 * measure.cpu_between(before, after) / elapsed,
+        "seconds": elapsed,
+        "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
+    }
+
+
+def calls_us(before: measure.Metrics, after: measure.Metrics) -> dict[str, float]:
+    """Microseconds that the driver took for each of its calls between two scrapes, all GPUs and threads together."""
+    name = "highwater_nvml_call_duration_seconds_sum"
+    begun = {labels["call"]: value for sample, labels, value in before if sample == name}
+    ended = {labels["call"]: value for sample, labels, value in after if sample == name}
+    return {call: 1e6 * (value - begun.get(call, 0.0)) for call, value in ended.items()}
+
+
+def smi_rate(printed: str, begin_unix: float) -> float:
+    """Samples a second of one GPU, by the timestamps of the first and the last line since `begin_unix`. What was
+    printed before may have waited in a buffer; the first line and the last may be torn."""
+    rows = [line.split(", ") for line in printed.splitlines()[1:-1] if line.count(", ") == 2]
+    times = [(datetime.strptime(row[0], "%Y/%m/%d %H:%M:%S.%f").timestamp(), row[1]) for row in rows]
+    times = [(at, gpu) for at, gpu in times if at >= begin_unix]
+    first_gpu = [at for at, gpu in times if gpu == times[0][1]]
+    if len(first_gpu) < 2:
+        raise RuntimeError(f"nvidia-smi printed no samples: {printed[-400:]}")
+    elapsed = first_gpu[-1] - first_gpu[0]
+    return (len(first_gpu) - 1) / elapsed if elapsed else float("nan")
