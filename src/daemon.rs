@@ -140,7 +140,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 }
 
 impl Daemon {
-    /// Stops everything within two seconds: no new requests, then the lanes, then the exporter and the socket.
+    /// Stops everything within two seconds: no new requests and annotations, then the lanes, then the exporter.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();

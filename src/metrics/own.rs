@@ -98,11 +98,21 @@ pub(super) fn process(out: &mut Families) {
 /// Unix time, seconds, of a start that the kernel gives in clock ticks since boot.
 #[allow(clippy::cast_precision_loss, reason = "seconds to a hundredth")]
 fn start_time(ticks: u64) -> Option<f64> {
-    /// When the machine was started, Unix time in seconds. Read once: the file counts the interrupts of every core.
-    static BOOT_S: OnceLock<Option<f64>> = OnceLock::new();
-    let boot_s = BOOT_S.get_or_init(|| {
-        let stat = std::fs::read_to_string("/proc/stat").ok()?;
-        stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
-    });
-    Some((*boot_s)? + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    /// When the machine was started, by its clock when it was first asked for. Read once: the file counts the interrupts
+    /// of every core.
+    static BOOT_S: OnceLock<f64> = OnceLock::new();
+    let boot_s = match BOOT_S.get() {
+        Some(boot_s) => *boot_s,
+        None => *BOOT_S.get_or_init({
+            let boot_s = boot_s()?;
+            move || boot_s
+        }),
+    };
+    Some(boot_s + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// When the machine was started, Unix time in seconds.
+fn boot_s() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }

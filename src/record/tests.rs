@@ -286,6 +286,13 @@ fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
     assert!(!std::fs::exists(path.with_extension("sqlite-wal")).unwrap(), "one file is all of it");
 }
 
+/// Ends the recorder's thread as the daemon does.
+fn end(recorder: &Recorder, stop: &AtomicBool, thread: std::thread::JoinHandle<()>) {
+    stop.store(true, Ordering::Relaxed);
+    recorder.wake();
+    thread.join().unwrap();
+}
+
 #[test]
 fn captures_beyond_their_number_are_removed_oldest_first() {
     let mut rig = Rig::new();
@@ -307,8 +314,7 @@ fn captures_beyond_their_number_are_removed_oldest_first() {
     let files = std::fs::read_dir(rig.folder.path().join("captures")).unwrap();
     let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.filter(|name| name.ends_with(".sqlite")).count(), 3);
-    stop.store(true, Ordering::Relaxed);
-    thread.join().unwrap();
+    end(&recorder, &stop, thread);
 }
 
 #[test]
@@ -333,8 +339,7 @@ fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readabl
     // Times of samples are floored to the microsecond, those of sweeps are not.
     let last = told(&file).pop().unwrap();
     assert!(last.0 - end_ns < 1_000 && last.1.iter().all(Option::is_some), "{last:?} {end_ns}");
-    stop.store(true, Ordering::Relaxed);
-    thread.join().unwrap();
+    end(&recorder, &stop, thread);
 }
 
 #[test]
@@ -348,8 +353,7 @@ fn a_folder_that_cannot_be_had_is_told_and_counted() {
     assert!(matches!(recorder.ask(Request::default()), Err(Refusal::Unavailable(_))));
     recorder.trigger(Trigger { reason: Reason::Finding("xid"), at_ns: START_NS, note: String::new() });
     assert_eq!(recorder.stats().unwrap().outcome(Outcome::Unavailable), 2);
-    stop.store(true, Ordering::Relaxed);
-    thread.join().unwrap();
+    end(&recorder, &stop, thread);
 }
 
 #[test]
@@ -399,6 +403,5 @@ fn what_a_killed_process_left_is_finished_at_the_next_start() {
     assert!(listed.iter().all(|listed| listed.reason == "oom"), "what has nothing is removed: {listed:?}");
     let (_, path) = recorder.find(&copy.id).unwrap();
     assert_eq!(told(&schema::look(&path).unwrap()).len(), 1);
-    stop.store(true, Ordering::Relaxed);
-    thread.join().unwrap();
+    end(&recorder, &stop, thread);
 }

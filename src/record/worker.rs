@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 const WRITE_PERIOD: Duration = Duration::from_millis(250);
 /// How often what was written is synced: what a power failure can lose, beside the past, which is synced at once.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// How often the thread looks after its folder.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// How long a folder that could not be had, or a file that could not be finished, is left alone.
 const RETRY: Duration = Duration::from_secs(30);
 /// A capture whose timeline stands still for so long is over: the recording that is replayed has ended.
@@ -60,7 +58,7 @@ impl Worker {
         crate::cli::serve::stand_back();
         while !stop.load(Ordering::Relaxed) {
             self.look_after_directory();
-            match self.starts.recv_timeout(LOOK_PERIOD) {
+            match self.starts.recv_timeout(RETRY) {
                 Ok(Some(start)) => self.take(&start, stop),
                 Ok(None) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,

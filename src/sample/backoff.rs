@@ -1,11 +1,11 @@
 //! How the fast lane yields when the driver suffers: the period doubles, and comes back by itself.
 //!
-//! One sign, judged over one second: the calls take more of the wall time than the budget. A call that takes more than
-//! three times what calls usually take counts with three times the usual: it waits, because a job that maps or frees
-//! memory holds the driver's lock, whoever polls and however seldom. A longer period would not shorten such waits, and
-//! just then the curve is worth most. Where most calls of a second take so long, it is the driver that has become slow,
-//! and they count as long as they took. That calls have become three times as slow is no sign by itself: on virtual
-//! machines those of one process do so for seconds to minutes, from 4 µs to 12, with nobody else on the GPU.
+//! One sign, judged over one second: the calls take more of the wall time than the budget. A call that takes far longer
+//! than most of that second does not count whole: it waits, because a job that maps or frees memory holds the driver's
+//! lock, whoever polls and however seldom. A longer period would not shorten such waits, and just then the curve is worth
+//! most. It counts with three times what calls usually take, or, where most calls take longer than that because the driver
+//! has become slow, with what most of them keep to. That calls have become three times as slow is no sign by itself: on
+//! virtual machines those of one process do so for seconds to minutes, from 4 µs to 12, with nobody else on the GPU.
 
 use crate::clock::SECOND_NS;
 
@@ -38,15 +38,42 @@ pub struct Backoff {
     calm: u32,
 }
 
+/// How many times the longest usual call is doubled until all calls are shorter: from microseconds to seconds.
+const LEVELS: usize = 24;
+
+/// One second's calls by how long they took: level 0 are those up to the longest usual call, each further level those
+/// up to twice as long as the one before.
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
     began_ns: i64,
-    /// What calls took, waits cut to three usual calls.
-    busy_ns: i64,
-    /// What they took, waits and all.
-    whole_ns: i64,
-    calls: u32,
-    slow_calls: u32,
+    calls: [u32; LEVELS],
+    took_ns: [i64; LEVELS],
+}
+
+impl Window {
+    fn call(&mut self, duration_ns: i64, usual_ns: i64) {
+        let level = match (duration_ns - 1) / usual_ns {
+            ..=0 => 0,
+            times => times.ilog2() as usize + 1,
+        };
+        let level = level.min(LEVELS - 1);
+        self.calls[level] += 1;
+        self.took_ns[level] += duration_ns;
+    }
+
+    /// What all calls took, those that took longer than most cut to what most keep to.
+    fn busy_ns(&self, usual_ns: i64) -> i64 {
+        let all: u32 = self.calls.iter().sum();
+        let (mut calls, mut busy_ns) = (0, 0);
+        for (level, (at_level, took_ns)) in self.calls.iter().zip(self.took_ns).enumerate() {
+            calls += at_level;
+            busy_ns += took_ns;
+            if 2 * calls >= all {
+                return busy_ns + i64::from(all - calls) * (usual_ns << level);
+            }
+        }
+        busy_ns
+    }
 }
 
 impl Backoff {
@@ -72,16 +99,11 @@ impl Backoff {
             self.baseline_ns = if self.learned == 1 { duration } else { self.baseline_ns.min(duration) };
             return;
         }
-        #[allow(clippy::cast_possible_truncation, reason = "a duration in nanoseconds")]
-        let waits_from_ns = SLOW_FACTOR * self.baseline_ns as i64;
-        let slow = duration_ns > waits_from_ns;
-        self.window.busy_ns += duration_ns.min(waits_from_ns);
-        self.window.whole_ns += duration_ns;
-        self.window.calls += 1;
-        self.window.slow_calls += u32::from(slow);
+        let usual_ns = self.usual_ns();
+        self.window.call(duration_ns, usual_ns);
         // Slow calls move the baseline too, but a hundred times less: a driver that stays slow becomes the norm in
-        // the end, within an hour at the longest period, so that the period comes back.
-        let weight = if slow { 1e-5 } else { 1e-3 };
+        // the end.
+        let weight = if duration_ns > usual_ns { 1e-5 } else { 1e-3 };
         self.baseline_ns += weight * (duration - self.baseline_ns);
     }
 
@@ -100,10 +122,15 @@ impl Backoff {
         (self.period_ns != before).then_some(self.period_ns)
     }
 
+    /// The longest that a call takes without being slow, nanoseconds.
+    #[allow(clippy::cast_possible_truncation, reason = "a duration in nanoseconds")]
+    fn usual_ns(&self) -> i64 {
+        (SLOW_FACTOR * self.baseline_ns as i64).max(1)
+    }
+
     fn judge(&mut self, length_ns: i64) {
-        let slowed = self.window.slow_calls * 2 > self.window.calls;
         #[allow(clippy::cast_precision_loss, reason = "a share")]
-        let busy = if slowed { self.window.whole_ns } else { self.window.busy_ns } as f64 / length_ns as f64;
+        let busy = self.window.busy_ns(self.usual_ns()) as f64 / length_ns as f64;
         if busy > self.budget.busy_ratio {
             self.calm = 0;
             self.period_ns = (self.period_ns * 2).min(self.budget.max_period_ns.max(self.budget.period_ns));
@@ -171,6 +198,32 @@ mod tests {
                 assert_eq!(backoff.period_ns(), MILLISECOND_NS);
             }
         }
+    }
+
+    /// The two together: a slow spell, and a job that makes calls wait for 40 ms five times a second.
+    #[test]
+    fn waits_within_a_slow_spell_are_no_reason() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        second(&mut backoff, &mut now, 1, 4_000);
+        for sweep in 0..20_000 {
+            let call_ns = if sweep % 160 == 0 { 40 * MILLISECOND_NS } else { 22_000 };
+            backoff.call(call_ns);
+            backoff.sweep(now, now + call_ns);
+            now += call_ns.max(MILLISECOND_NS);
+            assert_eq!(backoff.period_ns(), MILLISECOND_NS);
+        }
+    }
+
+    #[test]
+    fn a_driver_that_stands_still_for_most_calls_is_a_reason() {
+        let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
+        second(&mut backoff, &mut now, 8, 4_000);
+        for _ in 0..200 {
+            (0..8).for_each(|_| backoff.call(12 * MILLISECOND_NS));
+            backoff.sweep(now, now + 96 * MILLISECOND_NS);
+            now += 96 * MILLISECOND_NS;
+        }
+        assert_eq!(backoff.period_ns(), 100 * MILLISECOND_NS);
     }
 
     #[test]

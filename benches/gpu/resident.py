@@ -1,0 +1,57 @@
+"""Resident memory of a daemon over eight simulated GPUs with eight annotating ranks, scraped every second.
+
+    HIGHWATER=target/release/highwater python3 benches/resident.py --minutes 10.7
+
+Prints a line a minute, and the highest. Without NVML: what the driver's library takes comes on top on real GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "gpu"))
+
+import measure  # noqa: E402
+from rig import find_highwater  # noqa: E402
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Runs the daemon and prints what it takes."""
+    parser = argparse.ArgumentParser(description="Measures the daemon's resident memory without a GPU.")
+    parser.add_argument("--minutes", type=float, default=10.7, help="how long; what is kept is full after 10")
+    minutes = parser.parse_args().minutes
+    with tempfile.TemporaryDirectory(prefix="highwater-resident-") as folder:
+        source = ["--source", f"sim:{HERE / 'resident.toml'}"]
+        daemon = measure.Daemon(find_highwater(), Path(folder), "daemon", source)
+        daemon.wait_sampling()
+        end = time.monotonic() + 60 * minutes
+        with measure.scraped(daemon):
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(60.0, left))
+                say(daemon)
+        daemon.stop()
+
+
+def say(daemon: measure.Daemon) -> None:
+    """One line: resident memory, marks taken, and bytes that samples take."""
+    resident = {name: size / MIB for name, size in measure.resident_bytes(daemon.child.pid).items()}
+    metrics = daemon.metrics()
+    marks = measure.total(metrics, "highwater_annotations_total", outcome="accepted") or 0
+    ring = (measure.total(metrics, "highwater_ring_bytes") or 0) / MIB
+    parts = f"{resident['RssAnon']:.1f} anonymous, {resident['RssFile']:.1f} of files"
+    print(
+        f"{resident['VmRSS']:.1f} MiB resident ({parts}), highest {resident['VmHWM']:.1f}; "
+        f"{marks:.0f} marks taken, {ring:.1f} MiB of samples",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
