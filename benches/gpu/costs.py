@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,15 +20,22 @@ from rig import Rig
 
 Row = dict[str, Any]
 
+TROUBLES = (RuntimeError, OSError, KeyError, ValueError)
+"""What may befall one poller, and costs only itself."""
+LONGEST_START_S = 25.0
+"""What a few rounds take with their start."""
+
 
 def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
-    """What each poller costs in its turns, in rounds that begin with another poller each time and are each on another
-    core. Pollers are started anew every few rounds: the same process pays more than another one on the same core for as
+    """What each poller costs in its turns, in rounds that begin with another poller each time and go through all cores.
+    Pollers are started anew every few rounds: the same process pays more than another one on the same core for as
     long as it lives, or for a while, depending on where the host has put its memory."""
     rounds: dict[str, list[Row]] = {name: [] for name in POLLERS}
     errors: dict[str, str] = {}
     cores = sorted(os.sched_getaffinity(0))
     for begin in range(0, options.rounds, options.rounds_a_start):
+        if time.monotonic() + LONGEST_START_S > options.deadline:
+            break
         numbers = range(begin, min(begin + options.rounds_a_start, options.rounds))
         batch = [(number, cores[number * len(cores) // options.rounds]) for number in numbers]
         for name, rows in one_start(rig, options, batch, errors).items():
@@ -51,11 +59,13 @@ def one_start(
     rows: dict[str, list[Row]] = {}
     with ExitStack() as ending:
         for name, kind in POLLERS.items():
+            started = rig.started()
             try:
                 pollers[name], rows[name] = kind(rig), []
                 ending.callback(pollers[name].end)
-            except (RuntimeError, OSError) as error:
+            except TROUBLES as error:
                 errors[name] = str(error)
+                rig.end_since(started)
         names = list(pollers)
         for number, core in batch:
             first = number % max(1, len(names))
@@ -63,7 +73,7 @@ def one_start(
                 settle_s = options.pause_seconds if rows[name] else options.settle_seconds
                 row = turn(pollers[name], (options.round_seconds, settle_s, core), errors, name)
                 if row:
-                    rows[name].append({**row, "core": core, "start": batch[0][0]})
+                    rows[name].append({**row, "round": number, "core": core, "start": batch[0][0]})
     return rows
 
 
@@ -71,7 +81,7 @@ def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], 
     """One turn; None, and why, where it fails."""
     try:
         return poller.turn(*how)
-    except (RuntimeError, OSError) as error:
+    except TROUBLES as error:
         errors[name] = str(error)
         print(f"  {name}: {error}", flush=True)
         return None
@@ -79,16 +89,17 @@ def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], 
 
 def cpu_ratio(own: Sequence[Row], peer: Sequence[Row], seed: int = 1) -> dict[str, float] | None:
     """The daemon's CPU over a peer's: of all turns and of each one's quiet ones, with 95 % intervals from resampling
-    the starts, each with all its rounds. None where a round is lacking on either side, since then the rounds no longer
-    pair."""
-    if not own or len(own) != len(peer):
-        return None
+    the starts, each with all its rounds. A round that one of them lacks is left out; None where none is left."""
+    theirs = {row["round"]: row["cpu_percent"] for row in peer}
     starts: dict[int, list[tuple[float, float]]] = {}
-    for mine, theirs in zip(own, peer, strict=True):
-        starts.setdefault(mine["start"], []).append((mine["cpu_percent"], theirs["cpu_percent"]))
+    for mine in own:
+        if mine["round"] in theirs:
+            starts.setdefault(mine["start"], []).append((mine["cpu_percent"], theirs[mine["round"]]))
+    if not starts:
+        return None
     groups, draw = list(starts.values()), random.Random(seed)
     drawn = [draw.choices(groups, k=len(groups)) for _ in range(harm.RESAMPLES)]
-    outcome = {"rounds": len(groups)}
+    outcome: dict[str, float] = {"rounds": len(groups)}
     for name, mean in (("", statistics.fmean), ("quiet_", quiet)):
         ratios = [share(some, mean) for some in drawn]
         low, high = harm.quantile(ratios, 0.025), harm.quantile(ratios, 0.975)
@@ -103,7 +114,7 @@ def share(groups: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[
 
 
 def quiet(percents: Sequence[float]) -> float:
-    """The mean of the quarter that is least: what makes a turn dear comes from the host and only ever adds."""
+    """The mean of the quarter that is least: what makes turns dear comes mostly from the host and only ever adds."""
     ordered = sorted(percents)
     return statistics.fmean(ordered[: max(1, len(ordered) // 4)])
 

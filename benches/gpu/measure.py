@@ -130,6 +130,11 @@ def cpu_by_name(before: tuple[dict[str, int], float], after: tuple[dict[str, int
     return seconds
 
 
+def process_clock(pid: int) -> int:
+    """The clock of a process's CPU time, threads that have ended and all, as `clock_getcpuclockid` makes it."""
+    return (~pid << 3) | 2
+
+
 def thread_ids(pid: int) -> dict[str, int]:
     """The ids of a process's threads by name; of several of one name, any."""
     return {(task / "comm").read_text().strip(): int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
@@ -252,8 +257,9 @@ class Scraper(threading.Thread):
         """Scrapes no more for now: the daemon stands still."""
         self._running.clear()
 
-    def resume(self) -> None:
-        """Scrapes again."""
+    def begin(self) -> None:
+        """Scrapes again, and forgets what was."""
+        self.seconds, self.failures = [], 0
         self._running.set()
 
     def stop(self) -> None:

@@ -2,7 +2,7 @@
 
 Enters: a rig. Leaves: for each turn, what the poller cost and how many ticks it took. A poller is started once and stands
 still (SIGSTOP) while another has its turn. What a call of the driver costs wanders up to fourfold, core by core and second
-by second, whoever makes it and whoever else polls; so turns that are compared follow each other on the same core.
+by second, whoever makes it and whoever else polls; so the turns of a round follow each other on the same core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import measure
 from measure import Child
-from rig import PERIOD_US, Rig
+from rig import Rig
 
 LONG_S = 3600.0
 """Longer than any part lasts."""
@@ -68,14 +68,15 @@ class DaemonPoller(Poller):
     """The daemon, scraped every second of its turn."""
 
     def __init__(self, rig: Rig) -> None:
-        self._daemon = rig.daemon()
+        # A call in which the daemon was stopped must not look like one that hangs.
+        self._daemon = rig.daemon(arguments=["--set", "sampling.hang_after=10m"])
         self._ending = ExitStack()
         self._scraper = self._ending.enter_context(measure.scraped(self._daemon))
         self._scraper.pause()
         super().__init__(self._daemon.child)
 
     def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
-        self._scraper.resume()
+        self._scraper.begin()
         try:
             return super().turn(seconds, settle_s, core)
         finally:
@@ -164,12 +165,13 @@ POLLERS: dict[str, type[FloorPoller | DaemonPoller | SmiPoller]] = {
 
 def window(pid: int, seconds: float) -> dict[str, Any]:
     """CPU of a process over the next `seconds`, in percent of one core, whole and by its threads' names."""
-    before, begin = measure.cpu_seconds(pid), time.monotonic()
+    clock = measure.process_clock(pid)
+    before, used, begin = measure.cpu_seconds(pid), time.clock_gettime_ns(clock), time.monotonic()
     time.sleep(seconds)
-    after, elapsed = measure.cpu_seconds(pid), time.monotonic() - begin
+    after, used, elapsed = measure.cpu_seconds(pid), time.clock_gettime_ns(clock) - used, time.monotonic() - begin
     threads = measure.cpu_by_name(before, after, pid)
     return {
-        "cpu_percent": 100 * measure.cpu_between(before, after) / elapsed,
+        "cpu_percent": used / 1e7 / elapsed,
         "seconds": elapsed,
         "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
     }

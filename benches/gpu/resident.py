@@ -1,6 +1,6 @@
 """Resident memory of a daemon over eight simulated GPUs with eight annotating ranks, scraped every second.
 
-    HIGHWATER=target/release/highwater python3 benches/resident.py --minutes 10.7
+    HIGHWATER=target/release/highwater python3 benches/gpu/resident.py
 
 Prints a line a minute, and the highest. Without NVML: what the driver's library takes comes on top on real GPUs.
 """
@@ -8,16 +8,12 @@ Prints a line a minute, and the highest. Without NVML: what the driver's library
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "gpu"))
-
-import measure  # noqa: E402
-from rig import find_highwater  # noqa: E402
+import measure
+from rig import HERE, find_highwater
 
 MIB = 1 << 20
 
@@ -28,7 +24,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.7, help="how long; what is kept is full after 10")
     minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory(prefix="highwater-resident-") as folder:
-        source = ["--source", f"sim:{HERE / 'resident.toml'}"]
+        captures = f"captures.directory={folder}/captures"
+        source = ["--source", f"sim:{HERE / 'resident.toml'}", "--set", captures]
         daemon = measure.Daemon(find_highwater(), Path(folder), "daemon", source)
         daemon.wait_sampling()
         end = time.monotonic() + 60 * minutes

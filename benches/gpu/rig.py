@@ -105,9 +105,17 @@ class Rig:
         job.wait_ready()
         return job
 
-    def end_all(self) -> None:
-        """Ends every process that a part left over."""
-        for child in self._children:
+    def started(self) -> int:
+        """How many processes have been started that nobody has ended for good."""
+        return len(self._children)
+
+    def end_since(self, started: int) -> None:
+        """Ends those that were started since there were `started`."""
+        for child in self._children[started:]:
             if child.alive():
                 child.kill()
-        self._children.clear()
+        del self._children[started:]
+
+    def end_all(self) -> None:
+        """Ends every process that a part left over."""
+        self.end_since(0)

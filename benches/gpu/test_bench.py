@@ -124,6 +124,13 @@ class Reading(unittest.TestCase):
         burnt = measure.cpu_between(before, measure.cpu_seconds(os.getpid()))
         self.assertAlmostEqual(burnt, 0.2, delta=0.05)
 
+    def test_the_clock_of_a_process_runs_with_its_cpu(self) -> None:
+        clock = measure.process_clock(os.getpid())
+        before, begin = time.clock_gettime_ns(clock), time.process_time_ns()
+        while time.process_time_ns() - begin < 50_000_000:
+            math.sqrt(2)
+        self.assertAlmostEqual((time.clock_gettime_ns(clock) - before) / 1e6, 50, delta=20)
+
     def test_a_thread_that_ended_turns_to_the_whole_process(self) -> None:
         self.assertEqual(measure.cpu_between(({"1": 5, "2": 7}, 1.0), ({"1": 9}, 1.5)), 0.5)
         self.assertEqual(measure.cpu_between(({"1": 5}, 1.0), ({"1": 9, "2": SECOND_NS}, 1.5)), 1.000000004)
@@ -136,7 +143,7 @@ class Reading(unittest.TestCase):
 
 def cpu_rows(percents: list[float], rounds_a_start: int = 1) -> list[dict[str, float]]:
     """Turns of one poller."""
-    return [{"cpu_percent": one, "start": number // rounds_a_start} for number, one in enumerate(percents)]
+    return [{"cpu_percent": one, "round": number, "start": number // rounds_a_start} for number, one in enumerate(percents)]
 
 
 class Table(unittest.TestCase):
@@ -160,9 +167,11 @@ class Table(unittest.TestCase):
         ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
         self.assertEqual(table.below(ratio, 1.25), "open")
 
-    def test_rounds_that_do_not_pair_tell_no_ratio(self) -> None:
+    def test_only_rounds_of_both_are_compared(self) -> None:
         self.assertIsNone(costs.cpu_ratio(cpu_rows([1.0]), []))
-        self.assertIsNone(costs.cpu_ratio(cpu_rows([1.0]), cpu_rows([1.0, 1.0])))
+        mine, theirs = cpu_rows([1.0, 2.0, 3.0]), cpu_rows([9.0, 1.0, 1.0])
+        self.assertEqual(costs.cpu_ratio(mine, theirs[1:])["ratio"], 2.5)
+        self.assertEqual(costs.cpu_ratio(mine[:2], theirs[1:])["ratio"], 2.0)
 
     def test_what_comes_once_a_minute_counts_as_it_comes(self) -> None:
         rare = costs.cpu_ratio(cpu_rows([1.0] * 9 + [6.0]), cpu_rows([1.0] * 10))
