@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 FLOOR_LINE = re.compile(
@@ -96,37 +95,27 @@ class Child:
         self.process.wait()
 
 
-def cpu_seconds(pid: int) -> tuple[dict[str, int], float]:
-    """CPU time so far: nanoseconds by thread, where the kernel tells them, and the whole process's seconds."""
+def thread_cpu(pid: int) -> dict[str, int]:
+    """CPU time so far of each thread, by its id, nanoseconds."""
     threads = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             threads[task.name] = int((task / "schedstat").read_text().split()[0])
         except (OSError, IndexError, ValueError):
             continue
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return threads, (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return threads
 
 
-def cpu_between(before: tuple[dict[str, int], float], after: tuple[dict[str, int], float]) -> float:
-    """CPU seconds between two readings: from the scheduler's nanoseconds where no thread ended meanwhile, else from
-    the process's clock ticks, which are coarser and miss no thread."""
-    (threads_before, total_before), (threads_after, total_after) = before, after
-    if threads_before and threads_before.keys() <= threads_after.keys():
-        return (sum(threads_after.values()) - sum(threads_before.values())) / 1e9
-    return total_after - total_before
-
-
-def cpu_by_name(before: tuple[dict[str, int], float], after: tuple[dict[str, int], float], pid: int) -> dict[str, float]:
+def cpu_by_name(before: dict[str, int], after: dict[str, int], pid: int) -> dict[str, float]:
     """CPU seconds between two readings by the threads' names, those of one name together; threads that ended are left
     out."""
     seconds: dict[str, float] = {}
-    for task, nanoseconds in after[0].items():
+    for task, nanoseconds in after.items():
         try:
             name = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
         except OSError:
             continue
-        seconds[name] = seconds.get(name, 0.0) + (nanoseconds - before[0].get(task, 0)) / 1e9
+        seconds[name] = seconds.get(name, 0.0) + (nanoseconds - before.get(task, 0)) / 1e9
     return seconds
 
 

@@ -92,13 +92,13 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
     with measure.scraped(daemon):
         annotated = ["--socket", str(daemon.socket), "--events", str(rig.folder)]
         job = rig.train(*annotated, "--empty-cache", str(options.empty_cache))
-        ticks, cpu = measure.ticks(daemon.metrics()), measure.cpu_seconds(daemon.child.pid)
+        ticks, cpu = measure.ticks(daemon.metrics()), measure.thread_cpu(daemon.child.pid)
         begin = time.monotonic()
         deadline = begin + options.peaks_seconds
         while time.monotonic() < deadline:
             time.sleep(min(5.0, max(0.0, deadline - time.monotonic())))
             collect(daemon, seen)
-        elapsed, after = time.monotonic() - begin, measure.cpu_seconds(daemon.child.pid)
+        elapsed, after = time.monotonic() - begin, measure.thread_cpu(daemon.child.pid)
         threads = measure.cpu_by_name(cpu, after, daemon.child.pid)
         missed = {name: value - ticks[name] for name, value in measure.ticks(daemon.metrics()).items()}
         times = job.finish()

@@ -166,9 +166,9 @@ POLLERS: dict[str, type[FloorPoller | DaemonPoller | SmiPoller]] = {
 def window(pid: int, seconds: float) -> dict[str, Any]:
     """CPU of a process over the next `seconds`, in percent of one core, whole and by its threads' names."""
     clock = measure.process_clock(pid)
-    before, used, begin = measure.cpu_seconds(pid), time.clock_gettime_ns(clock), time.monotonic()
+    before, used, begin = measure.thread_cpu(pid), time.clock_gettime_ns(clock), time.monotonic()
     time.sleep(seconds)
-    after, used, elapsed = measure.cpu_seconds(pid), time.clock_gettime_ns(clock) - used, time.monotonic() - begin
+    after, used, elapsed = measure.thread_cpu(pid), time.clock_gettime_ns(clock) - used, time.monotonic() - begin
     threads = measure.cpu_by_name(before, after, pid)
     return {
         "cpu_percent": used / 1e7 / elapsed,

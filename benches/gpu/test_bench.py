@@ -116,13 +116,12 @@ class Reading(unittest.TestCase):
         said = "devices 1\nso far samples=10 missed=1 sweep_ns=40000\nso far samples=30 missed=1 sweep_ns=90000\nso far sam"
         self.assertEqual(measure.parse_so_far(said), {"samples": 30, "missed": 1, "sweep_ns": 90000})
 
-    def test_cpu_of_a_process_is_what_it_burnt(self) -> None:
-        before = measure.cpu_seconds(os.getpid())
-        begin = time.process_time()
-        while time.process_time() - begin < 0.2:
+    def test_cpu_of_a_thread_is_what_it_burnt(self) -> None:
+        before, begin = measure.thread_cpu(os.getpid()), time.thread_time()
+        while time.thread_time() - begin < 0.2:
             math.sqrt(2)
-        burnt = measure.cpu_between(before, measure.cpu_seconds(os.getpid()))
-        self.assertAlmostEqual(burnt, 0.2, delta=0.05)
+        burnt = measure.cpu_by_name(before, measure.thread_cpu(os.getpid()), os.getpid())
+        self.assertAlmostEqual(sum(burnt.values()), 0.2, delta=0.05)
 
     def test_the_clock_of_a_process_runs_with_its_cpu(self) -> None:
         clock = measure.process_clock(os.getpid())
@@ -130,10 +129,6 @@ class Reading(unittest.TestCase):
         while time.process_time_ns() - begin < 50_000_000:
             math.sqrt(2)
         self.assertAlmostEqual((time.clock_gettime_ns(clock) - before) / 1e6, 50, delta=20)
-
-    def test_a_thread_that_ended_turns_to_the_whole_process(self) -> None:
-        self.assertEqual(measure.cpu_between(({"1": 5, "2": 7}, 1.0), ({"1": 9}, 1.5)), 0.5)
-        self.assertEqual(measure.cpu_between(({"1": 5}, 1.0), ({"1": 9, "2": SECOND_NS}, 1.5)), 1.000000004)
 
     def test_resident_memory_is_told_in_bytes(self) -> None:
         resident = measure.resident_bytes(os.getpid())
