@@ -163,7 +163,7 @@ impl Daemon {
         }
     }
 
-    /// Wakes every thread that waits, so that it sees that it is to stop.
+    /// Wakes the threads that wait for long, so that they see that they are to stop; lanes look by themselves.
     fn wake(&self) {
         self.threads.iter().for_each(|handle| handle.thread().unpark());
         self.site.recorder.wake();

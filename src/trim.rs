@@ -30,12 +30,12 @@ struct Mapping<'a> {
 /// Where the kernel does not tell this process's mappings.
 pub fn give_back_files() -> io::Result<u64> {
     let program = std::fs::read_link("/proc/self/exe")?;
-    let loaded = std::fs::read_to_string("/proc/self/smaps")?;
+    let loaded = std::fs::read_to_string("/proc/self/maps")?;
     let mut held = BTreeMap::new();
     for path in mappings(&loaded).filter_map(|mapping| mapping.file) {
         held.entry(path).or_insert_with(|| Held::new(path));
     }
-    // Read again: only now nothing that is held can go away, and another mapping come to where it was.
+    // Only now nothing that is held can go away, and another mapping come to where it was.
     let text = std::fs::read_to_string("/proc/self/smaps")?;
     let stays = |path: &str| program.as_os_str() == path || held.get(path).is_some_and(Option::is_some);
     let mut given_kib = 0;
@@ -76,7 +76,7 @@ impl Mapping<'_> {
     }
 }
 
-/// The mappings of an `smaps` file.
+/// The mappings of a `maps` or an `smaps` file.
 fn mappings(text: &str) -> impl Iterator<Item = Mapping<'_>> {
     let mut lines = text.lines().peekable();
     std::iter::from_fn(move || {

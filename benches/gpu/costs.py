@@ -1,12 +1,11 @@
 """What the daemon costs beside its peers: pollers in turns, and the ratio of their CPU.
 
-Enters: a rig, and how many rounds of which length. Leaves: every turn, medians, and ratios with their intervals.
+Enters: a rig, and how many rounds of which length. Leaves: every turn, means, and ratios with their intervals.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import statistics
 import time
 from argparse import Namespace
@@ -87,8 +86,8 @@ def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], 
         return None
 
 
-def cpu_ratio(own: Sequence[Row], peer: Sequence[Row], seed: int = 1) -> dict[str, float] | None:
-    """The daemon's CPU over a peer's: of all turns and of each one's quiet ones, with 95 % intervals from resampling
+def cpu_ratio(own: Sequence[Row], peer: Sequence[Row]) -> dict[str, dict[str, float]] | None:
+    """The daemon's CPU over a peer's: of `all` turns and of each one's `quiet` ones, with 95 % intervals from resampling
     the starts, each with all its rounds. A round that one of them lacks is left out; None where none is left."""
     theirs = {row["round"]: row["cpu_percent"] for row in peer}
     starts: dict[int, list[tuple[float, float]]] = {}
@@ -97,20 +96,18 @@ def cpu_ratio(own: Sequence[Row], peer: Sequence[Row], seed: int = 1) -> dict[st
             starts.setdefault(mine["start"], []).append((mine["cpu_percent"], theirs[mine["round"]]))
     if not starts:
         return None
-    groups, draw = list(starts.values()), random.Random(seed)
-    drawn = [draw.choices(groups, k=len(groups)) for _ in range(harm.RESAMPLES)]
-    outcome: dict[str, float] = {"rounds": len(groups)}
-    for name, mean in (("", statistics.fmean), ("quiet_", quiet)):
-        ratios = [share(some, mean) for some in drawn]
-        low, high = harm.quantile(ratios, 0.025), harm.quantile(ratios, 0.975)
-        outcome |= {f"{name}ratio": share(groups, mean), f"{name}ratio_low": low, f"{name}ratio_high": high}
-    return outcome
+    return {turns: ratio(list(starts.values()), mean) for turns, mean in (("all", statistics.fmean), ("quiet", quiet))}
 
 
-def share(groups: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[float]], float]) -> float:
-    """The mean of the first over the mean of the second of all pairs."""
-    mine, theirs = zip(*(pair for group in groups for pair in group), strict=True)
-    return mean(list(mine)) / mean(list(theirs))
+def ratio(starts: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[float]], float]) -> dict[str, float]:
+    """The mean of the first over the mean of the second of all starts' pairs, with its interval."""
+
+    def share(some: Sequence[Sequence[tuple[float, float]]]) -> float:
+        mine, theirs = zip(*(pair for start in some for pair in start), strict=True)
+        return mean(list(mine)) / mean(list(theirs))
+
+    low, high = harm.bootstrap(starts, share)
+    return {"ratio": share(starts), "ratio_low": low, "ratio_high": high, "starts": len(starts)}
 
 
 def quiet(percents: Sequence[float]) -> float:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 BASELINE = "off"
 RESAMPLES = 4000
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def bootstrap(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
-    """The 95 % interval of the median, by resampling; `values` is not empty."""
+def bootstrap(
+    values: Sequence[Value], statistic: Callable[[Sequence[Value]], float] = statistics.median, seed: int = 1
+) -> tuple[float, float]:
+    """The 95 % interval of the median, or of another statistic, by resampling; `values` is not empty."""
     draw = random.Random(seed)
-    medians = [statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)]
-    return quantile(medians, 0.025), quantile(medians, 0.975)
+    found = [statistic(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)]
+    return quantile(found, 0.025), quantile(found, 0.975)
 
 
 def by_round(blocks: Sequence[Block], samples: Sequence[Timed], share: float) -> dict[int, dict[str, float]]:

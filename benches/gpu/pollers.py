@@ -115,7 +115,6 @@ class FloorPoller(Poller):
     """The floor, which says its counts when it is asked by a signal."""
 
     def __init__(self, rig: Rig) -> None:
-        self._gpus = rig.gpus
         super().__init__(rig.floor_loop(LONG_S))
 
     def counts(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ MIB = 1 << 20
 NOT_MEASURED = "-"
 PEERS = {"floor": ("the floor's", "≤1.25", 1.25), "nvidia-smi": ("nvidia-smi's", "<1", 1.0)}
 """Whose CPU the daemon's is compared with: in words, the bound in words, and the bound."""
-FEWEST_ROUNDS = 6
+FEWEST_STARTS = 6
 """Resampling fewer gives their range and not a 95 % interval."""
 Row = tuple[str, ...]
 """Figure, the daemon, the floor, `nvidia-smi`, what it has to hold, and whether it does."""
@@ -46,10 +46,10 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
     quiet = [at(results, part, "cpu_quiet", name) for name in names]
     few_missed = None if None in (missed[0], missed[1]) else missed[0] <= missed[1] + 0.1
     shares = []
-    for turns, kind in (("", ""), (" in its quiet turns", "quiet_")):
+    for turns, which in (("all", ""), ("quiet", " in its quiet turns")):
         for peer, (whose, to_hold, most) in PEERS.items():
-            ratio = only(at(results, part, "cpu_ratio", peer), kind)
-            shares.append((f"  as a share of {whose}{turns}", interval(ratio), "", "", to_hold, below(ratio, most)))
+            ratio = at(results, part, "cpu_ratio", peer, turns)
+            shares.append((f"  as a share of {whose}{which}", interval(ratio), "", "", to_hold, below(ratio, most)))
     counts = (number(one, ".3f") for one in missed)
     return [
         (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
@@ -58,12 +58,6 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
         (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
         (f"ticks missed, {load} (%)", *counts, "≤floor+0.1", verdict(few_missed)),
     ]
-
-
-def only(ratios: dict[str, Any] | None, kind: str) -> dict[str, Any] | None:
-    """One of several ratios of the same rounds, with its interval."""
-    names = ("ratio", "ratio_low", "ratio_high")
-    return ratios and {"rounds": ratios["rounds"], **{name: ratios[f"{kind}{name}"] for name in names}}
 
 
 def threads(percent: dict[str, float] | None) -> str:
@@ -123,11 +117,11 @@ def harm_rows(results: dict[str, Any]) -> list[Row]:
 
 
 def below(outcome: dict[str, Any] | None, most: float) -> str:
-    """Yes or no where the whole interval says so, `open` where the bound lies inside it or a few rounds make no
+    """Yes or no where the whole interval says so, `open` where the bound lies inside it or a few starts make no
     interval."""
     if not outcome or "ratio" not in outcome:
         return NOT_MEASURED
-    if outcome.get("rounds", FEWEST_ROUNDS) < FEWEST_ROUNDS or outcome["ratio_low"] <= most < outcome["ratio_high"]:
+    if outcome.get("starts", FEWEST_STARTS) < FEWEST_STARTS or outcome["ratio_low"] <= most < outcome["ratio_high"]:
         return "open"
     return verdict(outcome["ratio_high"] <= most)
 

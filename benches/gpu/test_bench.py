@@ -160,28 +160,28 @@ class Table(unittest.TestCase):
 
     def test_a_few_rounds_make_no_verdict(self) -> None:
         ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
-        self.assertEqual(table.below(ratio, 1.25), "open")
+        self.assertEqual(table.below(ratio["all"], 1.25), "open")
 
     def test_only_rounds_of_both_are_compared(self) -> None:
         self.assertIsNone(costs.cpu_ratio(cpu_rows([1.0]), []))
         mine, theirs = cpu_rows([1.0, 2.0, 3.0]), cpu_rows([9.0, 1.0, 1.0])
-        self.assertEqual(costs.cpu_ratio(mine, theirs[1:])["ratio"], 2.5)
-        self.assertEqual(costs.cpu_ratio(mine[:2], theirs[1:])["ratio"], 2.0)
+        self.assertEqual(costs.cpu_ratio(mine, theirs[1:])["all"]["ratio"], 2.5)
+        self.assertEqual(costs.cpu_ratio(mine[:2], theirs[1:])["all"]["ratio"], 2.0)
 
     def test_what_comes_once_a_minute_counts_as_it_comes(self) -> None:
         rare = costs.cpu_ratio(cpu_rows([1.0] * 9 + [6.0]), cpu_rows([1.0] * 10))
-        self.assertAlmostEqual(rare["ratio"], 1.5)
+        self.assertAlmostEqual(rare["all"]["ratio"], 1.5)
 
     def test_a_spell_that_hits_both_cancels_out(self) -> None:
         spells = [1.0, 1.0, 4.0, 4.2, 1.1, 1.0, 3.0, 1.0]
         ratio = costs.cpu_ratio(cpu_rows([1.2 * one for one in spells]), cpu_rows(spells))
-        self.assertAlmostEqual(ratio["ratio_high"], 1.2)
-        self.assertAlmostEqual(ratio["ratio_low"], 1.2)
+        self.assertAlmostEqual(ratio["all"]["ratio_high"], 1.2)
+        self.assertAlmostEqual(ratio["all"]["ratio_low"], 1.2)
 
     def test_rounds_of_one_start_are_one_observation(self) -> None:
         mine, theirs = [1.0] * 12 + [3.0] * 12, [1.0] * 24
-        apart = costs.cpu_ratio(cpu_rows(mine), cpu_rows(theirs))
-        together = costs.cpu_ratio(cpu_rows(mine, 4), cpu_rows(theirs, 4))
+        apart = costs.cpu_ratio(cpu_rows(mine), cpu_rows(theirs))["all"]
+        together = costs.cpu_ratio(cpu_rows(mine, 4), cpu_rows(theirs, 4))["all"]
         self.assertEqual(apart["ratio"], together["ratio"])
         self.assertGreater(together["ratio_high"] - together["ratio_low"], 1.5 * (apart["ratio_high"] - apart["ratio_low"]))
 
@@ -192,8 +192,8 @@ class Table(unittest.TestCase):
     def test_spells_that_hit_one_of_both_leave_the_quiet_turns_alone(self) -> None:
         mine, theirs = [1.2, 3.6, 3.6, 1.2, 1.2, 3.6, 1.2, 1.2] * 2, [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0] * 2
         ratio = costs.cpu_ratio(cpu_rows(mine), cpu_rows(theirs))
-        self.assertGreater(ratio["ratio"], 1.5)
-        self.assertAlmostEqual(ratio["quiet_ratio"], 1.2)
+        self.assertGreater(ratio["all"]["ratio"], 1.5)
+        self.assertAlmostEqual(ratio["quiet"]["ratio"], 1.2)
 
     def test_a_thread_that_a_round_lacks_took_nothing_in_it(self) -> None:
         rounds = [{"thread_percent": {"hw-fast": 1.0, "hw-gpu": 0.2}}, {"thread_percent": {"hw-fast": 3.0}}]

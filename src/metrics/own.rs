@@ -101,14 +101,8 @@ fn start_time(ticks: u64) -> Option<f64> {
     /// When the machine was started, by its clock when it was first asked for. Read once: the file counts the interrupts
     /// of every core.
     static BOOT_S: OnceLock<f64> = OnceLock::new();
-    let boot_s = match BOOT_S.get() {
-        Some(boot_s) => *boot_s,
-        None => *BOOT_S.get_or_init({
-            let boot_s = boot_s()?;
-            move || boot_s
-        }),
-    };
-    Some(boot_s + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    let boot_s = BOOT_S.get().copied().or_else(boot_s)?;
+    Some(*BOOT_S.get_or_init(|| boot_s) + ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// When the machine was started, Unix time in seconds.
