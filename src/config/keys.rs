@@ -59,7 +59,7 @@ keys! {
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. Every 5th turn reads PCIe bytes too, every 10th processes, every 30th NVLink bytes and BAR1.",
+    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. Every 5th turn reads PCIe bytes too, every 10th processes, every 30th NVLink bytes, BAR1 and the memory that there is.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {

@@ -42,13 +42,13 @@ metrics! {
     GPU_UP = Gauge "highwater_gpu_up" ["gpu", "uuid"]
         "Whether the GPU answers: 0 when the driver calls it lost or a call on it hangs.";
     GPU_MEMORY_TOTAL = Gauge "highwater_gpu_memory_total_bytes" ["gpu", "uuid"]
-        "Framebuffer size. From NVML memory info, every 1 s.";
+        "Framebuffer size. From NVML memory info, every 30 s.";
     GPU_MEMORY_USED = Gauge "highwater_gpu_memory_used_bytes" ["gpu", "uuid"]
         "Memory in use without the driver's reserve, at the last sample. From NVML memory info, fresh at every sample, by default every 1 ms.";
     GPU_MEMORY_FREE = Gauge "highwater_gpu_memory_free_bytes" ["gpu", "uuid"]
         "Total less reserved less used, at the last sample.";
     GPU_MEMORY_RESERVED = Gauge "highwater_gpu_memory_reserved_bytes" ["gpu", "uuid"]
-        "Memory that the driver keeps for itself. From NVML memory info, every 1 s.";
+        "Memory that the driver keeps for itself. From NVML memory info, every 30 s.";
     GPU_MEMORY_USED_MAX = Gauge "highwater_gpu_memory_used_max_bytes" ["gpu", "uuid", "window"]
         "Highest memory in use over the sliding window, of all samples. The same for any number of scrapers; none is missed while the window is at least the scrape interval.";
     GPU_MEMORY_USED_MIN = Gauge "highwater_gpu_memory_used_min_bytes" ["gpu", "uuid", "window"]

@@ -43,16 +43,19 @@ impl<'a> Questions<'a> {
 
     /// The slow lane.
     pub(super) fn slow(&self) -> Slow {
-        let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
-        let mut slow = Slow {
-            memory_total_bytes: memory.map(|memory| memory.total),
-            memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
-            ..Slow::default()
-        };
-        if self.unit.instance.is_none() {
-            self.counters(&mut slow);
+        if self.unit.instance.is_some() {
+            return Slow::default();
         }
-        slow
+        let volatile = EccCounter::Volatile;
+        let rows = self.raw(Ask::RemappedRows, |gpu| self.nvml.raw.remapped_rows(gpu));
+        Slow {
+            ecc_corrected: self
+                .wrapped(Ask::EccCorrected, |gpu| gpu.total_ecc_errors(MemoryError::Corrected, volatile)),
+            ecc_uncorrected: self
+                .wrapped(Ask::EccUncorrected, |gpu| gpu.total_ecc_errors(MemoryError::Uncorrected, volatile)),
+            remapped_rows_corrected: rows.map(|(corrected, _)| u64::from(corrected)),
+            remapped_rows_uncorrected: rows.map(|(_, uncorrected)| u64::from(uncorrected)),
+        }
     }
 
     /// Instant power; its average over a second where the GPU has no instant reading, which
@@ -66,8 +69,9 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// NVLink and BAR1.
+    /// The memory that there is, NVLink and BAR1.
     pub(super) fn rare(&self) -> Rare {
+        let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
         let [nvlink_transmitted_bytes, nvlink_received_bytes] = if self.unit.instance.is_some() {
             [None, None]
@@ -75,7 +79,13 @@ impl<'a> Questions<'a> {
             self.pair(Ask::Nvlink, |gpu| self.nvml.raw.nvlink_counters(gpu))
                 .map(|kib| kib.and_then(|kib| kib.checked_mul(1024)))
         };
-        Rare { bar1_used_bytes, nvlink_received_bytes, nvlink_transmitted_bytes }
+        Rare {
+            memory_total_bytes: memory.map(|memory| memory.total),
+            memory_reserved_bytes: memory.and_then(|memory| memory.reserved),
+            bar1_used_bytes,
+            nvlink_received_bytes,
+            nvlink_transmitted_bytes,
+        }
     }
 
     /// The energy counter of a whole GPU.
@@ -84,17 +94,6 @@ impl<'a> Questions<'a> {
             return None;
         }
         self.wrapped(Ask::Energy, |gpu| gpu.total_energy_consumption()).map(thousandth)
-    }
-
-    fn counters(&self, slow: &mut Slow) {
-        let volatile = EccCounter::Volatile;
-        slow.ecc_corrected =
-            self.wrapped(Ask::EccCorrected, |gpu| gpu.total_ecc_errors(MemoryError::Corrected, volatile));
-        slow.ecc_uncorrected =
-            self.wrapped(Ask::EccUncorrected, |gpu| gpu.total_ecc_errors(MemoryError::Uncorrected, volatile));
-        let rows = self.raw(Ask::RemappedRows, |gpu| self.nvml.raw.remapped_rows(gpu));
-        slow.remapped_rows_corrected = rows.map(|(corrected, _)| u64::from(corrected));
-        slow.remapped_rows_uncorrected = rows.map(|(_, uncorrected)| u64::from(uncorrected));
     }
 
     /// The GPU's own counters; GPM where those are too narrow or not there. A counter that only failed this time is

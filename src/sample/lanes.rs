@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// How often a GPU's energy counter is read: each time the driver answers nobody for 3 to 15 ms.
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
-/// Turns of the slow lane from one reading of NVLink and BAR1 to the next: 3 ms a GPU.
+/// Turns of the slow lane from one reading of the memory that there is, NVLink and BAR1 to the next: 3 ms a GPU.
 pub const RARE_TURNS: i64 = 30;
 /// Turns from one reading of PCIe bytes to the next: 0.3 ms a GPU where GPM tells them.
 pub const PCIE_TURNS: i64 = 5;

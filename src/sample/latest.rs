@@ -177,13 +177,13 @@ impl GpuState {
         self.pcie.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    /// NVLink and BAR1, as they were read last.
+    /// The memory that there is, NVLink and BAR1, as they were read last.
     #[must_use]
     pub fn rare(&self) -> Option<std::sync::Arc<Latest<Rare>>> {
         self.rare.load_full()
     }
 
-    /// Keeps what was read of NVLink and BAR1.
+    /// Keeps the memory that there is, NVLink and BAR1.
     pub fn set_rare(&self, at_ns: i64, reading: Rare) {
         self.rare.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
@@ -229,16 +229,16 @@ impl GpuState {
         processes.iter().filter(|process| Some(process.pid) != pid).map(|process| process.used_bytes).sum()
     }
 
-    /// The driver's framebuffer size, bytes: the slow lane's word, or what was found at the start.
+    /// The driver's framebuffer size, bytes: what was read last, or what was found at the start.
     #[must_use]
     pub fn total_bytes(&self) -> Option<u64> {
-        self.slow().and_then(|slow| slow.reading.memory_total_bytes).or(self.device.memory_total_bytes)
+        self.rare().and_then(|rare| rare.reading.memory_total_bytes).or(self.device.memory_total_bytes)
     }
 
     /// The driver's own part of it, bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> Option<u64> {
-        self.slow().and_then(|slow| slow.reading.memory_reserved_bytes).or(self.device.memory_reserved_bytes)
+        self.rare().and_then(|rare| rare.reading.memory_reserved_bytes).or(self.device.memory_reserved_bytes)
     }
 
     /// The bytes that jobs can have.

@@ -139,15 +139,8 @@ impl Source for Sim {
 
     fn slow(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Slow {
         let since_ns = self.since_start(at_ns);
-        let present = calls.time(Call::MemoryInfoSlow, || self.check_present(gpu, since_ns));
-        let device = present.and_then(|()| self.fleet.devices.get(gpu));
-        let memory = Slow {
-            memory_total_bytes: device.and_then(|device| device.memory_total_bytes),
-            memory_reserved_bytes: device.and_then(|device| device.memory_reserved_bytes),
-            ..Slow::default()
-        };
-        if device.is_none_or(|device| device.parent_uuid.is_some()) {
-            return memory;
+        if self.fleet.devices.get(gpu).is_none_or(|device| device.parent_uuid.is_some()) {
+            return Slow::default();
         }
         let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
         let ecc = calls.time(Call::EccErrors, || level().map(|_| 0));
@@ -157,7 +150,6 @@ impl Source for Sim {
             ecc_uncorrected: ecc,
             remapped_rows_corrected: remapped,
             remapped_rows_uncorrected: remapped,
-            ..memory
         }
     }
 
@@ -183,8 +175,15 @@ impl Source for Sim {
 
     fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare {
         let since_ns = self.since_start(at_ns);
-        if self.fleet.devices.get(gpu).is_none_or(|device| device.parent_uuid.is_some()) {
-            return Rare::default();
+        let present = calls.time(Call::MemoryInfoSlow, || self.check_present(gpu, since_ns));
+        let device = present.and_then(|()| self.fleet.devices.get(gpu));
+        let memory = Rare {
+            memory_total_bytes: device.and_then(|device| device.memory_total_bytes),
+            memory_reserved_bytes: device.and_then(|device| device.memory_reserved_bytes),
+            ..Rare::default()
+        };
+        if device.is_none_or(|device| device.parent_uuid.is_some()) {
+            return memory;
         }
         let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
         let nvlink = calls.time(Call::NvlinkCounters, || {
@@ -194,6 +193,7 @@ impl Source for Sim {
             bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
             nvlink_received_bytes: nvlink,
             nvlink_transmitted_bytes: nvlink,
+            ..memory
         }
     }
 

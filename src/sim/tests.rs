@@ -373,8 +373,7 @@ fn the_lanes_tell_what_the_job_does() {
     let (_, end_of_forward, _) = phases(&said, "llama-ddp", 0, "forward")[3];
     let medium = sim.medium(0, START + end_of_forward - MS, &calls);
     assert_eq!((medium.sm_clock_hertz, medium.throttle_reasons), (Some(1_980e6), Some(0)));
-    let slow = sim.slow(0, START + begin, &calls);
-    assert_eq!(slow.memory_total_bytes, Some(143_771 << 20));
+    assert_eq!(sim.rare(0, START + begin, &calls).memory_total_bytes, Some(143_771 << 20));
     let process = Process { pid: std::process::id(), used_bytes: Some(used(&sim, 0, begin)) };
     assert_eq!(sim.processes(0, START + begin, &calls), Some(vec![process]));
     assert!(sim.pcie(0, START + begin, &calls).received_bytes > Some(0));
@@ -394,7 +393,7 @@ fn a_split_gpu_holds_what_its_instances_hold() {
     }
     assert_eq!(most, 35 * GIB);
     assert_eq!(sim.medium(4, START, &calls), Medium::default());
-    assert_eq!(sim.slow(4, START, &calls).memory_total_bytes, Some(69 * GIB));
+    assert_eq!(sim.rare(4, START, &calls).memory_total_bytes, Some(69 * GIB));
     let name = sim.annotations().find(|said| said.job.as_deref() == Some("small")).and_then(|said| said.gpu);
     assert_eq!(name, Some(Gpus::One(GpuName::Name("3:0".into()))));
 }

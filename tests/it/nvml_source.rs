@@ -78,11 +78,9 @@ fn every_lane_answers_in_base_units() {
     assert_eq!((medium.sm_clock_hertz, medium.memory_clock_hertz), (Some(1.98e9), Some(3.201e9)));
     assert_eq!(medium.throttle_reasons, Some(0x44));
     let slow = nvml.slow(0, 0, &calls);
-    assert_eq!(slow.memory_reserved_bytes, Some(615 * MIB));
-    assert_eq!(
-        (nvml.energy_joules(0, 0, &calls), nvml.rare(0, 0, &calls).bar1_used_bytes),
-        (Some(12_345.678), Some(5 * MIB))
-    );
+    let rare = nvml.rare(0, 0, &calls);
+    assert_eq!((rare.memory_reserved_bytes, rare.bar1_used_bytes), (Some(615 * MIB), Some(5 * MIB)));
+    assert_eq!(nvml.energy_joules(0, 0, &calls), Some(12_345.678));
     let pcie = Pcie { received_bytes: Some(9_000_000_000), transmitted_bytes: Some(7_000_000_000) };
     assert_eq!(nvml.pcie(0, 0, &calls), pcie);
     assert_eq!((slow.ecc_corrected, slow.ecc_uncorrected), (Some(4), Some(1)));

@@ -77,7 +77,7 @@ fn a_gpu_with_neither_tells_nothing_and_is_asked_once() {
         let (nvml, calls) = (node.open(), CallStats::default());
         for turn in 0..5 {
             assert_eq!(nvml.pcie(0, turn * SECOND_NS, &calls), Pcie::default());
-            assert!(nvml.slow(0, 0, &calls).memory_total_bytes.is_some(), "the other readings go on");
+            assert!(nvml.rare(0, 0, &calls).memory_total_bytes.is_some(), "the other readings go on");
         }
         assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 1);
         assert_eq!(node.control.calls("nvmlGpmSampleGet"), samples);
