@@ -11,6 +11,7 @@ use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, MILLISECOND_NS, SECOND_NS};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
+use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
 use crate::node::{Counted, Node, Slot};
 use crate::record::Recorder;
@@ -197,7 +198,7 @@ fn export(
     stats: &Arc<otlp::Stats>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<tokio::sync::oneshot::Sender<()>> {
-    let dial: Arc<dyn otlp::Dial> = Arc::new(otlp::Tcp);
+    let dial: Arc<dyn Dial> = Arc::new(Tcp);
     let exporter = otlp::Exporter::new(settings, site.snapshots(), stats, &dial).map_err(anyhow::Error::msg)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the OTLP runtime")?;

@@ -19,7 +19,6 @@
 
 mod around;
 mod backoff;
-pub mod connect;
 mod disk;
 mod endpoint;
 mod follow;
@@ -40,10 +39,10 @@ pub mod settings;
 mod span;
 mod spans;
 mod stats;
+mod tls;
 pub mod trace;
 mod transport;
 
-pub use connect::{Dial, Stream, Tcp};
 pub use disk::Disk;
 pub use levels::{Level, Levels};
 pub use metrics::{Exemplars, Mapper, Snapshot};

@@ -2,6 +2,7 @@
 
 use super::stats::Signal;
 use super::transport::LONGEST_WAIT;
+use crate::dial::{printable, with_causes};
 use http_body_util::LengthLimitError;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
@@ -30,9 +31,6 @@ pub enum Reply {
     },
 }
 
-/// How much of a receiver's text is kept for the log, bytes.
-const MOST_TEXT: usize = 300;
-
 /// What an HTTP response means.
 pub(super) fn of_http(signal: Signal, head: &http::response::Parts, body: &[u8]) -> Reply {
     match head.status.as_u16() {
@@ -41,7 +39,7 @@ pub(super) fn of_http(signal: Signal, head: &http::response::Parts, body: &[u8])
             let after = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok());
             Reply::Retry { after: after.and_then(retry_after), why: format!("HTTP {}", head.status) }
         }
-        _ => Reply::Refused(format!("HTTP {}: {}", head.status, text(&String::from_utf8_lossy(body)))),
+        _ => Reply::Refused(format!("HTTP {}: {}", head.status, printable(&String::from_utf8_lossy(body)))),
     }
 }
 
@@ -58,12 +56,12 @@ pub(super) fn of_success(signal: Signal, body: &[u8]) -> Reply {
         }
     }
     .unwrap_or_default();
-    Reply::Taken { rejected: u64::try_from(rejected).unwrap_or(0), message: text(&message) }
+    Reply::Taken { rejected: u64::try_from(rejected).unwrap_or(0), message: printable(&message) }
 }
 
 /// What a gRPC status means.
 pub(super) fn of_grpc(status: &Status) -> Reply {
-    let why = format!("gRPC {:?}: {}", status.code(), text(status.message()));
+    let why = format!("gRPC {:?}: {}", status.code(), printable(status.message()));
     // The client's own troubles come as statuses too; those of the connection have a cause. That the answer is too long
     // is no trouble that another attempt ends.
     if has_cause::<LengthLimitError>(status) {
@@ -155,25 +153,6 @@ fn http_date(text: &str) -> Option<SystemTime> {
 
 fn has_cause<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<E>())
-}
-
-/// An error and what caused it.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut told = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !told.contains(&next) {
-            told = format!("{told}: {next}");
-        }
-        cause = error.source();
-    }
-    text(&told)
-}
-
-/// A receiver's text for the log: short, and without control characters.
-fn text(text: &str) -> String {
-    text.chars().filter(|character| !character.is_control()).take(MOST_TEXT).collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //! it is given up. At the end everything that is known is queued and sent, for at most [`GRACE`].
 
 use super::backoff::Backoff;
-use super::connect::Dial;
 use super::disk::Disk;
 use super::producer::Producer;
 use super::queue::Queue;
@@ -14,6 +13,7 @@ use super::settings::Settings;
 use super::stats::{Attempt, Signal, Stats};
 use super::transport::Peer;
 use crate::clock::SECOND_NS;
+use crate::dial::Dial;
 use crate::metrics::Snapshots;
 use std::sync::Arc;
 use std::time::Duration;

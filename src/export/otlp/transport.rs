@@ -6,11 +6,13 @@
 //! packed or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`]. A connection on which an answer did
 //! not come in time is not used again. Absent on purpose: waiting itself, and redirects.
 
-use super::connect::{Connector, Dial, tls_config};
 use super::grpc;
 use super::reply::{self, Reply};
 use super::settings::{Endpoint, Protocol};
 use super::stats::Signal;
+use super::tls::tls_config;
+use crate::dial::{Connector, Dial, with_causes};
+use crate::grpc::HttpClient;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use flate2::Compression;
@@ -34,9 +36,6 @@ pub struct Peer {
     connector: Connector,
     client: ArcSwap<HttpClient>,
 }
-
-/// A pool of connections to one receiver.
-pub(super) type HttpClient = Client<Connector, tonic::body::Body>;
 
 impl Peer {
     /// A client that makes its connections with `dial`; none is made yet.
@@ -86,7 +85,7 @@ impl Peer {
         };
         let response = match client.request(request).await {
             Ok(response) => response,
-            Err(error) => return Reply::Retry { after: None, why: reply::with_causes(&error) },
+            Err(error) => return Reply::Retry { after: None, why: with_causes(&error) },
         };
         let (head, body) = response.into_parts();
         match Limited::new(body, MOST_RESPONSE_BYTES).collect().await {

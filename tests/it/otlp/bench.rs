@@ -3,7 +3,8 @@
 
 use highwater::annotate::{Intake, Limits, due};
 use highwater::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater::export::otlp::{Dial, Exporter, Settings, Signal, Stats};
+use highwater::dial::Dial;
+use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
 use highwater::metrics::Snapshots;
 use highwater::node::{Node, Slot};
 use highwater::ring;

@@ -1,22 +1,23 @@
-//! How a connection to a receiver is made: a dialled stream, inside TLS where the endpoint asks for it.
+//! How a connection is made, for whatever speaks HTTP as a client: OTLP to its receivers, gRPC to the kubelet.
 //!
-//! Enters: an address and TLS material. Leaves: streams for HTTP. There is one TLS stack (rustls with ring) and one
-//! place that configures it. Absent on purpose: proxies.
+//! Enters: a host and port, or a Unix socket's path; TLS's configuration where there is one. Leaves: streams for hyper.
+//! And the words for what went wrong on the way. Absent on purpose: proxies, and what TLS trusts, which who connects has to say.
 
-use super::settings::Tls;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+/// Characters of a peer's text that are told.
+const MOST_TEXT: usize = 300;
 
 /// A stream of bytes both ways.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -45,6 +46,17 @@ impl Dial for Tcp {
     }
 }
 
+/// One Unix stream socket, whatever the host is called.
+#[derive(Debug, Clone)]
+pub struct Unix(pub PathBuf);
+
+impl Dial for Unix {
+    fn dial(&self, _host: String, _port: u16) -> Dialled<Box<dyn Stream>> {
+        let path = self.0.clone();
+        Box::pin(async move { Ok(Box::new(tokio::net::UnixStream::connect(path).await?) as Box<dyn Stream>) })
+    }
+}
+
 /// Connects HTTP clients.
 #[derive(Clone)]
 pub struct Connector {
@@ -54,7 +66,8 @@ pub struct Connector {
 
 impl Connector {
     /// Plain connections, or those inside TLS.
-    pub(super) fn new(dial: Arc<dyn Dial>, tls: Option<ClientConfig>) -> Self {
+    #[must_use]
+    pub fn new(dial: Arc<dyn Dial>, tls: Option<ClientConfig>) -> Self {
         Self { dial, tls: tls.map(|config| TlsConnector::from(Arc::new(config))) }
     }
 }
@@ -120,45 +133,23 @@ impl hyper::rt::Write for Wire {
     }
 }
 
-/// The configuration of TLS: the given certificate authorities, or else the system's.
-///
-/// # Errors
-/// What is wrong, with the file where one is at fault.
-pub(super) fn tls_config(tls: &Tls, is_http2: bool) -> Result<ClientConfig, String> {
-    let provider = Arc::new(crypto::ring::default_provider());
-    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let trusting = versions.map_err(|error| error.to_string())?.with_root_certificates(roots(tls)?);
-    let mut config = match (&tls.client_certificate, &tls.client_key) {
-        (Some(certificate), Some(key)) => {
-            let private = PrivateKeyDer::from_pem_file(key).map_err(|error| format!("{}: {error}", key.display()))?;
-            let chain = certificates(certificate)?;
-            trusting.with_client_auth_cert(chain, private).map_err(|error| error.to_string())?
+/// An error and what caused it, for the log.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !told.contains(&next) {
+            told = format!("{told}: {next}");
         }
-        (None, None) => trusting.with_no_client_auth(),
-        _ => return Err("a client certificate needs its key, and the key its certificate".into()),
-    };
-    config.alpn_protocols = vec![if is_http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
-    Ok(config)
+        cause = error.source();
+    }
+    printable(&told)
 }
 
-fn roots(tls: &Tls) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    if let Some(path) = &tls.certificate {
-        for certificate in certificates(path)? {
-            roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
-        }
-    } else {
-        let found = rustls_native_certs::load_native_certs();
-        // A store of this size has some that no verifier takes; what matters is that there are others.
-        roots.add_parsable_certificates(found.certs);
-    }
-    if roots.is_empty() {
-        return Err("there are no certificate authorities to trust; set OTEL_EXPORTER_OTLP_CERTIFICATE".into());
-    }
-    Ok(roots)
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let problem = |error| format!("{}: {error}", path.display());
-    CertificateDer::pem_file_iter(path).map_err(problem)?.collect::<Result<_, _>>().map_err(problem)
+/// A peer's text for the log: short, and without control characters.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control()).take(MOST_TEXT).collect()
 }

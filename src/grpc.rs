@@ -1,0 +1,114 @@
+//! One unary gRPC call: tonic's framing, statuses and compression around messages that are encoded already.
+//!
+//! Enters: a client, where to, an encoded request. Leaves: the encoded answer, or gRPC's status. What a server sends is
+//! untrusted: no more of it is read than the caller says, packed or unpacked.
+
+use crate::dial::Connector;
+use bytes::{Buf as _, BufMut as _, Bytes};
+use http::HeaderMap;
+use http::uri::PathAndQuery;
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tonic::Status;
+use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::metadata::MetadataMap;
+use tower_service::Service;
+
+/// A pool of connections.
+pub type HttpClient = Client<Connector, tonic::body::Body>;
+
+/// One call.
+pub struct Call {
+    /// Scheme and authority of the server.
+    pub origin: http::Uri,
+    /// `/PACKAGE.SERVICE/METHOD`.
+    pub path: &'static str,
+    /// Further headers.
+    pub headers: HeaderMap,
+    /// Whether the request is packed with gzip, and the answer may be.
+    pub gzip: bool,
+    /// The most of an answer that is read, bytes.
+    pub most_response_bytes: usize,
+}
+
+impl Call {
+    /// Sends the request and waits for the answer.
+    ///
+    /// # Errors
+    /// The server's status, or why there is none.
+    pub async fn send(self, client: HttpClient, request: Bytes) -> Result<Bytes, Status> {
+        let most_bytes = self.most_response_bytes;
+        let mut grpc = tonic::client::Grpc::with_origin(Bounded { client, most_bytes }, self.origin)
+            .max_decoding_message_size(most_bytes);
+        if self.gzip {
+            // Some servers, Go's among them, pack their answer as the request was, whether they are asked to or not.
+            // Unpacked, too, it is at most the size set above.
+            grpc = grpc.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
+        }
+        let mut request = tonic::Request::new(request);
+        *request.metadata_mut() = MetadataMap::from_headers(self.headers);
+        Ok(grpc.unary(request, PathAndQuery::from_static(self.path), Encoded).await?.into_inner())
+    }
+}
+
+/// A client of whose answers no more than so many bytes are read: tonic bounds each message, and not how many there are.
+#[derive(Clone)]
+struct Bounded {
+    client: HttpClient,
+    most_bytes: usize,
+}
+
+impl Service<http::Request<tonic::body::Body>> for Bounded {
+    type Response = http::Response<Limited<Incoming>>;
+    type Error = <HttpClient as Service<http::Request<tonic::body::Body>>>::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::<http::Request<tonic::body::Body>>::poll_ready(&mut self.client, context)
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let (answer, most_bytes) = (self.client.call(request), self.most_bytes);
+        Box::pin(async move { Ok(answer.await?.map(|body| Limited::new(body, most_bytes))) })
+    }
+}
+
+/// Passes encoded messages on, both ways.
+struct Encoded;
+
+impl Codec for Encoded {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
