@@ -14,6 +14,7 @@ use crate::annotate::Limits;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::detect;
 use crate::export::otlp::settings as otlp;
+use crate::kubelet;
 use crate::node::Periods;
 use crate::record;
 use crate::ring;
@@ -51,6 +52,8 @@ pub struct Settings {
     pub token_file: Option<PathBuf>,
     /// Bounds on what jobs send.
     pub limits: Limits,
+    /// How the kubelet is asked which GPUs pods have.
+    pub kubelet: kubelet::Settings,
     /// How captures are taken and kept.
     pub captures: record::Settings,
     /// Whether `/metrics` tells the memory of single processes.
@@ -84,6 +87,7 @@ impl Default for Settings {
             annotations_socket: Some(default_socket()),
             token_file: None,
             limits: Limits::default(),
+            kubelet: kubelet::Settings::default(),
             captures: record::Settings::default(),
             processes: false,
             detect: detect::Settings::default(),

@@ -13,6 +13,7 @@ use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
+use crate::kubelet::Kubelet;
 use crate::node::{Counted, Node, Slot};
 use crate::record::Recorder;
 use crate::ring;
@@ -95,7 +96,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
     let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
-    let intake = Arc::new(intake.with_log(settings.captures.event_log()));
+    let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
+    let intake = Arc::new(intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()));
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let (recorder, captures) = Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
@@ -114,6 +116,10 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     if let Some(socket) = socket.clone() {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
+    }
+    if let Some(kubelet) = kubelet {
+        let (clock, stop) = (Arc::clone(&shared.clock), Arc::clone(&stop));
+        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
     }
     let (reads, reading) = tokio::sync::oneshot::channel::<()>();
     let stopped = Arc::clone(&stop);

@@ -15,6 +15,7 @@ pub mod dial;
 pub mod export;
 pub mod grpc;
 pub mod join;
+pub mod kubelet;
 pub mod metrics;
 pub mod node;
 pub mod nvml;

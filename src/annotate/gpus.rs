@@ -50,14 +50,31 @@ impl Gpus {
     }
 
     /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`. Without a
-    /// number only one visible device tells.
+    /// number only one visible device tells. Where the process is in a container, `given` are the GPUs that it was
+    /// given: indexes count among these, and without `visible` all of them are.
     #[must_use]
-    pub fn visible(&self, visible: &str, local_rank: Option<usize>) -> Option<usize> {
-        let mut names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
-        let names: Vec<_> = names.by_ref().take(64).collect();
+    pub fn visible(&self, visible: Option<&str>, local_rank: Option<usize>, given: Option<&[usize]>) -> Option<usize> {
+        let of_name = |name: &str| match (given, name.parse::<usize>()) {
+            (Some(given), Ok(index)) => given.get(index).copied(),
+            _ => self.find(name),
+        };
+        let seen: Vec<Option<usize>> = match (visible, given) {
+            (Some(visible), _) => {
+                let names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
+                names.take(64).map(of_name).collect()
+            }
+            (None, Some(given)) => given.iter().copied().map(Some).collect(),
+            (None, None) => return None,
+        };
         // Launchers either give each process one device or all of them to each.
-        let name = if names.len() == 1 { names.first() } else { names.get(local_rank?) }?;
-        self.find(name)
+        *if seen.len() == 1 { seen.first() } else { seen.get(local_rank?) }?
+    }
+
+    /// Positions of the GPUs with these UUIDs, in the node's order, which is CUDA's among equal GPUs.
+    #[must_use]
+    pub fn with_uuids(&self, uuids: &[String]) -> Vec<usize> {
+        let found: BTreeSet<usize> = uuids.iter().filter_map(|uuid| self.find(uuid)).collect();
+        found.into_iter().collect()
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -109,11 +126,28 @@ mod tests {
 
     #[test]
     fn visible_devices_with_the_local_rank_find_the_gpu() {
-        assert_eq!(node().visible("0,1", Some(1)), Some(2));
-        assert_eq!(node().visible("GPU-cc", Some(3)), Some(2), "one device a process");
-        assert_eq!(node().visible("GPU-cc", None), Some(2));
-        assert_eq!(node().visible("0,1", Some(2)), None);
-        assert_eq!(node().visible("0,1", None), None, "no guess");
-        assert_eq!(node().visible("", Some(0)), None);
+        let visible = |visible, local_rank| node().visible(Some(visible), local_rank, None);
+        assert_eq!(visible("0,1", Some(1)), Some(2));
+        assert_eq!(visible("GPU-cc", Some(3)), Some(2), "one device a process");
+        assert_eq!(visible("GPU-cc", None), Some(2));
+        assert_eq!(visible("0,1", Some(2)), None);
+        assert_eq!(visible("0,1", None), None, "no guess");
+        assert_eq!(visible("", Some(0)), None);
+        assert_eq!(node().visible(None, Some(0), None), None);
+    }
+
+    #[test]
+    fn in_a_container_indexes_count_among_the_gpus_that_it_was_given() {
+        let given = node().with_uuids(&["GPU-cc".into(), "GPU-elsewhere".into()]);
+        assert_eq!(given, [2]);
+        let visible = |visible, local_rank| node().visible(visible, local_rank, Some(&given));
+        assert_eq!(visible(Some("0"), None), Some(2), "its first, which is the node's second");
+        assert_eq!(visible(None, None), Some(2), "its only one");
+        assert_eq!(visible(Some("1"), None), None);
+        assert_eq!(visible(Some("GPU-aa"), None), Some(0), "a UUID is what it is");
+        let both = [0, 2];
+        assert_eq!(node().visible(None, Some(1), Some(&both)), Some(2));
+        assert_eq!(node().visible(None, None, Some(&both)), None, "no guess");
+        assert_eq!(node().visible(Some("0"), None, Some(&[])), None, "not known what it was given");
     }
 }

@@ -6,9 +6,11 @@ use super::jobs::Jobs;
 use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
 use super::peer::Peers;
+use super::place::Search;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
-use super::wire::{Annotation, EventType, Scalar};
+use super::wire::{Annotation, EventType};
 use crate::clock::Clock;
+use crate::kubelet::Kubelet;
 use crate::sample::Processes;
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
@@ -52,6 +54,7 @@ pub struct Intake {
     peers: Mutex<Peers>,
     gpus: ArcSwapOption<Gpus>,
     processes: Arc<Processes>,
+    kubelet: Option<Arc<Kubelet>>,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
     /// How many events had each outcome.
@@ -69,6 +72,7 @@ impl Intake {
             peers: Mutex::default(),
             gpus: ArcSwapOption::empty(),
             processes,
+            kubelet: None,
             log: EventLog::default(),
             on_mark: OnceLock::new(),
             counts: OutcomeCounts::default(),
@@ -79,6 +83,14 @@ impl Intake {
     #[must_use]
     pub fn with_log(mut self, limits: LogLimits) -> Self {
         self.log = EventLog::new(limits);
+        self
+    }
+
+    /// The same, which also asks the kubelet which GPUs the senders' containers have.
+    #[must_use]
+    pub fn with_kubelet(mut self, kubelet: Option<Arc<Kubelet>>) -> Self {
+        self.peers = Mutex::new(Peers::with_kubelet(kubelet.clone()));
+        self.kubelet = kubelet;
         self
     }
 
@@ -174,9 +186,9 @@ impl Intake {
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
         let (job, rank) = if raw.job.is_none() { self.peer_job(pid, now_ns) } else { (None, None) };
         let event = context.check(raw, job, rank)?;
-        let (out_of_order, mut knows_gpus) = {
+        let (out_of_order, search) = {
             let mut jobs = self.jobs();
-            (jobs.take(&event, now_ns)?, jobs.knows_gpus(&event.job, event.rank))
+            (jobs.take(&event, now_ns)?, jobs.search(&event.job, event.rank))
         };
         self.log.note(&event, now_ns);
         if event.event == EventType::Mark
@@ -184,8 +196,11 @@ impl Intake {
         {
             listener(&event);
         }
+        let mut knows_gpus = search.is_none();
         // Looked for without the jobs, because it may read another process's environment.
-        if !knows_gpus && let Some(found) = self.find_gpus(&event, gpus.as_deref(), now_ns) {
+        if let Some(search) = search
+            && let Some(found) = self.find_gpus(&event, search, gpus.as_deref(), now_ns)
+        {
             self.jobs().set_gpus(&event.job, event.rank, found.into());
             knows_gpus = true;
         }
@@ -204,18 +219,22 @@ impl Intake {
     }
 
     /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
-    /// visible devices and local rank point to, by its attributes or its environment.
-    fn find_gpus(&self, event: &Event, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
+    /// container, its visible devices and its local rank point to, by its events or its environment.
+    fn find_gpus(&self, event: &Event, search: Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
         if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
             return Some(found);
         }
         let gpus = gpus?;
-        if let Some((visible, local_rank)) = told_by_attributes(event) {
-            return gpus.visible(visible, local_rank).map(|gpu| vec![gpu]);
+        let mut place = search.place;
+        if let Some(pid) = event.pid {
+            let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            place = place.or(peers.get(pid, now_ns).place.clone());
         }
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let peer = peers.get(event.pid?, now_ns);
-        let found = gpus.visible(peer.visible_devices.as_deref()?, peer.local_rank)?;
+        let given = self.kubelet.as_ref().zip(place.container.as_ref()).map(|(kubelet, container)| {
+            // Until it is known what the container was given, no index tells anything.
+            gpus.with_uuids(&kubelet.gpus_of(container, search.since_ns, now_ns).unwrap_or_default())
+        });
+        let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
         Some(vec![found])
     }
 }
@@ -225,19 +244,6 @@ struct Arrival {
     at_ns: i64,
     unix_shift_ns: i64,
     pid: Option<u32>,
-}
-
-/// The attributes `CUDA_VISIBLE_DEVICES` and `LOCAL_RANK`, as a client sends them.
-fn told_by_attributes(event: &Event) -> Option<(&str, Option<usize>)> {
-    let attributes = event.attributes.as_ref()?;
-    let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
-    let Some(Scalar::Text(visible)) = get("CUDA_VISIBLE_DEVICES") else { return None };
-    let local_rank = match get("LOCAL_RANK") {
-        Some(Scalar::Int(rank)) => usize::try_from(*rank).ok(),
-        Some(Scalar::Text(rank)) => rank.parse().ok(),
-        _ => None,
-    };
-    Some((visible, local_rank))
 }
 
 /// The events of a body that is not one valid event: of an array, or one a line. `whole` is what was wrong with the

@@ -2,6 +2,7 @@
 
 use super::event::Event;
 use super::limits::Limits;
+use super::place::Search;
 use super::rank::{Closed, Open, Rank};
 use super::refusal::Refusal;
 use super::wire::{EventType, Kind, Memory};
@@ -160,6 +161,7 @@ impl Jobs {
         {
             rank.gpus = Some(gpus.as_slice().into());
         }
+        rank.search = if rank.gpus.is_some() { None } else { Some(searched(rank.search.take(), event, now_ns)) };
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
         self.note(event, job, closed, gpus, pid);
         Ok(out_of_order)
@@ -228,13 +230,13 @@ impl Jobs {
     pub fn set_gpus(&mut self, job: &str, rank: u32, gpus: Arc<[usize]>) {
         if let Some(rank) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) {
             rank.gpus = Some(gpus);
+            rank.search = None;
         }
     }
 
-    /// Whether this rank's GPUs are known.
-    #[must_use]
-    pub fn knows_gpus(&self, job: &str, rank: u32) -> bool {
-        self.jobs.get(job).and_then(|job| job.ranks.get(&rank)).is_some_and(|rank| rank.gpus.is_some())
+    /// The search for this rank's GPUs; `None` where they are known.
+    pub(super) fn search(&self, job: &str, rank: u32) -> Option<Search> {
+        self.jobs.get(job)?.ranks.get(&rank)?.search.as_deref().cloned()
     }
 
     /// Removes and returns those that ended at or before `known_ns`, until which memory is known.
@@ -279,6 +281,15 @@ impl Jobs {
             !job.ranks.is_empty()
         });
     }
+}
+
+/// The search for a rank's GPUs after one more event.
+fn searched(before: Option<Box<Search>>, event: &Event, now_ns: i64) -> Box<Search> {
+    let mut search = before.unwrap_or_else(|| Box::new(Search::new(now_ns)));
+    if let Some(attributes) = &event.attributes {
+        search.note(attributes);
+    }
+    search
 }
 
 impl Job {

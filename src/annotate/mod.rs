@@ -12,6 +12,7 @@ mod jobs;
 mod limits;
 mod log;
 mod peer;
+mod place;
 mod rank;
 mod refusal;
 pub mod socket;

@@ -1,6 +1,11 @@
-//! What a sending process's environment says of it, where its events do not: its job and its rank.
+//! What the system says of a sending process, where its events do not: its environment its job and its rank, its
+//! control groups its container.
 
+use super::place::Place;
+use crate::kubelet::Kubelet;
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Variables that name a job, in the order in which they are believed, with the prefix that makes the name clear.
 const JOB_VARIABLES: [(&str, &str); 3] =
@@ -10,38 +15,61 @@ const MOST_PEERS: usize = 1024;
 /// How long what was read is believed: a process id can be used again.
 const KEEP_NS: i64 = 10 * crate::clock::SECOND_NS;
 
-/// What one process's environment tells.
+/// What is known of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Peer {
     pub job: Option<String>,
     pub rank: Option<u32>,
-    /// The position among the node's processes of this job, and the devices that the process sees.
-    pub local_rank: Option<usize>,
-    pub visible_devices: Option<String>,
+    pub place: Place,
 }
 
-/// Environments read lately.
-#[derive(Debug, Default)]
+/// Processes looked at lately.
+#[derive(Debug)]
 pub(super) struct Peers {
+    /// Where the system tells of processes.
+    proc: PathBuf,
+    /// Who knows which container is which; `None` where nobody is to be asked.
+    kubelet: Option<Arc<Kubelet>>,
     known: HashMap<u32, (i64, Peer)>,
 }
 
+impl Default for Peers {
+    fn default() -> Self {
+        Self { proc: "/proc".into(), kubelet: None, known: HashMap::new() }
+    }
+}
+
 impl Peers {
-    /// What this process's environment tells. A process that may not be looked at, or is gone, tells nothing.
+    /// Those of a node with this kubelet.
+    pub fn with_kubelet(kubelet: Option<Arc<Kubelet>>) -> Self {
+        Self { kubelet, ..Self::default() }
+    }
+
+    /// What is known of this process. A process that may not be looked at, or is gone, tells nothing.
     pub fn get(&mut self, pid: u32, now_ns: i64) -> &Peer {
         if self.known.len() >= MOST_PEERS {
             self.known.clear();
         }
-        let known = self.known.entry(pid).or_insert_with(|| (now_ns, read(pid)));
+        let read = || (now_ns, read(&self.proc.join(pid.to_string()), self.kubelet.as_deref()));
+        let known = self.known.entry(pid).or_insert_with(read);
         if now_ns - known.0 > KEEP_NS {
-            *known = (now_ns, read(pid));
+            *known = read();
         }
         &known.1
     }
 }
 
-fn read(pid: u32) -> Peer {
-    std::fs::read(format!("/proc/{pid}/environ")).map(|environ| parse(&environ)).unwrap_or_default()
+fn read(process: &Path, kubelet: Option<&Kubelet>) -> Peer {
+    let mut peer = std::fs::read(process.join("environ")).map(|environ| parse(&environ)).unwrap_or_default();
+    let container = kubelet.and_then(|kubelet| {
+        let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
+        kubelet.container_of(&cgroups)
+    });
+    if let Some(container) = &container {
+        peer.job = peer.job.or_else(|| Some(container.pod.clone()));
+    }
+    peer.place.container = container;
+    peer
 }
 
 fn parse(environ: &[u8]) -> Peer {
@@ -52,20 +80,47 @@ fn parse(environ: &[u8]) -> Peer {
     Peer {
         job: JOB_VARIABLES.iter().find_map(|(name, prefix)| Some(format!("{prefix}{}", get(name)?))),
         rank: number(["RANK", "SLURM_PROCID"]),
-        local_rank: number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
-        visible_devices: get("CUDA_VISIBLE_DEVICES").map(str::to_owned),
+        place: Place {
+            visible_devices: get("CUDA_VISIBLE_DEVICES").map(str::to_owned),
+            local_rank: number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
+            container: None,
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubelet::{Container, Settings};
+
+    #[test]
+    fn a_process_in_a_pod_has_the_pods_name_for_its_job_and_its_own_for_its_rank() {
+        let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
+        let process = folder.path().join("77");
+        std::fs::create_dir_all(&process).expect("a folder");
+        std::fs::write(process.join("cgroup"), format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"))
+            .expect("written");
+        std::fs::write(process.join("environ"), b"RANK=5\0LOCAL_RANK=1\0").expect("written");
+        let logs = folder.path().join("logs");
+        std::fs::create_dir_all(&logs).expect("a folder");
+        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
+        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let kubelet = Kubelet::new(&settings).map(Arc::new);
+        let mut peers = Peers { proc: folder.path().to_owned(), ..Peers::with_kubelet(kubelet) };
+        let peer = peers.get(77, 0).clone();
+        assert_eq!((peer.job.as_deref(), peer.rank, peer.place.local_rank), (Some("llama-0"), Some(5), Some(1)));
+        let container = Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()) };
+        assert_eq!(peer.place.container, Some(container));
+        std::fs::write(process.join("environ"), b"HIGHWATER_JOB=llama\0").expect("written");
+        assert_eq!(peers.get(77, 2 * KEEP_NS).job.as_deref(), Some("llama"), "what the job says goes before");
+        assert_eq!(*peers.get(78, 0), Peer::default(), "no such process");
+    }
 
     #[test]
     fn the_first_variable_that_names_a_job_wins() {
         let peer = parse(b"SLURM_JOB_ID=77\0RANK=3\0LOCAL_RANK=1\0CUDA_VISIBLE_DEVICES=0,1\0\xff=x\0");
         assert_eq!(peer.job.as_deref(), Some("slurm-77"));
-        assert_eq!((peer.rank, peer.local_rank), (Some(3), Some(1)));
+        assert_eq!((peer.rank, peer.place.local_rank), (Some(3), Some(1)));
         assert_eq!(parse(b"SLURM_JOB_ID=77\0HIGHWATER_JOB=llama").job.as_deref(), Some("llama"));
         assert_eq!(parse(b"HIGHWATER_JOB=\0RANK=x"), Peer::default());
     }

@@ -1,6 +1,7 @@
 //! One process of one job: what it has open, and what its events mean.
 
 use super::event::{Attributes, Event};
+use super::place::Search;
 use super::refusal::Refusal;
 use super::stats::{DURATION_BOUNDS_S, PhaseStats};
 use super::wire::{EventType, Kind, Memory};
@@ -32,6 +33,8 @@ pub struct Rank {
     pub world_size: Option<u32>,
     /// Positions of its GPUs, where known.
     pub gpus: Option<Arc<[usize]>>,
+    /// The search for its GPUs, while they are not known.
+    pub(super) search: Option<Box<Search>>,
     /// Its process id, where the socket told it.
     pub pid: Option<u32>,
     /// The newest event's time, nanoseconds of the timeline.
@@ -69,6 +72,7 @@ impl Rank {
         Self {
             world_size: None,
             gpus: None,
+            search: None,
             pid: None,
             last_event_ns: i64::MIN,
             last_heard_ns: i64::MIN,
@@ -98,6 +102,7 @@ impl Rank {
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
             // The job was started anew, perhaps elsewhere.
             self.gpus = None;
+            self.search = None;
             self.outside_allocator_bytes = None;
         }
         self.pid = event.pid.or(self.pid);

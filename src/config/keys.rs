@@ -81,6 +81,10 @@ keys! {
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
+    "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes, which tells the GPUs of a pod whose job names none; not asked if not set. docs/annotations.md tells what it takes.",
+        |s, v| { s.kubelet.socket = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+    "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log, by which a process's pod is found.",
+        |s, v| { s.kubelet.container_logs = path(v).ok_or("is empty")?; Ok(()) };
     "captures.directory" = "/var/lib/highwater/captures", "Where captures are written: the seconds around a finding, an `oom` mark or a request; `none` for no captures. Below $STATE_DIRECTORY or $XDG_STATE_HOME by default where one is set, and below the home directory where the daemon does not run as root.",
         |s, v| { s.captures.directory = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
     "captures.before" = "30s", "How far before its trigger a capture begins.",

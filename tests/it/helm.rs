@@ -18,6 +18,7 @@ nvidia: {deviceList: volume-mounts}
 runtimeClassName: nvidia
 priorityClassName: system-node-critical
 hostPID: true
+kubelet: {enabled: true, podResources: /var/lib/k0s/kubelet/pod-resources}
 env: [{name: RUST_LOG, value: debug}]
 podAnnotations: {example.com/team: gpu}
 commonLabels: {team: gpu}
@@ -108,6 +109,34 @@ fn everything_can_be_switched_on() {
     let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
     assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
     assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series survive the pod");
+}
+
+/// The kubelet's socket is root's; nothing else of what root could do comes with it.
+#[test]
+fn with_the_kubelet_it_is_root_without_any_capability() {
+    let Some(objects) = render("{kubelet: {enabled: true}}") else { return };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(
+        (&pod["securityContext"]["runAsUser"], &pod["securityContext"]["runAsNonRoot"]),
+        (&json!(0), &json!(false))
+    );
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "the rest stays");
+    assert_eq!(container["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
+    let has = |object: &Value, wanted: &Value| object.as_array().is_some_and(|all| all.contains(wanted));
+    let argument = json!("--set=kubelet.socket=/var/lib/kubelet/pod-resources/kubelet.sock");
+    assert!(has(&container["args"], &argument), "{container}");
+    let mount = json!({"name": "pod-resources", "mountPath": "/var/lib/kubelet/pod-resources", "readOnly": true});
+    assert!(has(&container["volumeMounts"], &mount), "{container}");
+    assert!(!pod.to_string().contains("/var/log/containers"), "without the host's processes nobody is looked up there");
+    let Some(objects) = render("{kubelet: {enabled: true, podResources: /k0s/pod-resources}, hostPID: true}") else {
+        return;
+    };
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let directory = json!({"name": "pod-resources", "hostPath": {"path": "/k0s/pod-resources", "type": "Directory"}});
+    assert!(has(&pod["volumes"], &directory), "{pod}");
+    let mount = json!({"name": "container-logs", "mountPath": "/var/log/containers", "readOnly": true});
+    assert!(has(&pod["containers"][0]["volumeMounts"], &mount), "{pod}");
 }
 
 /// The root file system is read-only, so captures need a place of their own, with more room than they keep to.

@@ -23,6 +23,7 @@ mod dashboards;
 mod fake_nvml;
 mod findings;
 mod helm;
+mod kubelet;
 mod lanes;
 mod lifecycle;
 mod nvml_source;

@@ -41,6 +41,7 @@ fn search(tool: &str) -> Option<PathBuf> {
         built("helm", "HELM_VERSION"),
         built("otelcol", "OTELCOL_VERSION"),
         built("prometheus", "PROMETHEUS_3_VERSION"),
+        built("kubelet", "KUBELET_VERSION"),
         tools.join("prometheus/usr/bin"),
         tools.join("alertmanager/usr/bin"),
     ];

@@ -1,0 +1,353 @@
+//! Which GPUs the kubelet gave to a container, for jobs whose GPU neither they nor the driver tell.
+//!
+//! Enters: the kubelet's PodResources socket; the container that somebody asks for. Leaves: UUIDs as NVML has them.
+//! Invariants: who asks never waits; the kubelet is asked only while somebody looks for a GPU, at most once a second, and
+//! ever more seldom for one that it does not know; nobody is told what was so before they began to look, because a pod of the same name may have had others
+//! then. Absent on purpose: the API server.
+
+mod container;
+mod wire;
+
+pub use container::Container;
+
+use crate::clock::{Clock, SECOND_NS};
+use crate::dial::{Connector, Unix, printable, with_causes};
+use crate::grpc::Call;
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use prost::Message as _;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+/// The shortest time from one list to the next.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long the kubelet may take, and a shutdown may be kept waiting for it.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time from one list to the next for a container that is in none.
+const LONGEST_PATIENCE_NS: i64 = 60 * SECOND_NS;
+/// The most of an answer that is read, bytes: as much as the kubelet's own clients take.
+const MOST_RESPONSE_BYTES: usize = 16 << 20;
+
+/// How the kubelet is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Its PodResources socket; `None` where it is not asked.
+    pub socket: Option<PathBuf>,
+    /// The folder with a link for each container's log.
+    pub container_logs: PathBuf,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { socket: None, container_logs: PathBuf::from("/var/log/containers") }
+    }
+}
+
+/// The GPUs of this node's containers.
+#[derive(Debug)]
+pub struct Kubelet {
+    socket: PathBuf,
+    container_logs: PathBuf,
+    listed: ArcSwapOption<Listed>,
+    /// Whether somebody wants a newer list than there is.
+    wanted: AtomicBool,
+    /// The thread that makes lists, once it runs.
+    thread: OnceLock<Thread>,
+}
+
+/// One list: of each pod, by namespace and name, its containers with GPUs.
+#[derive(Debug)]
+struct Listed {
+    /// What it tells was so at this time or later, nanoseconds of the timeline.
+    at_ns: i64,
+    pods: HashMap<(String, String), Vec<Given>>,
+}
+
+/// What one container was given.
+#[derive(Debug)]
+struct Given {
+    container: String,
+    uuids: Vec<String>,
+}
+
+impl Listed {
+    fn new(at_ns: i64, pods: &wire::Pods) -> Self {
+        let given = |container: &wire::ContainerResources| {
+            let mut uuids: Vec<String> = device_ids(container).filter_map(uuid).map(str::to_owned).collect();
+            uuids.sort_unstable();
+            uuids.dedup();
+            (!uuids.is_empty()).then(|| Given { container: container.name.clone(), uuids })
+        };
+        let of_pod = |pod: &wire::Pod| {
+            ((pod.namespace.clone(), pod.name.clone()), pod.containers.iter().filter_map(given).collect())
+        };
+        Self { at_ns, pods: pods.pods.iter().map(of_pod).collect() }
+    }
+
+    fn find(&self, container: &Container) -> Option<Vec<String>> {
+        let containers = self.pods.get(&(container.namespace.clone(), container.pod.clone()))?;
+        let given = match (&container.name, containers.as_slice()) {
+            (Some(wanted), _) => containers.iter().find(|given| given.container == *wanted)?,
+            (None, [only]) => only,
+            // Several have GPUs, and which of them asks is not known: there is no guess.
+            (None, _) => return None,
+        };
+        Some(given.uuids.clone())
+    }
+}
+
+impl Kubelet {
+    /// A kubelet that has not been asked yet; `None` where it is not to be.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Option<Self> {
+        Some(Self {
+            socket: settings.socket.clone()?,
+            container_logs: settings.container_logs.clone(),
+            listed: ArcSwapOption::empty(),
+            wanted: AtomicBool::new(false),
+            thread: OnceLock::new(),
+        })
+    }
+
+    /// The container of a process with these control groups.
+    #[must_use]
+    pub fn container_of(&self, cgroups: &str) -> Option<Container> {
+        Container::of_process(cgroups, &self.container_logs)
+    }
+
+    /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once; that its pod has,
+    /// where the container is not known and only one has any. `None` where it has none and where that is not known yet:
+    /// then the kubelet is asked again, and who asks should do so too.
+    #[must_use]
+    pub fn gpus_of(&self, container: &Container, since_ns: i64, now_ns: i64) -> Option<Vec<String>> {
+        let listed = self.listed.load();
+        let listed = listed.as_ref().filter(|listed| listed.at_ns >= since_ns);
+        let found = listed.and_then(|listed| listed.find(container));
+        if found.is_none() {
+            // A container without GPUs is looked for as long as its job runs: each time for twice as long, it is let be.
+            let patience_ns = listed.map(|listed| (listed.at_ns - since_ns).min(LONGEST_PATIENCE_NS));
+            if listed.zip(patience_ns).is_none_or(|(listed, patience_ns)| now_ns - listed.at_ns >= patience_ns) {
+                self.want();
+            }
+        }
+        found
+    }
+
+    fn want(&self) {
+        if !self.wanted.swap(true, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Makes a list whenever one is wanted, until `stop`. To end it, its thread has to be unparked.
+    pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
+        // Only one thread runs this; a second one would not be woken, and nothing else.
+        let _ = self.thread.set(thread::current());
+        let mut told = Told::default();
+        while !stop.load(Ordering::Relaxed) {
+            if !self.wanted.swap(false, Ordering::SeqCst) {
+                thread::park();
+                continue;
+            }
+            // What it tells is so at some time after this.
+            let at_ns = clock.now_ns();
+            let pods = self.ask();
+            told.tell(self, &pods);
+            // Without an answer nothing is known: what was so before may not be so any more.
+            self.listed.store(pods.ok().map(|pods| Arc::new(Listed::new(at_ns, &pods))));
+            let until = Instant::now() + PAUSE;
+            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+                thread::park_timeout(until.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+
+    fn ask(&self) -> Result<wire::Pods, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let answer = runtime.block_on(async {
+            // A connection of its own each time: the kubelet may have been restarted in between.
+            let connector = Connector::new(Arc::new(Unix(self.socket.clone())), None);
+            let client = Client::builder(TokioExecutor::new()).http2_only(true).build(connector);
+            let call = Call {
+                origin: http::Uri::from_static("http://localhost"),
+                path: wire::LIST,
+                headers: http::HeaderMap::new(),
+                gzip: false,
+                most_response_bytes: MOST_RESPONSE_BYTES,
+            };
+            tokio::time::timeout(TIMEOUT, call.send(client, Bytes::new())).await
+        });
+        let answer = answer.map_err(|_| format!("no answer within {TIMEOUT:?}"))?;
+        let answer = answer.map_err(|status| describe(&status))?;
+        wire::Pods::decode(answer).map_err(|error| error.to_string())
+    }
+}
+
+/// What went wrong, as the kubelet says it, or on the way to it.
+fn describe(status: &tonic::Status) -> String {
+    match std::error::Error::source(status) {
+        Some(cause) => with_causes(cause),
+        None => format!("gRPC {:?}: {}", status.code(), printable(status.message())),
+    }
+}
+
+fn device_ids(container: &wire::ContainerResources) -> impl Iterator<Item = &str> {
+    container.devices.iter().flat_map(|devices| devices.device_ids.iter().map(String::as_str))
+}
+
+/// Device plugins name devices as they like: NVIDIA's by UUID, with `::N` behind it where a GPU is shared.
+fn uuid(device_id: &str) -> Option<&str> {
+    let uuid = device_id.split("::").next()?;
+    (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")).then_some(uuid)
+}
+
+/// What the log has been told, so that it is told once.
+#[derive(Debug, Default)]
+struct Told {
+    failing: bool,
+    without_uuids: bool,
+}
+
+impl Told {
+    fn tell(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, String>) {
+        let socket = kubelet.socket.display();
+        let pods = match pods {
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!(%socket, error, "the kubelet does not tell which GPUs pods have (kubelet.socket)");
+                }
+                return;
+            }
+            Ok(pods) => pods,
+        };
+        if std::mem::replace(&mut self.failing, false) {
+            tracing::info!(%socket, "the kubelet tells which GPUs pods have");
+        }
+        let nvidias = |devices: &&wire::ContainerDevices| devices.resource_name.starts_with("nvidia.com/");
+        let all = pods.pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
+        let strange = all.filter(nvidias).flat_map(|devices| &devices.device_ids).find(|id| uuid(id).is_none());
+        if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
+            tracing::warn!(%socket, id, "the device plugin names GPUs otherwise than by UUID; jobs there have to name theirs");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of resources, each with its devices.
+    type Devices<'a> = &'a [(&'a str, &'a [&'a str])];
+
+    fn pod(namespace: &str, name: &str, containers: &[(&str, Devices<'_>)]) -> wire::Pod {
+        let devices = |(resource_name, ids): &(&str, &[&str])| wire::ContainerDevices {
+            resource_name: (*resource_name).into(),
+            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        };
+        let container = |(name, given): &(&str, Devices<'_>)| wire::ContainerResources {
+            name: (*name).into(),
+            devices: given.iter().map(devices).collect(),
+        };
+        wire::Pod {
+            name: name.into(),
+            namespace: namespace.into(),
+            containers: containers.iter().map(container).collect(),
+        }
+    }
+
+    fn container(namespace: &str, pod: &str, name: Option<&str>) -> Container {
+        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned) }
+    }
+
+    /// A kubelet that was asked at 0.
+    fn listed(pods: Vec<wire::Pod>) -> Kubelet {
+        let settings = Settings { socket: Some("/nowhere".into()), ..Settings::default() };
+        let kubelet = Kubelet::new(&settings).expect("it is to be asked");
+        kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
+        kubelet
+    }
+
+    #[test]
+    fn a_container_has_its_own_gpus_and_no_other_devices() {
+        let kubelet = listed(vec![
+            pod(
+                "a",
+                "train",
+                &[("sidecar", &[]), ("main", &[("rdma/hca", &["0", "1"]), ("nvidia.com/gpu", &["GPU-2", "GPU-1"])])],
+            ),
+            pod("b", "train", &[("main", &[("nvidia.com/gpu.shared", &["GPU-3::0", "GPU-3::7"])])]),
+            pod("a", "mig", &[("main", &[("nvidia.com/mig-1g.18gb", &["MIG-4"])])]),
+        ]);
+        let gpus = |namespace, pod, name| kubelet.gpus_of(&container(namespace, pod, name), 0, 0);
+        assert_eq!(gpus("a", "train", Some("main")), Some(vec!["GPU-1".into(), "GPU-2".into()]));
+        assert_eq!(gpus("a", "train", None), gpus("a", "train", Some("main")), "only one container has any");
+        assert_eq!(gpus("b", "train", None), Some(vec!["GPU-3".into()]), "shared, and told once");
+        assert_eq!(gpus("a", "mig", None), Some(vec!["MIG-4".into()]));
+        assert_eq!(gpus("a", "train", Some("sidecar")), None);
+        assert_eq!(gpus("c", "train", None), None);
+    }
+
+    #[test]
+    fn two_containers_with_gpus_have_to_say_which_they_are() {
+        let given: Devices<'_> = &[("nvidia.com/gpu", &["GPU-1"])];
+        let other: Devices<'_> = &[("nvidia.com/gpu", &["GPU-2"])];
+        let kubelet = listed(vec![pod("a", "both", &[("one", given), ("two", other)])]);
+        assert_eq!(kubelet.gpus_of(&container("a", "both", None), 0, 0), None, "no guess");
+        assert_eq!(kubelet.gpus_of(&container("a", "both", Some("two")), 0, 0), Some(vec!["GPU-2".into()]));
+    }
+
+    #[test]
+    fn what_was_so_before_somebody_looked_is_not_believed_and_the_kubelet_is_asked_again() {
+        let kubelet = listed(vec![pod("a", "train", &[("main", &[("nvidia.com/gpu", &["GPU-1"])])])]);
+        assert!(kubelet.gpus_of(&container("a", "train", None), 0, 0).is_some());
+        assert!(!kubelet.wanted.load(Ordering::SeqCst), "all is known");
+        assert_eq!(kubelet.gpus_of(&container("a", "train", None), 1, 1), None);
+        assert!(kubelet.wanted.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_container_that_is_in_no_list_is_asked_for_ever_more_seldom() {
+        let kubelet = listed(Vec::new());
+        let unknown = container("a", "train", None);
+        let lists = (0..200).filter(|second| {
+            assert_eq!(kubelet.gpus_of(&unknown, 0, second * SECOND_NS), None);
+            let is_wanted = kubelet.wanted.swap(false, Ordering::SeqCst);
+            if is_wanted {
+                let list = Listed::new(second * SECOND_NS + 1, &wire::Pods::default());
+                kubelet.listed.store(Some(Arc::new(list)));
+            }
+            is_wanted
+        });
+        assert_eq!(lists.collect::<Vec<_>>(), [0, 1, 3, 7, 15, 31, 63, 124, 185]);
+        assert_eq!(kubelet.gpus_of(&unknown, 190 * SECOND_NS, 190 * SECOND_NS), None);
+        assert!(kubelet.wanted.load(Ordering::SeqCst), "another one that begins to look does not wait for it");
+    }
+
+    #[test]
+    fn a_socket_that_says_nonsense_or_nothing_is_an_error_that_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let asked = |name: &str| {
+            let settings = Settings { socket: Some(folder.path().join(name)), ..Settings::default() };
+            Kubelet::new(&settings).expect("it is to be asked").ask().expect_err("no list")
+        };
+        assert!(asked("none").contains("No such file"), "{}", asked("none"));
+        let _silent = std::os::unix::net::UnixListener::bind(folder.path().join("silent")).expect("bound");
+        assert_eq!(asked("silent"), "no answer within 1s");
+        let babbler = std::os::unix::net::UnixListener::bind(folder.path().join("babbler")).expect("bound");
+        let babbling = thread::spawn(move || {
+            let (mut stream, _) = babbler.accept().expect("somebody asks");
+            std::io::Write::write_all(&mut stream, &[0xff; 4096]).expect("written");
+        });
+        assert!(!asked("babbler").is_empty());
+        babbling.join().expect("it ends");
+    }
+}

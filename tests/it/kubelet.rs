@@ -1,0 +1,182 @@
+//! A job in a pod names no GPU, and is joined with the one that the kubelet gave its container. The kubelet's service is
+//! Kubernetes' own package over Google's gRPC (`tests/kubelet`); there is no cluster behind it.
+
+use crate::daemon::Daemon;
+use crate::process::Process;
+use crate::tools;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a GPU may take to be found on a busy machine: the kubelet is asked at most once a second.
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// The kubelet of a node, and what it tells.
+struct Node {
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Node {
+    /// `None` where the kubelet's service is not installed, which is told.
+    fn new() -> Option<Self> {
+        let program = tools::find("kubelet")?;
+        Some(Self { program, folder: tempfile::tempdir().expect("a folder") })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("kubelet.sock")
+    }
+
+    /// From now on these are the pods: namespace and name, container, its devices.
+    fn set(&self, pods: &[(&str, &str, &str, &[String])]) {
+        let pod = |(namespace, name, container, devices): &(&str, &str, &str, &[String])| {
+            json!({"namespace": namespace, "name": name, "containers": [
+                {"name": "sidecar"},
+                {"name": container, "cpuIds": ["3", "4"], "devices": [
+                    {"resourceName": "nvidia.com/gpu", "deviceIds": devices, "topology": {"nodes": [{"ID": "1"}]}},
+                    {"resourceName": "rdma/hca", "deviceIds": ["0", "1"]},
+                ]},
+            ]})
+        };
+        let text = json!({"podResources": pods.iter().map(pod).collect::<Vec<_>>()}).to_string();
+        // In one step: the kubelet may be reading it.
+        std::fs::write(self.folder.path().join("new"), text).expect("written");
+        std::fs::rename(self.folder.path().join("new"), self.file()).expect("renamed");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("pods.json")
+    }
+
+    fn start(&self) -> Process {
+        let mut command = Command::new(&self.program);
+        command.arg(self.socket()).arg(self.file());
+        let process = Process::start(command);
+        process.wait_for(WITHIN, "line `serving`", |line| (line == "serving").then_some(()));
+        process
+    }
+}
+
+fn daemon(socket: &Path) -> Daemon {
+    let daemon =
+        Daemon::start(&["serve", "--source", "sim:demo", "--set", &format!("kubelet.socket={}", socket.display())]);
+    wait_until(&daemon, || daemon.ask("/readyz").0 == 200);
+    daemon
+}
+
+fn wait_until(daemon: &Daemon, reached: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !reached() {
+        assert!(begun.elapsed() < WITHIN, "{}", daemon.printed());
+        std::thread::yield_now();
+    }
+}
+
+fn json_of(daemon: &Daemon, path: &str) -> Value {
+    serde_json::from_str(&daemon.get(path)).expect("JSON")
+}
+
+/// The UUIDs of the node's GPUs.
+fn uuids(daemon: &Daemon) -> Vec<String> {
+    let gpus = json_of(daemon, "/api/v1/gpus");
+    let uuid = |gpu: &Value| gpu["uuid"].as_str().expect("a UUID").to_owned();
+    gpus["gpus"].as_array().expect("GPUs").iter().map(uuid).collect()
+}
+
+/// A begin with what a pod knows of itself: OpenTelemetry's attributes, from the downward API.
+fn begin(job: &str, rank: u32, namespace: &str, pod: &str, more: &Value) -> Value {
+    let mut attributes = json!({"k8s.namespace.name": namespace, "k8s.pod.name": pod});
+    for (name, value) in more.as_object().into_iter().flatten() {
+        attributes[name] = value.clone();
+    }
+    json!({"event": "begin", "name": "forward", "job": job, "rank": rank, "attributes": attributes})
+}
+
+fn post(daemon: &Daemon, event: &Value) {
+    let (status, answer) = daemon.post("/api/v1/annotations", event);
+    assert_eq!(status, 200, "{answer}");
+}
+
+/// Says that a rank is still there, with nothing about where, until its GPUs are known, and gives their UUIDs.
+fn found(daemon: &Daemon, job: &str, rank: u32) -> Value {
+    let begun = Instant::now();
+    loop {
+        post(daemon, &json!({"event": "mark", "name": "here", "job": job, "rank": rank}));
+        let jobs = json_of(daemon, "/api/v1/jobs");
+        let ranks = jobs["jobs"].as_array().into_iter().flatten().filter(|told| told["job"] == job);
+        let ranks = ranks.flat_map(|told| told["ranks"].as_array().into_iter().flatten());
+        let gpus = ranks.filter(|told| told["rank"] == rank).map(|told| told["gpus"].clone()).next();
+        if gpus.as_ref().is_some_and(|gpus| *gpus != json!([])) {
+            return gpus.expect("there are some");
+        }
+        assert!(begun.elapsed() < WITHIN, "rank {rank} of {job} has no GPU: {jobs}\n{}", daemon.printed());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
+    let Some(node) = Node::new() else { return };
+    let daemon = daemon(&node.socket());
+    let gpus = uuids(&daemon);
+    node.set(&[
+        ("research", "one", "main", &gpus[3..]),
+        // In no order, as device plugins tell them, and shared.
+        ("research", "two", "main", &[gpus[2].clone(), format!("{}::4", gpus[1])]),
+    ]);
+    let kubelet = node.start();
+    post(&daemon, &begin("one", 0, "research", "one", &json!({"CUDA_VISIBLE_DEVICES": "0"})));
+    for rank in [0, 1] {
+        post(&daemon, &begin("two", rank, "research", "two", &json!({"LOCAL_RANK": rank})));
+    }
+    assert_eq!(found(&daemon, "one", 0), json!([gpus[3]]), "its first device, which is the node's fourth");
+    assert_eq!([0, 1].map(|rank| found(&daemon, "two", rank)), [json!([gpus[1]]), json!([gpus[2]])]);
+    post(&daemon, &json!({"event": "end", "name": "forward", "job": "one"}));
+    let peak = || json_of(&daemon, "/api/v1/jobs/one/phases")["phases"][0]["gpus"][0]["peak_bytes"].clone();
+    wait_until(&daemon, || peak().is_u64());
+    // Whose GPU is known does not make anybody ask.
+    let lists = || kubelet.printed().matches("list").count();
+    let before = lists();
+    for _ in 0..1_000 {
+        post(&daemon, &json!({"event": "mark", "name": "here", "job": "one"}));
+    }
+    assert_eq!(lists(), before);
+}
+
+#[test]
+fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
+    let Some(node) = Node::new() else { return };
+    let daemon = daemon(&node.socket());
+    let gpus = uuids(&daemon);
+    post(&daemon, &begin("late", 0, "research", "late", &json!({"CUDA_VISIBLE_DEVICES": "0"})));
+    wait_until(&daemon, || daemon.printed().contains("the kubelet does not tell"));
+    assert!(daemon.printed().contains(&node.socket().display().to_string()), "{}", daemon.printed());
+    // It comes, and does not know the pod at first.
+    node.set(&[("elsewhere", "late", "main", &gpus[..1])]);
+    let kubelet = node.start();
+    wait_until(&daemon, || {
+        post(&daemon, &json!({"event": "mark", "name": "here", "job": "late"}));
+        kubelet.printed().contains("list")
+    });
+    node.set(&[("elsewhere", "late", "main", &gpus[..1]), ("research", "late", "main", &gpus[2..3])]);
+    assert_eq!(found(&daemon, "late", 0), json!([gpus[2]]));
+    assert_eq!(daemon.printed().matches("the kubelet does not tell").count(), 1, "{}", daemon.printed());
+    assert!(daemon.printed().contains("the kubelet tells which GPUs"), "{}", daemon.printed());
+}
+
+#[test]
+fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
+    let Some(node) = Node::new() else { return };
+    let daemon = daemon(&node.socket());
+    let gpus = uuids(&daemon);
+    node.set(&[("research", "worker-0", "main", &gpus[..1])]);
+    let _kubelet = node.start();
+    post(&daemon, &begin("first", 0, "research", "worker-0", &json!({})));
+    assert_eq!(found(&daemon, "first", 0), json!([gpus[0]]));
+    node.set(&[("research", "worker-0", "main", &gpus[1..2])]);
+    post(&daemon, &begin("second", 0, "research", "worker-0", &json!({})));
+    assert_eq!(found(&daemon, "second", 0), json!([gpus[1]]));
+}
