@@ -137,12 +137,13 @@ def main() -> int:
             if name in wanted:
                 results[name] = run_part(name, rig, options)
                 (options.out / "results.json").write_text(json.dumps(results, indent=1))
-        keep_logs(folder, options.out / "bench.log")
     finally:
+        # Also where it is ended from outside: what was measured until then is told.
+        keep_logs(folder, options.out / "bench.log")
         shutil.rmtree(folder, ignore_errors=True)
-    printed = table.render(results)
-    (options.out / "table.txt").write_text(printed + "\n")
-    print(printed)
+        printed = table.render(results)
+        (options.out / "table.txt").write_text(printed + "\n")
+        print(printed, flush=True)
     return 1 if any("error" in part for part in results.values() if isinstance(part, dict)) else 0
 
 
