@@ -6,7 +6,7 @@
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
 #   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
-#   kubelet                its PodResources service, tests/kubelet with Kubernetes' own package, likewise
+#   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
 # A tool that cannot be had is told and left out: its story then skips loudly, and fails where CI is set. So this script
 # fails only where CI is set.
@@ -122,13 +122,13 @@ prometheus_3_from_go() {
 # The kubelet's PodResources service, of tests/kubelet and Kubernetes' own package.
 kubelet_from_go() {
     local bin=$tools/kubelet-$KUBELET_VERSION work
-    if [ -x "$bin/kubelet" ]; then return; fi
+    if [ "$bin/kubelet-podresources" -nt tests/kubelet/main.go ]; then return; fi
     have go || { note "the kubelet's service is built by go, which is not here"; return 1; }
     note "building the kubelet's service $KUBELET_VERSION (half a minute, once)"
     work=$(mktemp -d -p "$tools") &&
         cp tests/kubelet/main.go "$work" &&
         (cd "$work" && go mod init kubelet && go get "k8s.io/kubelet@v$KUBELET_VERSION" && go mod tidy &&
-            CGO_ENABLED=0 go build -buildvcs=false -ldflags='-s -w' -o "$bin/kubelet" .) >"$tools/kubelet.log" 2>&1 &&
+            CGO_ENABLED=0 go build -buildvcs=false -ldflags='-s -w' -o "$bin/kubelet-podresources" .) >"$tools/kubelet.log" 2>&1 &&
         rm -rf "$work" ||
         { note "target/tools/kubelet.log says why"; return 1; }
 }
@@ -176,7 +176,7 @@ test)
     want helm helm_from_go
     want otelcol otelcol_from_go
     want prometheus-3 prometheus_3_from_go
-    want kubelet kubelet_from_go
+    want kubelet-podresources kubelet_from_go
     want "the base image" base_image
     ;;
 lint)

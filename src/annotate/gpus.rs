@@ -71,10 +71,13 @@ impl Gpus {
     }
 
     /// Positions of the GPUs with these UUIDs, in the node's order, which is CUDA's among equal GPUs.
-    #[must_use]
-    pub fn with_uuids(&self, uuids: &[String]) -> Vec<usize> {
-        let found: BTreeSet<usize> = uuids.iter().filter_map(|uuid| self.find(uuid)).collect();
-        found.into_iter().collect()
+    ///
+    /// # Errors
+    /// The first UUID that is not known.
+    pub fn with_uuids<'a>(&self, uuids: &'a [String]) -> Result<Vec<usize>, &'a str> {
+        let found: BTreeSet<usize> =
+            uuids.iter().map(|uuid| self.find(uuid).ok_or(uuid.as_str())).collect::<Result<_, _>>()?;
+        Ok(found.into_iter().collect())
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -138,8 +141,12 @@ mod tests {
 
     #[test]
     fn in_a_container_indexes_count_among_the_gpus_that_it_was_given() {
-        let given = node().with_uuids(&["GPU-cc".into(), "GPU-elsewhere".into()]);
+        let uuids = |uuids: &[&str]| uuids.iter().map(|uuid| (*uuid).to_owned()).collect::<Vec<_>>();
+        let given = node().with_uuids(&uuids(&["GPU-cc"])).expect("known");
         assert_eq!(given, [2]);
+        assert_eq!(node().with_uuids(&uuids(&["GPU-cc", "GPU-aa"])), Ok(vec![0, 2]), "in the node's order");
+        // Its second would be taken for its first.
+        assert_eq!(node().with_uuids(&uuids(&["GPU-a", "GPU-cc"])), Err("GPU-a"));
         let visible = |visible, local_rank| node().visible(visible, local_rank, Some(&given));
         assert_eq!(visible(Some("0"), None), Some(2), "its first, which is the node's second");
         assert_eq!(visible(None, None), Some(2), "its only one");

@@ -5,17 +5,18 @@ use super::gpus::Gpus;
 use super::jobs::Jobs;
 use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
-use super::peer::Peers;
-use super::place::Search;
+use super::peer::{Peer, Peers};
+use super::place::{Found, Search};
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, EventType};
 use crate::clock::Clock;
-use crate::kubelet::Kubelet;
+use crate::kubelet::{Home, Kubelet};
 use crate::sample::Processes;
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Refusals that one answer lists; the others are counted in it.
@@ -55,6 +56,8 @@ pub struct Intake {
     gpus: ArcSwapOption<Gpus>,
     processes: Arc<Processes>,
     kubelet: Option<Arc<Kubelet>>,
+    /// Whether it was told that the kubelet and the driver do not agree.
+    told_unknown: AtomicBool,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
     /// How many events had each outcome.
@@ -73,6 +76,7 @@ impl Intake {
             gpus: ArcSwapOption::empty(),
             processes,
             kubelet: None,
+            told_unknown: AtomicBool::new(false),
             log: EventLog::default(),
             on_mark: OnceLock::new(),
             counts: OutcomeCounts::default(),
@@ -199,9 +203,9 @@ impl Intake {
         let mut knows_gpus = search.is_none();
         // Looked for without the jobs, because it may read another process's environment.
         if let Some(search) = search
-            && let Some(found) = self.find_gpus(&event, search, gpus.as_deref(), now_ns)
+            && let Some(found) = self.find_gpus(&event, &search, gpus.as_deref(), now_ns)
         {
-            self.jobs().set_gpus(&event.job, event.rank, found.into());
+            self.jobs().set_found(&event.job, event.rank, &search, found);
             knows_gpus = true;
         }
         Ok(match (out_of_order, knows_gpus) {
@@ -219,23 +223,44 @@ impl Intake {
     }
 
     /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
-    /// container, its visible devices and its local rank point to, by its events or its environment.
-    fn find_gpus(&self, event: &Event, search: Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
+    /// container, its visible devices and its local rank point to, by its events or its process.
+    fn find_gpus(&self, event: &Event, search: &Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Found> {
         if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
-            return Some(found);
+            return Some(Found { gpus: found.into(), by: None });
         }
         let gpus = gpus?;
-        let mut place = search.place;
-        if let Some(pid) = event.pid {
+        let peer = event.pid.map(|pid| {
             let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            place = place.or(peers.get(pid, now_ns).place.clone());
-        }
-        let given = self.kubelet.as_ref().zip(place.container.as_ref()).map(|(kubelet, container)| {
-            // Until it is known what the container was given, no index tells anything.
-            gpus.with_uuids(&kubelet.gpus_of(container, search.since_ns, now_ns).unwrap_or_default())
+            peers.get(pid, now_ns).clone()
         });
+        let Peer { place, home, .. } = peer.unwrap_or_default();
+        let place = search.place.clone().or(place);
+        let (given, container) = match (&self.kubelet, home, place.container()) {
+            (None, ..) | (Some(_), Home::Host, None) => (None, None),
+            // What the kernel tells of the sender goes before what the sender tells of itself.
+            (Some(kubelet), Home::Container(container), _) | (Some(kubelet), _, Some(container)) => {
+                if let Some(found) = search.found_in(&container, &place) {
+                    return Some(found.clone());
+                }
+                let uuids = kubelet.gpus_of(&container, search.since_ns.unwrap_or(now_ns), now_ns);
+                (Some(self.positions(gpus, &uuids.unwrap_or_default())), Some(container))
+            }
+            // In which container is not known, so that no index tells anything.
+            (Some(_), Home::Unknown, None) => (Some(Vec::new()), None),
+        };
         let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
-        Some(vec![found])
+        Some(Found { gpus: [found].into(), by: container.map(|container| (container, place)) })
+    }
+
+    /// The GPUs that a container was given. None where one of them is not this node's as the driver tells it: which of
+    /// the others an index means is not known then.
+    fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
+        gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
+            if !self.told_unknown.swap(true, Ordering::Relaxed) {
+                tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not show");
+            }
+            Vec::new()
+        })
     }
 }
 
@@ -267,4 +292,78 @@ fn split(body: &[u8], whole: &serde_json::Error) -> Vec<(usize, Result<Annotatio
 
 fn parse(json: &[u8]) -> Result<Annotation, String> {
     serde_json::from_slice(json).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Manual, SECOND_NS};
+    use serde_json::json;
+
+    /// A node of three GPUs whose kubelet gave the last two to `research/llama-0`, and a folder with its processes.
+    fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (pod, docker) = ("0a".repeat(32), "0b".repeat(32));
+        let write = |path: String, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        write(format!("logs/llama-0_research_trainer-{pod}.log"), "");
+        for (pid, cgroup, environ) in [
+            (1, "user.slice".to_owned(), "CUDA_VISIBLE_DEVICES=0"),
+            (2, format!("kubepods/{pod}"), "CUDA_VISIBLE_DEVICES=0"),
+            (3, format!("kubepods/{pod}"), "CUDA_VISIBLE_DEVICES=0"),
+            (4, format!("kubepods/{pod}"), "LOCAL_RANK=1"),
+            (5, format!("docker/{docker}"), "CUDA_VISIBLE_DEVICES=0"),
+        ] {
+            write(format!("{pid}/cgroup"), &format!("0::/{cgroup}\n"));
+            write(format!("{pid}/environ"), environ);
+        }
+        let kubelet = Kubelet::with_one_pod(folder.path().join("logs"), &["GPU-c", "GPU-b"]);
+        let clock = Arc::new(Manual::at(0));
+        let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+        let intake = intake.with_kubelet(Some(kubelet.into()));
+        let peers = Peers::with_kubelet(intake.kubelet.clone()).at(folder.path().to_owned());
+        let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
+        intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
+        (Intake { peers: Mutex::new(peers), ..intake }, clock, folder)
+    }
+
+    /// The GPUs of a rank after an event of this process.
+    fn gpus_after(intake: &Intake, rank: u32, pid: Option<u32>, attributes: &serde_json::Value) -> Option<Vec<usize>> {
+        let event = json!({"event": "mark", "name": "m", "job": "j", "rank": rank, "attributes": attributes});
+        let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": rank, "attributes": attributes});
+        for event in [begin, event] {
+            assert_eq!(intake.take_json(event.to_string().as_bytes(), pid).accepted, 1);
+        }
+        intake.jobs().by_name()["j"].ranks[&rank].gpus.as_deref().map(<[usize]>::to_vec)
+    }
+
+    #[test]
+    fn an_index_is_the_nodes_outside_of_containers_and_the_containers_within() {
+        let (intake, _clock, _folder) = node();
+        let none = json!({});
+        assert_eq!(gpus_after(&intake, 1, Some(1), &none), Some(vec![0]), "in no container");
+        assert_eq!(gpus_after(&intake, 2, Some(2), &none), Some(vec![1]), "its container's first");
+        assert_eq!(gpus_after(&intake, 4, Some(4), &none), Some(vec![2]), "its container's second");
+        assert_eq!(gpus_after(&intake, 5, Some(5), &none), None, "in a container that is not the kubelet's");
+        assert_eq!(gpus_after(&intake, 6, Some(6), &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "gone already");
+        assert_eq!(gpus_after(&intake, 7, None, &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "anybody");
+        assert_eq!(gpus_after(&intake, 8, None, &json!({"CUDA_VISIBLE_DEVICES": "GPU-c"})), Some(vec![2]));
+        let claimed = json!({"k8s.namespace.name": "elsewhere", "k8s.pod.name": "other"});
+        assert_eq!(gpus_after(&intake, 9, Some(4), &claimed), Some(vec![2]), "the kernel goes before what it says");
+    }
+
+    #[test]
+    fn another_process_of_the_rank_in_its_container_has_its_gpu_at_once() {
+        let (intake, clock, _folder) = node();
+        let none = json!({});
+        assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]));
+        // The list is older than what begins to look now, and nobody makes another one here.
+        clock.advance_to(5 * SECOND_NS);
+        assert_eq!(gpus_after(&intake, 0, Some(3), &none), Some(vec![1]), "as a worker of its data loader");
+        assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]));
+        assert_eq!(gpus_after(&intake, 0, Some(4), &none), None, "one that says that it uses another one");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::event::Event;
 use super::limits::Limits;
-use super::place::Search;
+use super::place::{Found, Search};
 use super::rank::{Closed, Open, Rank};
 use super::refusal::Refusal;
 use super::wire::{EventType, Kind, Memory};
@@ -156,12 +156,7 @@ impl Jobs {
         let out_of_order = event.at_ns < rank.last_event_ns;
         rank.last_heard_ns = now_ns;
         let closed = rank.take(event, name, self.limits.open)?;
-        if let Some(gpus) = &event.gpus
-            && rank.gpus.as_deref() != Some(gpus)
-        {
-            rank.gpus = Some(gpus.as_slice().into());
-        }
-        rank.search = if rank.gpus.is_some() { None } else { Some(searched(rank.search.take(), event, now_ns)) };
+        rank.locate(event, now_ns);
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
         self.note(event, job, closed, gpus, pid);
         Ok(out_of_order)
@@ -218,6 +213,7 @@ impl Jobs {
         };
         for rank in self.jobs.values_mut().flat_map(|job| job.ranks.values_mut()) {
             rank.gpus = rank.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
+            rank.search.found = None;
         }
         for ended in &mut self.pending {
             ended.gpus = ended.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
@@ -226,17 +222,26 @@ impl Jobs {
         true
     }
 
-    /// Notes the GPUs of a rank that were found otherwise than by its events.
-    pub fn set_gpus(&mut self, job: &str, rank: u32, gpus: Arc<[usize]>) {
-        if let Some(rank) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) {
-            rank.gpus = Some(gpus);
-            rank.search = None;
+    /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
+    /// still waits for its memory.
+    pub(super) fn set_found(&mut self, job: &str, rank: u32, search: &Search, found: Found) {
+        let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
+        if known.search.since_ns.is_none() || known.search.since_ns != search.since_ns {
+            return;
         }
+        let is_its = |ended: &&mut Ended| &*ended.job == job && ended.rank == rank && ended.pid == known.pid;
+        for ended in self.pending.iter_mut().filter(is_its) {
+            ended.gpus.get_or_insert_with(|| Arc::clone(&found.gpus));
+        }
+        known.gpus = Some(Arc::clone(&found.gpus));
+        known.search.since_ns = None;
+        known.search.found = Some(found);
     }
 
     /// The search for this rank's GPUs; `None` where they are known.
     pub(super) fn search(&self, job: &str, rank: u32) -> Option<Search> {
-        self.jobs.get(job)?.ranks.get(&rank)?.search.as_deref().cloned()
+        let search = &self.jobs.get(job)?.ranks.get(&rank)?.search;
+        search.since_ns.map(|_| Search::clone(search))
     }
 
     /// Removes and returns those that ended at or before `known_ns`, until which memory is known.
@@ -281,15 +286,6 @@ impl Jobs {
             !job.ranks.is_empty()
         });
     }
-}
-
-/// The search for a rank's GPUs after one more event.
-fn searched(before: Option<Box<Search>>, event: &Event, now_ns: i64) -> Box<Search> {
-    let mut search = before.unwrap_or_else(|| Box::new(Search::new(now_ns)));
-    if let Some(attributes) = &event.attributes {
-        search.note(attributes);
-    }
-    search
 }
 
 impl Job {

@@ -2,7 +2,7 @@
 //! control groups its container.
 
 use super::place::Place;
-use crate::kubelet::Kubelet;
+use crate::kubelet::{Home, Kubelet};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,8 @@ const JOB_VARIABLES: [(&str, &str); 3] =
 const MOST_PEERS: usize = 1024;
 /// How long what was read is believed: a process id can be used again.
 const KEEP_NS: i64 = 10 * crate::clock::SECOND_NS;
+/// How long it is believed that a process's container is not known.
+const LOOK_AGAIN_NS: i64 = crate::clock::SECOND_NS;
 
 /// What is known of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub(super) struct Peer {
     pub job: Option<String>,
     pub rank: Option<u32>,
     pub place: Place,
+    /// Which container it is in; not known where no kubelet is asked.
+    pub home: Home,
 }
 
 /// Processes looked at lately.
@@ -45,6 +49,12 @@ impl Peers {
         Self { kubelet, ..Self::default() }
     }
 
+    /// The same, told by files elsewhere.
+    #[cfg(test)]
+    pub fn at(self, proc: PathBuf) -> Self {
+        Self { proc, ..self }
+    }
+
     /// What is known of this process. A process that may not be looked at, or is gone, tells nothing.
     pub fn get(&mut self, pid: u32, now_ns: i64) -> &Peer {
         if self.known.len() >= MOST_PEERS {
@@ -52,7 +62,9 @@ impl Peers {
         }
         let read = || (now_ns, read(&self.proc.join(pid.to_string()), self.kubelet.as_deref()));
         let known = self.known.entry(pid).or_insert_with(read);
-        if now_ns - known.0 > KEEP_NS {
+        // A container that has just begun gets its link a little later.
+        let keep_ns = if self.kubelet.is_some() && known.1.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS };
+        if now_ns - known.0 > keep_ns {
             *known = read();
         }
         &known.1
@@ -60,15 +72,15 @@ impl Peers {
 }
 
 fn read(process: &Path, kubelet: Option<&Kubelet>) -> Peer {
-    let mut peer = std::fs::read(process.join("environ")).map(|environ| parse(&environ)).unwrap_or_default();
-    let container = kubelet.and_then(|kubelet| {
-        let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
-        kubelet.container_of(&cgroups)
-    });
-    if let Some(container) = &container {
-        peer.job = peer.job.or_else(|| Some(container.pod.clone()));
+    let environ = std::fs::read(process.join("environ"));
+    let mut peer = environ.as_deref().map(parse).unwrap_or_default();
+    if let Some(kubelet) = kubelet {
+        peer.home = std::fs::read_to_string(process.join("cgroup")).map(|it| kubelet.home_of(&it)).unwrap_or_default();
+        // Where the environment may not be read, it may name the job, and does name the rank.
+        if let (Ok(_), Home::Container(container)) = (environ, &peer.home) {
+            peer.job.get_or_insert_with(|| format!("{}/{}", container.namespace, container.pod));
+        }
     }
-    peer.place.container = container;
     peer
 }
 
@@ -80,39 +92,46 @@ fn parse(environ: &[u8]) -> Peer {
     Peer {
         job: JOB_VARIABLES.iter().find_map(|(name, prefix)| Some(format!("{prefix}{}", get(name)?))),
         rank: number(["RANK", "SLURM_PROCID"]),
-        place: Place {
-            visible_devices: get("CUDA_VISIBLE_DEVICES").map(str::to_owned),
-            local_rank: number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
-            container: None,
-        },
+        place: Place::of_process(
+            get("CUDA_VISIBLE_DEVICES").map(str::to_owned),
+            number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
+        ),
+        home: Home::Unknown,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{Container, Settings};
+    use crate::kubelet::{Container, Home, Settings};
 
     #[test]
     fn a_process_in_a_pod_has_the_pods_name_for_its_job_and_its_own_for_its_rank() {
         let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
         let process = folder.path().join("77");
+        let write = |name: &str, text: &[u8]| std::fs::write(process.join(name), text).expect("written");
         std::fs::create_dir_all(&process).expect("a folder");
-        std::fs::write(process.join("cgroup"), format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"))
-            .expect("written");
-        std::fs::write(process.join("environ"), b"RANK=5\0LOCAL_RANK=1\0").expect("written");
+        write("cgroup", format!("0::/kubepods.slice/cri-containerd-{id}.scope\n").as_bytes());
         let logs = folder.path().join("logs");
         std::fs::create_dir_all(&logs).expect("a folder");
-        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
-        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
         let kubelet = Kubelet::new(&settings).map(Arc::new);
-        let mut peers = Peers { proc: folder.path().to_owned(), ..Peers::with_kubelet(kubelet) };
-        let peer = peers.get(77, 0).clone();
-        assert_eq!((peer.job.as_deref(), peer.rank, peer.place.local_rank), (Some("llama-0"), Some(5), Some(1)));
-        let container = Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()) };
-        assert_eq!(peer.place.container, Some(container));
-        std::fs::write(process.join("environ"), b"HIGHWATER_JOB=llama\0").expect("written");
-        assert_eq!(peers.get(77, 2 * KEEP_NS).job.as_deref(), Some("llama"), "what the job says goes before");
+        let mut peers = Peers::with_kubelet(kubelet).at(folder.path().to_owned());
+        assert_eq!(peers.get(77, 0).home, Home::Unknown, "its link is not there yet");
+        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
+        let peer = peers.get(77, LOOK_AGAIN_NS + 1).clone();
+        let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
+        let container = Container { namespace, pod, name: Some("trainer".into()), instance: Some(id) };
+        assert_eq!(peer.home, Home::Container(container));
+        assert_eq!(peer.job, None, "its environment, which may not be read, may name the job");
+        write("environ", b"RANK=5\0LOCAL_RANK=1\0");
+        let peer = peers.get(77, 2 * KEEP_NS).clone();
+        assert_eq!(
+            (peer.job.as_deref(), peer.rank, peer.place.local_rank),
+            (Some("research/llama-0"), Some(5), Some(1))
+        );
+        write("environ", b"HIGHWATER_JOB=llama\0");
+        assert_eq!(peers.get(77, 4 * KEEP_NS).job.as_deref(), Some("llama"), "what the job says goes before");
         assert_eq!(*peers.get(78, 0), Peer::default(), "no such process");
     }
 

@@ -33,8 +33,8 @@ pub struct Rank {
     pub world_size: Option<u32>,
     /// Positions of its GPUs, where known.
     pub gpus: Option<Arc<[usize]>>,
-    /// The search for its GPUs, while they are not known.
-    pub(super) search: Option<Box<Search>>,
+    /// The search for its GPUs.
+    pub(super) search: Box<Search>,
     /// Its process id, where the socket told it.
     pub pid: Option<u32>,
     /// The newest event's time, nanoseconds of the timeline.
@@ -72,7 +72,7 @@ impl Rank {
         Self {
             world_size: None,
             gpus: None,
-            search: None,
+            search: Box::default(),
             pid: None,
             last_event_ns: i64::MIN,
             last_heard_ns: i64::MIN,
@@ -100,9 +100,10 @@ impl Rank {
         };
         self.world_size = event.world_size.or(self.world_size);
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
-            // The job was started anew, perhaps elsewhere.
-            self.gpus = None;
-            self.search = None;
+            // The job was started anew, perhaps elsewhere; or another process of the rank speaks, and a search goes on.
+            if self.gpus.take().is_some() {
+                self.search.forget();
+            }
             self.outside_allocator_bytes = None;
         }
         self.pid = event.pid.or(self.pid);
@@ -112,6 +113,22 @@ impl Rank {
             self.memory = merge(self.memory, memory);
         }
         Ok(closed)
+    }
+
+    /// Takes what an event tells of the rank's GPUs and of where it runs.
+    pub(super) fn locate(&mut self, event: &Event, now_ns: i64) {
+        let moved = event.attributes.as_ref().is_some_and(|attributes| self.search.note(attributes));
+        if moved && !self.search.named {
+            self.gpus = None;
+        }
+        if let Some(gpus) = &event.gpus {
+            self.search.named = true;
+            if self.gpus.as_deref() != Some(gpus) {
+                self.gpus = Some(gpus.as_slice().into());
+            }
+        }
+        self.search.named &= self.gpus.is_some();
+        self.search.since_ns = if self.gpus.is_some() { None } else { self.search.since_ns.or(Some(now_ns)) };
     }
 
     fn begin(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {

@@ -1,9 +1,14 @@
 //! Which container a process runs in: its control group names the container, and the kubelet's log folder names its pod.
 
-use std::path::Path;
+use std::io;
 
 /// Hexadecimal digits of a container's id.
 const ID_DIGITS: usize = 64;
+
+/// Characters of a link's name, without its ending, after which the kubelet cuts it.
+const LINK_CHARACTERS: usize = 247;
+/// Digits of an id that are enough to know a container by.
+const ENOUGH_DIGITS: usize = 12;
 
 /// A container of this node, as Kubernetes names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,21 +19,38 @@ pub struct Container {
     pub pod: String,
     /// Its name in the pod, where known.
     pub name: Option<String>,
+    /// What tells it from another one of the same names, later: its id, or its pod's.
+    pub instance: Option<String>,
 }
 
-impl Container {
-    /// The container of a process with these control groups (`/proc/PID/cgroup`). `logs` is the folder in which the
+/// Where a process is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Home {
+    /// In no container.
+    Host,
+    /// In this one.
+    Container(Container),
+    /// Perhaps in one, of which nothing is known.
+    #[default]
+    Unknown,
+}
+
+impl Home {
+    /// Where a process with these control groups (`/proc/PID/cgroup`) is. `links` are the names in the folder where the
     /// kubelet keeps a link for each container, `POD_NAMESPACE_CONTAINER-ID.log`: nothing else on a node has both names
-    /// without asking the API server. `None` where the process is in no container, or the folder cannot be read.
-    #[must_use]
-    pub fn of_process(cgroups: &str, logs: &Path) -> Option<Self> {
+    /// without asking the API server. They are asked for where there is a container only.
+    ///
+    /// # Errors
+    /// Where the links cannot be had.
+    pub fn of_process(cgroups: &str, links: impl FnOnce() -> io::Result<Vec<String>>) -> io::Result<Self> {
         let ids: Vec<&str> = container_ids(cgroups).collect();
-        // Without an id the folder, which has as many links as the node has containers, is not worth reading.
-        ids.first()?;
-        let entries = std::fs::read_dir(logs).ok()?;
-        let names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        if ids.is_empty() {
+            return Ok(Home::Host);
+        }
+        let links = links()?;
         // The outermost first: a container inside a pod's container is not the kubelet's.
-        ids.iter().find_map(|id| names.iter().find_map(|name| parse(name, id)))
+        let found = ids.iter().find_map(|id| links.iter().find_map(|link| parse(link, id)));
+        Ok(found.map_or(Home::Unknown, Home::Container))
     }
 }
 
@@ -42,10 +64,15 @@ fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
 
 /// The container whose link this is, if it is that of `id`. Neither namespaces nor pods may have an underscore.
 fn parse(link: &str, id: &str) -> Option<Container> {
-    let names = link.strip_suffix(".log")?.strip_suffix(id)?.strip_suffix('-')?;
+    let stem = link.strip_suffix(".log")?;
+    let (names, digits) = stem.rsplit_once('-')?;
+    let is_cut = stem.len() >= LINK_CHARACTERS && digits.len() >= ENOUGH_DIGITS && id.starts_with(digits);
+    if digits != id && !is_cut {
+        return None;
+    }
     let mut parts = names.splitn(3, '_');
-    let (pod, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
-    Some(Container { namespace: namespace.to_owned(), pod: pod.to_owned(), name: Some(name.to_owned()) })
+    let (pod, namespace, name) = (parts.next()?.to_owned(), parts.next()?.to_owned(), parts.next()?.to_owned());
+    Some(Container { namespace, pod, name: Some(name), instance: Some(id.to_owned()) })
 }
 
 #[cfg(test)]
@@ -55,20 +82,16 @@ mod tests {
     const ID: &str = "4f797c539e6c745de61a93ca3ff892358ecbcaccd8414d5db545c38428142970";
     const OTHER: &str = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf3d";
 
-    fn logs() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        for link in
-            [format!("llama-0_research_trainer-{ID}.log"), format!("dns_kube-system_dns-{OTHER}.log"), "x".into()]
-        {
-            std::fs::write(folder.path().join(link), "").expect("a link");
-        }
-        folder
+    fn home(cgroups: &str) -> Home {
+        let links =
+            [format!("llama-0_research_trainer-{ID}.log"), format!("dns_kube-system_dns-{OTHER}.log"), "x".into()];
+        Home::of_process(cgroups, || Ok(links.into())).expect("the links are there")
     }
 
     #[test]
     fn every_runtimes_control_group_finds_the_pod() {
-        let logs = logs();
-        let trainer = Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()) };
+        let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
+        let trainer = Container { namespace, pod, name: Some("trainer".into()), instance: Some(ID.into()) };
         for cgroups in [
             format!(
                 "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6d3b9a1c_7a3e_4f0e_9d5a_0b1c2d3e4f50.slice/cri-containerd-{ID}.scope\n"
@@ -78,18 +101,28 @@ mod tests {
             // A container inside the pod's container.
             format!("0::/kubepods/pod6d3b9a1c/{ID}/docker/{}\n", "ab".repeat(32)),
         ] {
-            assert_eq!(Container::of_process(&cgroups, logs.path()).as_ref(), Some(&trainer), "{cgroups}");
+            assert_eq!(home(&cgroups), Home::Container(trainer.clone()), "{cgroups}");
         }
     }
 
     #[test]
-    fn a_process_outside_of_pods_is_in_none() {
-        let logs = logs();
-        let short = &ID[1..];
-        for cgroups in ["", "0::/user.slice/session-2.scope\n", &format!("0::/docker/{}\n", "ab".repeat(32)), short] {
-            assert_eq!(Container::of_process(cgroups, logs.path()), None, "{cgroups}");
+    fn a_process_in_no_container_is_the_hosts_and_one_in_another_container_is_nowhere() {
+        for cgroups in ["", "0::/user.slice/session-2.scope\n", &format!("0::/{}\n", &ID[1..])] {
+            assert_eq!(home(cgroups), Home::Host, "{cgroups}");
+            let refused = || Err(io::Error::other("they are not asked for"));
+            assert!(Home::of_process(cgroups, refused).is_ok(), "{cgroups}");
         }
-        let cgroups = format!("0::/kubepods/pod6d3b9a1c/{ID}\n");
-        assert_eq!(Container::of_process(&cgroups, &logs.path().join("none")), None, "no such folder");
+        assert_eq!(home(&format!("0::/docker/{}\n", "ab".repeat(32))), Home::Unknown);
+        assert!(Home::of_process(&format!("0::/{ID}\n"), || Err(io::Error::other("refused"))).is_err());
+    }
+
+    #[test]
+    fn a_link_whose_name_was_cut_is_known_by_what_is_left_of_the_id() {
+        let pod = "p".repeat(200);
+        let whole = format!("{pod}_research_trainer-{ID}");
+        let found = parse(&format!("{}.log", &whole[..LINK_CHARACTERS]), ID).expect("found");
+        assert_eq!((found.pod.as_str(), found.name.as_deref()), (pod.as_str(), Some("trainer")));
+        assert_eq!(parse(&format!("{}.log", &whole[..LINK_CHARACTERS]), OTHER), None);
+        assert_eq!(parse(&format!("llama-0_research_trainer-{}.log", &ID[..20]), ID), None, "not cut");
     }
 }

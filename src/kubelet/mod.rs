@@ -8,7 +8,7 @@
 mod container;
 mod wire;
 
-pub use container::Container;
+pub use container::{Container, Home};
 
 use crate::clock::{Clock, SECOND_NS};
 use crate::dial::{Connector, Unix, printable, with_causes};
@@ -20,7 +20,7 @@ use hyper_util::rt::TokioExecutor;
 use prost::Message as _;
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -55,8 +55,10 @@ pub struct Kubelet {
     socket: PathBuf,
     container_logs: PathBuf,
     listed: ArcSwapOption<Listed>,
-    /// Whether somebody wants a newer list than there is.
-    wanted: AtomicBool,
+    /// Of when the newest list is that somebody wants, nanoseconds of the timeline.
+    wanted_ns: AtomicI64,
+    /// Whether it was told that the folder cannot be read.
+    told_logs: AtomicBool,
     /// The thread that makes lists, once it runs.
     thread: OnceLock<Thread>,
 }
@@ -110,15 +112,26 @@ impl Kubelet {
             socket: settings.socket.clone()?,
             container_logs: settings.container_logs.clone(),
             listed: ArcSwapOption::empty(),
-            wanted: AtomicBool::new(false),
+            wanted_ns: AtomicI64::new(i64::MIN),
+            told_logs: AtomicBool::new(false),
             thread: OnceLock::new(),
         })
     }
 
-    /// The container of a process with these control groups.
+    /// Where a process with these control groups is.
     #[must_use]
-    pub fn container_of(&self, cgroups: &str) -> Option<Container> {
-        Container::of_process(cgroups, &self.container_logs)
+    pub fn home_of(&self, cgroups: &str) -> Home {
+        let links = || {
+            let entries = std::fs::read_dir(&self.container_logs)?.flatten();
+            Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        };
+        Home::of_process(cgroups, links).unwrap_or_else(|error| {
+            if !self.told_logs.swap(true, Ordering::Relaxed) {
+                let folder = self.container_logs.display();
+                tracing::warn!(%folder, %error, "no sender's pod is found by its process (kubelet.container_logs)");
+            }
+            Home::Unknown
+        })
     }
 
     /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once; that its pod has,
@@ -127,20 +140,22 @@ impl Kubelet {
     #[must_use]
     pub fn gpus_of(&self, container: &Container, since_ns: i64, now_ns: i64) -> Option<Vec<String>> {
         let listed = self.listed.load();
-        let listed = listed.as_ref().filter(|listed| listed.at_ns >= since_ns);
-        let found = listed.and_then(|listed| listed.find(container));
-        if found.is_none() {
-            // A container without GPUs is looked for as long as its job runs: each time for twice as long, it is let be.
-            let patience_ns = listed.map(|listed| (listed.at_ns - since_ns).min(LONGEST_PATIENCE_NS));
-            if listed.zip(patience_ns).is_none_or(|(listed, patience_ns)| now_ns - listed.at_ns >= patience_ns) {
-                self.want();
-            }
+        let Some(listed) = listed.as_ref().filter(|listed| listed.at_ns >= since_ns) else {
+            self.want(since_ns);
+            return None;
+        };
+        let found = listed.find(container);
+        // A container without GPUs is looked for as long as its job runs: each time for twice as long, it is let be.
+        let patience_ns = (listed.at_ns - since_ns).clamp(SECOND_NS, LONGEST_PATIENCE_NS);
+        if found.is_none() && now_ns - listed.at_ns >= patience_ns {
+            self.want(now_ns);
         }
         found
     }
 
-    fn want(&self) {
-        if !self.wanted.swap(true, Ordering::SeqCst)
+    /// Wants a list that is of this time or later.
+    fn want(&self, at_ns: i64) {
+        if self.wanted_ns.fetch_max(at_ns, Ordering::SeqCst) < at_ns
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
@@ -151,18 +166,18 @@ impl Kubelet {
     pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
         // Only one thread runs this; a second one would not be woken, and nothing else.
         let _ = self.thread.set(thread::current());
-        let mut told = Told::default();
+        let (mut told, mut listed_ns) = (Told::default(), i64::MIN);
         while !stop.load(Ordering::Relaxed) {
-            if !self.wanted.swap(false, Ordering::SeqCst) {
+            if self.wanted_ns.load(Ordering::SeqCst) <= listed_ns {
                 thread::park();
                 continue;
             }
             // What it tells is so at some time after this.
-            let at_ns = clock.now_ns();
+            listed_ns = clock.now_ns();
             let pods = self.ask();
             told.tell(self, &pods);
             // Without an answer nothing is known: what was so before may not be so any more.
-            self.listed.store(pods.ok().map(|pods| Arc::new(Listed::new(at_ns, &pods))));
+            self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
             let until = Instant::now() + PAUSE;
             while !stop.load(Ordering::Relaxed) && Instant::now() < until {
                 thread::park_timeout(until.saturating_duration_since(Instant::now()));
@@ -264,13 +279,25 @@ mod tests {
         }
     }
 
+    impl Kubelet {
+        /// One that was asked at 0 and knows one pod with these GPUs: `research/llama-0`, container `trainer`.
+        pub(crate) fn with_one_pod(container_logs: PathBuf, gpus: &[&str]) -> Self {
+            let settings = Settings { container_logs, ..Settings::default() };
+            listed_with(settings, vec![pod("research", "llama-0", &[("trainer", &[("nvidia.com/gpu", gpus)])])])
+        }
+    }
+
     fn container(namespace: &str, pod: &str, name: Option<&str>) -> Container {
-        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned) }
+        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned), instance: None }
     }
 
     /// A kubelet that was asked at 0.
     fn listed(pods: Vec<wire::Pod>) -> Kubelet {
-        let settings = Settings { socket: Some("/nowhere".into()), ..Settings::default() };
+        listed_with(Settings::default(), pods)
+    }
+
+    fn listed_with(settings: Settings, pods: Vec<wire::Pod>) -> Kubelet {
+        let settings = Settings { socket: Some("/nowhere".into()), ..settings };
         let kubelet = Kubelet::new(&settings).expect("it is to be asked");
         kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
         kubelet
@@ -308,28 +335,31 @@ mod tests {
     #[test]
     fn what_was_so_before_somebody_looked_is_not_believed_and_the_kubelet_is_asked_again() {
         let kubelet = listed(vec![pod("a", "train", &[("main", &[("nvidia.com/gpu", &["GPU-1"])])])]);
-        assert!(kubelet.gpus_of(&container("a", "train", None), 0, 0).is_some());
-        assert!(!kubelet.wanted.load(Ordering::SeqCst), "all is known");
-        assert_eq!(kubelet.gpus_of(&container("a", "train", None), 1, 1), None);
-        assert!(kubelet.wanted.load(Ordering::SeqCst));
+        let gpus = |since_ns, now_ns| kubelet.gpus_of(&container("a", "train", None), since_ns, now_ns);
+        assert!(gpus(0, 5 * SECOND_NS).is_some());
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), i64::MIN, "all is known");
+        assert_eq!(gpus(1, 5), None);
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), 1, "a list that is under way since will do");
     }
 
     #[test]
     fn a_container_that_is_in_no_list_is_asked_for_ever_more_seldom() {
         let kubelet = listed(Vec::new());
         let unknown = container("a", "train", None);
-        let lists = (0..200).filter(|second| {
+        let lists = (1..200).filter(|second| {
+            let before = kubelet.wanted_ns.load(Ordering::SeqCst);
             assert_eq!(kubelet.gpus_of(&unknown, 0, second * SECOND_NS), None);
-            let is_wanted = kubelet.wanted.swap(false, Ordering::SeqCst);
+            let is_wanted = kubelet.wanted_ns.load(Ordering::SeqCst) > before;
             if is_wanted {
-                let list = Listed::new(second * SECOND_NS + 1, &wire::Pods::default());
+                let list = Listed::new(second * SECOND_NS, &wire::Pods::default());
                 kubelet.listed.store(Some(Arc::new(list)));
             }
             is_wanted
         });
-        assert_eq!(lists.collect::<Vec<_>>(), [0, 1, 3, 7, 15, 31, 63, 124, 185]);
+        assert_eq!(lists.collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 124, 184]);
         assert_eq!(kubelet.gpus_of(&unknown, 190 * SECOND_NS, 190 * SECOND_NS), None);
-        assert!(kubelet.wanted.load(Ordering::SeqCst), "another one that begins to look does not wait for it");
+        let wanted_ns = kubelet.wanted_ns.load(Ordering::SeqCst);
+        assert_eq!(wanted_ns, 190 * SECOND_NS, "another one that begins to look does not wait for it");
     }
 
     #[test]

@@ -22,7 +22,7 @@ struct Node {
 impl Node {
     /// `None` where the kubelet's service is not installed, which is told.
     fn new() -> Option<Self> {
-        let program = tools::find("kubelet")?;
+        let program = tools::find("kubelet-podresources")?;
         Some(Self { program, folder: tempfile::tempdir().expect("a folder") })
     }
 
@@ -133,10 +133,12 @@ fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
         post(&daemon, &begin("two", rank, "research", "two", &json!({"LOCAL_RANK": rank})));
     }
     assert_eq!(found(&daemon, "one", 0), json!([gpus[3]]), "its first device, which is the node's fourth");
-    assert_eq!([0, 1].map(|rank| found(&daemon, "two", rank)), [json!([gpus[1]]), json!([gpus[2]])]);
-    post(&daemon, &json!({"event": "end", "name": "forward", "job": "one"}));
-    let peak = || json_of(&daemon, "/api/v1/jobs/one/phases")["phases"][0]["gpus"][0]["peak_bytes"].clone();
-    wait_until(&daemon, || peak().is_u64());
+    assert_eq!(found(&daemon, "two", 1), json!([gpus[2]]));
+    // What is known for rank 1, which began to look later, is known for rank 0: its first event since finds it.
+    post(&daemon, &json!({"event": "end", "name": "forward", "job": "two"}));
+    let gpu = || json_of(&daemon, "/api/v1/jobs/two/phases")["phases"][0]["gpus"][0].clone();
+    wait_until(&daemon, || gpu()["peak_bytes"].is_u64());
+    assert_eq!(gpu()["uuid"], json!(gpus[1]));
     // Whose GPU is known does not make anybody ask.
     let lists = || kubelet.printed().matches("list").count();
     let before = lists();
@@ -174,9 +176,36 @@ fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
     let gpus = uuids(&daemon);
     node.set(&[("research", "worker-0", "main", &gpus[..1])]);
     let _kubelet = node.start();
-    post(&daemon, &begin("first", 0, "research", "worker-0", &json!({})));
+    post(&daemon, &begin("first", 0, "research", "worker-0", &json!({"k8s.pod.uid": "a"})));
     assert_eq!(found(&daemon, "first", 0), json!([gpus[0]]));
-    node.set(&[("research", "worker-0", "main", &gpus[1..2])]);
+    node.set(&[("research", "worker-0", "main", &gpus[1..2]), ("research", "worker-x", "main", &gpus[2..3])]);
     post(&daemon, &begin("second", 0, "research", "worker-0", &json!({})));
-    assert_eq!(found(&daemon, "second", 0), json!([gpus[1]]));
+    assert_eq!(found(&daemon, "second", 0), json!([gpus[1]]), "another job in the pod that has come");
+    post(&daemon, &begin("first", 0, "research", "worker-0", &json!({"k8s.pod.uid": "b"})));
+    assert_eq!(found(&daemon, "first", 0), json!([gpus[1]]), "the same rank, in the pod that has come");
+    post(&daemon, &begin("first", 0, "research", "worker-x", &json!({})));
+    assert_eq!(found(&daemon, "first", 0), json!([gpus[2]]), "the same rank, in another pod");
+    post(&daemon, &json!({"event": "mark", "name": "here", "job": "first", "gpu": 3}));
+    post(&daemon, &begin("first", 0, "research", "worker-0", &json!({})));
+    assert_eq!(found(&daemon, "first", 0), json!([gpus[3]]), "what a rank names goes before");
+}
+
+#[test]
+fn an_index_of_a_sender_whose_container_is_not_known_tells_nothing() {
+    let Some(node) = Node::new() else { return };
+    let daemon = daemon(&node.socket());
+    let gpus = uuids(&daemon);
+    node.set(&[("research", "one", "main", &gpus[2..3])]);
+    let _kubelet = node.start();
+    let told = |devices: &str| json!({"event": "begin", "name": "forward", "job": "far", "attributes": {"CUDA_VISIBLE_DEVICES": devices}});
+    post(&daemon, &told("0"));
+    let without = || {
+        let metrics = daemon.get("/metrics");
+        let line = metrics.lines().find(|line| line.contains("accepted_without_gpu")).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    assert_eq!(without(), Some(1.0));
+    // It says so later, and has its GPU.
+    post(&daemon, &begin("far", 0, "research", "one", &json!({})));
+    assert_eq!(found(&daemon, "far", 0), json!([gpus[2]]));
 }
