@@ -5,12 +5,12 @@ use super::gpus::Gpus;
 use super::jobs::Jobs;
 use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
-use super::peer::{Peer, Peers};
-use super::place::{Found, Search};
+use super::peer::Peers;
+use super::place::Search;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, EventType};
 use crate::clock::Clock;
-use crate::kubelet::{Home, Kubelet};
+use crate::kubelet::{Container, Home, Kubelet};
 use crate::sample::Processes;
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
@@ -205,7 +205,7 @@ impl Intake {
         if let Some(search) = search
             && let Some(found) = self.find_gpus(&event, &search, gpus.as_deref(), now_ns)
         {
-            self.jobs().set_found(&event.job, event.rank, &search, found);
+            self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
         }
         Ok(match (out_of_order, knows_gpus) {
@@ -224,32 +224,31 @@ impl Intake {
 
     /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
     /// container, its visible devices and its local rank point to, by its events or its process.
-    fn find_gpus(&self, event: &Event, search: &Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Found> {
+    fn find_gpus(&self, event: &Event, search: &Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
         if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
-            return Some(Found { gpus: found.into(), by: None });
+            return Some(found);
         }
         let gpus = gpus?;
         let peer = event.pid.map(|pid| {
             let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
             peers.get(pid, now_ns).clone()
         });
-        let Peer { place, home, .. } = peer.unwrap_or_default();
-        let place = search.place.clone().or(place);
-        let (given, container) = match (&self.kubelet, home, place.container()) {
-            (None, ..) | (Some(_), Home::Host, None) => (None, None),
+        let peer = peer.unwrap_or_default();
+        let place = search.place_of(event.pid, peer.place);
+        let since_ns = search.since_ns.unwrap_or(now_ns);
+        let asked = |kubelet: &Kubelet, container: &Container, since_ns: i64| {
+            self.positions(gpus, &kubelet.gpus_of(container, since_ns, now_ns).unwrap_or_default())
+        };
+        let given = match (&self.kubelet, &peer.home, place.container()) {
+            (None, ..) | (Some(_), Home::Host, None) => None,
             // What the kernel tells of the sender goes before what the sender tells of itself.
-            (Some(kubelet), Home::Container(container), _) | (Some(kubelet), _, Some(container)) => {
-                if let Some(found) = search.found_in(&container, &place) {
-                    return Some(found.clone());
-                }
-                let uuids = kubelet.gpus_of(&container, search.since_ns.unwrap_or(now_ns), now_ns);
-                (Some(self.positions(gpus, &uuids.unwrap_or_default())), Some(container))
-            }
+            (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, peer.since_ns)),
+            (Some(kubelet), _, Some(container)) => Some(asked(kubelet, &container, since_ns)),
             // In which container is not known, so that no index tells anything.
-            (Some(_), Home::Unknown, None) => (Some(Vec::new()), None),
+            (Some(_), Home::Unknown, None) => Some(Vec::new()),
         };
         let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
-        Some(Found { gpus: [found].into(), by: container.map(|container| (container, place)) })
+        Some(vec![found])
     }
 
     /// The GPUs that a container was given. None where one of them is not this node's as the driver tells it: which of
@@ -356,14 +355,53 @@ mod tests {
     }
 
     #[test]
-    fn another_process_of_the_rank_in_its_container_has_its_gpu_at_once() {
+    fn a_process_of_the_rank_that_speaks_again_has_its_gpu_at_once() {
         let (intake, clock, _folder) = node();
         let none = json!({});
         assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]));
-        // The list is older than what begins to look now, and nobody makes another one here.
+        assert_eq!(gpus_after(&intake, 0, Some(4), &none), Some(vec![2]), "another one that uses another GPU");
+        // The list is older than this, and nobody makes another one here. It is of after these two began to speak.
         clock.advance_to(5 * SECOND_NS);
-        assert_eq!(gpus_after(&intake, 0, Some(3), &none), Some(vec![1]), "as a worker of its data loader");
-        assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]));
-        assert_eq!(gpus_after(&intake, 0, Some(4), &none), None, "one that says that it uses another one");
+        assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]), "as a worker of a data loader beside it");
+        assert_eq!(gpus_after(&intake, 0, Some(4), &none), Some(vec![2]));
+        assert_eq!(gpus_after(&intake, 0, Some(3), &none), None, "one that was not seen before, perhaps of a new pod");
+    }
+
+    #[test]
+    fn a_pod_that_was_replaced_while_its_gpu_was_looked_for_does_not_have_that_of_the_one_before() {
+        let (intake, clock, folder) = node();
+        // Nothing tells which of the two GPUs the first one uses, and then it dies.
+        std::fs::write(folder.path().join("2/environ"), "A=B").expect("written");
+        assert_eq!(gpus_after(&intake, 0, Some(2), &json!({})), None);
+        clock.advance_to(5 * SECOND_NS);
+        assert_eq!(gpus_after(&intake, 0, Some(3), &json!({})), None, "the list is of before it");
+    }
+
+    #[test]
+    fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
+        let (intake, _clock, folder) = node();
+        for pid in [2, 3] {
+            std::fs::remove_file(folder.path().join(format!("{pid}/environ"))).expect("it may not be read");
+        }
+        let none = json!({});
+        assert_eq!(gpus_after(&intake, 0, Some(2), &none), None, "two GPUs, and no local rank");
+        assert_eq!(gpus_after(&intake, 0, Some(2), &json!({"LOCAL_RANK": 1})), Some(vec![2]));
+        assert_eq!(gpus_after(&intake, 0, Some(3), &none), Some(vec![2]), "its data loader's worker");
+        assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![2]), "told once");
+        assert_eq!(gpus_after(&intake, 0, Some(3), &json!({"LOCAL_RANK": 0})), Some(vec![1]), "started anew");
+    }
+
+    #[test]
+    fn the_devices_that_events_tell_are_not_mixed_with_the_environments_local_rank() {
+        let (mut intake, _clock, folder) = node();
+        intake.kubelet = None;
+        *intake.peers.lock().expect("no panic while held") = Peers::default().at(folder.path().to_owned());
+        // As of a launcher that makes further processes by itself: all have its environment.
+        std::fs::write(folder.path().join("1/environ"), "SLURM_LOCALID=0\0CUDA_VISIBLE_DEVICES=0,1,2")
+            .expect("written");
+        let all = json!({"CUDA_VISIBLE_DEVICES": "0,1,2"});
+        assert_eq!(gpus_after(&intake, 3, Some(1), &all), None, "no guess");
+        assert_eq!(gpus_after(&intake, 3, Some(1), &json!({"LOCAL_RANK": "2"})), Some(vec![2]));
+        assert_eq!(gpus_after(&intake, 4, Some(1), &json!({})), Some(vec![0]), "its environment alone");
     }
 }

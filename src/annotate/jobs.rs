@@ -2,7 +2,7 @@
 
 use super::event::Event;
 use super::limits::Limits;
-use super::place::{Found, Search};
+use super::place::Search;
 use super::rank::{Closed, Open, Rank};
 use super::refusal::Refusal;
 use super::wire::{EventType, Kind, Memory};
@@ -213,7 +213,6 @@ impl Jobs {
         };
         for rank in self.jobs.values_mut().flat_map(|job| job.ranks.values_mut()) {
             rank.gpus = rank.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
-            rank.search.found = None;
         }
         for ended in &mut self.pending {
             ended.gpus = ended.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
@@ -224,18 +223,17 @@ impl Jobs {
 
     /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
     /// still waits for its memory.
-    pub(super) fn set_found(&mut self, job: &str, rank: u32, search: &Search, found: Found) {
+    pub(super) fn set_found(&mut self, job: &str, rank: u32, search: &Search, gpus: &Arc<[usize]>) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
         if known.search.since_ns.is_none() || known.search.since_ns != search.since_ns {
             return;
         }
         let is_its = |ended: &&mut Ended| &*ended.job == job && ended.rank == rank && ended.pid == known.pid;
         for ended in self.pending.iter_mut().filter(is_its) {
-            ended.gpus.get_or_insert_with(|| Arc::clone(&found.gpus));
+            ended.gpus.get_or_insert_with(|| Arc::clone(gpus));
         }
-        known.gpus = Some(Arc::clone(&found.gpus));
+        known.gpus = Some(Arc::clone(gpus));
         known.search.since_ns = None;
-        known.search.found = Some(found);
     }
 
     /// The search for this rank's GPUs; `None` where they are known.

@@ -12,6 +12,8 @@ const JOB_VARIABLES: [(&str, &str); 3] =
     [("HIGHWATER_JOB", ""), ("SLURM_JOB_ID", "slurm-"), ("TORCHELASTIC_RUN_ID", "torchrun-")];
 /// Processes remembered at a time; the table is emptied when it is full.
 const MOST_PEERS: usize = 1024;
+/// A longer value of a variable is not kept, bytes: as of attributes.
+const MOST_BYTES: usize = 1024;
 /// How long what was read is believed: a process id can be used again.
 const KEEP_NS: i64 = 10 * crate::clock::SECOND_NS;
 /// How long it is believed that a process's container is not known.
@@ -25,6 +27,8 @@ pub(super) struct Peer {
     pub place: Place,
     /// Which container it is in; not known where no kubelet is asked.
     pub home: Home,
+    /// Since when it is known to be there, nanoseconds of the timeline.
+    pub since_ns: i64,
 }
 
 /// Processes looked at lately.
@@ -60,24 +64,28 @@ impl Peers {
         if self.known.len() >= MOST_PEERS {
             self.known.clear();
         }
-        let read = || (now_ns, read(&self.proc.join(pid.to_string()), self.kubelet.as_deref()));
+        let read = || (now_ns, read(&self.proc.join(pid.to_string()), self.kubelet.as_deref(), now_ns));
         let known = self.known.entry(pid).or_insert_with(read);
         // A container that has just begun gets its link a little later.
         let keep_ns = if self.kubelet.is_some() && known.1.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS };
         if now_ns - known.0 > keep_ns {
-            *known = read();
+            let before = std::mem::replace(known, read()).1;
+            if before.home == known.1.home {
+                known.1.since_ns = before.since_ns;
+            }
         }
         &known.1
     }
 }
 
-fn read(process: &Path, kubelet: Option<&Kubelet>) -> Peer {
-    let environ = std::fs::read(process.join("environ"));
-    let mut peer = environ.as_deref().map(parse).unwrap_or_default();
+fn read(process: &Path, kubelet: Option<&Kubelet>, now_ns: i64) -> Peer {
+    // A process that has just ended has an empty one.
+    let environ = std::fs::read(process.join("environ")).ok().filter(|environ| !environ.is_empty());
+    let mut peer = Peer { since_ns: now_ns, ..environ.as_deref().map(parse).unwrap_or_default() };
     if let Some(kubelet) = kubelet {
         peer.home = std::fs::read_to_string(process.join("cgroup")).map(|it| kubelet.home_of(&it)).unwrap_or_default();
         // Where the environment may not be read, it may name the job, and does name the rank.
-        if let (Ok(_), Home::Container(container)) = (environ, &peer.home) {
+        if let (Some(_), Home::Container(container)) = (environ, &peer.home) {
             peer.job.get_or_insert_with(|| format!("{}/{}", container.namespace, container.pod));
         }
     }
@@ -87,16 +95,18 @@ fn read(process: &Path, kubelet: Option<&Kubelet>) -> Peer {
 fn parse(environ: &[u8]) -> Peer {
     let variables: HashMap<&str, &str> =
         environ.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('=')).collect();
-    let get = |name: &str| variables.get(name).copied().filter(|value| !value.is_empty());
+    let kept = |name: &str| variables.get(name).copied().filter(|value| value.len() <= MOST_BYTES);
+    let get = |name: &str| kept(name).filter(|value| !value.is_empty());
     let number = |names: [&str; 2]| names.into_iter().find_map(|name| get(name)?.parse::<u32>().ok());
     Peer {
         job: JOB_VARIABLES.iter().find_map(|(name, prefix)| Some(format!("{prefix}{}", get(name)?))),
         rank: number(["RANK", "SLURM_PROCID"]),
         place: Place::of_process(
-            get("CUDA_VISIBLE_DEVICES").map(str::to_owned),
+            // Empty, it hides all of them.
+            kept("CUDA_VISIBLE_DEVICES").map(str::to_owned),
             number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
         ),
-        home: Home::Unknown,
+        ..Peer::default()
     }
 }
 
@@ -132,7 +142,7 @@ mod tests {
         );
         write("environ", b"HIGHWATER_JOB=llama\0");
         assert_eq!(peers.get(77, 4 * KEEP_NS).job.as_deref(), Some("llama"), "what the job says goes before");
-        assert_eq!(*peers.get(78, 0), Peer::default(), "no such process");
+        assert_eq!(*peers.get(78, 0), Peer::default(), "no such process, at 0");
     }
 
     #[test]
@@ -142,5 +152,9 @@ mod tests {
         assert_eq!((peer.rank, peer.place.local_rank), (Some(3), Some(1)));
         assert_eq!(parse(b"SLURM_JOB_ID=77\0HIGHWATER_JOB=llama").job.as_deref(), Some("llama"));
         assert_eq!(parse(b"HIGHWATER_JOB=\0RANK=x"), Peer::default());
+        let hidden = parse(b"CUDA_VISIBLE_DEVICES=\0").place.visible_devices;
+        assert_eq!(hidden.as_deref(), Some(""), "all devices are hidden");
+        let endless = [b"CUDA_VISIBLE_DEVICES=".as_slice(), &[b'0'; MOST_BYTES + 1]].concat();
+        assert_eq!(parse(&endless), Peer::default());
     }
 }

@@ -3,7 +3,6 @@
 use super::event::Attributes;
 use super::wire::Scalar;
 use crate::kubelet::Container;
-use std::sync::Arc;
 
 /// What is told of the place of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,16 +44,23 @@ impl Place {
         }
     }
 
-    /// This, and what `other` tells besides.
-    pub fn or(self, other: Self) -> Self {
+    /// This, and what an earlier event told besides.
+    fn since(self, before: Self) -> Self {
         Self {
-            visible_devices: self.visible_devices.or(other.visible_devices),
-            local_rank: self.local_rank.or(other.local_rank),
-            namespace: self.namespace.or(other.namespace),
-            pod: self.pod.or(other.pod),
-            pod_uid: self.pod_uid.or(other.pod_uid),
-            container: self.container.or(other.container),
+            visible_devices: self.visible_devices.or(before.visible_devices),
+            local_rank: self.local_rank.or(before.local_rank),
+            namespace: self.namespace.or(before.namespace),
+            pod: self.pod.or(before.pod),
+            pod_uid: self.pod_uid.or(before.pod_uid),
+            container: self.container.or(before.container),
         }
+    }
+
+    /// This, and what another source tells besides. A local rank is only of use beside the devices that it counts, so one
+    /// of elsewhere does not stand in.
+    pub fn or(self, other: Self) -> Self {
+        let without_rank = if self.visible_devices.is_some() { Self { local_rank: None, ..other } } else { other };
+        self.since(without_rank)
     }
 
     /// The container, where its pod is told.
@@ -65,12 +71,13 @@ impl Place {
 
     /// Whether `told` is of another pod than this.
     fn is_left_for(&self, told: &Self) -> bool {
-        let differs =
-            |before: &Option<String>, now: &Option<String>| before.is_some() && now.is_some() && before != now;
-        differs(&self.namespace, &told.namespace)
-            || differs(&self.pod, &told.pod)
-            || differs(&self.pod_uid, &told.pod_uid)
+        differ(&self.namespace, &told.namespace) || differ(&self.pod, &told.pod) || differ(&self.pod_uid, &told.pod_uid)
     }
+}
+
+/// Whether both are told and not the same.
+fn differ<T: PartialEq>(before: &Option<T>, now: &Option<T>) -> bool {
+    before.is_some() && now.is_some() && before != now
 }
 
 /// The search for the GPUs of one rank.
@@ -80,44 +87,35 @@ pub(super) struct Search {
     pub since_ns: Option<i64>,
     /// What the rank's events have told so far.
     pub place: Place,
+    /// The process whose event told it last.
+    pub told_by: Option<u32>,
     /// Whether its events named the GPUs that are known.
     pub named: bool,
-    /// What was found last.
-    pub found: Option<Found>,
-}
-
-/// GPUs that were found.
-#[derive(Debug, Clone)]
-pub(super) struct Found {
-    /// Their positions.
-    pub gpus: Arc<[usize]>,
-    /// The container that has them, and which of its GPUs the process uses, where that was how.
-    pub by: Option<(Container, Place)>,
 }
 
 impl Search {
     /// Takes what attributes of an event tell; what an earlier event told stays where this one does not tell. Returns
-    /// whether the rank is in another pod since.
-    pub fn note(&mut self, attributes: &Attributes) -> bool {
+    /// whether GPUs that were found before may be wrong since.
+    pub fn note(&mut self, attributes: &Attributes, pid: Option<u32>) -> bool {
         let told = Place::of_attributes(attributes);
-        let moved = self.place.is_left_for(&told);
-        if moved {
-            self.forget();
+        if told == Place::default() {
+            return false;
         }
-        self.place = told.or(std::mem::take(&mut self.place));
-        moved
+        let before = std::mem::take(&mut self.place);
+        let is_elsewhere = before.is_left_for(&told);
+        let uses_others =
+            differ(&before.visible_devices, &told.visible_devices) || differ(&before.local_rank, &told.local_rank);
+        self.place = if is_elsewhere { told } else { told.since(before) };
+        self.told_by = pid;
+        if is_elsewhere {
+            self.since_ns = None;
+        }
+        is_elsewhere || uses_others
     }
 
-    /// Forgets what was told and found: another process or pod speaks for the rank.
-    pub fn forget(&mut self) {
-        (self.since_ns, self.place) = (None, Place::default());
-    }
-
-    /// What was found before for this very container, and a process that tells the same of itself.
-    pub fn found_in(&self, container: &Container, place: &Place) -> Option<&Found> {
-        let found = self.found.as_ref()?;
-        let (before, told) = found.by.as_ref()?;
-        // Names alone do not tell a container from the one before it.
-        (container.instance.is_some() && before == container && told == place).then_some(found)
+    /// What is known of the place of the rank while process `pid` speaks for it, of which the system tells `own`. What
+    /// another process of the rank has said of itself comes last.
+    pub fn place_of(&self, pid: Option<u32>, own: Place) -> Place {
+        if self.told_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
     }
 }

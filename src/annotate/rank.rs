@@ -100,10 +100,8 @@ impl Rank {
         };
         self.world_size = event.world_size.or(self.world_size);
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
-            // The job was started anew, perhaps elsewhere; or another process of the rank speaks, and a search goes on.
-            if self.gpus.take().is_some() {
-                self.search.forget();
-            }
+            // The job was started anew, perhaps elsewhere; or another process of the rank speaks.
+            self.gpus = None;
             self.outside_allocator_bytes = None;
         }
         self.pid = event.pid.or(self.pid);
@@ -117,8 +115,8 @@ impl Rank {
 
     /// Takes what an event tells of the rank's GPUs and of where it runs.
     pub(super) fn locate(&mut self, event: &Event, now_ns: i64) {
-        let moved = event.attributes.as_ref().is_some_and(|attributes| self.search.note(attributes));
-        if moved && !self.search.named {
+        let note = |attributes| self.search.note(attributes, event.pid);
+        if event.attributes.as_ref().is_some_and(note) && !self.search.named {
             self.gpus = None;
         }
         if let Some(gpus) = &event.gpus {

@@ -45,7 +45,9 @@ impl Home {
     pub fn of_process(cgroups: &str, links: impl FnOnce() -> io::Result<Vec<String>>) -> io::Result<Self> {
         let ids: Vec<&str> = container_ids(cgroups).collect();
         if ids.is_empty() {
-            return Ok(Home::Host);
+            // One that is ending is shown in the root of every hierarchy, wherever it was.
+            let is_somewhere = cgroups.lines().any(|line| !line.ends_with(":/"));
+            return Ok(if is_somewhere { Home::Host } else { Home::Unknown });
         }
         let links = links()?;
         // The outermost first: a container inside a pod's container is not the kubelet's.
@@ -107,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_process_in_no_container_is_the_hosts_and_one_in_another_container_is_nowhere() {
-        for cgroups in ["", "0::/user.slice/session-2.scope\n", &format!("0::/{}\n", &ID[1..])] {
+        assert_eq!(home("12:devices:/\n0::/\n"), Home::Unknown, "it is ending, perhaps");
+        for cgroups in ["0::/user.slice/session-2.scope\n", &format!("0::/{}\n", &ID[1..])] {
             assert_eq!(home(cgroups), Home::Host, "{cgroups}");
             let refused = || Err(io::Error::other("they are not asked for"));
             assert!(Home::of_process(cgroups, refused).is_ok(), "{cgroups}");
