@@ -4,6 +4,7 @@ use crate::annotate::Intake;
 use crate::annotate::wire::Annotation;
 use crate::clock::{Clock, MILLISECOND_NS};
 use crate::source::Source;
+use std::io;
 use std::iter::Peekable;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -51,7 +52,12 @@ impl Voice<'_> {
     fn say(&mut self, annotation: Annotation) {
         let trouble = match &self.socket {
             Some(socket) => match serde_json::to_vec(&annotation) {
-                Ok(json) => socket.send(&json).err().map(|error| error.to_string()),
+                Ok(json) => match socket.send(&json) {
+                    Ok(_) => None,
+                    // The daemon, which stops, has closed it.
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+                    Err(error) => Some(error.to_string()),
+                },
                 Err(error) => Some(error.to_string()),
             },
             None => self.intake.take(annotation, None).err().map(|refusal| refusal.to_string()),
