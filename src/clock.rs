@@ -5,7 +5,9 @@
 //! time that it saw at its start; what jobs send in Unix time is converted with the offset of the moment. Replays
 //! and tests use [`Manual`], so that nothing below the daemon ever asks the system for the time.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Nanoseconds in one second.
 pub const SECOND_NS: i64 = 1_000_000_000;
@@ -115,4 +117,12 @@ fn unix_now_ns() -> i64 {
 fn read(clock: rustix::time::ClockId) -> i64 {
     let now = rustix::time::clock_gettime(clock);
     now.tv_sec * SECOND_NS + now.tv_nsec
+}
+
+/// Waits for a while by the system's clock, or until `stop` is set and the thread is unparked.
+pub fn park_for(duration: Duration, stop: &AtomicBool) {
+    let until = Instant::now() + duration;
+    while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+        thread::park_timeout(until.saturating_duration_since(Instant::now()));
+    }
 }

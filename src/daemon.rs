@@ -8,7 +8,7 @@ mod playback;
 use crate::annotate::Intake;
 use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
-use crate::clock::{Clock, Live, MILLISECOND_NS, SECOND_NS};
+use crate::clock::{Clock, Live, MILLISECOND_NS, SECOND_NS, park_for};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
 use crate::dial::{Dial, Tcp};
@@ -272,10 +272,7 @@ impl Shared {
 
     /// Waits until the daemon is stopped, which [wakes](Daemon::wake) the thread, and at most for a while.
     fn wait(&self, duration_ns: i64) {
-        let until = Instant::now() + Duration::from_nanos(duration_ns.max(0).unsigned_abs());
-        while !self.stopped() && Instant::now() < until {
-            thread::park_timeout(until.saturating_duration_since(Instant::now()));
-        }
+        park_for(Duration::from_nanos(duration_ns.max(0).unsigned_abs()), &self.stop);
     }
 
     fn lane(&self) -> FastLane {

@@ -3,7 +3,7 @@
 //! Enters: a client, where to, an encoded request. Leaves: the encoded answer, or gRPC's status. What a server sends is
 //! untrusted: no more of it is read than the caller says, packed or unpacked.
 
-use crate::dial::Connector;
+use crate::dial::{Connector, printable, with_causes};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use http::HeaderMap;
 use http::uri::PathAndQuery;
@@ -51,6 +51,15 @@ impl Call {
         let mut request = tonic::Request::new(request);
         *request.metadata_mut() = MetadataMap::from_headers(self.headers);
         Ok(grpc.unary(request, PathAndQuery::from_static(self.path), Encoded).await?.into_inner())
+    }
+}
+
+/// What went wrong, for the log: on the way, or as the server says it.
+#[must_use]
+pub fn describe(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(_) => with_causes(status),
+        None => format!("gRPC {:?}: {}", status.code(), printable(status.message())),
     }
 }
 

@@ -131,7 +131,7 @@ mod tests {
         std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
         let peer = peers.get(77, LOOK_AGAIN_NS + 1).clone();
         let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
-        let container = Container { namespace, pod, name: Some("trainer".into()), instance: Some(id) };
+        let container = Container { namespace, pod, name: Some("trainer".into()), id: Some(id) };
         assert_eq!(peer.home, Home::Container(container));
         assert_eq!(peer.job, None, "its environment, which may not be read, may name the job");
         write("environ", b"RANK=5\0LOCAL_RANK=1\0");

@@ -4,46 +4,20 @@ use super::event::Attributes;
 use super::wire::Scalar;
 use crate::kubelet::Container;
 
-/// What is told of the place of one rank.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Place {
+/// What is told of the place of one rank; with borrowed text, what one event tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Place<Text = String> {
     /// The devices that it sees, as `CUDA_VISIBLE_DEVICES` has them.
-    pub visible_devices: Option<String>,
+    pub visible_devices: Option<Text>,
     /// Its position among the processes of its job there.
     pub local_rank: Option<usize>,
-    namespace: Option<String>,
-    pod: Option<String>,
-    pod_uid: Option<String>,
-    container: Option<String>,
+    namespace: Option<Text>,
+    pod: Option<Text>,
+    pod_uid: Option<Text>,
+    container: Option<Text>,
 }
 
-impl Place {
-    /// The devices and the local rank of a process.
-    pub fn of_process(visible_devices: Option<String>, local_rank: Option<usize>) -> Self {
-        Self { visible_devices, local_rank, ..Self::default() }
-    }
-
-    /// What attributes of an event tell. Pods have OpenTelemetry's names.
-    pub fn of_attributes(attributes: &Attributes) -> Self {
-        let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
-        let text = |name: &str| match get(name) {
-            Some(Scalar::Text(text)) => Some(text.clone()),
-            _ => None,
-        };
-        Self {
-            visible_devices: text("CUDA_VISIBLE_DEVICES"),
-            local_rank: match get("LOCAL_RANK") {
-                Some(Scalar::Int(rank)) => usize::try_from(*rank).ok(),
-                Some(Scalar::Text(rank)) => rank.parse().ok(),
-                _ => None,
-            },
-            namespace: text("k8s.namespace.name"),
-            pod: text("k8s.pod.name"),
-            pod_uid: text("k8s.pod.uid"),
-            container: text("k8s.container.name"),
-        }
-    }
-
+impl<Text> Place<Text> {
     /// This, and what an earlier event told besides.
     fn since(self, before: Self) -> Self {
         Self {
@@ -62,21 +36,73 @@ impl Place {
         let without_rank = if self.visible_devices.is_some() { Self { local_rank: None, ..other } } else { other };
         self.since(without_rank)
     }
+}
 
-    /// The container, where its pod is told.
-    pub fn container(&self) -> Option<Container> {
-        let (namespace, pod) = self.namespace.clone().zip(self.pod.clone())?;
-        Some(Container { namespace, pod, name: self.container.clone(), instance: self.pod_uid.clone() })
+impl<'a> Place<&'a str> {
+    /// What attributes of an event tell. Pods have OpenTelemetry's names.
+    fn of_attributes(attributes: &'a Attributes) -> Self {
+        let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
+        let text = |name: &str| match get(name) {
+            Some(Scalar::Text(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        Self {
+            visible_devices: text("CUDA_VISIBLE_DEVICES"),
+            local_rank: match get("LOCAL_RANK") {
+                Some(Scalar::Int(rank)) => usize::try_from(*rank).ok(),
+                Some(Scalar::Text(rank)) => rank.parse().ok(),
+                _ => None,
+            },
+            namespace: text("k8s.namespace.name"),
+            pod: text("k8s.pod.name"),
+            pod_uid: text("k8s.pod.uid"),
+            container: text("k8s.container.name"),
+        }
     }
 
     /// Whether `told` is of another pod than this.
     fn is_left_for(&self, told: &Self) -> bool {
-        differ(&self.namespace, &told.namespace) || differ(&self.pod, &told.pod) || differ(&self.pod_uid, &told.pod_uid)
+        differ(self.namespace, told.namespace) || differ(self.pod, told.pod) || differ(self.pod_uid, told.pod_uid)
+    }
+
+    fn owned(self) -> Place {
+        Place {
+            visible_devices: self.visible_devices.map(str::to_owned),
+            local_rank: self.local_rank,
+            namespace: self.namespace.map(str::to_owned),
+            pod: self.pod.map(str::to_owned),
+            pod_uid: self.pod_uid.map(str::to_owned),
+            container: self.container.map(str::to_owned),
+        }
+    }
+}
+
+impl Place {
+    /// The devices and the local rank of a process.
+    pub fn of_process(visible_devices: Option<String>, local_rank: Option<usize>) -> Self {
+        Self { visible_devices, local_rank, ..Self::default() }
+    }
+
+    fn borrowed(&self) -> Place<&str> {
+        Place {
+            visible_devices: self.visible_devices.as_deref(),
+            local_rank: self.local_rank,
+            namespace: self.namespace.as_deref(),
+            pod: self.pod.as_deref(),
+            pod_uid: self.pod_uid.as_deref(),
+            container: self.container.as_deref(),
+        }
+    }
+
+    /// The container, where its pod is told.
+    pub fn container(&self) -> Option<Container> {
+        let (namespace, pod) = self.namespace.clone().zip(self.pod.clone())?;
+        Some(Container { namespace, pod, name: self.container.clone(), id: None })
     }
 }
 
 /// Whether both are told and not the same.
-fn differ<T: PartialEq>(before: &Option<T>, now: &Option<T>) -> bool {
+fn differ<T: PartialEq>(before: Option<T>, now: Option<T>) -> bool {
     before.is_some() && now.is_some() && before != now
 }
 
@@ -101,12 +127,17 @@ impl Search {
         if told == Place::default() {
             return false;
         }
-        let before = std::mem::take(&mut self.place);
-        let is_elsewhere = before.is_left_for(&told);
-        let uses_others =
-            differ(&before.visible_devices, &told.visible_devices) || differ(&before.local_rank, &told.local_rank);
-        self.place = if is_elsewhere { told } else { told.since(before) };
         self.told_by = pid;
+        let before = self.place.borrowed();
+        let is_elsewhere = before.is_left_for(&told);
+        let after = if is_elsewhere { told } else { told.since(before) };
+        // Clients tell the same with each event: nothing is kept anew then.
+        if after == before {
+            return false;
+        }
+        let uses_others =
+            differ(before.visible_devices, told.visible_devices) || differ(before.local_rank, told.local_rank);
+        self.place = after.owned();
         if is_elsewhere {
             self.since_ns = None;
         }

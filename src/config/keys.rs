@@ -70,7 +70,7 @@ keys! {
     "ring.max_bytes" = "2MiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
     "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. Below $XDG_RUNTIME_DIR by default where the daemon does not run as root.",
-        |s, v| { s.annotations_socket = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+        |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
     "annotations.token_file" = "", "File with the token that annotations over TCP need; must be set to take them on an address that is not loopback.",
         |s, v| { s.token_file = path(v); Ok(()) };
     "annotations.max_jobs" = "64", "Jobs that are known at a time; each is a label value.",
@@ -82,11 +82,11 @@ keys! {
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes, which tells the GPUs of a pod whose job names none; not asked if not set. docs/annotations.md tells what it takes.",
-        |s, v| { s.kubelet.socket = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+        |s, v| { s.kubelet.socket = path_or_none(v); Ok(()) };
     "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log, by which a process's pod is found.",
         |s, v| { s.kubelet.container_logs = path(v).ok_or("is empty")?; Ok(()) };
     "captures.directory" = "/var/lib/highwater/captures", "Where captures are written: the seconds around a finding, an `oom` mark or a request; `none` for no captures. Below $STATE_DIRECTORY or $XDG_STATE_HOME by default where one is set, and below the home directory where the daemon does not run as root.",
-        |s, v| { s.captures.directory = path(v).filter(|path| path.as_os_str() != "none"); Ok(()) };
+        |s, v| { s.captures.directory = path_or_none(v); Ok(()) };
     "captures.before" = "30s", "How far before its trigger a capture begins.",
         |s, v| { s.captures.before_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
     "captures.after" = "10s", "How far after its trigger a capture ends. Further triggers lengthen it up to six times this.",
@@ -143,6 +143,11 @@ fn source(text: &str) -> Result<SourceSpec, String> {
 
 fn path(text: &str) -> Option<PathBuf> {
     (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+/// A path that a layer above can take back with `none`.
+fn path_or_none(text: &str) -> Option<PathBuf> {
+    path(text).filter(|path| path.as_os_str() != "none")
 }
 
 fn duration(text: &str, least_ns: i64, most_ns: i64) -> Result<i64, String> {

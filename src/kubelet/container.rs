@@ -19,8 +19,8 @@ pub struct Container {
     pub pod: String,
     /// Its name in the pod, where known.
     pub name: Option<String>,
-    /// What tells it from another one of the same names, later: its id, or its pod's.
-    pub instance: Option<String>,
+    /// Its id, where a process of it told: another container of the same names has another one.
+    pub id: Option<String>,
 }
 
 /// Where a process is.
@@ -74,7 +74,7 @@ fn parse(link: &str, id: &str) -> Option<Container> {
     }
     let mut parts = names.splitn(3, '_');
     let (pod, namespace, name) = (parts.next()?.to_owned(), parts.next()?.to_owned(), parts.next()?.to_owned());
-    Some(Container { namespace, pod, name: Some(name), instance: Some(id.to_owned()) })
+    Some(Container { namespace, pod, name: Some(name), id: Some(id.to_owned()) })
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn every_runtimes_control_group_finds_the_pod() {
         let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
-        let trainer = Container { namespace, pod, name: Some("trainer".into()), instance: Some(ID.into()) };
+        let trainer = Container { namespace, pod, name: Some("trainer".into()), id: Some(ID.into()) };
         for cgroups in [
             format!(
                 "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6d3b9a1c_7a3e_4f0e_9d5a_0b1c2d3e4f50.slice/cri-containerd-{ID}.scope\n"

@@ -2,17 +2,17 @@
 //!
 //! Enters: the kubelet's PodResources socket; the container that somebody asks for. Leaves: UUIDs as NVML has them.
 //! Invariants: who asks never waits; the kubelet is asked only while somebody looks for a GPU, at most once a second, and
-//! ever more seldom for one that it does not know; nobody is told what was so before they began to look, because a pod of the same name may have had others
-//! then. Absent on purpose: the API server.
+//! ever more seldom for a container that it does not know; nobody is told what was so before they began to look, because a
+//! pod of the same name may have had others then. Absent on purpose: the API server.
 
 mod container;
 mod wire;
 
 pub use container::{Container, Home};
 
-use crate::clock::{Clock, SECOND_NS};
-use crate::dial::{Connector, Unix, printable, with_causes};
-use crate::grpc::Call;
+use crate::clock::{Clock, SECOND_NS, park_for};
+use crate::dial::{Connector, Unix};
+use crate::grpc::{Call, describe};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use hyper_util::client::legacy::Client;
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The shortest time from one list to the next.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -178,10 +178,7 @@ impl Kubelet {
             told.tell(self, &pods);
             // Without an answer nothing is known: what was so before may not be so any more.
             self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
-            let until = Instant::now() + PAUSE;
-            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
-                thread::park_timeout(until.saturating_duration_since(Instant::now()));
-            }
+            park_for(PAUSE, stop);
         }
     }
 
@@ -204,14 +201,6 @@ impl Kubelet {
         let answer = answer.map_err(|_| format!("no answer within {TIMEOUT:?}"))?;
         let answer = answer.map_err(|status| describe(&status))?;
         wire::Pods::decode(answer).map_err(|error| error.to_string())
-    }
-}
-
-/// What went wrong, as the kubelet says it, or on the way to it.
-fn describe(status: &tonic::Status) -> String {
-    match std::error::Error::source(status) {
-        Some(cause) => with_causes(cause),
-        None => format!("gRPC {:?}: {}", status.code(), printable(status.message())),
     }
 }
 
@@ -288,7 +277,7 @@ mod tests {
     }
 
     fn container(namespace: &str, pod: &str, name: Option<&str>) -> Container {
-        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned), instance: None }
+        Container { namespace: namespace.into(), pod: pod.into(), name: name.map(str::to_owned), id: None }
     }
 
     /// A kubelet that was asked at 0.

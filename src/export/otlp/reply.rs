@@ -2,7 +2,8 @@
 
 use super::stats::Signal;
 use super::transport::LONGEST_WAIT;
-use crate::dial::{printable, with_causes};
+use crate::dial::printable;
+use crate::grpc::describe;
 use http_body_util::LengthLimitError;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
@@ -61,14 +62,14 @@ pub(super) fn of_success(signal: Signal, body: &[u8]) -> Reply {
 
 /// What a gRPC status means.
 pub(super) fn of_grpc(status: &Status) -> Reply {
-    let why = format!("gRPC {:?}: {}", status.code(), printable(status.message()));
+    let why = describe(status);
     // The client's own troubles come as statuses too; those of the connection have a cause. That the answer is too long
     // is no trouble that another attempt ends.
     if has_cause::<LengthLimitError>(status) {
         return Reply::Refused("gRPC: the answer is longer than any that is read".into());
     }
     if std::error::Error::source(status).is_some() {
-        return Reply::Retry { after: None, why: with_causes(status) };
+        return Reply::Retry { after: None, why };
     }
     let after = retry_delay(status.details());
     match status.code() {
