@@ -181,7 +181,7 @@ impl Daemon {
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
-    thread::Builder::new().name(name.into()).spawn(run).with_context(|| format!("cannot start thread {name}"))
+    crate::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
 }
 
 /// Joins threads that end within `patience`; returns whether all did.

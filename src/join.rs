@@ -8,7 +8,7 @@ use crate::annotate::{Ended, Intake};
 use crate::attribute::{Flush, FlushDetector, Pressure, attribute};
 use crate::clock::SECOND_NS;
 use crate::ring;
-use crate::sample::{GpuState, Health};
+use crate::sample::GpuState;
 use crate::source::CallStats;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -112,9 +112,9 @@ impl Join {
         }
     }
 
-    /// Until when the memory of every GPU that answers is known.
+    /// Until when the memory of every GPU that is sampled is known.
     fn known_until_ns(&self) -> Option<i64> {
-        let answering = self.gpus.iter().zip(self.rings.iter()).filter(|(gpu, _)| gpu.health() == Health::Up);
+        let answering = self.gpus.iter().zip(self.rings.iter()).filter(|(gpu, _)| gpu.is_sampled());
         answering.filter_map(|(_, ring)| ring.newest_ns()).min()
     }
 

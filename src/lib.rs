@@ -25,6 +25,7 @@ pub mod ring;
 pub mod sample;
 pub mod sim;
 pub mod source;
+pub mod thread;
 pub mod trim;
 pub mod units;
 pub mod web;

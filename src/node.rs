@@ -8,8 +8,8 @@ use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use crate::detect::{self, Detect};
 use crate::join::{Derived, Join};
 use crate::ring;
-use crate::sample::{GpuState, Health, Sampler, TickStats, Xid};
-use crate::source::{CallStats, Medium, OpenError, Source};
+use crate::sample::{Energy, GpuState, Health, Sampler, TickStats, Xid};
+use crate::source::{CallStats, Device, Medium, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -50,17 +50,24 @@ impl Node {
         let devices = source.devices();
         let rings = devices.iter().map(|_| ring::ring(ring)).collect::<Result<Vec<_>, _>>()?;
         let (writers, readers): (Vec<_>, Vec<_>) = rings.into_iter().unzip();
-        let gpus: Arc<[GpuState]> =
-            devices.iter().map(|device| GpuState::new(device.clone(), ring.retention_ns, periods.medium_ns)).collect();
+        let counted = |device: &Device| before.and_then(|before| before.by_uuid.get(&device.uuid));
+        let state_of = |device: &Device| {
+            let mut gpu = GpuState::new(device.clone(), ring.retention_ns, periods.medium_ns);
+            if let Some(counted) = counted(device) {
+                gpu.set_xids(counted.xids.clone());
+                gpu.energy = counted.energy.go_on();
+            }
+            gpu
+        };
+        let gpus: Arc<[GpuState]> = devices.iter().map(state_of).collect();
         let rings: Arc<[ring::Reader]> = readers.into();
         let calls = before.map_or_else(Arc::default, |before| Arc::clone(&before.calls));
         let ticks =
             before.map_or_else(|| Arc::new(TickStats::new(periods.fast_ns)), |before| Arc::clone(&before.ticks));
         let join = Join::new(Arc::clone(&gpus), Arc::clone(&rings), Arc::clone(&calls));
-        for (position, gpu) in gpus.iter().enumerate() {
-            if let Some((xids, derived)) = before.and_then(|before| before.by_uuid.get(&gpu.device.uuid)) {
-                gpu.set_xids(xids.clone());
-                join.inherit(position, derived);
+        for (position, device) in devices.iter().enumerate() {
+            if let Some(counted) = counted(device) {
+                join.inherit(position, &counted.derived);
             }
         }
         Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
@@ -94,8 +101,10 @@ impl Node {
     /// opened again.
     #[must_use]
     pub fn counted(&self) -> Counted {
-        let of =
-            |(position, gpu): (usize, &GpuState)| (gpu.device.uuid.clone(), (gpu.xids(), self.join.derived(position)));
+        let of = |(position, gpu): (usize, &GpuState)| {
+            let (xids, energy, derived) = (gpu.xids(), gpu.energy.go_on(), self.join.derived(position));
+            (gpu.device.uuid.clone(), CountedOfGpu { xids, energy, derived })
+        };
         Counted {
             calls: Arc::clone(&self.calls),
             ticks: Arc::clone(&self.ticks),
@@ -114,7 +123,13 @@ impl Node {
 pub struct Counted {
     calls: Arc<CallStats>,
     ticks: Arc<TickStats>,
-    by_uuid: HashMap<String, (BTreeMap<u64, Xid>, Derived)>,
+    by_uuid: HashMap<String, CountedOfGpu>,
+}
+
+struct CountedOfGpu {
+    xids: BTreeMap<u64, Xid>,
+    energy: Energy,
+    derived: Derived,
 }
 
 /// How often each lane reads, nanoseconds.

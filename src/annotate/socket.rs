@@ -100,14 +100,17 @@ impl Socket {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
         // SAFETY: the header points to a buffer and a control area that live until the call returns, with their sizes.
-        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
+        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
         Ok(Datagram { length, truncated: message.msg_flags & libc::MSG_TRUNC != 0, pid: sender(&message) })
     }
 }
 
-/// Room for the credentials of one sender, with some to spare.
-const CONTROL_BYTES: usize = 64;
+/// Room for the credentials of one sender and for nothing else: the kernel writes them first, and drops what does not fit.
+/// With room to spare a sender could pass open files along, and the daemon would hold them.
+#[allow(clippy::cast_possible_truncation, reason = "twelve bytes")]
+// SAFETY: the macro only computes with its argument.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
 
 /// The control area of a message, aligned as its headers must be.
 #[repr(C, align(8))]

@@ -55,17 +55,18 @@ impl FlushDetector {
         // The value held until this change: the high lasts until memory leaves it.
         let held_until = self.last.map(|(_, used_bytes)| (at_ns, used_bytes));
         self.last = Some((at_ns, used_bytes));
-        let (high_ns, high_bytes) = match (self.high, held_until) {
-            (Some(high), Some(held)) if held.1 >= high.1 => *self.high.insert(held),
-            (Some(high), _) => high,
-            (None, held) => *self.high.insert(held.unwrap_or((at_ns, used_bytes))),
+        let high_bytes = match (self.high, held_until) {
+            (Some(high), Some(held)) if held.1 >= high.1 || (self.low.is_none() && at_ns - high.0 > FALL_NS) => {
+                self.high.insert(held).1
+            }
+            (Some(high), _) => high.1,
+            (None, held) => self.high.insert(held.unwrap_or((at_ns, used_bytes))).1,
         };
         if used_bytes >= high_bytes && self.low.is_none() {
             self.high = Some((at_ns, used_bytes));
             return None;
         }
         match self.low {
-            None if at_ns - high_ns > FALL_NS => self.restart(at_ns, used_bytes),
             None => self.start_fall(at_ns, used_bytes, high_bytes, usable_bytes),
             Some((_, low_bytes)) if used_bytes < low_bytes => self.low = Some((at_ns, used_bytes)),
             Some((low_ns, _)) if at_ns - low_ns > REGROW_NS => self.restart(at_ns, used_bytes),
@@ -122,6 +123,14 @@ mod tests {
     fn two_falls_are_two() {
         let curve = [(0, 130.0), (1000, 120.0), (1060, 129.0), (1200, 121.0), (1260, 128.0), (1300, 129.0)];
         assert_eq!(falls(&curve), [10.0, 8.0]);
+    }
+
+    #[test]
+    fn a_dip_that_was_too_small_hides_no_later_fall() {
+        for fall_ms in [590, 601, 700] {
+            let curve = [(0, 130.0), (100, 129.5), (fall_ms, 120.0), (fall_ms + 30, 129.0)];
+            assert_eq!(falls(&curve).len(), 1, "at {fall_ms} ms");
+        }
     }
 
     #[test]

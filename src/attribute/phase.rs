@@ -72,7 +72,9 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
     if from_ns > to_ns {
         return unknown();
     }
-    let Ok(summary) = ring.summary(from_ns, to_ns) else { return unknown() };
+    // What changes at a phase's end is the next one's. The last reading of a GPU that is gone since is still this one's.
+    let summary = if to_ns < end_ns { ring.summary_through(from_ns, to_ns) } else { ring.summary(from_ns, to_ns) };
+    let Ok(summary) = summary else { return unknown() };
     let above_ns = state.usable_bytes().and_then(|usable_bytes| {
         let thresholds_bytes = THRESHOLDS.map(|threshold| threshold.bytes_of(usable_bytes));
         if summary.max.is_none_or(|max| thresholds_bytes.iter().all(|threshold_bytes| max < *threshold_bytes)) {

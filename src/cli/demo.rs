@@ -1,10 +1,10 @@
 //! `demo`: the daemon on simulated GPUs, with what to look at.
 
-use super::Common;
 use super::serve::{Signals, runtime, tell, until_ended};
+use super::{Common, terminal};
 use crate::config::{SourceSpec, load};
 use crate::daemon::{self, Daemon};
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 /// How often the progress line is brought up to date.
@@ -29,7 +29,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
         let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
-        println!("{}", what_to_look_at(&daemon, &socket));
+        terminal::print_line(what_to_look_at(&daemon, &socket));
         let progress = tokio::spawn(show_progress(daemon.site.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
@@ -76,11 +76,9 @@ async fn show_progress(site: crate::web::Site) {
         ticks.tick().await;
         let line = progress(&site);
         if terminal {
-            print!("\r\x1b[K{line}");
-            // A terminal that has gone away is told nothing more.
-            let _ = std::io::stdout().flush();
+            terminal::print(format_args!("\r\x1b[K{line}"));
         } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
-            println!("{line}");
+            terminal::print_line(line);
         }
         seconds += 1;
     }

@@ -4,6 +4,7 @@ mod demo;
 pub mod probe;
 pub mod replay_eval;
 pub mod serve;
+mod terminal;
 
 use crate::config::{KEYS, Layers, Settings, load};
 use clap::{Args, Parser, Subcommand};
@@ -106,7 +107,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("highwater: {error:#}");
+            terminal::tell_line(format_args!("highwater: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -130,7 +131,7 @@ fn init_log() {
     let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| terminal::Stderr)
         .with_ansi(color)
         .with_target(false)
         .init();

@@ -3,7 +3,7 @@
 //! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding, as
 //! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
 
-use super::settings_of;
+use super::{settings_of, terminal};
 use crate::annotate::{Intake, due};
 use crate::clock::Manual;
 use crate::config::Settings;
@@ -50,9 +50,11 @@ impl ReplayEval {
         let mut total = Score::default();
         all.values().flat_map(BTreeMap::values).for_each(|score| total.add(score));
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "recordings": all, "all": total }))?);
+            terminal::print_line(serde_json::to_string_pretty(
+                &serde_json::json!({ "recordings": all, "all": total }),
+            )?);
         } else {
-            print!("{}", table(&all, &total));
+            terminal::print(table(&all, &total));
         }
         self.judge(&total)
     }

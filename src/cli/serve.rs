@@ -1,6 +1,6 @@
 //! `serve`: the daemon, until a signal.
 
-use super::Serve;
+use super::{Serve, terminal};
 use crate::daemon::{self, Daemon};
 use anyhow::Context as _;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const HTTP_THREADS: usize = 2;
 pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     let settings = serve.settings()?;
     if serve.check_config {
-        println!("settings are valid");
+        terminal::print_line("settings are valid");
         return Ok(());
     }
     runtime()?.block_on(async {
@@ -45,7 +45,7 @@ pub fn stand_back() {
 
 /// The line that people and tests wait for.
 pub(super) fn tell(daemon: &Daemon) {
-    eprintln!("listening on http://{}", daemon.address);
+    terminal::tell_line(format_args!("listening on http://{}", daemon.address));
 }
 
 /// The signals that end the daemon. From when they are listened to, one of them kills nothing any more: it is kept until

@@ -87,7 +87,7 @@ fn memory(view: &View, out: &mut Families) {
         let labels = view.with(window);
         // The window ends now, not at the last sample: what a lost GPU held leaves it in time.
         let from_ns = (view.now_ns - length_ns - crate::annotate::WINDOW_SLACK_NS).max(oldest_ns);
-        let Ok(summary) = view.ring.summary(from_ns, newest_ns) else { continue };
+        let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
         out.count(&c::GPU_MEMORY_USED_MIN, &labels, summary.min);
         out.number(&c::GPU_MEMORY_USED_AVG, &labels, summary.mean);

@@ -18,16 +18,14 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
     let (taken, late, driver) =
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));
     // A recording has no deadlines: nothing is due, and nothing is told.
-    if taken > 0 {
-        out.count(&c::TICKS_DUE, &[], Some(ticks.due.load(Relaxed)));
+    let due = ticks.due.load(Relaxed);
+    if due > 0 {
+        out.count(&c::TICKS_DUE, &[], Some(due));
         out.count(&c::TICKS_TAKEN, &[], Some(taken));
         out.count(&c::TICKS_MISSED, &["late"], Some(late));
         out.count(&c::TICKS_MISSED, &["driver_blocked"], Some(driver));
         out.number(&c::SAMPLER_PERIOD, &[], Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
         out.histogram(&c::SAMPLER_LATENESS, &[], ticks.lateness.counts());
-    }
-    if taken == 0 {
-        return;
     }
     for call in Call::ALL {
         let durations = node.calls.durations(call).counts();

@@ -12,6 +12,9 @@ use super::{
     sync::{Arc, Ordering},
 };
 
+/// A walk over an interval into a sink; `None` where the writer overtook it.
+type Walk<S> = fn(&Store, i64, i64, &mut S) -> Option<()>;
+
 /// Reads one GPU's readings, beside their writer and any number of other readers.
 #[derive(Debug, Clone)]
 pub struct Reader {
@@ -77,9 +80,16 @@ impl Reader {
     /// # Errors
     /// See [`QueryError`].
     pub fn summary(&self, from_ns: i64, to_ns: i64) -> Result<Summary, QueryError> {
-        let sink = Folded { part: Part::NOTHING, first: None, last: None };
-        let folded = self.query(from_ns, to_ns, sink)?;
-        Ok(Summary::new(from_ns, to_ns, &folded.part, folded.first.flatten(), folded.last))
+        self.fold(from_ns, to_ns, scan)
+    }
+
+    /// As [`summary`](Self::summary), with what changed at the very end too: of an interval that ends at the newest
+    /// reading that reading counts, although nothing is known to have held it for any time.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn summary_through(&self, from_ns: i64, to_ns: i64) -> Result<Summary, QueryError> {
+        self.fold(from_ns, to_ns, scan_through)
     }
 
     /// For how many nanoseconds between two times the value was at least each of the thresholds, in one walk. Time in
@@ -126,17 +136,30 @@ impl Reader {
     }
 
     fn changes(&self, from_ns: i64, after_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
-        let newest_ns = self.check(from_ns, to_ns)?;
-        let mut changes = Changes { from_ns, points: Vec::new() };
-        match scan_through(&self.store, after_ns, to_ns, &mut changes) {
-            Some(()) => Ok(changes.points),
-            None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
-        }
+        let changes = Changes { from_ns, points: Vec::new() };
+        let walk = |store: &Store, _from_ns, to_ns, sink: &mut _| scan_through(store, after_ns, to_ns, sink);
+        Ok(self.walk(from_ns, to_ns, changes, walk)?.points)
     }
 
-    fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, mut sink: S) -> Result<S, QueryError> {
+    fn fold(&self, from_ns: i64, to_ns: i64, walk: Walk<Folded>) -> Result<Summary, QueryError> {
+        let sink = Folded { part: Part::NOTHING, first: None, last: None };
+        let folded = self.walk(from_ns, to_ns, sink, walk)?;
+        Ok(Summary::new(from_ns, to_ns, &folded.part, folded.first.flatten(), folded.last))
+    }
+
+    fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, sink: S) -> Result<S, QueryError> {
+        self.walk(from_ns, to_ns, sink, scan)
+    }
+
+    fn walk<S: Sink>(
+        &self,
+        from_ns: i64,
+        to_ns: i64,
+        mut sink: S,
+        walk: impl FnOnce(&Store, i64, i64, &mut S) -> Option<()>,
+    ) -> Result<S, QueryError> {
         let newest_ns = self.check(from_ns, to_ns)?;
-        match scan(&self.store, from_ns, to_ns, &mut sink) {
+        match walk(&self.store, from_ns, to_ns, &mut sink) {
             Some(()) => Ok(sink),
             None => Err(QueryError::Overtaken { oldest_ns: self.oldest_before(newest_ns) }),
         }

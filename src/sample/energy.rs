@@ -13,10 +13,12 @@ pub struct Energy {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct State {
-    /// When the counter was read last, and what it said.
+    /// When the counter was read last since its GPU answers, and what it said.
     read: Option<(i64, f64)>,
+    /// What it said last, also before its GPU was away.
+    last_joules: f64,
     /// The most that was told: a counter never falls.
     told_joules: f64,
 }
@@ -25,10 +27,10 @@ impl Energy {
     /// Keeps a reading of the counter. One that is below the last reading means that the driver was loaded anew.
     pub fn set(&self, at_ns: i64, joules: f64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.read.is_some_and(|(_, last_joules)| joules < last_joules) {
+        if joules < state.last_joules {
             state.told_joules = 0.0;
         }
-        state.read = Some((at_ns, joules));
+        (state.read, state.last_joules) = (Some((at_ns, joules)), joules);
     }
 
     /// Whether the counter has been read since its GPU answers.
@@ -37,9 +39,17 @@ impl Energy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read.is_some()
     }
 
-    /// Forgets the counter: its GPU is gone.
-    pub fn clear(&self) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+    /// Nothing is told until the counter is read again: its GPU is gone. What was told is kept, so that the counter does
+    /// not fall when the GPU is back with fewer joules than were added up.
+    pub fn lose(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).read = None;
+    }
+
+    /// The counter of the same GPU in a state that is made anew.
+    #[must_use]
+    pub fn go_on(&self) -> Self {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { state: Mutex::new(State { read: None, ..state }) }
     }
 
     /// Energy at `at_ns`, joules: the last reading and the power since, as far as that is known. `None` before the first
@@ -83,5 +93,23 @@ mod tests {
         assert!(energy.joules(4 * SECOND_NS, &power).unwrap() > 5_199.0);
         energy.set(5 * SECOND_NS, 3.0);
         assert!(energy.joules(5 * SECOND_NS, &power).unwrap() < 4.0);
+    }
+
+    #[test]
+    fn a_gpu_that_was_away_goes_on_where_it_was_and_a_new_driver_begins_anew() {
+        let (energy, power) = (Energy::default(), hundred_watts());
+        energy.set(2 * SECOND_NS, 5_000.0);
+        assert!(energy.joules(4 * SECOND_NS, &power).unwrap() > 5_199.0);
+        energy.lose();
+        assert_eq!(energy.joules(5 * SECOND_NS, &power), None);
+        energy.set(5 * SECOND_NS, 5_190.0);
+        assert!(energy.joules(5 * SECOND_NS, &power).unwrap() > 5_199.0, "less used than was added up");
+        let energy = energy.go_on();
+        assert_eq!(energy.joules(6 * SECOND_NS, &power), None);
+        energy.set(6 * SECOND_NS, 5_191.0);
+        assert!(energy.joules(6 * SECOND_NS, &power).unwrap() > 5_199.0, "the node was made anew");
+        energy.lose();
+        energy.set(7 * SECOND_NS, 3.0);
+        assert!(energy.joules(7 * SECOND_NS, &power).unwrap() < 4.0, "a new driver");
     }
 }

@@ -7,10 +7,10 @@ use super::latest::Health;
 use super::sweep::{Cause, Sampler, Ticked};
 use crate::clock::{Clock, MILLISECOND_NS, Manual};
 use crate::source::NextTick;
+use crate::thread;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 /// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
@@ -101,10 +101,17 @@ pub fn run_replay(
 pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
     let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
     let mut looked_ns = sampler.clock().now_ns();
+    // The successor that no thread could be started for yet.
+    let mut waiting: Option<Sampler> = None;
     while !stop.load(Ordering::Relaxed) {
         looked_ns = sampler.clock().now_ns().max(looked_ns + 1);
         sampler.clock().sleep_until(looked_ns + period_ns);
         let now_ns = sampler.clock().now_ns();
+        if let Some(successor) = waiting.take() {
+            sampler.stats().account_missed(now_ns, Cause::Late);
+            waiting = start(successor, lane, stop);
+            continue;
+        }
         let Some(stuck) = sampler.stats().stuck_since(now_ns - lane.hang_after_ns) else { continue };
         let Some(gpu) = sampler.gpus().get(stuck.gpu) else { continue };
         gpu.set_health(Health::Hung);
@@ -113,12 +120,16 @@ pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
             gpu.lose("a call on it hung");
             continue;
         }
-        let (successor, stop) = (sampler.successor(), Arc::clone(stop));
-        sampler.stats().account_hang(now_ns);
-        let spawned =
-            thread::Builder::new().name("hw-fast".into()).spawn(move || run_paced(successor, lane.budget, &stop));
-        if let Err(error) = spawned {
-            tracing::error!(%error, "cannot start a new sampling thread");
-        }
+        let successor = sampler.successor();
+        sampler.stats().account_missed(now_ns, Cause::Driver);
+        waiting = start(successor, lane, stop);
     }
+}
+
+/// Starts a thread for a sampler, and gives it back where the system has none to give.
+fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
+    let (runner, stop) = (sampler.share(), Arc::clone(stop));
+    let error = thread::spawn("hw-fast", move || run_paced(runner, lane.budget, &stop)).err()?;
+    tracing::error!(%error, "cannot start a new sampling thread; it is tried again");
+    Some(sampler)
 }

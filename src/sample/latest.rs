@@ -5,7 +5,7 @@ use super::series::Series;
 use crate::source::{Device, Medium, Pcie, Process, Rare, Slow};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Whether a GPU answers.
@@ -18,6 +18,17 @@ pub enum Health {
     Lost = 1,
     /// A call on it has not come back: it is asked again only after that call returned.
     Hung = 2,
+}
+
+/// Whether a GPU answers the memory call.
+#[repr(u8)]
+enum Memory {
+    /// It has not been asked.
+    Unknown = 0,
+    /// It has answered.
+    Answered = 1,
+    /// It does not have the call.
+    Never = 2,
 }
 
 /// A reading and when it was taken.
@@ -38,8 +49,8 @@ pub struct GpuState {
     /// Its energy counter.
     pub energy: Energy,
     health: AtomicU8,
-    /// Whether it ever answers the memory call.
-    has_memory: AtomicBool,
+    /// What is known of its memory call, as [`Memory`].
+    memory: AtomicU8,
     /// Why it does not answer.
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
@@ -68,7 +79,7 @@ impl GpuState {
             series: Series::new(keep_ns, medium_period_ns),
             energy: Energy::default(),
             health: AtomicU8::new(Health::Up as u8),
-            has_memory: AtomicBool::new(true),
+            memory: AtomicU8::new(Memory::Unknown as u8),
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
@@ -97,17 +108,29 @@ impl GpuState {
     /// Whether it is worth asking for its memory.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.health() == Health::Up && self.has_memory.load(Ordering::Relaxed)
+        self.health() == Health::Up && self.memory.load(Ordering::Relaxed) != Memory::Never as u8
     }
 
     /// Its memory is never to be had; everything else of it is.
     pub(super) fn set_without_memory(&self) {
-        self.has_memory.store(false, Ordering::Relaxed);
+        self.memory.store(Memory::Never as u8, Ordering::Relaxed);
+    }
+
+    /// Its memory was read.
+    pub(super) fn set_with_memory(&self) {
+        // Read first: this is the hot path, and the cache line is everybody's.
+        if !self.has_answered() {
+            self.memory.store(Memory::Answered as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether its memory was ever read.
+    pub(super) fn has_answered(&self) -> bool {
+        self.memory.load(Ordering::Relaxed) == Memory::Answered as u8
     }
 
     /// It answers again, whatever it can.
     pub(super) fn set_back(&self) {
-        self.has_memory.store(true, Ordering::Relaxed);
         self.set_health(Health::Up);
     }
 
@@ -130,7 +153,7 @@ impl GpuState {
         self.processes.store(None);
         self.pcie.store(None);
         self.rare.store(None);
-        self.energy.clear();
+        self.energy.lose();
     }
 
     /// Takes over the XIDs that another state of the same GPU has counted.

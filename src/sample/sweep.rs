@@ -142,12 +142,12 @@ impl TickStats {
         self.call.store(number << GPU_BITS, Ordering::SeqCst);
     }
 
-    /// Counts the deadlines since the last accounted one as missed because of the driver: the thread that should have
-    /// counted them hangs in it.
-    pub(super) fn account_hang(&self, now_ns: i64) {
+    /// Counts the deadlines since the last accounted one as missed for `cause`: the thread that should have counted them
+    /// hangs in the driver, or is not there.
+    pub(super) fn account_missed(&self, now_ns: i64, cause: Cause) {
         let period_ns = self.period_ns.load(Ordering::Relaxed).max(1);
         let missed = (now_ns - self.accounted_ns.swap(now_ns, Ordering::Relaxed)) / period_ns;
-        self.miss(Cause::Driver, u64::try_from(missed).unwrap_or(0));
+        self.miss(cause, u64::try_from(missed).unwrap_or(0));
     }
 }
 
@@ -303,14 +303,13 @@ impl Sampler {
             let answer = self.source.memory_used(position, at_ns);
             if !self.is_current() {
                 // The call hung and a successor runs. The GPU answers after all: it is tried again before it is sampled.
-                self.gpus[position].lose("a call on it hung");
+                // Where the call came back just before, this is another GPU's, which has done nothing.
+                self.lose_hung(position);
                 return Ticked::Replaced;
             }
             self.stats.end_call();
-            if self.gpus[position].health() == Health::Hung {
-                // The watchdog gave this call up just when it came back.
-                self.gpus[position].lose("a call on it hung");
-            }
+            // The watchdog may have given this call up just when it came back.
+            self.lose_hung(position);
             let end_ns = self.clock.now_ns();
             self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
             observe(end_ns - begin_ns);
@@ -320,11 +319,22 @@ impl Sampler {
         ticked
     }
 
+    fn lose_hung(&self, position: usize) {
+        if self.gpus[position].health() == Health::Hung {
+            self.gpus[position].lose("a call on it hung");
+        }
+    }
+
     fn note(&mut self, position: usize, answer: Result<u64, Error>, at_ns: i64) {
         let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
         match &answer {
-            Ok(_) => *failing_since_ns = None,
-            Err(Error::Unsupported) => gpu.set_without_memory(),
+            Ok(_) => {
+                *failing_since_ns = None;
+                gpu.set_with_memory();
+            }
+            Err(Error::NotYet(_)) => *failing_since_ns = None,
+            // Believed of a GPU that has never answered. One that has, and says this now, is failing like any other.
+            Err(Error::Unsupported) if !gpu.has_answered() => gpu.set_without_memory(),
             Err(error) => {
                 self.calls.fail(Call::MemoryInfo);
                 let since_ns = *failing_since_ns.get_or_insert(at_ns);

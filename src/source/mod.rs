@@ -16,6 +16,9 @@ pub enum Error {
     /// This GPU or driver never answers this call: ask once and leave it.
     #[error("not supported")]
     Unsupported,
+    /// There is nothing of this GPU yet: go on asking.
+    #[error("{0}")]
+    NotYet(String),
     /// The GPU is gone until it is [reacquired](Source::reacquire): stop asking it.
     #[error("GPU lost: {0}")]
     Lost(String),
@@ -182,7 +185,7 @@ pub trait Source: Send + Sync {
     /// Memory in use by everything but the driver's reserve, bytes. Fast lane: no allocation, no waiting.
     ///
     /// # Errors
-    /// [`Error::Lost`] for a GPU that is gone, [`Error::Failed`] for one bad reading.
+    /// [`Error::NotYet`] before its first reading, [`Error::Lost`] for a GPU that is gone, [`Error::Failed`] for one bad reading.
     fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error>;
 
     /// The medium lane's readings; each call is timed into `calls`.

@@ -120,6 +120,24 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
 }
 
 #[test]
+fn open_files_that_a_sender_passes_along_are_not_kept() {
+    let daemon = simulated();
+    let open_files = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its open files").count();
+    let before = open_files();
+    let script = format!(
+        "import socket\nsender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nsender.connect({:?})\n\
+         for text in [b'{{}}', b'x' * 70_000]:\n    for _ in range(100): socket.send_fds(sender, [text], [0, 1, 2, 0])",
+        daemon.socket()
+    );
+    let status = std::process::Command::new("python3").args(["-c", &script]).status().expect("python3");
+    assert!(status.success());
+    wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 100.0);
+    wait_for(&daemon, "highwater_annotations_total{outcome=\"too_large\"}", 100.0);
+    // A scrape's connection may be open in one count and not in the other; a hundred datagrams with four files each show.
+    assert!(open_files() < before + 50, "{before} open files, then {}", open_files());
+}
+
+#[test]
 fn a_sender_without_a_job_is_named_by_its_environment() {
     let daemon = simulated();
     // A process of its own, so that its environment can be its own: it sends what it reads.

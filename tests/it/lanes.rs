@@ -161,6 +161,20 @@ fn a_gpu_that_only_fails_is_down_and_what_it_counted_stays() {
 }
 
 #[test]
+fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
+    let mut control = gpus(2);
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    node.until("the GPU", |metrics| value(metrics, &used(1)).is_some());
+    control["gpus"][1]["errors"] = json!({"nvmlDeviceGetMemoryInfo_v2": 3, "nvmlDeviceGetMemoryInfo": 3});
+    node.control.put(&control);
+    let metrics = node.until("that it is down", |metrics| value(metrics, &up(1)) == Some(0.0));
+    assert_eq!((value(&metrics, &used(1)), value(&metrics, &up(0))), (None, Some(1.0)));
+    control["gpus"][1]["errors"] = json!({});
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
+}
+
+#[test]
 fn an_expensive_driver_is_backed_off_from() {
     let mut control = gpus(2);
     control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 400.0});

@@ -1,6 +1,9 @@
 //! How the daemon begins and ends, and what it tells without a GPU.
 
 use crate::daemon::{Daemon, command};
+use rustix::process::{Pid, Signal};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -22,6 +25,33 @@ fn without_a_driver_it_says_so_and_serves() {
     assert_eq!(status, 503);
     assert!(why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
     assert!(daemon.get("/").contains("/nonexistent/libnvidia-ml.so.1"));
+}
+
+#[test]
+fn it_goes_on_when_nobody_reads_its_log_any_more() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let socket = folder.path().join("annotations.sock");
+    let mut serve = command();
+    serve.args(["serve", "--source", "sim", "--listen", "127.0.0.1:0", "--annotations-socket"]).arg(&socket);
+    serve.env("XDG_STATE_HOME", folder.path()).stderr(std::process::Stdio::piped());
+    let mut child = serve.spawn().expect("it starts");
+    let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let address = log.find_map(|line| Some(line.expect("a line").split_once("listening on ")?.1.to_owned()));
+    let metrics = format!("{}/metrics", address.expect("it listens"));
+    // The reader goes away, and each of these is worth a line.
+    drop(log);
+    let sender = UnixDatagram::unbound().expect("a socket");
+    let begun = Instant::now();
+    let told = "highwater_annotations_total{outcome=\"malformed\"} 3";
+    for _ in 0..3 {
+        sender.send_to(b"not json", &socket).expect("the socket is there");
+    }
+    while !ureq::get(&metrics).call().expect("metrics").body_mut().read_to_string().expect("text").contains(told) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the thread that takes annotations is gone");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    assert!(child.wait().expect("it ends").success());
 }
 
 #[test]

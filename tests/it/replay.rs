@@ -104,6 +104,29 @@ fn the_speed_of_a_replay_changes_no_result() {
 }
 
 #[test]
+fn a_gpu_that_the_recording_knows_only_later_is_played_from_then_on() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let header = lines("nvml_1khz.csv.gz").next().expect("a header");
+    let rows = ["1000000000,0,5", "7000000000,0,6", "8000000000,1,70", "9000000000,1,80", "9500000000,0,7"];
+    let text = [&[header.as_str()], rows.as_slice()].concat().join("\n");
+    std::fs::write(folder.path().join("nvml_1khz.csv"), text).expect("written");
+    let source = format!("replay:{}", folder.path().display());
+    let daemon = Daemon::start(&["serve", "--source", &source, "--replay-speed", "max"]);
+    let begun = Instant::now();
+    loop {
+        let (_, body) = daemon.ask("/api/v1/gpus/1/memory?from=0");
+        let told: Value = serde_json::from_str(&body).expect("JSON");
+        if told["peak_bytes"].as_u64().is_some_and(|peak| peak >= 80) {
+            break;
+        }
+        assert!(begun.elapsed() < REPLAYED_WITHIN, "{body}");
+        std::thread::yield_now();
+    }
+    let findings = daemon.get("/api/v1/findings");
+    assert!(!findings.contains("gpu_lost"), "{findings}");
+}
+
+#[test]
 fn what_the_recording_does_not_tell_is_not_told() {
     let (daemon, answer) = replayed(&["--replay-speed", "max"], 580 * 6);
     let newest = &answer["phases"][0];

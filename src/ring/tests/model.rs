@@ -77,7 +77,20 @@ impl Model {
     }
 
     pub(super) fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
-        let held = self.held(from_ns, to_ns);
+        Self::fold(from_ns, to_ns, &self.held(from_ns, to_ns))
+    }
+
+    /// As `summary`, with what is written at the very end too, for no time.
+    pub(super) fn summary_through(&self, from_ns: i64, to_ns: i64) -> Summary {
+        let mut held = self.held(from_ns, to_ns);
+        if from_ns < to_ns {
+            let at_end = self.changes.iter().filter(|change| change.at_ns == to_ns);
+            held.extend(at_end.map(|change| Held { from_ns: to_ns, to_ns, used: change.used }));
+        }
+        Self::fold(from_ns, to_ns, &held)
+    }
+
+    fn fold(from_ns: i64, to_ns: i64, held: &[Held]) -> Summary {
         let known: Vec<(u64, i64)> =
             held.iter().filter_map(|held| Some((held.used?, held.to_ns - held.from_ns))).collect();
         let values: Vec<u64> = known.iter().map(|known| known.0).collect();

@@ -118,6 +118,8 @@ impl Pair {
             return;
         }
         assert_eq!(self.reader.summary(from_ns, to_ns).unwrap(), self.model.summary(from_ns, to_ns));
+        let through = self.reader.summary_through(from_ns, to_ns).unwrap();
+        assert_eq!(through, self.model.summary_through(from_ns, to_ns));
         let thresholds_bytes = [threshold_bytes, threshold_bytes / 2, 0];
         let above_ns = thresholds_bytes.map(|threshold_bytes| self.model.above_ns(from_ns, to_ns, threshold_bytes));
         assert_eq!(self.reader.above_ns(from_ns, to_ns, thresholds_bytes), Ok(above_ns));

@@ -51,6 +51,18 @@ fn a_change_at_the_end_of_an_interval_does_not_count_and_one_at_its_begin_does()
 }
 
 #[test]
+fn the_newest_reading_counts_in_an_interval_that_reaches_through_it() {
+    let (mut writer, reader) = written(&[Some(1), Some(5), Some(9)]);
+    let through = reader.summary_through(0, 2 * MS).unwrap();
+    assert_eq!((through.max, through.last, through.known_ns), (Some(9 * GIB), Some(9 * GIB), 2 * MS));
+    assert_eq!((reader.summary(0, 2 * MS).unwrap().max, through.mean), (Some(5 * GIB), Some(3.0 * GIB as f64)));
+    // Then the GPU is gone: what was read of it last was read all the same.
+    writer.gap(2 * MS).unwrap();
+    let through = reader.summary_through(0, 2 * MS).unwrap();
+    assert_eq!((through.max, through.last, through.gap_ns), (Some(9 * GIB), None, 0));
+}
+
+#[test]
 fn a_gap_is_neither_zero_nor_the_last_value() {
     let (_, reader) = written(&[Some(4), None, None, Some(6), Some(6)]);
     let summary = reader.summary(0, 4 * MS).unwrap();

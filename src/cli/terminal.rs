@@ -1,0 +1,37 @@
+//! What people read of a command, whether or not anybody still does.
+//!
+//! The reader of a pipe may go away, and a disk that stderr is sent to may fill up. Neither is a reason to stop
+//! measuring, and the standard macros would panic in the thread that happens to speak.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Standard error that takes everything; what cannot be written is lost.
+pub(super) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes to standard output as it is.
+pub(super) fn print(text: impl Display) {
+    let mut stdout = io::stdout();
+    let _ = write!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// One line on standard output.
+pub(super) fn print_line(line: impl Display) {
+    print(format_args!("{line}\n"));
+}
+
+/// One line on standard error.
+pub(super) fn tell_line(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
