@@ -38,8 +38,9 @@ bench: ## Benchmarks, each beside the figure that it has to hold
 
 gpu: ## How to measure on real GPUs
 	@echo "On a machine with NVIDIA GPUs, a C compiler and the driver:"
-	@for script in benches/gpu/*.sh; do if [ -e "$$script" ]; then echo "  $$script"; fi; done
-	@echo "docs/performance.md says what each measures and has the figures."
+	@echo "  cargo build --release"
+	@echo "  HIGHWATER=target/release/highwater python3 benches/gpu/bench.py --out results/"
+	@echo "benches/gpu/README.md says what it measures, docs/performance.md has the figures."
 
 image: ## The container image, with docker, podman or buildah, whichever is here; IMAGE names it
 	$(CONTAINER_TOOL) build -t $(IMAGE) .

@@ -17,7 +17,7 @@ use crate::kubelet::Kubelet;
 use crate::node::{Counted, Node, Slot};
 use crate::record::Recorder;
 use crate::ring;
-use crate::sample::{self, Budget, FastLane, Processes};
+use crate::sample::{self, Budget, FastLane, Health, Processes, RARE_TURNS};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::trim;
@@ -92,6 +92,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
     let address = listener.local_addr()?;
     let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
+
+    tell_doors(&settings, &access);
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
@@ -236,6 +238,32 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
     Ok(Access::Token(token.trim().into()))
 }
 
+/// Tells where annotations are taken.
+fn tell_doors(settings: &Settings, access: &Access) {
+    if let Some(path) = &settings.annotations_socket {
+        tracing::info!(socket = %path.display(), "taking annotations");
+    }
+    if matches!(access, Access::Closed) {
+        tracing::info!(
+            "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
+        );
+    }
+}
+
+/// Reads what settings point to, as [`start`] would, and starts nothing.
+///
+/// # Errors
+/// Everything that cannot be read.
+pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
+    let read = [
+        scenario(settings).map(|_| ()),
+        Playback::open(settings, &Live::start()).map(|_| ()),
+        access(settings).map(|_| ()),
+    ];
+    let faults: Vec<_> = read.into_iter().filter_map(Result::err).collect();
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
 fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
     let name = match &settings.source {
         SourceSpec::Sim(None) => return Ok(Some(Scenario::demo())),
@@ -348,9 +376,9 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     if let Err(error) = start_lanes(shared, &mut lanes, writers) {
         tracing::error!("not every lane runs: {error:#}");
     }
-    if wait_for_loss(shared, &node) {
-        let message = "every GPU is lost; NVML is opened again".to_owned();
-        shared.slot.clear(OpenError { reason: "all_gpus_lost", message });
+    if let Some(end) = wait_for_end(shared, &node) {
+        tracing::warn!(reason = end.reason, "{end}");
+        shared.slot.clear(end);
     }
     lanes.stop.store(true, Ordering::Relaxed);
     if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
@@ -360,9 +388,13 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     Some(node.counted())
 }
 
-/// Waits until every GPU has been lost for a while, and returns so; or until the daemon stops.
-fn wait_for_loss(shared: &Shared, node: &Node) -> bool {
-    let (mut lost_since_ns, mut settled_ns) = (None, Some(shared.clock.now_ns() + SETTLED_NS));
+/// Waits until every GPU has been lost for a while, or the devices are others than were found, and returns why the source
+/// is to be opened again; or until the daemon stops.
+fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
+    let begin_ns = shared.clock.now_ns();
+    let (mut lost_since_ns, mut settled_ns) = (None, Some(begin_ns + SETTLED_NS));
+    let devices_period_ns = node.periods.slow_ns * RARE_TURNS;
+    let (mut devices_ns, mut has_changed) = (begin_ns + devices_period_ns, false);
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
         let now_ns = shared.clock.now_ns();
@@ -374,10 +406,19 @@ fn wait_for_loss(shared: &Shared, node: &Node) -> bool {
         }
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
-            return true;
+            let message = "every GPU is lost; NVML is opened again".to_owned();
+            return Some(OpenError { reason: "all_gpus_lost", message });
+        }
+        // A driver that hangs on one GPU is not asked for all. Twice, because instances are made one by one.
+        if now_ns >= devices_ns && !node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
+            devices_ns = now_ns + devices_period_ns;
+            if std::mem::replace(&mut has_changed, node.source.has_changed()) && has_changed {
+                let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
+                return Some(OpenError { reason: "devices_changed", message });
+            }
         }
     }
-    false
+    None
 }
 
 /// The threads of one node.

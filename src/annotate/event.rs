@@ -55,9 +55,11 @@ pub(super) struct Context<'a> {
 impl Context<'_> {
     /// Checks one annotation; `job` and `rank` stand in where it names none.
     pub fn check(&self, raw: Annotation, job: Option<String>, rank: Option<u32>) -> Result<Event, Refusal> {
-        let job = raw.job.or(job).ok_or(Refusal::Missing(
-            "job: missing, and the peer's environment has none of HIGHWATER_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID",
-        ))?;
+        let job = raw.job.or(job).ok_or(Refusal::Missing(if self.pid.is_some() {
+            "job: missing, and the peer's environment has none of HIGHWATER_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID"
+        } else {
+            "job: missing (only on the socket, and where the kernel tells the sender's process, may it be left out)"
+        }))?;
         self.check_name("job", &job)?;
         let name = match (raw.name, raw.kind) {
             (Some(name), _) => name,

@@ -8,7 +8,7 @@ use super::log::{EventLog, LogLimits};
 use super::peer::Peers;
 use super::place::Search;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
-use super::wire::{Annotation, EventType};
+use super::wire::{Annotation, EventType, Kind};
 use crate::clock::Clock;
 use crate::kubelet::{Container, Home, Kubelet};
 use crate::sample::Processes;
@@ -201,6 +201,9 @@ impl Intake {
             listener(&event);
         }
         let mut knows_gpus = search.is_none();
+        if knows_gpus && event.event == EventType::Begin && event.kind == Kind::Step {
+            self.follow(&event);
+        }
         // Looked for without the jobs, because it may read another process's environment.
         if let Some(search) = search
             && let Some(found) = self.find_gpus(&event, &search, gpus.as_deref(), now_ns)
@@ -213,6 +216,14 @@ impl Intake {
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
         })
+    }
+
+    /// Looks at each step whether a rank that named no GPUs runs on others than were found: a process may have begun on one
+    /// and spread over several since.
+    fn follow(&self, event: &Event) {
+        if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
+            self.jobs().set_moved(&event.job, event.rank, &found);
+        }
     }
 
     fn peer_job(&self, pid: Option<u32>, now_ns: i64) -> (Option<String>, Option<u32>) {

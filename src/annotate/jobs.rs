@@ -236,6 +236,14 @@ impl Jobs {
         known.search.since_ns = None;
     }
 
+    /// Notes that a rank's process was seen on these GPUs, unless its events name others.
+    pub(super) fn set_moved(&mut self, job: &str, rank: u32, gpus: &[usize]) {
+        let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
+        if !known.search.named && known.gpus.as_deref().is_some_and(|known| known != gpus) {
+            known.gpus = Some(gpus.into());
+        }
+    }
+
     /// The search for this rank's GPUs; `None` where they are known.
     pub(super) fn search(&self, job: &str, rank: u32) -> Option<Search> {
         let search = &self.jobs.get(job)?.ranks.get(&rank)?.search;

@@ -30,7 +30,7 @@ pub enum Kind {
 
 /// One GPU or several: indexes, UUIDs or PCI bus ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`gpu` is an index, a UUID or a PCI bus id, or a list of these")]
 pub enum Gpus {
     /// One GPU.
     One(Gpu),
@@ -40,7 +40,7 @@ pub enum Gpus {
 
 /// One GPU as a job names it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a GPU is an index, a UUID or a PCI bus id")]
 pub enum Gpu {
     /// Index, as `nvidia-smi` shows it.
     Index(u32),
@@ -74,7 +74,7 @@ pub struct Memory {
 
 /// The value of an attribute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "an attribute is a text, a number, `true` or `false`")]
 #[allow(missing_docs, reason = "each is its JSON type")]
 pub enum Scalar {
     Bool(bool),
@@ -85,7 +85,7 @@ pub enum Scalar {
 
 /// One event of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an annotation, which is a JSON object")]
 pub struct Annotation {
     /// Begin, end or mark.
     pub event: EventType,

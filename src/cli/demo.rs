@@ -60,7 +60,7 @@ Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15
 Mark a phase of your own:
   curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'
   curl {url}/api/v1/annotations -d '{{\"event\":\"end\",\"name\":\"mine\",\"job\":\"me\"}}'
-  curl -s {url}/metrics | grep 'phase=\"mine\"'
+  sleep 1; curl -s {url}/metrics | grep 'phase=\"mine\"'
 Record the last seconds of all of it, for `sqlite3` to open:
   curl {url}/api/v1/captures -d '{{\"seconds_after\":1}}'; sleep 3; curl {url}/api/v1/captures
 Jobs mark theirs over {socket}

@@ -14,6 +14,10 @@ const HTTP_THREADS: usize = 2;
 pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     let settings = serve.settings()?;
     if serve.check_config {
+        daemon::check(&settings).map_err(|faults| {
+            let told: Vec<_> = faults.iter().map(|fault| format!("{fault:#}")).collect();
+            anyhow::anyhow!(told.join("\n"))
+        })?;
         terminal::print_line("settings are valid");
         return Ok(());
     }

@@ -39,8 +39,9 @@ pub struct Faults(pub Vec<Fault>);
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.key {
-            Some(key) => write!(f, "{}: {key}: {}", self.place, self.problem),
-            None => write!(f, "{}: {}", self.place, self.problem),
+            // A flag names its key itself.
+            Some(key) if !self.place.ends_with(key.as_str()) => write!(f, "{}: {key}: {}", self.place, self.problem),
+            _ => write!(f, "{}: {}", self.place, self.problem),
         }
     }
 }
@@ -70,7 +71,10 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
             (None, _) => Some(unknown_key(&key)),
             (Some(_), Err(_)) => Some("is not a single value".into()),
             (Some(known), Ok(text)) => {
-                (known.set)(&mut settings, &text).err().map(|problem| format!("`{text}` {problem}"))
+                let told = format!("`{text}`");
+                let with_value =
+                    |problem: String| if problem.starts_with(&told) { problem } else { format!("{told} {problem}") };
+                (known.set)(&mut settings, &text).err().map(with_value)
             }
         };
         faults.extend(problem.map(|problem| Fault { place: place(), key: Some(key.clone()), problem }));

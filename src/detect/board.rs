@@ -114,10 +114,12 @@ impl Board {
         Change { ended: self.end(now_ns, |finding| finding.sign.kind != Kind::GpuLost), ..Change::default() }
     }
 
-    /// A GPU that was lost and is not among these is lost still.
+    /// A GPU that was lost and is not among these is lost still. A MIG instance was taken away: it is no more.
     pub(super) fn keep_lost(&mut self, uuids: &[String], now_ns: i64) {
         for ((kind, uuid, ..), finding) in &mut self.active {
-            if *kind == Kind::GpuLost && uuid.as_ref().is_some_and(|uuid| !uuids.contains(uuid)) {
+            if *kind == Kind::GpuLost
+                && uuid.as_ref().is_some_and(|uuid| !uuids.contains(uuid) && !uuid.starts_with("MIG-"))
+            {
                 finding.sign.until_ns = now_ns + SECOND_NS;
             }
         }

@@ -40,7 +40,7 @@ metrics! {
     GPU_INFO = Gauge "highwater_gpu_info" ["gpu", "uuid", "name", "pci_bus_id", "driver_version", "parent_uuid", "mig_profile"]
         "Static facts of a GPU or MIG instance, always 1. From NVML, read at the start.";
     GPU_UP = Gauge "highwater_gpu_up" ["gpu", "uuid"]
-        "Whether the GPU answers: 0 when the driver calls it lost or a call on it hangs.";
+        "Whether the GPU answers: 0 when the driver calls it lost, a call on it hangs, or it cannot be opened (then without `uuid`).";
     GPU_MEMORY_TOTAL = Gauge "highwater_gpu_memory_total_bytes" ["gpu", "uuid"]
         "Framebuffer size. From NVML memory info, every 30 s.";
     GPU_MEMORY_USED = Gauge "highwater_gpu_memory_used_bytes" ["gpu", "uuid"]

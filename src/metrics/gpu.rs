@@ -42,6 +42,9 @@ impl View<'_> {
 /// Collects every GPU's samples.
 pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     let now_ns = node.clock.now_ns();
+    for skipped in node.source.skipped() {
+        out.count(&c::GPU_UP, &[&skipped.index, ""], Some(0));
+    }
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
         let labels = [state.device.index.as_str(), state.device.uuid.as_str()];

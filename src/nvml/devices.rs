@@ -6,17 +6,9 @@
 use super::errors::Code;
 use super::raw::{Handle, MemoryVersion, Raw};
 use super::unit::{Instance, Unit};
-use crate::source::Device;
+use crate::source::{Device, Skipped};
 use nvml_wrapper::Nvml as Library;
-
-/// A GPU or MIG instance that NVML counts and that could not be opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Skipped {
-    /// Its index, as [`Device::index`].
-    pub index: String,
-    /// What NVML said.
-    pub reason: String,
-}
+use std::collections::HashSet;
 
 /// What the node has.
 #[derive(Debug, Default)]
@@ -44,30 +36,26 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn add_gpu(&mut self, index: u32) {
-        let opened = self.library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)));
-        match opened {
+        match open_gpu(self.library, index) {
             Ok((gpu, uuid)) => {
                 let parent = self.found.devices.len();
                 self.add(&gpu, Device { index: index.to_string(), uuid, ..Device::default() }, None);
                 self.add_instances(&gpu, parent);
             }
-            Err(error) => self.skip(index.to_string(), Code::from(error)),
+            Err(code) => self.skip(index.to_string(), code),
         }
     }
 
     fn add_instances(&mut self, gpu: &nvml_wrapper::Device<'_>, parent: usize) {
-        const ENABLED: u32 = 1;
-        if !gpu.mig_mode().is_ok_and(|mode| mode.current == ENABLED) {
+        if !has_instances(gpu) {
             return;
         }
         let gpu_index = self.found.devices[parent].index.clone();
         for place in 0..gpu.mig_device_count().unwrap_or(0) {
             let index = format!("{gpu_index}:{place}");
-            let opened = gpu.mig_device_by_index(place).and_then(|mig| mig.uuid().map(|uuid| (mig, uuid)));
-            match opened.map_err(Code::from) {
-                Ok((mig, uuid)) => self.add_instance(&mig, index, uuid, parent),
-                // A place where no instance was made.
-                Err(Code::NOT_FOUND | Code::INVALID_ARGUMENT) => {}
+            match open_instance(gpu, place) {
+                Ok(Some((mig, uuid))) => self.add_instance(&mig, index, uuid, parent),
+                Ok(None) => {}
                 Err(code) => self.skip(index, code),
             }
         }
@@ -126,6 +114,52 @@ impl Finder<'_> {
             )
         })
     }
+}
+
+fn open_gpu(library: &Library, index: u32) -> Result<(nvml_wrapper::Device<'_>, String), Code> {
+    Ok(library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)))?)
+}
+
+fn has_instances(gpu: &nvml_wrapper::Device<'_>) -> bool {
+    const ENABLED: u32 = 1;
+    gpu.mig_mode().is_ok_and(|mode| mode.current == ENABLED)
+}
+
+/// The MIG instance at this place of a GPU; `None` where none was made.
+fn open_instance<'a>(
+    gpu: &nvml_wrapper::Device<'a>,
+    place: u32,
+) -> Result<Option<(nvml_wrapper::Device<'a>, String)>, Code> {
+    let opened = gpu.mig_device_by_index(place).and_then(|mig| mig.uuid().map(|uuid| (mig, uuid)));
+    match opened.map_err(Code::from) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(Code::NOT_FOUND | Code::INVALID_ARGUMENT) => Ok(None),
+        Err(code) => Err(code),
+    }
+}
+
+/// Whether NVML shows devices that are not among these, or no more shows an instance of a GPU that answers. A GPU that
+/// is gone is lost, which is told where it is read.
+pub(super) fn differ(library: &Library, devices: &[Device]) -> bool {
+    let known: HashSet<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
+    let gpus = (0..library.device_count().unwrap_or(0)).filter_map(|index| open_gpu(library, index).ok());
+    for (gpu, uuid) in gpus {
+        if !known.contains(uuid.as_str()) {
+            return true;
+        }
+        let places = if has_instances(&gpu) { gpu.mig_device_count().unwrap_or(0) } else { 0 };
+        let Ok(instances) = (0..places).map(|place| open_instance(&gpu, place)).collect::<Result<Vec<_>, _>>() else {
+            continue;
+        };
+        let shown: HashSet<String> = instances.into_iter().flatten().map(|(_, uuid)| uuid).collect();
+        let of_gpu = devices.iter().filter(|device| device.parent_uuid.as_ref() == Some(&uuid));
+        if of_gpu.map(|device| device.uuid.as_str()).collect::<HashSet<_>>()
+            != shown.iter().map(String::as_str).collect()
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// The handle inside the wrapper's device.

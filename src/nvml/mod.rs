@@ -18,9 +18,7 @@ mod processes;
 mod raw;
 mod unit;
 
-pub use devices::Skipped;
-
-use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Slow, Source};
+use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Skipped, Slow, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
@@ -51,7 +49,7 @@ pub struct Nvml {
 /// # Errors
 /// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`, `no_permission`,
 /// `no_gpus`, `init_failed`, and a message that tells what to do. A GPU that alone cannot be opened is no error: it is
-/// in [`Nvml::skipped`].
+/// among those [skipped](Source::skipped).
 pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let mut builder = nvml_wrapper::Nvml::builder();
     if let Some(path) = library {
@@ -84,13 +82,6 @@ fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
 }
 
 impl Nvml {
-    /// GPUs and MIG instances that NVML counts and that could not be opened, with the reason. They stay out for the
-    /// life of this source.
-    #[must_use]
-    pub fn skipped(&self) -> &[Skipped] {
-        &self.skipped
-    }
-
     /// The driver's version, as `580.159.04`.
     #[must_use]
     pub fn driver_version(&self) -> Option<&str> {
@@ -169,6 +160,14 @@ impl Source for Nvml {
 
     fn energy_joules(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<f64> {
         self.questions(gpu, calls).and_then(|questions| questions.energy_joules())
+    }
+
+    fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    fn has_changed(&self) -> bool {
+        devices::differ(&self.library, &self.devices)
     }
 
     fn reacquire(&self, gpu: usize) -> Result<(), Error> {

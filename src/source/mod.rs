@@ -37,6 +37,15 @@ pub struct OpenError {
     pub message: String,
 }
 
+/// A GPU or MIG instance that the driver counts and that could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its index, as [`Device::index`].
+    pub index: String,
+    /// What the driver said.
+    pub reason: String,
+}
+
 /// One GPU or MIG instance, as it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
@@ -224,6 +233,17 @@ pub trait Source: Send + Sync {
     fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64> {
         let _ = (gpu, at_ns, calls);
         None
+    }
+
+    /// Devices that are there and could not be opened. They stay out for the life of this source.
+    fn skipped(&self) -> &[Skipped] {
+        &[]
+    }
+
+    /// Whether devices are there that were not found, or MIG instances that were found were since taken away: then only
+    /// a source that is opened anew tells the truth. Asks the driver, and is to be asked seldom.
+    fn has_changed(&self) -> bool {
+        false
     }
 
     /// Tries to get a lost GPU back.

@@ -37,13 +37,16 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<Value>, Proble
             "gpu": gpu.device.index, "uuid": gpu.device.uuid, "name": gpu.device.name,
             "pci_bus_id": gpu.device.pci_bus_id, "parent_uuid": gpu.device.parent_uuid,
             "up": gpu.health() == Health::Up,
+            "trouble": (gpu.health() != Health::Up).then(|| gpu.trouble()).filter(|trouble| !trouble.is_empty()),
             "memory_total_bytes": gpu.total_bytes(), "memory_reserved_bytes": gpu.reserved_bytes(),
             "memory_used_bytes": used.filter(|_| gpu.health() == Health::Up),
             "oldest_unix_nano": ring.oldest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
             "newest_unix_nano": ring.newest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
         })
     });
-    Ok(Json(json!({ "source": node.source.description(), "gpus": gpus.collect::<Vec<_>>() })))
+    let skipped = node.source.skipped().iter();
+    let skipped = skipped.map(|gpu| json!({"gpu": gpu.index, "uuid": null, "up": false, "trouble": gpu.reason}));
+    Ok(Json(json!({ "source": node.source.description(), "gpus": gpus.chain(skipped).collect::<Vec<_>>() })))
 }
 
 /// The query of `GET /api/v1/gpus/{gpu}/memory`.

@@ -23,6 +23,10 @@ pub(super) async fn page(State(site): State<Site>) -> Html<String> {
                     escape(&gpu.device.uuid)
                 );
             }
+            for gpu in node.source.skipped() {
+                let (index, reason) = (escape(&gpu.index), escape(&gpu.reason));
+                let _ = write!(state, "<li class=\"trouble\">GPU {index} cannot be opened: {reason}</li>");
+            }
             state.push_str("</ul>");
         }
         (None, Some(trouble)) => {

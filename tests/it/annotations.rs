@@ -120,6 +120,26 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
 }
 
 #[test]
+fn the_readmes_python_is_taken_word_for_word() {
+    let readme = include_str!("../../README.md");
+    let mut blocks = readme.split("```python\n").skip(1).map(|rest| rest.split("```").next().expect("a block"));
+    let (client, steps) = (blocks.next().expect("the client"), blocks.next().expect("its use"));
+    let stand_ins =
+        "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatch, n = None, 7\n";
+    let daemon = simulated();
+    let status = std::process::Command::new("python3")
+        .args(["-c", &[client, stand_ins, steps].concat()])
+        .env("HIGHWATER_ANNOTATIONS_SOCKET", daemon.socket())
+        .envs([("RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0"), ("LOCAL_RANK", "0")])
+        .status();
+    assert!(status.expect("python3").success());
+    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 3.0);
+    let metrics = daemon.get("/metrics");
+    assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 7"), "{metrics}");
+    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
+}
+
+#[test]
 fn open_files_that_a_sender_passes_along_are_not_kept() {
     let daemon = simulated();
     let open_files = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its open files").count();

@@ -207,6 +207,56 @@ fn mig_instances_are_devices_with_their_parent() {
 }
 
 #[test]
+fn instances_that_come_and_go_and_a_gpu_that_opens_later_are_found() {
+    let mut control = json!({"gpus": [
+        {"uuid": "GPU-0", "used": GIB, "mig": [{"uuid": "MIG-a", "used": 2 * GIB}, null]},
+        {"uuid": "GPU-1", "used": 3 * GIB, "errors": {"nvmlDeviceGetHandleByIndex_v2": 999}},
+    ]});
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    let instance =
+        |name: &str, place: usize| format!("highwater_gpu_memory_used_bytes{{gpu=\"0:{place}\",uuid=\"MIG-{name}\"}}");
+    let metrics = node.until("the instance", |metrics| value(metrics, &instance("a", 0)) == Some(2.0 * GIB as f64));
+    assert_eq!(value(&metrics, "highwater_gpu_up{gpu=\"1\",uuid=\"\"}"), Some(0.0), "it is there and cannot be opened");
+    let gpus: Value = serde_json::from_str(&node.daemon.get("/api/v1/gpus")).expect("JSON");
+    assert!(gpus["gpus"][2]["trouble"].as_str().is_some_and(|why| why.contains("UNKNOWN")), "{gpus}");
+    assert!(node.daemon.get("/").contains("GPU 1 cannot be opened"));
+    control["gpus"][0]["mig"] = json!([null, {"uuid": "MIG-b", "used": 4 * GIB}]);
+    control["gpus"][1]["errors"] = json!({});
+    node.control.put(&control);
+    let metrics =
+        node.until("the other instance", |metrics| value(metrics, &instance("b", 1)) == Some(4.0 * GIB as f64));
+    assert!(!metrics.contains("highwater_gpu_up{gpu=\"0:0\""), "{metrics}");
+    node.until("the GPU that opens", |metrics| value(metrics, &used(1)) == Some(3.0 * GIB as f64));
+    node.until("that no instance is called lost", |_| {
+        !node.daemon.get("/api/v1/findings?active=true").contains("gpu_lost")
+    });
+}
+
+#[test]
+fn a_process_that_spreads_over_more_gpus_is_followed() {
+    let me = json!([{"pid": std::process::id(), "used": GIB}]);
+    let mut control = gpus(2);
+    control["gpus"][0]["processes"] = me.clone();
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
+    // Steps go on, as a job's do, and the driver's list is read now and then.
+    let mut step = 0;
+    let mut until_on = |wanted: Value| {
+        node.until("the rank's GPUs", |_| {
+            step += 1;
+            let event = json!({"event": "begin", "kind": "step", "step": step, "job": "story", "rank": 0});
+            socket.send_to(event.to_string().as_bytes(), node.daemon.socket()).expect("sent");
+            let jobs: Value = serde_json::from_str(&node.daemon.get("/api/v1/jobs")).expect("JSON");
+            jobs["jobs"][0]["ranks"][0]["gpus"] == wanted
+        });
+    };
+    until_on(json!(["GPU-0"]));
+    control["gpus"][1]["processes"] = me;
+    node.control.put(&control);
+    until_on(json!(["GPU-0", "GPU-1"]));
+}
+
+#[test]
 fn memory_of_processes_is_told_on_request_only() {
     let control = json!({"gpus": [{"uuid": "GPU-0", "processes": [{"pid": 4711, "used": GIB}]}]});
     let process = "highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-0\",pid=\"4711\"}";

@@ -25,12 +25,26 @@ fn every_fault_is_told_with_its_place() {
         highwater: environment variable HIGHWATER_ANNOTATIONS_MAX_JOBS: annotations.max_jobs: `0` is not between 1 and 10000
         FILE:2: colour: is no setting
         FILE:1: listen: `nowhere` is not ADDRESS:PORT, as 127.0.0.1:10450
-        --set metrics.processes: metrics.processes: `perhaps` is neither true nor false
+        --set metrics.processes: `perhaps` is neither true nor false
         FILE:9: ring.retention: `1s` is not between 60s and 86400s
         FILE:6: sampling.budget: `2` is not above 0 and at most 1
-        FILE:5: sampling.period: `1 parsec` `1 parsec`: `parsec` is no known unit; known units are ns, us, ms, s, m (or min), h, d
+        FILE:5: sampling.period: `1 parsec`: `parsec` is no known unit; known units are ns, us, ms, s, m (or min), h, d
     "#]]
     .assert_eq(&told);
+}
+
+#[test]
+fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
+    let toml = "source = \"sim:nope\"\n[annotations]\ntoken_file = \"/nope/token\"\n";
+    let (valid, told) = check(".toml", toml, &[], &[]);
+    assert!(!valid);
+    expect![[r#"
+        highwater: no scenario `nope` is shipped, and no such file can be read: No such file or directory (os error 2)
+        annotations.token_file: cannot read /nope/token: No such file or directory (os error 2)
+    "#]]
+    .assert_eq(&told);
+    let (valid, told) = check(".toml", "source = \"replay:/nope\"\n", &[], &[]);
+    assert!(!valid && told.contains("/nope"), "{told}");
 }
 
 #[test]
