@@ -412,7 +412,7 @@ fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
         // A driver that hangs on one GPU is not asked for all. Twice, because instances are made one by one.
         if now_ns >= devices_ns && !node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
             devices_ns = now_ns + devices_period_ns;
-            if std::mem::replace(&mut has_changed, node.source.has_changed()) && has_changed {
+            if std::mem::replace(&mut has_changed, node.source.has_changed(&node.calls)) && has_changed {
                 let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
                 return Some(OpenError { reason: "devices_changed", message });
             }

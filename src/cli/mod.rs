@@ -127,7 +127,12 @@ fn keep_heap_small() {
 
 fn init_log() {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
+    let filter = asked.as_ref().map(EnvFilter::try_new).transpose().unwrap_or_else(|error| {
+        terminal::tell_line(format_args!("RUST_LOG: {error}; `info` is used, as if it were not set"));
+        None
+    });
+    let filter = filter.unwrap_or_else(|| EnvFilter::new("info"));
     let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -18,7 +18,9 @@ mod processes;
 mod raw;
 mod unit;
 
-use crate::source::{CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Skipped, Slow, Source};
+use crate::source::{
+    Call, CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Skipped, Slow, Source,
+};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
@@ -166,8 +168,8 @@ impl Source for Nvml {
         &self.skipped
     }
 
-    fn has_changed(&self) -> bool {
-        devices::differ(&self.library, &self.devices)
+    fn has_changed(&self, calls: &CallStats) -> bool {
+        calls.time(Call::Devices, || Ok(devices::differ(&self.library, &self.devices))).unwrap_or(false)
     }
 
     fn reacquire(&self, gpu: usize) -> Result<(), Error> {

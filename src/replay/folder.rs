@@ -43,6 +43,10 @@ impl Folder {
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let missing = |error| refuse("recording_missing", path, error);
         let absolute = fs::canonicalize(path).map_err(missing)?;
+        if !absolute.is_dir() {
+            let problem = format!("is a file, where a folder with {MEMORY} is played; captures are for SQLite");
+            return Err(refuse("recording_missing", path, problem));
+        }
         let mut found: Vec<String> = Vec::new();
         for entry in fs::read_dir(path).map_err(missing)? {
             found.push(entry.map_err(missing)?.file_name().to_string_lossy().into_owned());

@@ -26,11 +26,12 @@ pub enum Call {
     RemappedRows,
     Processes,
     Reacquire,
+    Devices,
 }
 
 impl Call {
     /// Every call, in the order of the labels.
-    pub const ALL: [Call; 17] = [
+    pub const ALL: [Call; 18] = [
         Call::MemoryInfo,
         Call::Utilization,
         Call::Power,
@@ -48,6 +49,7 @@ impl Call {
         Call::RemappedRows,
         Call::Processes,
         Call::Reacquire,
+        Call::Devices,
     ];
 
     /// The label value.
@@ -71,6 +73,7 @@ impl Call {
             Call::RemappedRows => "remapped_rows",
             Call::Processes => "processes",
             Call::Reacquire => "reacquire",
+            Call::Devices => "devices",
         }
     }
 }

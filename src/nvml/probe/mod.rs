@@ -6,9 +6,9 @@
 pub mod measure;
 mod pcie;
 
-use super::Nvml;
 use super::errors::Code;
 use super::raw::{Field, Handle, ProcessKind};
+use super::{Nvml, devices};
 use nvml_wrapper::enum_wrappers::device::{
     Clock, EccCounter, MemoryError, PcieUtilCounter, Sampling, TemperatureSensor,
 };
@@ -153,6 +153,9 @@ impl<'a> Builder<'a> {
             }),
             self.raw("graphics processes", "nvmlDeviceGetGraphicsRunningProcesses_v3", Slow, No, move || {
                 nvml.raw.processes(ProcessKind::Graphics, handle).map(|processes| processes.len() as u64)
+            }),
+            self.raw("all devices", "nvmlDeviceGetHandleByIndex_v2, GetUUID, GetMigMode", Slow, No, move || {
+                Ok(u64::from(devices::differ(&nvml.library, &nvml.devices)))
             }),
         ]
     }
