@@ -322,7 +322,10 @@ fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
             Ok(source) => {
                 told = None;
                 tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
-                counted = run_node(shared, source, counted.as_ref()).or(counted);
+                counted = match run_node(shared, source, counted.as_ref()) {
+                    Some(counted_now) => Some(counted_now.with(counted)),
+                    None => counted,
+                };
             }
             Err(error) => {
                 if told.as_ref() != Some(&error) {
@@ -411,8 +414,9 @@ fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
         }
         // A driver that hangs on one GPU is not asked for all. Twice, because instances are made one by one.
         if now_ns >= devices_ns && !node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
-            devices_ns = now_ns + devices_period_ns;
-            if std::mem::replace(&mut has_changed, node.source.has_changed(&node.calls)) && has_changed {
+            let had_changed = std::mem::replace(&mut has_changed, node.source.has_changed(&node.calls));
+            devices_ns = now_ns + if has_changed { devices_period_ns.min(SETTLED_NS) } else { devices_period_ns };
+            if had_changed && has_changed {
                 let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
                 return Some(OpenError { reason: "devices_changed", message });
             }

@@ -119,6 +119,17 @@ impl Node {
     }
 }
 
+impl Counted {
+    /// With what was counted before of GPUs that were away meanwhile.
+    #[must_use]
+    pub fn with(mut self, before: Option<Self>) -> Self {
+        for (uuid, counted) in before.into_iter().flat_map(|before| before.by_uuid) {
+            self.by_uuid.entry(uuid).or_insert(counted);
+        }
+        self
+    }
+}
+
 /// What a node counted, which must not fall when the driver goes away and comes back.
 pub struct Counted {
     calls: Arc<CallStats>,

@@ -96,6 +96,8 @@ impl Server {
         thread::scope(|scope| {
             for _ in 0..scrapers {
                 scope.spawn(move || {
+                    // A scraper runs on another host: here its own work must not be in the sampler's way.
+                    highwater::cli::serve::stand_back();
                     let begun = Instant::now();
                     while begun.elapsed() < lasting {
                         scrape(address);

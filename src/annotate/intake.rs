@@ -218,11 +218,11 @@ impl Intake {
         })
     }
 
-    /// Looks at each step whether a rank that named no GPUs runs on others than were found: a process may have begun on one
+    /// Looks at each step whether a rank that named no GPUs runs on more than were found: a process may have begun on one
     /// and spread over several since.
     fn follow(&self, event: &Event) {
-        if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
-            self.jobs().set_moved(&event.job, event.rank, &found);
+        if let Some(found) = event.pid.and_then(|pid| self.processes.listed_on(pid)) {
+            self.jobs().set_spread(&event.job, event.rank, &found);
         }
     }
 

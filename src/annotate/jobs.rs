@@ -236,11 +236,15 @@ impl Jobs {
         known.search.since_ns = None;
     }
 
-    /// Notes that a rank's process was seen on these GPUs, unless its events name others.
-    pub(super) fn set_moved(&mut self, job: &str, rank: u32, gpus: &[usize]) {
+    /// Notes that a rank's process was seen on these GPUs, if they are more than are known and its events name none. Fewer
+    /// tell nothing: a GPU that does not answer, or was not asked yet, is in no list.
+    pub(super) fn set_spread(&mut self, job: &str, rank: u32, gpus: &[usize]) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
-        if !known.search.named && known.gpus.as_deref().is_some_and(|known| known != gpus) {
+        let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
+        if gpus.len() > before.len() && before.iter().all(|gpu| gpus.contains(gpu)) {
             known.gpus = Some(gpus.into());
+            // It was told of one GPU alone, and nothing of several tells it anew.
+            known.outside_allocator_bytes = None;
         }
     }
 

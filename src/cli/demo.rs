@@ -29,7 +29,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
         let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
-        terminal::print_line(what_to_look_at(&daemon, &socket));
+        // What cannot be written is no reason to end.
+        let _ = terminal::print_line(what_to_look_at(&daemon, &socket));
         let progress = tokio::spawn(show_progress(daemon.site.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
@@ -76,9 +77,9 @@ async fn show_progress(site: crate::web::Site) {
         ticks.tick().await;
         let line = progress(&site);
         if terminal {
-            terminal::print(format_args!("\r\x1b[K{line}"));
+            let _ = terminal::print(format_args!("\r\x1b[K{line}"));
         } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
-            terminal::print_line(line);
+            let _ = terminal::print_line(line);
         }
         seconds += 1;
     }

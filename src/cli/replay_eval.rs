@@ -50,11 +50,10 @@ impl ReplayEval {
         let mut total = Score::default();
         all.values().flat_map(BTreeMap::values).for_each(|score| total.add(score));
         if self.json {
-            terminal::print_line(serde_json::to_string_pretty(
-                &serde_json::json!({ "recordings": all, "all": total }),
-            )?);
+            let told = serde_json::json!({ "recordings": all, "all": total });
+            terminal::print_line(serde_json::to_string_pretty(&told)?)?;
         } else {
-            terminal::print(table(&all, &total));
+            terminal::print(table(&all, &total))?;
         }
         self.judge(&total)
     }

@@ -18,7 +18,7 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
             let told: Vec<_> = faults.iter().map(|fault| format!("{fault:#}")).collect();
             anyhow::anyhow!(told.join("\n"))
         })?;
-        terminal::print_line("settings are valid");
+        terminal::print_line("settings are valid")?;
         return Ok(());
     }
     runtime()?.block_on(async {

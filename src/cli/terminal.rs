@@ -20,15 +20,24 @@ impl Write for Stderr {
     }
 }
 
-/// Writes to standard output as it is.
-pub(super) fn print(text: impl Display) {
+/// Writes to standard output as it is. A reader that has gone away has read enough.
+///
+/// # Errors
+/// Where it cannot be written, as to a disk that is full.
+pub(super) fn print(text: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout();
-    let _ = write!(stdout, "{text}").and_then(|()| stdout.flush());
+    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// One line on standard output.
-pub(super) fn print_line(line: impl Display) {
-    print(format_args!("{line}\n"));
+///
+/// # Errors
+/// As [`print()`].
+pub(super) fn print_line(line: impl Display) -> io::Result<()> {
+    print(format_args!("{line}\n"))
 }
 
 /// One line on standard error.

@@ -27,6 +27,9 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
         out.number(&c::SAMPLER_PERIOD, &[], Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
         out.histogram(&c::SAMPLER_LATENESS, &[], ticks.lateness.counts());
     }
+    if due == 0 {
+        return;
+    }
     for call in Call::ALL {
         let durations = node.calls.durations(call).counts();
         if durations.cumulative.last().is_some_and(|count| *count > 0) {

@@ -16,6 +16,8 @@ pub(super) struct Found {
     pub(super) devices: Vec<Device>,
     pub(super) units: Vec<Unit>,
     pub(super) skipped: Vec<Skipped>,
+    /// Those that this process may not see, by permission or its control group.
+    pub(super) kept_back: Vec<Skipped>,
 }
 
 /// Looks at each of the first `count` GPUs.
@@ -47,11 +49,8 @@ impl Finder<'_> {
     }
 
     fn add_instances(&mut self, gpu: &nvml_wrapper::Device<'_>, parent: usize) {
-        if !has_instances(gpu) {
-            return;
-        }
         let gpu_index = self.found.devices[parent].index.clone();
-        for place in 0..gpu.mig_device_count().unwrap_or(0) {
+        for place in 0..instance_places(gpu).unwrap_or(0) {
             let index = format!("{gpu_index}:{place}");
             match open_instance(gpu, place) {
                 Ok(Some((mig, uuid))) => self.add_instance(&mig, index, uuid, parent),
@@ -98,7 +97,10 @@ impl Finder<'_> {
     fn skip(&mut self, index: String, code: Code) {
         let reason = code.to_string();
         tracing::warn!(gpu = index, reason, "this GPU cannot be opened and is left out");
-        self.found.skipped.push(Skipped { index, reason });
+        // One that is kept from this process works for others: it is not told as down.
+        let is_kept_back = matches!(code, Code::NO_PERMISSION | Code::OPERATING_SYSTEM);
+        let list = if is_kept_back { &mut self.found.kept_back } else { &mut self.found.skipped };
+        list.push(Skipped { index, reason });
     }
 
     /// From the name, as `NVIDIA H200 MIG 1g.18gb`; from the slices where the name does not tell.
@@ -120,9 +122,15 @@ fn open_gpu(library: &Library, index: u32) -> Result<(nvml_wrapper::Device<'_>, 
     Ok(library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)))?)
 }
 
-fn has_instances(gpu: &nvml_wrapper::Device<'_>) -> bool {
+/// Places for MIG instances; none where the GPU is not in MIG mode, or has none.
+fn instance_places(gpu: &nvml_wrapper::Device<'_>) -> Result<u32, Code> {
     const ENABLED: u32 = 1;
-    gpu.mig_mode().is_ok_and(|mode| mode.current == ENABLED)
+    match gpu.mig_mode().map_err(Code::from) {
+        Ok(mode) if mode.current == ENABLED => Ok(gpu.mig_device_count()?),
+        Ok(_) => Ok(0),
+        Err(Code::NOT_SUPPORTED) => Ok(0),
+        Err(code) => Err(code),
+    }
 }
 
 /// The MIG instance at this place of a GPU; `None` where none was made.
@@ -147,15 +155,18 @@ pub(super) fn differ(library: &Library, devices: &[Device]) -> bool {
         if !known.contains(uuid.as_str()) {
             return true;
         }
-        let places = if has_instances(&gpu) { gpu.mig_device_count().unwrap_or(0) } else { 0 };
-        let Ok(instances) = (0..places).map(|place| open_instance(&gpu, place)).collect::<Result<Vec<_>, _>>() else {
-            continue;
-        };
-        let shown: HashSet<String> = instances.into_iter().flatten().map(|(_, uuid)| uuid).collect();
-        let of_gpu = devices.iter().filter(|device| device.parent_uuid.as_ref() == Some(&uuid));
-        if of_gpu.map(|device| device.uuid.as_str()).collect::<HashSet<_>>()
-            != shown.iter().map(String::as_str).collect()
-        {
+        // Of a GPU that does not answer nothing follows.
+        let Ok(places) = instance_places(&gpu) else { continue };
+        let (mut shown, mut is_whole) = (HashSet::new(), true);
+        for place in 0..places {
+            match open_instance(&gpu, place) {
+                Ok(instance) => shown.extend(instance.map(|(_, uuid)| uuid)),
+                Err(_) => is_whole = false,
+            }
+        }
+        let mut of_gpu = devices.iter().filter(|device| device.parent_uuid.as_ref() == Some(&uuid));
+        let has_lost_one = is_whole && of_gpu.any(|device| !shown.contains(&device.uuid));
+        if has_lost_one || shown.iter().any(|uuid| !known.contains(uuid.as_str())) {
             return true;
         }
     }

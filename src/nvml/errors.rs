@@ -27,6 +27,7 @@ impl Code {
     pub(super) const FUNCTION_NOT_FOUND: Code = Code(13);
     pub(super) const GPU_IS_LOST: Code = Code(15);
     pub(super) const RESET_REQUIRED: Code = Code(16);
+    pub(super) const OPERATING_SYSTEM: Code = Code(17);
     pub(super) const LIB_RM_VERSION_MISMATCH: Code = Code(18);
     pub(super) const NO_DATA: Code = Code(21);
     pub(super) const ARGUMENT_VERSION_MISMATCH: Code = Code(25);

@@ -63,11 +63,11 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let driver_version = opened.sys_driver_version().ok();
     let found = devices::find(&opened, &raw, count, driver_version.as_deref());
     if found.devices.is_empty() {
-        return Err(no_gpus(count, &found.skipped));
+        return Err(no_gpus(count, &[found.skipped, found.kept_back].concat()));
     }
     let events = Events::open(opened.lib(), &found.units);
     let gpm = Gpm::of(opened.lib());
-    let devices::Found { devices, units, skipped } = found;
+    let devices::Found { devices, units, skipped, .. } = found;
     Ok(Nvml { events, raw, gpm, devices, units, skipped, driver_version, library: opened })
 }
 

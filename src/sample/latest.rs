@@ -282,11 +282,17 @@ impl Processes {
     /// Positions of the GPUs that this process runs on. One that is not known makes the lanes look again.
     #[must_use]
     pub fn gpus_of(&self, pid: u32) -> Option<Vec<usize>> {
-        let found = self.by_pid.load().get(&pid).cloned();
+        let found = self.listed_on(pid);
         if found.is_none() {
             self.missed.fetch_add(1, Ordering::Relaxed);
         }
         found
+    }
+
+    /// As [`gpus_of`](Self::gpus_of), and nobody looks again.
+    #[must_use]
+    pub fn listed_on(&self, pid: u32) -> Option<Vec<usize>> {
+        self.by_pid.load().get(&pid).cloned()
     }
 
     /// How often a process was looked for that is not known.

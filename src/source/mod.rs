@@ -235,7 +235,8 @@ pub trait Source: Send + Sync {
         None
     }
 
-    /// Devices that are there and could not be opened. They stay out for the life of this source.
+    /// Devices that are there and could not be opened, but for those that this process is kept from. They stay out for the
+    /// life of this source.
     fn skipped(&self) -> &[Skipped] {
         &[]
     }

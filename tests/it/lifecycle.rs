@@ -4,6 +4,7 @@ use crate::daemon::{Daemon, command};
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -34,8 +35,8 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
     let mut serve = command();
     serve.args(["serve", "--source", "sim", "--listen", "127.0.0.1:0", "--annotations-socket"]).arg(&socket);
     serve.env("XDG_STATE_HOME", folder.path()).stderr(std::process::Stdio::piped());
-    let mut child = serve.spawn().expect("it starts");
-    let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut child = Killed(serve.spawn().expect("it starts"));
+    let mut log = BufReader::new(child.0.stderr.take().expect("a pipe")).lines();
     let address = log.find_map(|line| Some(line.expect("a line").split_once("listening on ")?.1.to_owned()));
     let metrics = format!("{}/metrics", address.expect("it listens"));
     // The reader goes away, and each of these is worth a line.
@@ -50,8 +51,18 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
         assert!(begun.elapsed() < Duration::from_secs(20), "the thread that takes annotations is gone");
         std::thread::yield_now();
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
-    assert!(child.wait().expect("it ends").success());
+    rustix::process::kill_process(Pid::from_child(&child.0), Signal::TERM).expect("it runs");
+    assert!(child.0.wait().expect("it ends").success());
+}
+
+/// A child that ends with its story, also where that fails.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Refused where it has ended.
+        let _ = self.0.kill();
+    }
 }
 
 #[test]

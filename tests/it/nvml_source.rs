@@ -302,6 +302,42 @@ fn one_bad_gpu_of_several_is_left_out_and_named() {
 }
 
 #[test]
+fn a_gpu_that_this_process_is_kept_from_is_left_out_and_not_told_as_down() {
+    for code in [4, 17] {
+        let kept_back = json!({"errors": {"nvmlDeviceGetHandleByIndex_v2": code}});
+        let node = Node::with(json!({"gpus": [{"used": GIB}, kept_back]}));
+        let nvml = node.open();
+        assert_eq!((nvml.devices().len(), nvml.skipped()), (1, &[][..]));
+        let node = Node::with(json!({"gpus": [kept_back]}));
+        let error = nvml::open(Some(node.control.library())).expect_err("nothing is left");
+        assert!(error.message.contains("can open none. GPU 0:"), "{}", error.message);
+    }
+}
+
+#[test]
+fn devices_differ_where_others_are_shown_and_not_where_a_gpu_does_not_answer() {
+    let control = |mig: Value, errors: Value| json!({"gpus": [{"uuid": "GPU-a", "mig": mig, "errors": errors}, {"uuid": "GPU-b", "used": GIB}]});
+    let (one, none) = (json!([{"uuid": "MIG-x"}, null]), json!({}));
+    let node = Node::with(control(one.clone(), none.clone()));
+    let nvml = node.open();
+    let differ = |mig: Value, errors: Value| {
+        node.control.set(&control(mig, errors));
+        nvml.has_changed(&CallStats::default())
+    };
+    assert!(!differ(one.clone(), none.clone()));
+    assert!(differ(json!([{"uuid": "MIG-x"}, {"uuid": "MIG-y"}]), none.clone()), "one more");
+    assert!(differ(json!([null, {"uuid": "MIG-y"}]), none.clone()), "another");
+    assert!(differ(json!([null, null]), none), "one less");
+    for function in ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"] {
+        assert!(
+            !differ(one.clone(), json!({function: 15})),
+            "{function} fails: the GPU is lost, and stays what it was"
+        );
+    }
+    assert!(!differ(one, json!({"nvmlDeviceGetHandleByIndex_v2": 15})), "lost");
+}
+
+#[test]
 fn a_gpu_that_is_lost_at_the_start_is_listed_where_its_name_is_known() {
     let node = Node::with(json!({"gpus": [{"uuid": "GPU-a", "errors": {"nvmlDeviceGetMemoryInfo_v2": 15}}]}));
     let nvml = node.open();
