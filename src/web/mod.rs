@@ -5,6 +5,7 @@
 
 mod api;
 mod captures;
+mod exposition;
 mod findings;
 mod health;
 mod landing;
@@ -22,6 +23,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing;
+use exposition::Exposition;
 use std::sync::Arc;
 
 /// What the handlers look at.
@@ -64,9 +66,10 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .route("/api/v1/captures", routing::get(captures::list).post(captures::ask))
         .route("/api/v1/captures/{id}", routing::get(captures::download))
         .with_state(desk);
+    let exposition = Arc::<Exposition>::default();
     axum::Router::new()
         .route("/", routing::get(landing::page))
-        .route("/metrics", routing::get(metrics))
+        .route("/metrics", routing::get(move |site| metrics(site, exposition)))
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/api/v1/gpus", routing::get(api::gpus))
@@ -81,9 +84,9 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .method_not_allowed_fallback(wrong_method)
 }
 
-async fn metrics(State(site): State<Site>) -> Response {
-    let families = site.snapshots().collect();
-    match crate::export::prometheus::encode(families) {
+async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Response {
+    let text = exposition.text(|| crate::export::prometheus::encode(site.snapshots().collect()));
+    match text.await {
         Ok(text) => ([(header::CONTENT_TYPE, crate::export::prometheus::CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "exposition failed");

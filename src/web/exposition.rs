@@ -1,0 +1,110 @@
+//! `/metrics`: one text for everybody who asks at the same time.
+//!
+//! A fleet's scrapers come in step, and what they get at one moment is the same. Each is told what was known after it
+//! asked and never what was known before; between requests nothing is kept.
+
+use axum::body::Bytes;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use tokio::sync::Mutex;
+
+/// The text that is being made, for those who wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Exposition {
+    last: Mutex<Option<Text>>,
+    /// Who has asked and has no text yet.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Text {
+    begun: Instant,
+    text: Bytes,
+}
+
+impl Exposition {
+    /// The text that somebody began to make after this was called, or else the one that `make` makes.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(super) async fn text<E>(&self, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Bytes, E> {
+        let asked = Instant::now();
+        let waiting = Waiting::begin(&self.waiting);
+        let mut last = self.last.lock().await;
+        let text = match last.take().filter(|made| made.begun >= asked) {
+            Some(made) => made,
+            None => Text { begun: Instant::now(), text: make()?.into() },
+        };
+        let bytes = text.text.clone();
+        if !waiting.is_last() {
+            *last = Some(text);
+        }
+        Ok(bytes)
+    }
+}
+
+/// One who waits, until it has been served or has gone away.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+
+    fn is_last(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 1
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    /// Asks; the text is the number of texts that were made before it.
+    async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> Bytes {
+        let make = || Ok::<_, Infallible>(made.fetch_add(1, Ordering::Relaxed).to_string().into());
+        exposition.text(make).await.expect("it cannot fail")
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_together_get_one_text_and_the_next_gets_its_own() {
+        let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
+        let being_made = exposition.last.lock().await;
+        let asked: Vec<_> = (0..50).map(|_| tokio::spawn(ask(Arc::clone(&exposition), Arc::clone(&made)))).collect();
+        while exposition.waiting.load(Ordering::Relaxed) < 50 {
+            tokio::task::yield_now().await;
+        }
+        // One of them gives up.
+        asked[7].abort();
+        drop(being_made);
+        for (number, asked) in asked.into_iter().enumerate().filter(|(number, _)| *number != 7) {
+            assert_eq!(asked.await.expect("it is served"), "0", "{number}");
+        }
+        assert!(exposition.last.lock().await.is_none(), "nothing is kept");
+        assert_eq!(ask(Arc::clone(&exposition), Arc::clone(&made)).await, "1");
+        assert_eq!(exposition.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn what_was_made_before_somebody_asked_is_not_told() {
+        let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
+        *exposition.last.lock().await = Some(Text { begun: Instant::now(), text: "old".into() });
+        assert_eq!(ask(exposition, made).await, "0");
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_told_to_its_own_asker_alone() {
+        let exposition = Exposition::default();
+        assert_eq!(exposition.text(|| Err("broken")).await, Err("broken"));
+        assert_eq!(exposition.text(|| Ok::<_, Infallible>("whole".into())).await, Ok("whole".into()));
+    }
+}
