@@ -20,6 +20,7 @@ demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
 # that finds no test passes, so that some model ran is looked for.
 test: tools-test ## All tests, with the tools they need installed first; where one is missing its story skips loudly
 	cargo test --workspace --locked
+	python3 -m unittest discover -q benches/gpu
 	@mkdir -p target/loom
 	RUSTFLAGS="--cfg highwater_loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 		cargo test --release --locked --lib --target-dir target/loom ring::tests::interleavings | tee target/loom/models.log

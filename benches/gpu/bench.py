@@ -37,6 +37,8 @@ DRY_RUN = {
     "capture_rounds": 2,
     "capture_seconds": 1.0,
     "capture_past_seconds": 2.0,
+    "scraper_rounds": 2,
+    "scraper_seconds": 1.0,
     "peaks_seconds": 5.0,
     "blocks": 3,
     "block_seconds": 1.0,
@@ -73,6 +75,8 @@ def parse_options() -> argparse.Namespace:
     add("--capture-rounds", type=int, default=5, help="pairs of windows with and without captures")
     add("--capture-seconds", type=float, default=5.0, help="such a window")
     add("--capture-past-seconds", type=float, default=30.0, help="what each capture finds behind it")
+    add("--scraper-rounds", type=int, default=8, help="pairs of windows with and without fifty scrapers")
+    add("--scraper-seconds", type=float, default=4.0, help="such a window")
     add("--startups", type=int, default=10, help="how often the daemon is started without a GPU")
     add("--job-arguments", default="", help="more arguments for train.py, as one string")
     add("--dry-run", action="store_true", help="try the scripts without a GPU: simulated GPUs, a tiny job on the CPU")

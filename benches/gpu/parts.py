@@ -12,11 +12,13 @@ import signal
 import socket
 import statistics
 import subprocess
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ import harm
 import measure
 from measure import Daemon
 from rig import Rig
+
+SCRAPERS_AT_ONCE = 50
+"""As many as the daemon has to bear."""
 
 SMI_FIELDS = (
     "name,driver_version,persistence_mode,mig.mode.current,ecc.mode.current,memory.total,memory.reserved,"
@@ -130,30 +135,80 @@ def captures(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     daemon = rig.daemon("recorder", ["--set", f"captures.directory={rig.folder / 'captures'}"])
     job = rig.train("--socket", str(daemon.socket))
     time.sleep(options.capture_past_seconds)  # So that each one has as much past as it asks for.
-    windows: dict[str, list[dict[str, float]]] = {"without": [], "writing": []}
-    for number in range(options.capture_rounds):
-        for name in list(windows)[:: 1 if number % 2 else -1]:
-            windows[name].append(capture_window(daemon, options.capture_seconds, name == "writing"))
+    of_kind = {
+        name: partial(capture_window, daemon, options.capture_seconds, name == "writing") for name in ("without", "writing")
+    }
+    outcome = turn_about(options.capture_rounds, of_kind)
     job.finish()
     daemon.stop()
+    return outcome
+
+
+def turn_about(rounds: int, of_kind: dict[str, Callable[[], dict[str, float]]]) -> dict[str, Any]:
+    """Windows of each kind, the order reversed from round to round, and their sums by kind."""
+    windows: dict[str, list[dict[str, float]]] = {name: [] for name in of_kind}
+    for number in range(rounds):
+        for name in list(windows)[:: 1 if number % 2 else -1]:
+            windows[name].append(of_kind[name]())
     sums = {name: {key: sum(row[key] for row in rows) for key in rows[0]} for name, rows in windows.items()}
     return {"windows": windows, **sums}
 
 
 def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> dict[str, float]:
     """What the sampler did over a window in which captures were asked for whenever the last one was done, or none."""
-    before, deadline = capture_counts(daemon), time.monotonic() + seconds
+    before, deadline = sampler_counts(daemon), time.monotonic() + seconds
     while time.monotonic() < deadline:
         if is_writing:
             measure.post(daemon, "/api/v1/captures", {"seconds_after": 0})
         time.sleep(0.05)
     while any(one["state"] == "writing" for one in measure.get_json(daemon, "/api/v1/captures")["captures"]):
         time.sleep(0.05)
-    after = capture_counts(daemon)
+    after = sampler_counts(daemon)
     return {name: after[name] - before[name] for name in after}
 
 
-def capture_counts(daemon: measure.Daemon) -> dict[str, float]:
+def scrapers(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """Ticks while fifty scrapers ask at once every second, and while none does; then how often the daemon has looked for
+    other devices, and whether it opened the driver again without a reason."""
+    daemon = rig.daemon("scraped")
+    daemon.wait_sampling()
+    of_kind = {
+        name: partial(scraper_window, daemon, options.scraper_seconds, count)
+        for name, count in (("without", 0), ("scraped", SCRAPERS_AT_ONCE))
+    }
+    outcome = turn_about(options.scraper_rounds, of_kind)
+    metrics = daemon.metrics()
+    looked, seconds = (
+        measure.total(metrics, f"highwater_nvml_call_duration_seconds_{part}", call="devices") or 0.0
+        for part in ("count", "sum")
+    )
+    daemon.stop()
+    reopened = daemon.child.output().count("NVML is opened again")
+    return {**outcome, "looked": looked, "look_us": 1e6 * seconds / looked if looked else None, "reopened": reopened}
+
+
+def scraper_window(daemon: measure.Daemon, seconds: float, count: int) -> dict[str, float]:
+    """What the sampler did over a window of whole seconds, at each of which this many scrapers asked at once."""
+    before = sampler_counts(daemon)
+    begin, scraped = time.monotonic(), [0] * count
+
+    def scrape_each_second(number: int) -> None:
+        for second in range(max(1, int(seconds))):
+            time.sleep(max(0.0, begin + second + 0.5 - time.monotonic()))
+            daemon.get("/metrics")
+            scraped[number] += 1
+
+    threads = [threading.Thread(target=scrape_each_second, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    for thread in threads:
+        thread.join()
+    after = sampler_counts(daemon)
+    return {"scrapes": float(sum(scraped)), **{name: after[name] - before[name] for name in after}}
+
+
+def sampler_counts(daemon: measure.Daemon) -> dict[str, float]:
     """Ticks due and missed, those of them that woke late, and captures written, so far."""
     metrics = daemon.metrics()
     ticks = measure.ticks(metrics)
@@ -223,6 +278,7 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "costs-training": costs_training,
     "kills": kills,
     "captures": captures,
+    "scrapers": scrapers,
     "harm": harm_to_job,
 }
 """In the order of running: the last one takes the time that is left."""

@@ -155,6 +155,21 @@ def capture_row(results: dict[str, Any]) -> Row:
     return ("ticks late while captures are written (%)", figures, "", "", "≤without+0.01", verdict(writing <= without + 0.01))
 
 
+def scraper_rows(results: dict[str, Any]) -> list[Row]:
+    """Ticks that woke late while fifty scrapers asked at once, beside those while none did; and what looking for other
+    devices took."""
+    part, name = results.get("scrapers") or {}, "ticks late with 50 scrapers at once (%)"
+    if "scraped" not in part:
+        return [(name, NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)]
+    scraped, without = (100 * part[kind]["late"] / part[kind]["due"] for kind in ("scraped", "without"))
+    figures = f"{number(scraped, '.3f')} with {part['scraped']['scrapes']:.0f} scrapes, {number(without, '.3f')} without"
+    looks = f"{part['looked']:.0f} times, {number(part['look_us'], '.0f')} µs each, opened again {part['reopened']} times"
+    return [
+        (name, figures, "", "", "≤without+0.01", verdict(scraped <= without + 0.01)),
+        ("looking for other devices", looks, "", "", "never opened again", verdict(part["reopened"] == 0 if part["looked"] else None)),
+    ]
+
+
 def rows_of(results: dict[str, Any]) -> list[Row]:
     """The whole table."""
     start, size = at(results, "startup", "median"), at(results, "environment", "binary_bytes")
@@ -167,6 +182,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         *harm_rows(results),
         *kill_rows(results),
         capture_row(results),
+        *scraper_rows(results),
         ("start to first scrape (ms)", number(start, ".0f"), "", "", "≤300", verdict(start and start <= 300)),
         ("binary (MB)", number(megabytes, ".1f"), "", "", "≤12", verdict(megabytes and megabytes <= 12)),
     ]

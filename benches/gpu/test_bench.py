@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import costs
 import harm
 import measure
+import parts
 import table
 from pollers import smi_rate
 
@@ -47,6 +48,37 @@ def blocks_of(rounds: int, step_ns: dict[str, int], drift: float = 0.0) -> tuple
             now += duration + 1000
         now = end + 100_000
     return blocks, steps
+
+
+class Windows(unittest.TestCase):
+    """Windows of two kinds, turn about."""
+
+    def test_the_order_turns_and_each_kind_is_summed(self) -> None:
+        order: list[str] = []
+
+        def window(name: str, late: float) -> dict[str, float]:
+            order.append(name)
+            return {"due": 1000.0, "late": late}
+
+        kinds = {"without": lambda: window("without", 1.0), "scraped": lambda: window("scraped", 2.0)}
+        outcome = parts.turn_about(3, kinds)
+        self.assertEqual(order, ["scraped", "without", "without", "scraped", "scraped", "without"])
+        self.assertEqual(outcome["scraped"], {"due": 3000.0, "late": 6.0})
+        self.assertEqual(len(outcome["windows"]["without"]), 3)
+
+    def test_the_table_tells_scrapers_and_looks(self) -> None:
+        part = {
+            "scraped": {"due": 10_000.0, "late": 3.0, "scrapes": 500.0},
+            "without": {"due": 10_000.0, "late": 1.0, "scrapes": 0.0},
+            "looked": 2.0,
+            "look_us": 12.0,
+            "reopened": 0,
+        }
+        late, looks = table.scraper_rows({"scrapers": part})
+        self.assertEqual((late[1], late[-1]), ("0.030 with 500 scrapes, 0.010 without", "NO"))
+        self.assertEqual((looks[1], looks[-1]), ("2 times, 12 µs each, opened again 0 times", "yes"))
+        self.assertEqual(table.scraper_rows({"scrapers": {**part, "looked": 0.0, "look_us": None}})[1][-1], "-")
+        self.assertEqual(table.scraper_rows({})[0][-1], "-")
 
 
 class Harm(unittest.TestCase):
