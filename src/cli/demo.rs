@@ -11,6 +11,8 @@ use std::time::Duration;
 const PROGRESS: Duration = Duration::from_secs(1);
 /// Where no terminal can overwrite the line, it is printed this many times less often.
 const PROGRESS_PLAIN_EVERY: u32 = 5;
+/// How often is looked whether there is anything to show yet.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let mut settings = load(&common.layers())?;
@@ -72,6 +74,10 @@ Jobs mark theirs over {socket}
 async fn show_progress(site: crate::web::Site) {
     let terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
+    // So that the first line has figures: where lines are few, the next one is far.
+    while site.slot.node().is_none() {
+        tokio::time::sleep(FIRST_LOOK).await;
+    }
     let mut ticks = tokio::time::interval(PROGRESS);
     loop {
         ticks.tick().await;
