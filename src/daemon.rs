@@ -87,13 +87,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let scenario = scenario(&settings)?;
     let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
-    let access = access(&settings)?;
-    let listener = tokio::net::TcpListener::bind(settings.listen).await;
-    let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
-    let address = listener.local_addr()?;
-    let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
-
-    tell_doors(&settings, &access);
+    let Doors { access, listener, address, socket } = Doors::open(&settings).await?;
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
@@ -123,20 +117,14 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         let (clock, stop) = (Arc::clone(&shared.clock), Arc::clone(&stop));
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
     }
-    let (reads, reading) = tokio::sync::oneshot::channel::<()>();
     let stopped = Arc::clone(&stop);
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);
-    threads.push(match (playback, scenario) {
-        (Some(playback), _) => spawn("hw-replay", move || {
-            let _reads = reads;
-            playback.play(&shared, &live);
-        })?,
-        (None, scenario) => spawn("hw-source", move || {
-            let _reads = reads;
-            keep_open(&shared, scenario.as_ref());
-        })?,
-    });
+    let (reader, reading) = match playback {
+        Some(playback) => spawn_told("hw-replay", move || playback.play(&shared, &live))?,
+        None => spawn_told("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
+    };
+    threads.push(reader);
 
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -184,6 +172,19 @@ impl Daemon {
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
     crate::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
+}
+
+/// As [`spawn`], with what ends when the thread does.
+fn spawn_told(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<(JoinHandle<()>, tokio::sync::oneshot::Receiver<()>)> {
+    let (runs, running) = tokio::sync::oneshot::channel();
+    let thread = spawn(name, move || {
+        let _runs = runs;
+        run();
+    })?;
+    Ok((thread, running))
 }
 
 /// Joins threads that end within `patience`; returns whether all did.
@@ -238,15 +239,31 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
     Ok(Access::Token(token.trim().into()))
 }
 
-/// Tells where annotations are taken.
-fn tell_doors(settings: &Settings, access: &Access) {
-    if let Some(path) = &settings.annotations_socket {
-        tracing::info!(socket = %path.display(), "taking annotations");
-    }
-    if matches!(access, Access::Closed) {
-        tracing::info!(
-            "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
-        );
+/// Where the daemon is spoken to.
+struct Doors {
+    access: Access,
+    listener: tokio::net::TcpListener,
+    address: SocketAddr,
+    socket: Option<Arc<Socket>>,
+}
+
+impl Doors {
+    /// Opens both, and tells where annotations are taken.
+    async fn open(settings: &Settings) -> anyhow::Result<Self> {
+        let access = access(settings)?;
+        let listener = tokio::net::TcpListener::bind(settings.listen).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
+        let address = listener.local_addr()?;
+        let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
+        if let Some(socket) = &socket {
+            tracing::info!(socket = %socket.path().display(), "taking annotations");
+        }
+        if matches!(access, Access::Closed) {
+            tracing::info!(
+                "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
+            );
+        }
+        Ok(Self { access, listener, address, socket })
     }
 }
 
@@ -322,10 +339,9 @@ fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
             Ok(source) => {
                 told = None;
                 tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
-                counted = match run_node(shared, source, counted.as_ref()) {
-                    Some(counted_now) => Some(counted_now.with(counted)),
-                    None => counted,
-                };
+                if let Some(now) = run_node(shared, source, counted.as_ref()) {
+                    counted = Some(now.with(counted));
+                }
             }
             Err(error) => {
                 if told.as_ref() != Some(&error) {
@@ -396,8 +412,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let begin_ns = shared.clock.now_ns();
     let (mut lost_since_ns, mut settled_ns) = (None, Some(begin_ns + SETTLED_NS));
-    let devices_period_ns = node.periods.slow_ns * RARE_TURNS;
-    let (mut devices_ns, mut has_changed) = (begin_ns + devices_period_ns, false);
+    let mut devices = DeviceWatch::new(node, begin_ns);
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
         let now_ns = shared.clock.now_ns();
@@ -412,17 +427,39 @@ fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
             let message = "every GPU is lost; NVML is opened again".to_owned();
             return Some(OpenError { reason: "all_gpus_lost", message });
         }
-        // A driver that hangs on one GPU is not asked for all. Twice, because instances are made one by one.
-        if now_ns >= devices_ns && !node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
-            let had_changed = std::mem::replace(&mut has_changed, node.source.has_changed(&node.calls));
-            devices_ns = now_ns + if has_changed { devices_period_ns.min(SETTLED_NS) } else { devices_period_ns };
-            if had_changed && has_changed {
-                let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
-                return Some(OpenError { reason: "devices_changed", message });
-            }
+        if devices.have_changed(node, now_ns) {
+            let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
+            return Some(OpenError { reason: "devices_changed", message });
         }
     }
     None
+}
+
+/// Looks now and then whether a node's devices are others than were found.
+struct DeviceWatch {
+    period_ns: i64,
+    /// When to look next.
+    next_ns: i64,
+    /// What the last look showed.
+    has_changed: bool,
+}
+
+impl DeviceWatch {
+    fn new(node: &Node, now_ns: i64) -> Self {
+        let period_ns = node.periods.slow_ns * RARE_TURNS;
+        Self { period_ns, next_ns: now_ns + period_ns, has_changed: false }
+    }
+
+    /// Whether two looks have shown others: instances are made one by one. A driver that hangs on one GPU is not asked
+    /// for all.
+    fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
+        if now_ns < self.next_ns || node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
+            return false;
+        }
+        let had_changed = std::mem::replace(&mut self.has_changed, node.source.has_changed(&node.calls));
+        self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLED_NS) } else { self.period_ns };
+        had_changed && self.has_changed
+    }
 }
 
 /// The threads of one node.

@@ -15,8 +15,8 @@ import subprocess
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -156,15 +156,15 @@ def turn_about(rounds: int, of_kind: dict[str, Callable[[], dict[str, float]]]) 
 
 def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> dict[str, float]:
     """What the sampler did over a window in which captures were asked for whenever the last one was done, or none."""
-    before, deadline = sampler_counts(daemon), time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if is_writing:
-            measure.post(daemon, "/api/v1/captures", {"seconds_after": 0})
-        time.sleep(0.05)
-    while any(one["state"] == "writing" for one in measure.get_json(daemon, "/api/v1/captures")["captures"]):
-        time.sleep(0.05)
-    after = sampler_counts(daemon)
-    return {name: after[name] - before[name] for name in after}
+    with counted(daemon) as window:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if is_writing:
+                measure.post(daemon, "/api/v1/captures", {"seconds_after": 0})
+            time.sleep(0.05)
+        while any(one["state"] == "writing" for one in measure.get_json(daemon, "/api/v1/captures")["captures"]):
+            time.sleep(0.05)
+    return window
 
 
 def scrapers(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
@@ -177,35 +177,45 @@ def scrapers(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
         for name, count in (("without", 0), ("scraped", SCRAPERS_AT_ONCE))
     }
     outcome = turn_about(options.scraper_rounds, of_kind)
-    metrics = daemon.metrics()
-    looked, seconds = (
-        measure.total(metrics, f"highwater_nvml_call_duration_seconds_{part}", call="devices") or 0.0
-        for part in ("count", "sum")
-    )
+    metrics, durations = daemon.metrics(), "highwater_nvml_call_duration_seconds"
     daemon.stop()
-    reopened = daemon.child.output().count("NVML is opened again")
-    return {**outcome, "looked": looked, "look_us": 1e6 * seconds / looked if looked else None, "reopened": reopened}
+    looks = {
+        "looked": measure.total(metrics, f"{durations}_count", call="devices") or 0.0,
+        "look_us": measure.mean_us([], metrics, durations, call="devices"),
+        "reopened": daemon.child.output().count("NVML is opened again"),
+    }
+    return {**outcome, **looks}
 
 
 def scraper_window(daemon: measure.Daemon, seconds: float, count: int) -> dict[str, float]:
     """What the sampler did over a window of whole seconds, at each of which this many scrapers asked at once."""
-    before = sampler_counts(daemon)
-    begin, scraped = time.monotonic(), [0] * count
+    scraped = [0] * count
 
-    def scrape_each_second(number: int) -> None:
+    def scrape_each_second(number: int, begin: float) -> None:
         for second in range(max(1, int(seconds))):
             time.sleep(max(0.0, begin + second + 0.5 - time.monotonic()))
             daemon.get("/metrics")
             scraped[number] += 1
 
-    threads = [threading.Thread(target=scrape_each_second, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    for thread in threads:
-        thread.join()
+    with counted(daemon) as window:
+        at = time.monotonic()
+        threads = [threading.Thread(target=scrape_each_second, args=(n, at), daemon=True) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
+        for thread in threads:
+            thread.join()
+    return {"scrapes": float(sum(scraped)), **window}
+
+
+@contextmanager
+def counted(daemon: measure.Daemon) -> Iterator[dict[str, float]]:
+    """What the sampler did meanwhile, in the dictionary that is given, once it is over."""
+    window: dict[str, float] = {}
+    before = sampler_counts(daemon)
+    yield window
     after = sampler_counts(daemon)
-    return {"scrapes": float(sum(scraped)), **{name: after[name] - before[name] for name in after}}
+    window.update({name: after[name] - before[name] for name in after})
 
 
 def sampler_counts(daemon: measure.Daemon) -> dict[str, float]:

@@ -145,29 +145,30 @@ def kill_rows(results: dict[str, Any]) -> list[Row]:
     return [(f"kill -9 beside a job, {part['kills']} times", outcome, "", "", "no XID, job goes on", holds)]
 
 
+def late_row(name: str, part: dict[str, Any], kind: str, counted: str) -> Row:
+    """Ticks that woke late in windows of a kind, in which so many of something were counted, beside those in windows
+    without."""
+    if kind not in part:
+        return (name, NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)
+    late, without = (100 * part[which]["late"] / part[which]["due"] for which in (kind, "without"))
+    figures = f"{number(late, '.3f')} with {part[kind][counted]:.0f} {counted}, {number(without, '.3f')} without"
+    return (name, figures, "", "", "≤without+0.01", verdict(late <= without + 0.01))
+
+
 def capture_row(results: dict[str, Any]) -> Row:
-    """Ticks that woke late while captures were written, beside those in windows without."""
-    part = results.get("captures") or {}
-    if "writing" not in part:
-        return ("ticks late while captures are written (%)", NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)
-    writing, without = (100 * part[name]["late"] / part[name]["due"] for name in ("writing", "without"))
-    figures = f"{number(writing, '.3f')} with {part['writing']['captures']:.0f} captures, {number(without, '.3f')} without"
-    return ("ticks late while captures are written (%)", figures, "", "", "≤without+0.01", verdict(writing <= without + 0.01))
+    """Ticks that woke late while captures were written."""
+    return late_row("ticks late while captures are written (%)", results.get("captures") or {}, "writing", "captures")
 
 
 def scraper_rows(results: dict[str, Any]) -> list[Row]:
-    """Ticks that woke late while fifty scrapers asked at once, beside those while none did; and what looking for other
-    devices took."""
-    part, name = results.get("scrapers") or {}, "ticks late with 50 scrapers at once (%)"
-    if "scraped" not in part:
-        return [(name, NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)]
-    scraped, without = (100 * part[kind]["late"] / part[kind]["due"] for kind in ("scraped", "without"))
-    figures = f"{number(scraped, '.3f')} with {part['scraped']['scrapes']:.0f} scrapes, {number(without, '.3f')} without"
+    """Ticks that woke late while fifty scrapers asked at once; and what looking for other devices took."""
+    part = results.get("scrapers") or {}
+    late = late_row("ticks late with 50 scrapers at once (%)", part, "scraped", "scrapes")
+    if "looked" not in part:
+        return [late]
     looks = f"{part['looked']:.0f} times, {number(part['look_us'], '.0f')} µs each, opened again {part['reopened']} times"
-    return [
-        (name, figures, "", "", "≤without+0.01", verdict(scraped <= without + 0.01)),
-        ("looking for other devices", looks, "", "", "never opened again", verdict(part["reopened"] == 0 if part["looked"] else None)),
-    ]
+    holds = verdict(part["reopened"] == 0 if part["looked"] else None)
+    return [late, ("looking for other devices", looks, "", "", "never opened again", holds)]
 
 
 def rows_of(results: dict[str, Any]) -> list[Row]:

@@ -192,7 +192,11 @@ impl Intake {
         let event = context.check(raw, job, rank)?;
         let (out_of_order, search) = {
             let mut jobs = self.jobs();
-            (jobs.take(&event, now_ns)?, jobs.search(&event.job, event.rank))
+            let out_of_order = jobs.take(&event, now_ns)?;
+            if let Some(listed) = self.listed_at_step(&event) {
+                jobs.set_spread(&event.job, event.rank, &listed);
+            }
+            (out_of_order, jobs.search(&event.job, event.rank))
         };
         self.log.note(&event, now_ns);
         if event.event == EventType::Mark
@@ -201,9 +205,6 @@ impl Intake {
             listener(&event);
         }
         let mut knows_gpus = search.is_none();
-        if knows_gpus && event.event == EventType::Begin && event.kind == Kind::Step {
-            self.follow(&event);
-        }
         // Looked for without the jobs, because it may read another process's environment.
         if let Some(search) = search
             && let Some(found) = self.find_gpus(&event, &search, gpus.as_deref(), now_ns)
@@ -218,12 +219,11 @@ impl Intake {
         })
     }
 
-    /// Looks at each step whether a rank that named no GPUs runs on more than were found: a process may have begun on one
-    /// and spread over several since.
-    fn follow(&self, event: &Event) {
-        if let Some(found) = event.pid.and_then(|pid| self.processes.listed_on(pid)) {
-            self.jobs().set_spread(&event.job, event.rank, &found);
-        }
+    /// At each step's begin the GPUs on which the driver lists the sender: a process may have begun on one and spread over
+    /// several since.
+    fn listed_at_step(&self, event: &Event) -> Option<Vec<usize>> {
+        let begins_step = event.event == EventType::Begin && event.kind == Kind::Step;
+        event.pid.filter(|_| begins_step).and_then(|pid| self.processes.listed_on(pid))
     }
 
     fn peer_job(&self, pid: Option<u32>, now_ns: i64) -> (Option<String>, Option<u32>) {

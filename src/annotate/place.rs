@@ -30,6 +30,18 @@ impl<Text> Place<Text> {
         }
     }
 
+    /// The same with its text in another form.
+    fn map<'a, To>(&'a self, form: impl Fn(&'a Text) -> To) -> Place<To> {
+        Place {
+            visible_devices: self.visible_devices.as_ref().map(&form),
+            local_rank: self.local_rank,
+            namespace: self.namespace.as_ref().map(&form),
+            pod: self.pod.as_ref().map(&form),
+            pod_uid: self.pod_uid.as_ref().map(&form),
+            container: self.container.as_ref().map(&form),
+        }
+    }
+
     /// This, and what another source tells besides. A local rank is only of use beside the devices that it counts, so one
     /// of elsewhere does not stand in.
     pub fn or(self, other: Self) -> Self {
@@ -64,34 +76,12 @@ impl<'a> Place<&'a str> {
     fn is_left_for(&self, told: &Self) -> bool {
         differ(self.namespace, told.namespace) || differ(self.pod, told.pod) || differ(self.pod_uid, told.pod_uid)
     }
-
-    fn owned(self) -> Place {
-        Place {
-            visible_devices: self.visible_devices.map(str::to_owned),
-            local_rank: self.local_rank,
-            namespace: self.namespace.map(str::to_owned),
-            pod: self.pod.map(str::to_owned),
-            pod_uid: self.pod_uid.map(str::to_owned),
-            container: self.container.map(str::to_owned),
-        }
-    }
 }
 
 impl Place {
     /// The devices and the local rank of a process.
     pub fn of_process(visible_devices: Option<String>, local_rank: Option<usize>) -> Self {
         Self { visible_devices, local_rank, ..Self::default() }
-    }
-
-    fn borrowed(&self) -> Place<&str> {
-        Place {
-            visible_devices: self.visible_devices.as_deref(),
-            local_rank: self.local_rank,
-            namespace: self.namespace.as_deref(),
-            pod: self.pod.as_deref(),
-            pod_uid: self.pod_uid.as_deref(),
-            container: self.container.as_deref(),
-        }
     }
 
     /// The container, where its pod is told.
@@ -128,7 +118,7 @@ impl Search {
             return false;
         }
         self.told_by = pid;
-        let before = self.place.borrowed();
+        let before = self.place.map(String::as_str);
         let is_elsewhere = before.is_left_for(&told);
         let after = if is_elsewhere { told } else { told.since(before) };
         // Clients tell the same with each event: nothing is kept anew then.
@@ -137,7 +127,7 @@ impl Search {
         }
         let uses_others =
             differ(before.visible_devices, told.visible_devices) || differ(before.local_rank, told.local_rank);
-        self.place = after.owned();
+        self.place = after.map(|text| (*text).to_owned());
         if is_elsewhere {
             self.since_ns = None;
         }

@@ -128,11 +128,11 @@ fn keep_heap_small() {
 fn init_log() {
     use tracing_subscriber::EnvFilter;
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
-    let filter = asked.as_ref().map(EnvFilter::try_new).transpose().unwrap_or_else(|error| {
+    let asked = asked.unwrap_or_else(|| "info".to_owned());
+    let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
         terminal::tell_line(format_args!("RUST_LOG: {error}; `info` is used, as if it were not set"));
-        None
+        EnvFilter::new("info")
     });
-    let filter = filter.unwrap_or_else(|| EnvFilter::new("info"));
     let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)

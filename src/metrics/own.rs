@@ -19,17 +19,15 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));
     // A recording has no deadlines: nothing is due, and nothing is told.
     let due = ticks.due.load(Relaxed);
-    if due > 0 {
-        out.count(&c::TICKS_DUE, &[], Some(due));
-        out.count(&c::TICKS_TAKEN, &[], Some(taken));
-        out.count(&c::TICKS_MISSED, &["late"], Some(late));
-        out.count(&c::TICKS_MISSED, &["driver_blocked"], Some(driver));
-        out.number(&c::SAMPLER_PERIOD, &[], Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
-        out.histogram(&c::SAMPLER_LATENESS, &[], ticks.lateness.counts());
-    }
     if due == 0 {
         return;
     }
+    out.count(&c::TICKS_DUE, &[], Some(due));
+    out.count(&c::TICKS_TAKEN, &[], Some(taken));
+    out.count(&c::TICKS_MISSED, &["late"], Some(late));
+    out.count(&c::TICKS_MISSED, &["driver_blocked"], Some(driver));
+    out.number(&c::SAMPLER_PERIOD, &[], Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
+    out.histogram(&c::SAMPLER_LATENESS, &[], ticks.lateness.counts());
     for call in Call::ALL {
         let durations = node.calls.durations(call).counts();
         if durations.cumulative.last().is_some_and(|count| *count > 0) {

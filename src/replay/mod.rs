@@ -109,8 +109,7 @@ impl Source for Replay {
 
     fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
         let track = self.tracks.get(gpu).ok_or_else(|| Error::Failed(format!("there is no GPU at position {gpu}")))?;
-        let used = track.used_at(self.recorded_ns(at_ns));
-        used.ok_or_else(|| Error::NotYet("the recording of this GPU begins later".to_owned()))
+        track.used_at(self.recorded_ns(at_ns)).ok_or(Error::NotYet)
     }
 
     fn medium(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Medium {

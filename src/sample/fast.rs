@@ -117,7 +117,7 @@ pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
         gpu.set_health(Health::Hung);
         if !sampler.stats().is_stuck(stuck) {
             // It came back between the two looks; whether its thread saw the mark is not known.
-            gpu.lose("a call on it hung");
+            gpu.lose_if_hung();
             continue;
         }
         let successor = sampler.successor();

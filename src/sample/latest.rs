@@ -146,6 +146,13 @@ impl GpuState {
         self.set_health(Health::Lost);
     }
 
+    /// The call on it that hung has come back: it is tried before it is sampled again. Nothing where none hung.
+    pub(super) fn lose_if_hung(&self) {
+        if self.health() == Health::Hung {
+            self.lose("a call on it hung");
+        }
+    }
+
     /// Forgets what was read of a GPU that does not answer: it is not known any more.
     pub(super) fn forget(&self) {
         self.medium.store(None);

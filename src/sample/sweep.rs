@@ -1,6 +1,6 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
-use super::latest::{GpuState, Health};
+use super::latest::GpuState;
 use super::ticks::TickLog;
 use crate::clock::Clock;
 use crate::metrics::histogram::Histogram;
@@ -304,12 +304,12 @@ impl Sampler {
             if !self.is_current() {
                 // The call hung and a successor runs. The GPU answers after all: it is tried again before it is sampled.
                 // Where the call came back just before, this is another GPU's, which has done nothing.
-                self.lose_hung(position);
+                self.gpus[position].lose_if_hung();
                 return Ticked::Replaced;
             }
             self.stats.end_call();
             // The watchdog may have given this call up just when it came back.
-            self.lose_hung(position);
+            self.gpus[position].lose_if_hung();
             let end_ns = self.clock.now_ns();
             self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
             observe(end_ns - begin_ns);
@@ -319,12 +319,6 @@ impl Sampler {
         ticked
     }
 
-    fn lose_hung(&self, position: usize) {
-        if self.gpus[position].health() == Health::Hung {
-            self.gpus[position].lose("a call on it hung");
-        }
-    }
-
     fn note(&mut self, position: usize, answer: Result<u64, Error>, at_ns: i64) {
         let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
         match &answer {
@@ -332,7 +326,7 @@ impl Sampler {
                 *failing_since_ns = None;
                 gpu.set_with_memory();
             }
-            Err(Error::NotYet(_)) => *failing_since_ns = None,
+            Err(Error::NotYet) => *failing_since_ns = None,
             // Believed of a GPU that has never answered. One that has, and says this now, is failing like any other.
             Err(Error::Unsupported) if !gpu.has_answered() => gpu.set_without_memory(),
             Err(error) => {

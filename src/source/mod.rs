@@ -17,8 +17,8 @@ pub enum Error {
     #[error("not supported")]
     Unsupported,
     /// There is nothing of this GPU yet: go on asking.
-    #[error("{0}")]
-    NotYet(String),
+    #[error("there is nothing of this GPU yet")]
+    NotYet,
     /// The GPU is gone until it is [reacquired](Source::reacquire): stop asking it.
     #[error("GPU lost: {0}")]
     Lost(String),
