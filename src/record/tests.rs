@@ -212,6 +212,21 @@ proptest! {
     }
 }
 
+#[test]
+fn a_gpu_that_answers_first_at_the_very_end_is_told() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(7), None]);
+    let begin_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (begin_ns, begin_ns + MILLISECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    rig.sweep(MILLISECOND_NS, [Some(7), Some(8)]);
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::Complete).unwrap();
+    let wanted = [(begin_ns, [Some(7), None]), (begin_ns + MILLISECOND_NS, [Some(7), Some(8)])];
+    assert_eq!(told(&schema::look(&path).unwrap()), wanted);
+}
+
 struct OneFinding;
 
 impl Findings for OneFinding {

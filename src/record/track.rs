@@ -57,12 +57,13 @@ impl Track {
                 // What lies before is not known, or not any more.
                 Err(QueryError::Overtaken { oldest_ns }) => {
                     self.put(self.until_ns, None, file)?;
-                    (self.until_ns, self.follows) = (oldest_ns.min(end_ns), false);
+                    // The oldest that is kept is still to be told, be it the newest too, unless it lies after the end.
+                    (self.until_ns, self.follows) = (oldest_ns.min(end_ns), oldest_ns > end_ns);
                 }
                 Err(QueryError::Ahead { .. } | QueryError::Empty | QueryError::Reversed) => break,
             }
             between();
-            if self.until_ns >= known_ns {
+            if self.follows && self.until_ns >= known_ns {
                 break;
             }
         }
