@@ -1,7 +1,7 @@
 //! The whole product, wired: source ▶ lanes ▶ rings ▶ join ◀ annotations, and HTTP over all of it.
 //!
-//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here;
-//! nothing below this file starts any.
+//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here; below
+//! it the fast lane's watchdog alone starts another, in place of one that hangs in the driver.
 
 mod playback;
 
@@ -109,6 +109,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
+    // First of all threads, because its settings may be wrong: then none is left behind.
+    let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     if let Some(socket) = socket.clone() {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
@@ -126,7 +128,6 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     };
     threads.push(reader);
 
-    let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
     let routes = web::router(site.clone(), access);
     let server = tokio::spawn(web::serve::serve(listener, routes, async {
@@ -276,9 +277,17 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
         scenario(settings).map(|_| ()),
         Playback::open(settings, &Live::start()).map(|_| ()),
         access(settings).map(|_| ()),
+        certificates(settings),
     ];
     let faults: Vec<_> = read.into_iter().filter_map(Result::err).collect();
     if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// Those that show and trust receivers of OTLP.
+fn certificates(settings: &Settings) -> anyhow::Result<()> {
+    let Some(otlp) = &settings.otlp_export else { return Ok(()) };
+    let mut endpoints = [&otlp.metrics, &otlp.traces].into_iter().flatten().cloned();
+    endpoints.try_for_each(|endpoint| otlp::Peer::new(endpoint, Arc::new(Tcp)).map(drop)).map_err(anyhow::Error::msg)
 }
 
 fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {

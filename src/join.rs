@@ -35,6 +35,7 @@ pub struct Derived {
 /// Joins phases with memory.
 pub struct Join {
     gpus: Arc<[GpuState]>,
+    uuids: Arc<[String]>,
     rings: Arc<[ring::Reader]>,
     calls: Arc<CallStats>,
     derived: Box<[Mutex<Derived>]>,
@@ -54,7 +55,8 @@ impl Join {
     #[must_use]
     pub fn new(gpus: Arc<[GpuState]>, rings: Arc<[ring::Reader]>, calls: Arc<CallStats>) -> Self {
         let derived = gpus.iter().map(|_| Mutex::default()).collect();
-        Self { gpus, rings, calls, derived, busy: Mutex::default() }
+        let uuids = gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
+        Self { gpus, uuids, rings, calls, derived, busy: Mutex::default() }
     }
 
     /// What follows from the memory of the GPU at this position; nothing for a position that has none.
@@ -105,7 +107,8 @@ impl Join {
         let known_ns = self.known_until_ns().unwrap_or(i64::MIN).max(now_ns - PATIENCE_NS);
         let ready: Vec<Ended> = intake.jobs().take_ended(known_ns);
         // The jobs are not held while rings are read: intake goes on meanwhile.
-        let attributed: Vec<_> = ready.into_iter().map(|ended| attribute(ended, &self.rings, &self.gpus)).collect();
+        let attribute = |ended| attribute(ended, &self.rings, &self.gpus, &self.uuids);
+        let attributed: Vec<_> = ready.into_iter().map(attribute).collect();
         let mut jobs = intake.jobs();
         for attributed in attributed {
             jobs.record(attributed);
@@ -137,7 +140,7 @@ impl Join {
 pub fn advance_without_node(intake: &Intake, now_ns: i64) {
     let mut jobs = intake.jobs();
     for ended in jobs.take_ended(i64::MAX) {
-        jobs.record(attribute(ended, &[], &[]));
+        jobs.record(attribute(ended, &[], &[], &Arc::default()));
     }
     jobs.expire(now_ns);
 }
@@ -149,8 +152,12 @@ impl Derived {
         if let Some(usable_bytes) = usable_bytes {
             self.pressure.advance(ring, usable_bytes, newest_ns);
         }
-        let from_ns = self.scanned_until_ns.unwrap_or(oldest_ns).max(oldest_ns);
-        let Ok(points) = ring.points(from_ns, newest_ns, usize::MAX) else { return };
+        // The newest reading counts now: where a gap begins at it, it is not told later.
+        let points = match self.scanned_until_ns.filter(|scanned_ns| *scanned_ns >= oldest_ns) {
+            Some(scanned_ns) => ring.changes_after(scanned_ns, newest_ns),
+            None => ring.changes_from(oldest_ns, newest_ns),
+        };
+        let Ok(points) = points else { return };
         for point in points {
             if let Some(flush) = self.detector.push(point.at_ns, point.used, usable_bytes) {
                 self.flushes += 1;
@@ -160,5 +167,46 @@ impl Derived {
         let excess = self.recent_flushes.len().saturating_sub(MOST_RECENT_FLUSHES);
         self.recent_flushes.drain(..excess);
         self.scanned_until_ns = Some(newest_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{MILLISECOND_NS, Manual};
+    use crate::node::{Node, Periods};
+    use crate::sim::{Scenario, Sim};
+
+    const GIB: u64 = 1 << 30;
+
+    /// The trough of a flush may be the one reading before the driver answers nobody, and the join may look right then:
+    /// a gap that begins at that reading hides it from whoever looks later.
+    #[test]
+    fn a_flush_whose_trough_is_the_last_reading_before_a_gap_counts_whenever_it_is_looked_for() {
+        let readings =
+            [(0, Some(130)), (99, Some(130)), (100, Some(120)), (100, None), (160, Some(129)), (161, Some(130))];
+        for looks in [vec![], vec![2], vec![3], vec![2, 3], vec![0, 1, 2, 3, 4]] {
+            let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "flush").expect("a scenario");
+            let source = Arc::new(Sim::new(scenario, 0));
+            let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+            let made = Node::new(source, Arc::new(Manual::at(0)), config, Periods::default(), None);
+            let (node, mut writers) = made.expect("rings");
+            let look = || {
+                let mut derived = node.join.derived[0].lock().expect("nobody panics");
+                derived.advance(&node.rings[0], &node.gpus[0]);
+            };
+            for (number, (ms, gib)) in readings.into_iter().enumerate() {
+                match gib {
+                    Some(gib) => writers[0].push(ms * MILLISECOND_NS, gib * GIB).expect("in order"),
+                    None => writers[0].gap(ms * MILLISECOND_NS).expect("in order"),
+                }
+                if looks.contains(&number) {
+                    look();
+                }
+            }
+            look();
+            assert_eq!(node.join.derived(0).flushes, 1, "looked at {looks:?}");
+            assert_eq!(node.join.flushes_since(0, 0).0[0].drop_bytes, 10 * GIB);
+        }
     }
 }

@@ -103,7 +103,7 @@ impl Node {
     pub fn counted(&self) -> Counted {
         let of = |(position, gpu): (usize, &GpuState)| {
             let (xids, energy, derived) = (gpu.xids(), gpu.energy.go_on(), self.join.derived(position));
-            (gpu.device.uuid.clone(), CountedOfGpu { xids, energy, derived })
+            (gpu.device.uuid.clone(), CountedOfGpu { away: 0, xids, energy, derived })
         };
         Counted {
             calls: Arc::clone(&self.calls),
@@ -120,15 +120,22 @@ impl Node {
 }
 
 impl Counted {
-    /// With what was counted before of GPUs that were away meanwhile.
+    /// With what was counted before of GPUs that were away meanwhile, unless for so long that they will not come back, as
+    /// MIG instances that were made anew.
     #[must_use]
     pub fn with(mut self, before: Option<Self>) -> Self {
-        for (uuid, counted) in before.into_iter().flat_map(|before| before.by_uuid) {
-            self.by_uuid.entry(uuid).or_insert(counted);
+        for (uuid, mut counted) in before.into_iter().flat_map(|before| before.by_uuid) {
+            counted.away += 1;
+            if counted.away <= MOST_AWAY {
+                self.by_uuid.entry(uuid).or_insert(counted);
+            }
         }
         self
     }
 }
+
+/// Nodes that a GPU's counts outlive it by.
+const MOST_AWAY: u32 = 16;
 
 /// What a node counted, which must not fall when the driver goes away and comes back.
 pub struct Counted {
@@ -138,6 +145,8 @@ pub struct Counted {
 }
 
 struct CountedOfGpu {
+    /// How many nodes have been without it since.
+    away: u32,
     xids: BTreeMap<u64, Xid>,
     energy: Energy,
     derived: Derived,

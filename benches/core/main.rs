@@ -9,6 +9,7 @@ use highwater::attribute::attribute;
 use highwater::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater::{export, metrics, ring};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
@@ -112,10 +113,11 @@ fn tail(what: &str, figure_us: f64, mut run: impl FnMut(i64) -> bool) {
 fn attribution(c: &mut Criterion) {
     let node = node::busy(8);
     let ended = node.ended();
+    let uuids: Arc<[String]> = node.node.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
     c.bench_function("attribution of one phase of 100 ms", |b| {
         b.iter_batched(
             || ended.clone(),
-            |ended| black_box(attribute(ended, &node.node.rings, &node.node.gpus)),
+            |ended| black_box(attribute(ended, &node.node.rings, &node.node.gpus, &uuids)),
             BatchSize::SmallInput,
         );
     });

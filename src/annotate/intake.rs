@@ -11,7 +11,7 @@ use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, EventType, Kind};
 use crate::clock::Clock;
 use crate::kubelet::{Container, Home, Kubelet};
-use crate::sample::Processes;
+use crate::sample::{OnGpus, Processes};
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
 use serde::Serialize;
@@ -194,7 +194,7 @@ impl Intake {
             let mut jobs = self.jobs();
             let out_of_order = jobs.take(&event, now_ns)?;
             if let Some(listed) = self.listed_at_step(&event) {
-                jobs.set_spread(&event.job, event.rank, &listed);
+                jobs.set_listed(&event.job, event.rank, &listed);
             }
             (out_of_order, jobs.search(&event.job, event.rank))
         };
@@ -221,7 +221,7 @@ impl Intake {
 
     /// At each step's begin the GPUs on which the driver lists the sender: a process may have begun on one and spread over
     /// several since.
-    fn listed_at_step(&self, event: &Event) -> Option<Vec<usize>> {
+    fn listed_at_step(&self, event: &Event) -> Option<OnGpus> {
         let begins_step = event.event == EventType::Begin && event.kind == Kind::Step;
         event.pid.filter(|_| begins_step).and_then(|pid| self.processes.listed_on(pid))
     }
@@ -307,6 +307,7 @@ fn parse(json: &[u8]) -> Result<Annotation, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attribute::{Attributed, PhaseMemory};
     use crate::clock::{Manual, SECOND_NS};
     use serde_json::json;
 
@@ -338,6 +339,37 @@ mod tests {
         let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
         intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
         (Intake { peers: Mutex::new(peers), ..intake }, clock, folder)
+    }
+
+    /// A phase that ended before its rank spread has its memory told after; several GPUs tell no more of it.
+    #[test]
+    fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
+        let (intake, ..) = node();
+        let say = |event: &str, step: u64| {
+            let json = json!({"event": event, "kind": "step", "step": step, "job": "j", "rank": 0});
+            assert_eq!(intake.take_json(json.to_string().as_bytes(), Some(7)).accepted, 1);
+        };
+        let outside_bytes = || intake.jobs().by_name()["j"].ranks[&0].outside_allocator_bytes;
+        let tell = || {
+            let mut jobs = intake.jobs();
+            for ended in jobs.take_ended(i64::MAX) {
+                let memory = PhaseMemory { outside_allocator_bytes: Some(5), ..PhaseMemory::unknown(0) };
+                jobs.record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
+            }
+        };
+        let works_on = |works| intake.processes.set([(7, OnGpus { works, idles: Vec::new() })].into());
+        works_on(vec![0]);
+        say("begin", 1);
+        say("end", 1);
+        tell();
+        assert_eq!(outside_bytes(), Some(5));
+        say("begin", 2);
+        say("end", 2);
+        works_on(vec![0, 1]);
+        say("begin", 3);
+        assert_eq!(outside_bytes(), None);
+        tell();
+        assert_eq!(outside_bytes(), None, "of step 2, which ran on one");
     }
 
     /// The GPUs of a rank after an event of this process.

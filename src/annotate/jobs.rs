@@ -7,6 +7,7 @@ use super::rank::{Closed, Open, Rank};
 use super::refusal::Refusal;
 use super::wire::{EventType, Kind, Memory};
 use crate::attribute::Attributed;
+use crate::sample::OnGpus;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -136,6 +137,11 @@ impl Jobs {
         (self.ended.iter().skip(self.ended.len() - kept).cloned().collect(), new - kept as u64)
     }
 
+    /// UUIDs of the GPUs that positions mean.
+    pub(crate) fn devices(&self) -> &[String] {
+        &self.devices
+    }
+
     /// Marks, newest first.
     pub fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.marks.iter().rev()
@@ -236,14 +242,16 @@ impl Jobs {
         known.search.since_ns = None;
     }
 
-    /// Notes that a rank's process was seen on these GPUs, if they are more than are known and its events name none. Fewer
-    /// tell nothing: a GPU that does not answer, or was not asked yet, is in no list.
-    pub(super) fn set_spread(&mut self, job: &str, rank: u32, gpus: &[usize]) {
+    /// Notes on which GPUs a rank's process was seen, if the rank's GPUs are known and its events name none. Of a GPU that is
+    /// not among them nothing follows: one that does not answer, or was not asked yet, is in no list.
+    pub(super) fn set_listed(&mut self, job: &str, rank: u32, listed: &OnGpus) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
         let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
-        if gpus.len() > before.len() && before.iter().all(|gpu| gpus.contains(gpu)) {
+        let mut gpus: Vec<usize> = before.iter().filter(|gpu| !listed.idles.contains(gpu)).copied().collect();
+        gpus.extend(listed.works.iter().filter(|gpu| !before.contains(gpu)));
+        if *gpus != *before {
             known.gpus = Some(gpus.into());
-            // It was told of one GPU alone, and nothing of several tells it anew.
+            // It was told of the GPU before, and nothing of several tells it anew.
             known.outside_allocator_bytes = None;
         }
     }
@@ -268,8 +276,11 @@ impl Jobs {
         let ended = &attributed.ended;
         let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
         if let Some(rank) = rank {
-            // An allocator's counters are of one GPU: of several, nobody knows which.
-            if let [gpu] = attributed.gpus.as_slice() {
+            // An allocator's counters are of one GPU: of several, nobody knows which. A rank that has spread over several
+            // since this ended has none.
+            if let [gpu] = attributed.gpus.as_slice()
+                && rank.gpus.as_deref() == Some(&[gpu.gpu])
+            {
                 rank.outside_allocator_bytes = gpu.outside_allocator_bytes.or(rank.outside_allocator_bytes);
             }
             if ended.open.kind == Kind::Phase {

@@ -4,6 +4,7 @@ use super::pressure::THRESHOLDS;
 use crate::annotate::Ended;
 use crate::ring;
 use crate::sample::{GpuState, Usage};
+use std::sync::Arc;
 
 /// What memory did on one GPU during one phase. Bytes throughout; `None` where nothing is known.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,17 +48,27 @@ pub struct Attributed {
     pub ended: Ended,
     /// Its memory.
     pub gpus: Vec<PhaseMemory>,
+    /// UUIDs of the GPUs by the positions that these had then: it may be told of when they have others.
+    pub uuids: Arc<[String]>,
 }
 
-/// Joins one ended phase with the memory of its GPUs. The rings must have passed its end.
+impl Attributed {
+    /// The UUID of the GPU that this memory is of.
+    #[must_use]
+    pub fn uuid_of(&self, memory: &PhaseMemory) -> Option<&str> {
+        self.uuids.get(memory.gpu).map(String::as_str)
+    }
+}
+
+/// Joins one ended phase with the memory of its GPUs, which have these UUIDs. The rings must have passed its end.
 #[must_use]
-pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState]) -> Attributed {
+pub fn attribute(ended: Ended, rings: &[ring::Reader], states: &[GpuState], uuids: &Arc<[String]>) -> Attributed {
     let gpus = ended.gpus.as_deref().unwrap_or_default().iter();
     let gpus = gpus.filter_map(|&gpu| Some(attribute_one(&ended, gpu, rings.get(gpu)?, states.get(gpu)?)));
     // Thousands are kept, nearly all of one GPU, and a vector that grows begins with room for four.
     let mut gpus: Vec<PhaseMemory> = gpus.collect();
     gpus.shrink_to_fit();
-    Attributed { ended, gpus }
+    Attributed { ended, gpus, uuids: Arc::clone(uuids) }
 }
 
 /// Joins one ended phase with the memory of one GPU.
@@ -104,7 +115,8 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
 }
 
 impl PhaseMemory {
-    fn unknown(gpu: usize) -> Self {
+    /// Of a GPU of which nothing is known.
+    pub(crate) fn unknown(gpu: usize) -> Self {
         Self {
             gpu,
             begin_bytes: None,

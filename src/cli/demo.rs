@@ -2,9 +2,10 @@
 
 use super::serve::{Signals, runtime, tell, until_ended};
 use super::{Common, terminal};
-use crate::config::{SourceSpec, load};
-use crate::daemon::{self, Daemon};
+use crate::config::{SourceSpec, default_socket, load};
+use crate::daemon;
 use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How often the progress line is brought up to date.
@@ -14,25 +15,31 @@ const PROGRESS_PLAIN_EVERY: u32 = 5;
 /// How often is looked whether there is anything to show yet.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 
+/// Instead of commands that would be refused.
+const POSTS_NEED_A_TOKEN: &str = "\
+To mark a phase of your own or to record over HTTP, give it `annotations.token_file` and send its token with
+`Authorization: Bearer TOKEN`; on a loopback address it needs none.";
+
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let mut settings = load(&common.layers())?;
     settings.source = SourceSpec::Sim(None);
     let own_dir = tempdir();
-    if common.annotations_socket.is_none() {
+    // Beside a daemon that runs already, and gone with the demonstration, unless it was told where to.
+    if settings.annotations_socket == Some(default_socket()) {
         settings.annotations_socket = Some(own_dir.join("annotations.sock"));
     }
-    // What a demonstration records goes with it, unless it was told where to.
     if settings.captures.directory == crate::record::default_directory() {
         settings.captures.directory = Some(own_dir.join("captures"));
     }
     let socket = settings.annotations_socket.clone();
+    let takes_posts = settings.listen.ip().is_loopback() && settings.token_file.is_none();
     let done = runtime()?.block_on(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
         let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
         // What cannot be written is no reason to end.
-        let _ = terminal::print_line(what_to_look_at(&daemon, &socket));
+        let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, &socket));
         let progress = tokio::spawn(show_progress(daemon.site.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
@@ -48,8 +55,11 @@ fn tempdir() -> std::path::PathBuf {
     std::env::temp_dir().join(format!("highwater-demo-{}", std::process::id()))
 }
 
-fn what_to_look_at(daemon: &Daemon, socket: &str) -> String {
-    let url = format!("http://{}", daemon.address);
+fn what_to_look_at(address: SocketAddr, takes_posts: bool, socket: &str) -> String {
+    // It may listen on all addresses, as in a container.
+    let is_any = address.ip().is_unspecified();
+    let url = if is_any { format!("http://localhost:{}", address.port()) } else { format!("http://{address}") };
+    let posts = if takes_posts { posts(&url) } else { POSTS_NEED_A_TOKEN.to_owned() };
     format!(
         "
 Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15 s of every minute.
@@ -60,14 +70,20 @@ Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15
   curl  '{url}/api/v1/gpus/2/memory?max_points=50'
   curl  '{url}/api/v1/findings'
 
-Mark a phase of your own:
+{posts}
+Jobs mark theirs over {socket}
+"
+    )
+}
+
+fn posts(url: &str) -> String {
+    format!(
+        "Mark a phase of your own:
   curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'
   curl {url}/api/v1/annotations -d '{{\"event\":\"end\",\"name\":\"mine\",\"job\":\"me\"}}'
   sleep 1; curl -s {url}/metrics | grep 'phase=\"mine\"'
 Record the last seconds of all of it, for `sqlite3` to open:
-  curl {url}/api/v1/captures -d '{{\"seconds_after\":1}}'; sleep 3; curl {url}/api/v1/captures
-Jobs mark theirs over {socket}
-"
+  curl {url}/api/v1/captures -d '{{\"seconds_after\":1}}'; sleep 3; curl {url}/api/v1/captures"
     )
 }
 

@@ -53,7 +53,7 @@ struct Serve {
     /// Shift a replay's times so that it begins now.
     #[arg(long)]
     replay_shift_to_now: bool,
-    /// Check the settings, tell every fault, and end.
+    /// Check the settings, then the scenario, recording, token and certificates that they name, tell every fault, and end.
     #[arg(long)]
     check_config: bool,
 }

@@ -59,8 +59,8 @@ keys! {
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. Every 5th turn reads PCIe bytes too, every 10th processes, every 30th NVLink bytes, BAR1 and the memory that there is.",
-        |s, v| { s.slow_period_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
+    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1 and the memory that there is every 30th.",
+        |s, v| { s.slow_period_ns = duration(v, 100_000_000, 5_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {
             s.retention_ns = duration(v, 60_000_000_000, 86_400_000_000_000)?;
@@ -69,7 +69,7 @@ keys! {
         };
     "ring.max_bytes" = "2MiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
-    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. Below $XDG_RUNTIME_DIR by default where the daemon does not run as root.",
+    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. By default below $XDG_RUNTIME_DIR, where that is set and the daemon does not run as root.",
         |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
     "annotations.token_file" = "", "File with the token that annotations over TCP need; must be set to take them on an address that is not loopback.",
         |s, v| { s.token_file = path(v); Ok(()) };

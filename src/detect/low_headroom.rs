@@ -38,7 +38,7 @@ fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
         return None;
     }
     let from_ns = (to_ns - SECOND_NS).max(ring.oldest_ns()?);
-    let free_bytes = usable_bytes.saturating_sub(ring.summary(from_ns, to_ns).ok()?.max?);
+    let free_bytes = usable_bytes.saturating_sub(ring.summary_through(from_ns, to_ns).ok()?.max?);
     if free_bytes >= view.settings.headroom_bytes {
         return None;
     }

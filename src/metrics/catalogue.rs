@@ -158,7 +158,7 @@ metrics! {
     TICKS_DUE = Counter "highwater_sampler_ticks_due_total" []
         "Deadlines of the fast lane that passed: taken plus missed.";
     TICKS_TAKEN = Counter "highwater_sampler_ticks_taken_total" []
-        "Deadlines at which every GPU's memory was read.";
+        "Deadlines at which every GPU that is up was asked. Readings that failed are in highwater_nvml_call_failures_total.";
     TICKS_MISSED = Counter "highwater_sampler_ticks_missed_total" ["cause"]
         "Deadlines at which memory was not read: because the thread woke late, or because the driver did not answer in time.";
     SAMPLER_PERIOD = Gauge "highwater_sampler_period_seconds" []

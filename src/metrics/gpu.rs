@@ -7,7 +7,7 @@ use crate::attribute::THRESHOLDS;
 use crate::clock::SECOND_NS;
 use crate::node::{Node, Periods};
 use crate::ring;
-use crate::sample::{GpuState, Health, PCIE_TURNS, RARE_TURNS};
+use crate::sample::{GpuState, Health, RARE_TURNS, pcie_turns};
 use crate::source::THROTTLE_REASONS;
 
 /// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
@@ -141,7 +141,7 @@ fn slow(view: &View, out: &mut Families) {
 }
 
 fn pcie(view: &View, out: &mut Families) {
-    let period_ns = PCIE_TURNS * view.periods.slow_ns;
+    let period_ns = pcie_turns(view.periods.slow_ns) * view.periods.slow_ns;
     let Some(latest) = view.state.pcie().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
     out.count(&c::GPU_PCIE_RECEIVED, &view.labels, latest.reading.received_bytes);
     out.count(&c::GPU_PCIE_TRANSMITTED, &view.labels, latest.reading.transmitted_bytes);

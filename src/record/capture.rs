@@ -82,13 +82,16 @@ impl Capture {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
         let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
+        // A reading just after the begin may stand before it in the ring, whose times are floored.
+        let track =
+            |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns - begin_ns.rem_euclid(ring.resolution_ns()));
         let capture = Self {
             file,
             intake,
             findings,
             begin_ns,
             end_ns,
-            tracks: (0..view.gpus.len()).map(|gpu| Track::new(gpu, begin_ns)).collect(),
+            tracks: view.rings.iter().enumerate().map(track).collect(),
             committed: None,
             next_tick: 0,
             next_event: 0,
@@ -149,9 +152,12 @@ impl Capture {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
         self.write_usage()?;
-        self.write_events()?;
-        self.write_phases()?;
-        self.write_ranks()?;
+        // Positions in what jobs said are those of the devices that there are now.
+        if self.intake.jobs().devices() == self.file.uuids() {
+            self.write_events()?;
+            self.write_phases()?;
+            self.write_ranks()?;
+        }
         self.write_findings()?;
         joined.iter().try_for_each(|trigger| self.file.trigger(trigger))?;
         self.file.meta_time("end_ns", self.known_ns())?;

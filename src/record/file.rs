@@ -43,6 +43,11 @@ impl File {
         Ok(Self { connection: schema::create(path, most_bytes)?, shift_ns, uuids })
     }
 
+    /// The GPUs that it tells of, by position.
+    pub fn uuids(&self) -> &[String] {
+        &self.uuids
+    }
+
     /// Whether no transaction is open.
     pub fn is_idle(&self) -> bool {
         self.connection.is_autocommit()

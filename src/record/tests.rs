@@ -199,7 +199,8 @@ proptest! {
         for (gpu, ring) in rig.node.rings.iter().enumerate() {
             let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { continue };
             // The ring's times are coarser than the sweeps': what it puts at the very end may have been read after it.
-            let (from_ns, to_ns) = (interval.0.max(oldest_ns), (interval.1 - RESOLUTION_NS).min(newest_ns));
+            let begin_ns = interval.0 - interval.0.rem_euclid(RESOLUTION_NS);
+            let (from_ns, to_ns) = (begin_ns.max(oldest_ns), (interval.1 - RESOLUTION_NS).min(newest_ns));
             if from_ns > to_ns { continue }
             let mut wanted = ring.changes_from(from_ns, to_ns).unwrap();
             wanted.dedup_by_key(|point| point.used);
@@ -210,6 +211,42 @@ proptest! {
             prop_assert!(kept[wanted.len()..].iter().all(|(_, used)| used.is_none()), "{kept:?} {wanted:?}");
         }
     }
+}
+
+/// The driver came back with another device before the capture noticed: positions mean others.
+#[test]
+fn what_jobs_said_of_other_devices_is_not_told() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
+    rig.say(r#"{"event":"begin","name":"forward","job":"job","rank":1,"gpu":1,"step":4}"#);
+    let now_ns = rig.clock.now_ns();
+    let mut capture = rig.capture(&path, (now_ns, now_ns + SECOND_NS), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    let device = |uuid: &str| Device { uuid: uuid.into(), ..Device::default() };
+    rig.intake.set_devices(&["GPU-0", "MIG-of-0", "GPU-1"].map(device));
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::CutShort).unwrap();
+    let file = schema::look(&path).unwrap();
+    let gpus: String = file.query_row("SELECT gpus FROM ranks", [], |row| row.get(0)).unwrap();
+    assert_eq!(gpus, r#"["GPU-1"]"#);
+}
+
+/// The ring has its time, floored, before the begin.
+#[test]
+fn a_reading_right_after_the_begin_with_nothing_after_it_is_told() {
+    let mut rig = Rig::new();
+    let path = rig.folder.path().join("it.sqlite");
+    rig.sweep(MILLISECOND_NS, [Some(7), Some(7)]);
+    let read_ns = rig.clock.now_ns();
+    assert_ne!(read_ns % RESOLUTION_NS, 0);
+    rig.sweep(MILLISECOND_NS, [None, Some(7)]);
+    let mut capture =
+        rig.capture(&path, (read_ns - read_ns % RESOLUTION_NS + 1, rig.clock.now_ns()), Arc::new(OneFinding));
+    capture.advance(&[], &|| ()).unwrap();
+    capture.finish(State::Complete).unwrap();
+    let wanted = [(read_ns, [Some(7), Some(7)]), (read_ns + MILLISECOND_NS, [None, Some(7)])];
+    assert_eq!(told(&schema::look(&path).unwrap()), wanted);
 }
 
 #[test]

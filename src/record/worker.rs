@@ -107,13 +107,14 @@ impl Worker {
             (_, None) => Outcome::NoGpus,
             (Some(_), Some(view)) => self.write(start, view, stop),
         };
-        self.shared.stats.count(outcome);
         let mut desk = self.shared.desk();
         desk.end(&start.id);
         if desk.listed.get(&start.id).is_some_and(|listed| listed.state == State::Writing) {
             desk.listed.remove(&start.id);
         }
         drop(desk);
+        // Whoever sees it counted may ask for the next one.
+        self.shared.stats.count(outcome);
         self.make_room();
     }
 

@@ -52,6 +52,12 @@ impl Reader {
         self.store.layout.total_bytes()
     }
 
+    /// What times are floored to, nanoseconds.
+    #[must_use]
+    pub fn resolution_ns(&self) -> i64 {
+        self.store.resolution_ns
+    }
+
     /// Change points ever written: changes of the value, and begins and ends of gaps.
     #[must_use]
     pub fn point_count(&self) -> u64 {
@@ -115,6 +121,16 @@ impl Reader {
     pub fn points(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Vec<Point>, QueryError> {
         self.check(from_ns, to_ns)?;
         self.query(from_ns, to_ns, Thinner::new(from_ns, to_ns, max_points)).map(Thinner::into_points)
+    }
+
+    /// As [`points`](Self::points), with what changed at the very end too.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn points_through(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Vec<Point>, QueryError> {
+        self.check(from_ns, to_ns)?;
+        let thinner = Thinner::new(from_ns, to_ns.saturating_add(1), max_points);
+        self.walk(from_ns, to_ns, thinner, scan_through).map(Thinner::into_points)
     }
 
     /// The value held just before the begin, told at the begin, and every change from the begin up to the end, both

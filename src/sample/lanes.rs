@@ -3,9 +3,9 @@
 //! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
 //! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
-use super::latest::{GpuState, Health, Processes};
+use super::latest::{GpuState, Health, OnGpus, Processes};
 use crate::clock::{Clock, SECOND_NS};
-use crate::source::{Call, CallStats, Error, Event, Source};
+use crate::source::{Call, CallStats, Error, Event, Process, Source};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,14 +14,27 @@ use std::time::Duration;
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
 /// Turns of the slow lane from one reading of the memory that there is, NVLink and BAR1 to the next: 3 ms a GPU.
 pub const RARE_TURNS: i64 = 30;
-/// Turns from one reading of PCIe bytes to the next: 0.3 ms a GPU where GPM tells them.
-pub const PCIE_TURNS: i64 = 5;
+/// The most turns from one reading of PCIe bytes to the next: 0.3 ms a GPU where GPM tells them.
+const MOST_PCIE_TURNS: i64 = 5;
+/// The longest from one to the next, where a turn is no longer: GPM's windows must not be long.
+const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
 /// Turns from one list of processes to the next, unless somebody looks for one: 2 ms a GPU beside a job on eight.
 pub const PROCESS_TURNS: i64 = 10;
+/// More than a process holds on a GPU by its context alone: 0.5 GiB on an H200, with the libraries' workspaces less than
+/// this.
+const CONTEXT_BYTES: u64 = 1 << 30;
+/// A process that works elsewhere holds this many times as much there.
+const CONTEXT_PART: u64 = 4;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
 const MOST_XIDS_LOGGED: u32 = 20;
+
+/// Turns of this period from one reading of PCIe bytes to the next.
+#[must_use]
+pub fn pcie_turns(slow_period_ns: i64) -> i64 {
+    (LONGEST_PCIE_NS / slow_period_ns.max(1)).clamp(1, MOST_PCIE_TURNS)
+}
 
 /// What the medium and slow lanes work on.
 pub struct Lanes<'a> {
@@ -58,7 +71,7 @@ pub fn units(gpus: &[GpuState]) -> Vec<Vec<usize>> {
 pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &AtomicBool) {
     let mut medium_ns = lanes.clock.now_ns();
     let mut slow_ns = medium_ns + offset_ns;
-    let mut turns = Turns::new(unit.len());
+    let mut turns = Turns::new(unit.len(), lanes.slow_period_ns);
     while !stop.load(Ordering::Relaxed) {
         if lanes.clock.now_ns() >= medium_ns {
             unit.iter().for_each(|position| lanes.read_medium(*position));
@@ -66,6 +79,10 @@ pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &Atomic
         }
         if lanes.clock.now_ns() >= slow_ns {
             lanes.slow_turn(unit, &mut turns);
+            // A thread that the driver kept while others took over must not tell what is theirs.
+            if !stop.load(Ordering::Relaxed) {
+                lanes.processes.set(process_table(lanes.gpus));
+            }
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
         }
         sleep_in_steps(lanes.clock, medium_ns.min(slow_ns), stop);
@@ -76,6 +93,7 @@ pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &Atomic
 #[derive(Debug)]
 struct Turns {
     number: i64,
+    pcie_turns: i64,
     /// When energy is due, nanoseconds of the timeline.
     energy_ns: i64,
     /// Turns since processes were listed.
@@ -99,9 +117,16 @@ struct Due {
 }
 
 impl Turns {
-    fn new(devices: usize) -> Self {
-        let told = vec![Health::Up; devices];
-        Self { number: 0, energy_ns: i64::MIN, since_processes: PROCESS_TURNS, patience: 1, missed: 0, told }
+    fn new(devices: usize, period_ns: i64) -> Self {
+        Self {
+            number: 0,
+            pcie_turns: pcie_turns(period_ns),
+            energy_ns: i64::MIN,
+            since_processes: PROCESS_TURNS,
+            patience: 1,
+            missed: 0,
+            told: vec![Health::Up; devices],
+        }
     }
 
     /// What is due now.
@@ -109,7 +134,7 @@ impl Turns {
         let wanted = missed != self.missed && self.since_processes >= self.patience;
         let due = Due {
             processes: processes_always || wanted || self.since_processes >= PROCESS_TURNS,
-            pcie: self.number % PCIE_TURNS == 0,
+            pcie: self.number % self.pcie_turns == 0,
             rare: self.number % RARE_TURNS == 0,
             energy: now_ns >= self.energy_ns,
         };
@@ -149,7 +174,6 @@ impl Lanes<'_> {
         if due.processes {
             turns.listed(changed);
         }
-        self.processes.set(process_table(self.gpus));
     }
 
     /// Reads what is due of one device, and whatever of it is not known. Returns whether its processes changed.
@@ -216,25 +240,36 @@ fn sleep_in_steps(clock: &dyn Clock, until_ns: i64, stop: &AtomicBool) {
     }
 }
 
-/// Which process runs on which GPUs. The processes of a MIG instance are listed for its parent too; they run on the
+/// Which process works on which GPUs. The processes of a MIG instance are listed for its parent too; they run on the
 /// instance.
-fn process_table(gpus: &[GpuState]) -> HashMap<u32, Vec<usize>> {
-    let on = |gpu: &GpuState| -> Vec<u32> {
+fn process_table(gpus: &[GpuState]) -> HashMap<u32, OnGpus> {
+    let on = |gpu: &GpuState| -> Vec<Process> {
         let latest = gpu.processes().filter(|_| gpu.health() == Health::Up);
-        latest.iter().flat_map(|latest| latest.reading.iter().map(|process| process.pid)).collect()
+        latest.iter().flat_map(|latest| latest.reading.iter().copied()).collect()
     };
     let of_instances: HashSet<(&str, u32)> = gpus
         .iter()
         .filter_map(|gpu| Some((gpu.device.parent_uuid.as_deref()?, gpu)))
-        .flat_map(|(parent, gpu)| on(gpu).into_iter().map(move |pid| (parent, pid)))
+        .flat_map(|(parent, gpu)| on(gpu).into_iter().map(move |process| (parent, process.pid)))
         .collect();
-    let mut table = HashMap::<u32, Vec<usize>>::new();
+    let mut table = HashMap::<u32, Vec<(usize, Option<u64>)>>::new();
     for (position, gpu) in gpus.iter().enumerate() {
-        for pid in on(gpu).into_iter().filter(|pid| !of_instances.contains(&(gpu.device.uuid.as_str(), *pid))) {
-            table.entry(pid).or_default().push(position);
+        let is_its = |process: &Process| !of_instances.contains(&(gpu.device.uuid.as_str(), process.pid));
+        for process in on(gpu).into_iter().filter(is_its) {
+            table.entry(process.pid).or_default().push((position, process.used_bytes));
         }
     }
-    table
+    table.into_iter().map(|(pid, held)| (pid, on_gpus(&held))).collect()
+}
+
+/// Where a process that holds so many bytes on each of some GPUs works: not where it has no more than a context, which
+/// frameworks make on the first GPU by accident.
+fn on_gpus(held: &[(usize, Option<u64>)]) -> OnGpus {
+    let most_bytes = held.iter().filter_map(|(_, bytes)| *bytes).max().unwrap_or(0);
+    let is_context = |bytes: u64| bytes < CONTEXT_BYTES.min(most_bytes) && bytes <= most_bytes / CONTEXT_PART;
+    let (idles, works): (Vec<_>, Vec<_>) = held.iter().partition(|(_, bytes)| bytes.is_some_and(is_context));
+    let positions = |held: Vec<(usize, Option<u64>)>| held.into_iter().map(|(position, _)| position).collect();
+    OnGpus { works: positions(works), idles: positions(idles) }
 }
 
 /// Waits for the driver's events and counts XIDs, until `stop` or until the source has none.
@@ -269,11 +304,12 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::MILLISECOND_NS;
 
     /// The turns in which processes are listed, of the first `turns`, while each turn tells how often one was looked
     /// for in vain and each list shows other processes or not.
     fn listed(turns: i64, missed: impl Fn(i64) -> u64, changed: impl Fn(i64) -> bool) -> Vec<i64> {
-        let mut state = Turns::new(1);
+        let mut state = Turns::new(1, SECOND_NS);
         let is_due = |turn: &i64| {
             let due = state.due(turn * SECOND_NS, missed(*turn), false).processes;
             if due {
@@ -301,15 +337,37 @@ mod tests {
 
     #[test]
     fn what_is_exported_is_listed_at_every_turn() {
-        let mut turns = Turns::new(1);
+        let mut turns = Turns::new(1, SECOND_NS);
         assert!((0..20).all(|turn| turns.due(turn * SECOND_NS, 0, true).processes));
     }
 
     #[test]
     fn what_is_dear_has_its_own_turns() {
-        let mut turns = Turns::new(1);
+        let mut turns = Turns::new(1, SECOND_NS);
         let dues: Vec<Due> = (0..61).map(|turn| turns.due(turn * SECOND_NS, 0, false)).collect();
         let count = |is_due: fn(&Due) -> bool| dues.iter().filter(|due| is_due(due)).count();
         assert_eq!([count(|due| due.pcie), count(|due| due.rare), count(|due| due.energy)], [13, 3, 2]);
+    }
+
+    #[test]
+    fn a_process_does_not_work_where_it_has_a_context_alone() {
+        const MIB: u64 = 1 << 20;
+        let on = |mib: [Option<u64>; 3]| {
+            let held: Vec<_> = mib.into_iter().map(|mib| mib.map(|mib| mib * MIB)).enumerate().collect();
+            on_gpus(&held).works
+        };
+        assert_eq!(on([Some(520), Some(100_000), Some(40_000)]), [1, 2]);
+        assert_eq!(on([Some(520), Some(2_080), None]), [1, 2], "what is not known may be much");
+        assert_eq!(on([Some(520), Some(1_500), Some(500)]), [0, 1, 2], "a small job");
+        assert_eq!(on([Some(2_000), Some(100_000), Some(1_024)]), [0, 1, 2]);
+        assert_eq!(on([Some(520), Some(520), Some(520)]), [0, 1, 2], "it has just begun");
+        assert_eq!(on([None; 3]), [0, 1, 2]);
+        assert_eq!(on([Some(0); 3]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn seldom_turns_leave_no_long_window_of_pcie_bytes() {
+        let milliseconds = [100, 1_000, 1_001, 2_500, 3_000, 5_000];
+        assert_eq!(milliseconds.map(|period| pcie_turns(period * MILLISECOND_NS)), [5, 5, 4, 2, 1, 1]);
     }
 }

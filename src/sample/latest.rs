@@ -278,27 +278,36 @@ impl GpuState {
     }
 }
 
+/// Positions of the GPUs that a process is on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OnGpus {
+    /// Where it works.
+    pub works: Vec<usize>,
+    /// Where it has no more than a context, while it works elsewhere.
+    pub idles: Vec<usize>,
+}
+
 /// Which process runs on which GPUs, as the lanes saw it last; and whether somebody looked for one that is not there.
 #[derive(Debug, Default)]
 pub struct Processes {
-    by_pid: ArcSwap<HashMap<u32, Vec<usize>>>,
+    by_pid: ArcSwap<HashMap<u32, OnGpus>>,
     missed: AtomicU64,
 }
 
 impl Processes {
-    /// Positions of the GPUs that this process runs on. One that is not known makes the lanes look again.
+    /// Positions of the GPUs that this process works on. One that is not known makes the lanes look again.
     #[must_use]
     pub fn gpus_of(&self, pid: u32) -> Option<Vec<usize>> {
         let found = self.listed_on(pid);
         if found.is_none() {
             self.missed.fetch_add(1, Ordering::Relaxed);
         }
-        found
+        found.map(|on| on.works)
     }
 
-    /// As [`gpus_of`](Self::gpus_of), and nobody looks again.
+    /// The GPUs that this process was seen on. Nobody looks again for one that is not known.
     #[must_use]
-    pub fn listed_on(&self, pid: u32) -> Option<Vec<usize>> {
+    pub fn listed_on(&self, pid: u32) -> Option<OnGpus> {
         self.by_pid.load().get(&pid).cloned()
     }
 
@@ -307,8 +316,8 @@ impl Processes {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// From now on these processes are known: positions of GPUs by process id.
-    pub fn set(&self, by_pid: HashMap<u32, Vec<usize>>) {
+    /// From now on these processes are known, by their ids.
+    pub fn set(&self, by_pid: HashMap<u32, OnGpus>) {
         self.by_pid.store(by_pid.into());
     }
 }

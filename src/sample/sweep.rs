@@ -32,7 +32,7 @@ impl Cause {
     }
 }
 
-/// The sampler's account of itself. Every field is written by the sampling thread alone.
+/// The sampler's account of itself, written by the sampling thread, and while that hangs in the driver by its watchdog.
 #[derive(Debug)]
 pub struct TickStats {
     /// Deadlines that passed.

@@ -147,7 +147,7 @@ pub struct Rare {
 }
 
 /// One process on one GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     /// Process id, in the driver's view of this namespace.
     pub pid: u32,

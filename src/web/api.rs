@@ -79,8 +79,14 @@ pub(super) async fn memory(
     let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
     let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
-    let points = ring.points(from_ns, to_ns, most).map_err(|error| query_problem(&error))?;
-    let summary = ring.summary(from_ns, to_ns).map_err(|error| query_problem(&error))?;
+    // What changes at an end is the next interval's, but for the newest reading, after which nothing may follow.
+    let (points, summary) = if to_ns == newest_ns {
+        (ring.points_through(from_ns, to_ns, most), ring.summary_through(from_ns, to_ns))
+    } else {
+        (ring.points(from_ns, to_ns, most), ring.summary(from_ns, to_ns))
+    };
+    let points = points.map_err(|error| query_problem(&error))?;
+    let summary = summary.map_err(|error| query_problem(&error))?;
     Ok(Json(MemoryAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),

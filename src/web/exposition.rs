@@ -1,7 +1,7 @@
 //! `/metrics`: one text for everybody who asks at the same time.
 //!
 //! A fleet's scrapers come in step, and what they get at one moment is the same. Each is told what was known after it
-//! asked and never what was known before; between requests nothing is kept.
+//! asked and never what was known before.
 
 use axum::body::Bytes;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,6 +36,7 @@ impl Exposition {
             None => Text { begun: Instant::now(), text: make()?.into() },
         };
         let bytes = text.text.clone();
+        // Should they all go away, it stays until the next one asks, who is not told it.
         if !waiting.is_last() {
             *last = Some(text);
         }

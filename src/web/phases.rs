@@ -123,17 +123,18 @@ impl<'a> Phase<'a> {
             memory_begin: open.memory,
             memory_end: ended.memory,
             attributes: open.attributes.as_ref(),
-            gpus: attributed.gpus.iter().map(|memory| OnGpu::new(memory, node)).collect(),
+            gpus: attributed.gpus.iter().map(|memory| OnGpu::new(attributed, memory, node)).collect(),
         }
     }
 }
 
 impl<'a> OnGpu<'a> {
-    fn new(memory: &PhaseMemory, node: Option<&'a Node>) -> Self {
+    fn new(attributed: &'a Attributed, memory: &PhaseMemory, node: Option<&'a Node>) -> Self {
+        let uuid = attributed.uuid_of(memory);
         let device = node.and_then(|node| node.gpus.get(memory.gpu)).map(|gpu| &gpu.device);
         Self {
-            gpu: device.map(|device| device.index.as_str()),
-            uuid: device.map(|device| device.uuid.as_str()),
+            gpu: device.filter(|device| Some(device.uuid.as_str()) == uuid).map(|device| device.index.as_str()),
+            uuid,
             begin_bytes: memory.begin_bytes,
             end_bytes: memory.end_bytes,
             peak_bytes: memory.peak_bytes,

@@ -10,13 +10,7 @@ const COUNTED_WITHIN: Duration = Duration::from_secs(20);
 
 /// A daemon that has memory to join with.
 fn simulated() -> Daemon {
-    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
-    let begun = Instant::now();
-    while daemon.ask("/readyz").0 != 200 {
-        assert!(begun.elapsed() < COUNTED_WITHIN, "no memory is read");
-        std::thread::yield_now();
-    }
-    daemon
+    Daemon::start(&["serve", "--source", "sim:spike"]).ready()
 }
 
 fn begin(name: &str) -> Value {
@@ -317,7 +311,7 @@ fn a_job_without_a_gpu_has_times_and_no_memory() {
 
 #[test]
 fn visible_devices_and_local_rank_find_the_gpu() {
-    let daemon = Daemon::start(&["serve", "--source", "sim"]);
+    let daemon = Daemon::start(&["serve", "--source", "sim"]).ready();
     let attributes = json!({"CUDA_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": 1});
     let event = |event: &str| json!({"event": event, "name": "x", "job": "story", "attributes": attributes});
     assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);

@@ -68,7 +68,8 @@ fn memory_of(daemon: &Daemon, gpu: usize, from_ns: i64, to_ns: i64) -> Vec<(i64,
 fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     let Some(program) = tools::find("sqlite3") else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(&["serve", "--source", "sim"]);
+    // A finding would begin or lengthen one.
+    let daemon = Daemon::start(&["serve", "--source", "sim", "--set", "detect.enabled=false"]);
     eventually(WITHIN, "steps", || daemon.get("/metrics").contains("highwater_job_steps_total").then_some(()));
     let (status, answer) =
         daemon.post("/api/v1/captures", &json!({"seconds_before": 5, "seconds_after": 1.5, "note": "a story"}));
@@ -197,6 +198,11 @@ fn start_in(folder: &Path, mut command: Command, more: &[&str]) -> (Process, Str
     (process, base)
 }
 
+/// Where nothing waits for a disk, if there is such a place.
+fn folder_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
+}
+
 fn partial(folder: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
     entries.into_iter().find(|path| path.to_string_lossy().ends_with(".partial.sqlite"))
@@ -208,8 +214,12 @@ fn partial(folder: &Path) -> Option<PathBuf> {
 fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
     let Some(program) = tools::find("sqlite3") else { return };
     let (mut with_past, mut finished) = (0, 0);
-    for round in 0..12_u64 {
-        let folder = tempfile::tempdir().expect("a folder");
+    // On a slow machine the first commit comes late, and more rounds are needed.
+    for round in 0..40_u64 {
+        if round >= 12 && with_past >= 5 {
+            break;
+        }
+        let folder = folder_in_memory();
         let mut daemon = command();
         daemon.args(["serve", "--source", "sim"]);
         let (mut process, base) = start_in(folder.path(), daemon, &[]);
@@ -234,11 +244,10 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
         }
         with_past += 1;
         let trigger_ns = "(SELECT value FROM meta WHERE key = 'trigger_ns')";
-        // The rings had just passed the moment of the request: two sweeps at most are still to come.
-        let past = format!("SELECT min(known_until_ns) >= {trigger_ns} - 50000000 FROM gpus");
+        // A sweep that is told has its readings, whose times are floored to the microsecond.
+        let sweep = format!("SELECT max(begin_ns) FROM ticks WHERE begin_ns <= {trigger_ns}");
+        let past = format!("SELECT min(known_until_ns) > ({sweep}) - 1000 FROM gpus");
         assert_eq!(number(&program, &left, &past), 1, "after {moment:?}");
-        let ticks = format!("SELECT count(*) > 0 FROM ticks WHERE begin_ns <= {trigger_ns}");
-        assert_eq!(number(&program, &left, &ticks), 1, "after {moment:?}");
         let untold = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
         assert_eq!(number(&program, &left, untold), 0, "after {moment:?}");
 
@@ -254,13 +263,13 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
         assert_eq!(capture["state"], "interrupted");
         finished += 1;
     }
-    assert!(with_past >= 5 && with_past == finished, "{with_past} of 12 had the past, {finished} were finished");
+    assert!(with_past >= 5 && with_past == finished, "{with_past} had the past, {finished} were finished");
 }
 
 #[test]
 fn a_daemon_that_stops_ends_its_capture_and_leaves_one_file() {
     let Some(program) = tools::find("sqlite3") else { return };
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder_in_memory();
     let mut daemon = command();
     daemon.args(["serve", "--source", "sim"]);
     let (mut process, base) = start_in(folder.path(), daemon, &[]);
@@ -283,7 +292,7 @@ fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
     let mut limited = Command::new("sh");
     limited.env_clear();
     limited.args(["-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_highwater")]);
-    limited.args(["serve", "--source", "sim"]);
+    limited.args(["serve", "--source", "sim", "--set", "detect.enabled=false"]);
     let (process, base) = start_in(folder.path(), limited, &[]);
     let metric = |name: &str| {
         let mut answer = agent().get(format!("{base}/metrics")).call().expect("an answer");
@@ -296,9 +305,11 @@ fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
     eventually(Duration::from_secs(60), "a failure", || {
         metric("highwater_captures_total{outcome=\"failed\"}").filter(|failed| *failed > 0.5)
     });
-    assert_eq!(process.printed().lines().filter(|line| line.contains("WARN")).count(), 1, "{}", process.printed());
+    let warnings = || process.printed().lines().filter(|line| line.contains("WARN")).count();
+    eventually(WITHIN, "that it is told", || (warnings() > 0).then_some(()));
     let taken = metric("highwater_sampler_ticks_taken_total");
     eventually(WITHIN, "more samples", || (metric("highwater_sampler_ticks_taken_total") > taken).then_some(()));
+    assert_eq!(warnings(), 1, "{}", process.printed());
 }
 
 #[test]

@@ -208,13 +208,15 @@ impl Collector {
 
 /// A port of 127.0.0.1 that is taken, although nothing listens on it. The system gives it to nobody who asks for any
 /// port; who asks for this one, and reuses addresses as Go's listeners do, gets it.
-struct Port {
-    number: u16,
+pub struct Port {
+    /// Its number.
+    pub number: u16,
     _socket: OwnedFd,
 }
 
 impl Port {
-    fn reserve() -> Self {
+    /// Takes one.
+    pub fn reserve() -> Self {
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
         sockopt::set_socket_reuseaddr(&socket, true).expect("an option that every socket has");

@@ -1,6 +1,6 @@
 //! The program under test, running: `highwater` with a port and an annotations socket of its own.
 
-use crate::process::Process;
+use crate::process::{Process, eventually};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -38,6 +38,12 @@ impl Daemon {
             Some(format!("http://{}", address.split_whitespace().next()?.trim_end_matches('/')))
         });
         Self { process, base, directory }
+    }
+
+    /// The same, once it reads memory: before, no GPU is known.
+    pub fn ready(self) -> Self {
+        eventually(LISTENS_WITHIN, "memory", || (self.ask("/readyz").0 == 200).then_some(()));
+        self
     }
 
     /// What it has printed so far.

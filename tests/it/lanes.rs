@@ -125,7 +125,11 @@ fn every_deadline_is_due_and_a_blocked_driver_is_told() {
     node.until("ticks", |metrics| value(metrics, "highwater_sampler_ticks_taken_total").is_some());
     let due = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("told");
     let blocked = "highwater_sampler_ticks_missed_total{cause=\"driver_blocked\"}";
-    let (begun, first) = (Instant::now(), due(&node.daemon.get("/metrics")));
+    // How many periods there were lies between what passed from after the first look to before the last, and from before
+    // the first to after the last.
+    let begun = Instant::now();
+    let first = due(&node.daemon.get("/metrics"));
+    let looked = Instant::now();
     control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 5_000.0});
     node.control.put(&control);
     node.until("blocked ticks", |metrics| value(metrics, blocked).is_some_and(|missed| missed > 500.0));
@@ -134,9 +138,13 @@ fn every_deadline_is_due_and_a_blocked_driver_is_told() {
     node.until("the hang", |metrics| value(metrics, &up(0)) == Some(0.0));
     let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_taken_total").expect("told");
     let taken = ticks(&node.daemon.get("/metrics"));
-    let metrics = node.until("ticks after it", |metrics| ticks(metrics) > taken + 2_000.0);
-    let (periods, due) = (begun.elapsed().as_secs_f64() * 1_000.0, due(&metrics) - first);
-    assert!((due / periods - 1.0).abs() < 0.05, "{due} due in {periods} periods");
+    node.until("ticks after it", |metrics| ticks(metrics) > taken + 2_000.0);
+    let least = looked.elapsed();
+    let due = due(&node.daemon.get("/metrics")) - first;
+    let periods = [least, begun.elapsed()].map(|elapsed| elapsed.as_secs_f64() * 1_000.0);
+    // The sweep that is under way has not been counted. Those that a hang of 200 ms held up have.
+    let open = 150.0;
+    assert!((periods[0] - open..=periods[1] + open).contains(&due), "{due} due in {periods:?} periods");
 }
 
 #[test]
@@ -182,7 +190,7 @@ fn an_expensive_driver_is_backed_off_from() {
     node.until("a longer period", |metrics| {
         value(metrics, "highwater_sampler_period_seconds").is_some_and(|period| period > 0.001)
     });
-    assert!(node.value("highwater_nvml_busy_ratio").is_some());
+    node.until("the share", |metrics| value(metrics, "highwater_nvml_busy_ratio").is_some_and(|ratio| ratio > 0.0));
 }
 
 #[test]
@@ -234,9 +242,10 @@ fn instances_that_come_and_go_and_a_gpu_that_opens_later_are_found() {
 
 #[test]
 fn a_process_that_spreads_over_more_gpus_is_followed() {
-    let me = json!([{"pid": std::process::id(), "used": GIB}]);
-    let mut control = gpus(2);
-    control["gpus"][0]["processes"] = me.clone();
+    let holding = |bytes: u64| json!([{"pid": std::process::id(), "used": bytes}]);
+    let mut control = gpus(3);
+    control["gpus"][0]["processes"] = holding(GIB / 2);
+    control["gpus"][1]["processes"] = holding(8 * GIB);
     let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
     let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
     // Steps go on, as a job's do, and the driver's list is read now and then.
@@ -250,10 +259,11 @@ fn a_process_that_spreads_over_more_gpus_is_followed() {
             jobs["jobs"][0]["ranks"][0]["gpus"] == wanted
         });
     };
-    until_on(json!(["GPU-0"]));
-    control["gpus"][1]["processes"] = me;
+    // On the first it has a context, as frameworks make there by accident.
+    until_on(json!(["GPU-1"]));
+    control["gpus"][2]["processes"] = holding(2 * GIB);
     node.control.put(&control);
-    until_on(json!(["GPU-0", "GPU-1"]));
+    until_on(json!(["GPU-1", "GPU-2"]));
 }
 
 #[test]

@@ -101,6 +101,16 @@ fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
     assert!(!logged.contains("refused") && !logged.contains("not heard"), "{logged}");
 }
 
+/// What it tells to type is not refused: an address that is not loopback takes nothing without a token.
+#[test]
+fn the_demo_on_all_addresses_tells_what_works_there() {
+    let output = command().args(["demo", "--for", "1s", "--listen", "0.0.0.0:0"]).output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(told.contains("http://localhost:") && !told.contains("0.0.0.0"), "{told}");
+    assert!(told.contains("annotations.token_file") && !told.contains(" -d "), "{told}");
+}
+
 #[test]
 fn two_daemons_do_not_share_a_socket() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
@@ -114,7 +124,7 @@ fn two_daemons_do_not_share_a_socket() {
 
 #[test]
 fn unknown_paths_and_methods_are_problems() {
-    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
     let (status, body) = daemon.ask("/nothing");
     assert_eq!(status, 404);
     assert!(body.contains("\"title\":\"Not Found\""), "{body}");

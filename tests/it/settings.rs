@@ -45,6 +45,12 @@ fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
     .assert_eq(&told);
     let (valid, told) = check(".toml", "source = \"replay:/nope\"\n", &[], &[]);
     assert!(!valid && told.contains("/nope"), "{told}");
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector.example:4318"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nope/ca.pem"),
+    ];
+    let (valid, told) = check(".toml", "", &[], &variables);
+    assert!(!valid && told.contains("/nope/ca.pem"), "{told}");
 }
 
 #[test]

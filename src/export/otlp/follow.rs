@@ -1,13 +1,14 @@
 //! Where a reader of rings stands: what each ring has gained since it was last read.
 
 use crate::node::Node;
-use crate::ring::{Point, QueryError};
-use std::sync::{Arc, Weak};
+use crate::ring::{Point, QueryError, Reader};
+use std::sync::Arc;
 
-/// Positions in the rings of the node of the moment.
+/// Positions in the rings of a node. It holds the rings, and so what was read last before the node was gone, but not the
+/// node: its driver could not be opened again while somebody holds that.
 #[derive(Default)]
 pub(super) struct Follow {
-    node: Weak<Node>,
+    rings: Arc<[Reader]>,
     read_until_ns: Vec<Option<i64>>,
 }
 
@@ -28,19 +29,19 @@ pub(super) struct Stretch {
 }
 
 impl Follow {
-    /// Whether the node is another one than at the last call; then every ring is read from its begin.
-    pub fn is_new(&mut self, node: &Arc<Node>) -> bool {
-        let is_new = !std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(node));
-        if is_new {
-            self.node = Arc::downgrade(node);
-            self.read_until_ns = vec![None; node.rings.len()];
-        }
-        is_new
+    /// Begins to read the rings of this node, each from its begin.
+    pub fn begin(&mut self, node: &Node) {
+        *self = Self { rings: Arc::clone(&node.rings), read_until_ns: vec![None; node.rings.len()] };
+    }
+
+    /// Whether it reads the rings of this node.
+    pub fn is_of(&self, node: &Node) -> bool {
+        Arc::ptr_eq(&self.rings, &node.rings)
     }
 
     /// What the ring at this position has gained; `None` where that is nothing.
-    pub fn advance(&mut self, node: &Node, position: usize) -> Option<Stretch> {
-        let (ring, read_until_ns) = (node.rings.get(position)?, self.read_until_ns.get_mut(position)?);
+    pub fn advance(&mut self, position: usize) -> Option<Stretch> {
+        let (ring, read_until_ns) = (self.rings.get(position)?, self.read_until_ns.get_mut(position)?);
         let to_ns = ring.newest_ns()?;
         let mut begin_ns = read_until_ns.unwrap_or(ring.oldest_ns()?);
         // What is lost while it is read is found lost at the next turn at the latest: the oldest time only rises.

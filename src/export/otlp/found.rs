@@ -14,13 +14,12 @@ use opentelemetry_proto::tonic::trace::v1::span::Event;
 
 /// The findings that a step has, of those in the context.
 pub(super) fn findings_of<'a>(step: &'a Attributed, context: &Context<'a>) -> impl Iterator<Item = &'a Finding> {
-    let devices = context.devices;
     context.findings.iter().filter(move |finding| {
         let (sign, ended) = (&finding.sign, &step.ended);
         let is_own = match (&sign.subject.job, sign.subject.rank) {
             (Some(job), Some(rank)) => *job == ended.job && rank == ended.rank,
             (Some(job), None) => *job == ended.job,
-            (None, _) => is_on(step, finding, devices),
+            (None, _) => is_on(step, finding),
         };
         is_own && sign.begin_ns <= ended.end_ns && finding.seen_ns >= ended.open.begin_ns
     })
@@ -32,9 +31,9 @@ pub(super) fn is_found(step: &Attributed, context: &Context) -> bool {
 }
 
 /// Whether the step ran on the finding's GPU. By UUID: a position may mean another GPU once the driver came back.
-fn is_on(step: &Attributed, finding: &Finding, devices: &[crate::source::Device]) -> bool {
+fn is_on(step: &Attributed, finding: &Finding) -> bool {
     let Some((_, uuid)) = &finding.gpu else { return false };
-    step.gpus.iter().filter_map(|gpu| devices.get(gpu.gpu)).any(|device| device.uuid == *uuid)
+    step.gpus.iter().any(|gpu| step.uuid_of(gpu) == Some(uuid.as_str()))
 }
 
 /// The event that tells a finding, at its begin, or at the step's where it began before.

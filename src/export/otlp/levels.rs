@@ -31,10 +31,11 @@ impl Levels {
     /// Adds what the rings have gained since the last call, and gives all levels.
     pub fn advance(&mut self, node: Option<&Arc<Node>>) -> &[Level] {
         let Some(node) = node else {
-            self.levels.clear();
+            *self = Self::default();
             return &self.levels;
         };
-        if self.follow.is_new(node) {
+        if !self.follow.is_of(node) {
+            self.follow.begin(node);
             let level = |gpu: &crate::sample::GpuState| Level {
                 index: gpu.device.index.clone(),
                 uuid: gpu.device.uuid.clone(),
@@ -43,7 +44,7 @@ impl Levels {
             self.levels = node.gpus.iter().map(level).collect();
         }
         for (position, level) in self.levels.iter_mut().enumerate() {
-            let Some(stretch) = self.follow.advance(node, position) else { continue };
+            let Some(stretch) = self.follow.advance(position) else { continue };
             let begins = [stretch.begin].into_iter().chain(stretch.changes.iter().copied());
             let ends = stretch.changes.iter().map(|point| point.at_ns).chain([stretch.end.at_ns]);
             for (point, end_ns) in begins.zip(ends) {

@@ -145,7 +145,6 @@ impl Producer {
     fn follow_jobs(&mut self, end: End) {
         let node = self.snapshots.slot.node();
         let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
-        let devices = node.as_ref().map(|node| node.source.devices()).unwrap_or_default();
         // The jobs are held for as long as it takes to copy what is new: pointers and a few marks.
         let jobs = self.snapshots.intake.jobs();
         let new = self.traces.new_of(&jobs);
@@ -154,7 +153,7 @@ impl Producer {
         drop(jobs);
         let findings = begin_ns.map(|begin_ns| self.findings_since(begin_ns)).unwrap_or_default();
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
-        let context = Context { now_ns, shift_ns, devices, marks: &marks, findings: &findings };
+        let context = Context { now_ns, shift_ns, marks: &marks, findings: &findings };
         let Turn { spans, exemplars } = match end {
             End::Turn => self.traces.advance(new, &context, &self.stats),
             End::Daemon => self.traces.finish(new, &context, &self.stats),

@@ -35,6 +35,8 @@ pub struct RawPoints {
     curves: Vec<Curve>,
     /// What the last points needed to be Unix time.
     shift_ns: i64,
+    /// How far apart the last readings were.
+    period_ns: i64,
 }
 
 /// What was sent of one GPU.
@@ -74,19 +76,20 @@ impl RawPoints {
     /// What the rings have gained since the last call, GPU by GPU.
     pub(super) fn draw(&mut self, node: Option<&Arc<Node>>) -> Vec<Drawn> {
         let mut all = Vec::new();
-        if node.is_none_or(|node| self.follow.is_new(node)) {
+        if node.is_none_or(|node| !self.follow.is_of(node)) {
             self.end_curves(&mut all);
         }
         let Some(node) = node else { return all };
-        if self.curves.is_empty() {
+        if !self.follow.is_of(node) {
+            self.follow.begin(node);
             self.curves = node.gpus.iter().map(|gpu| Curve::of(gpu.device.clone())).collect();
         }
         let period_ns = node.ticks.period_ns.load(Relaxed).max(1);
         let shift_ns = node.clock.unix_shift_ns();
-        self.shift_ns = shift_ns;
+        (self.shift_ns, self.period_ns) = (shift_ns, period_ns);
         for (position, curve) in self.curves.iter_mut().enumerate() {
             let mut points = Vec::new();
-            match self.follow.advance(node, position) {
+            match self.follow.advance(position) {
                 Some(stretch) => curve.draw(&stretch, period_ns, &mut points),
                 None => curve.rest(node.clock.now_ns(), period_ns, &mut points),
             }
@@ -95,13 +98,21 @@ impl RawPoints {
         all
     }
 
-    /// The node is gone, or another one has come: of no curve is the value known any more.
+    /// The node is gone, or another one has come: what was read since the last call is told, and that of no curve the
+    /// value is known any more.
     fn end_curves(&mut self, all: &mut Vec<Drawn>) {
-        for curve in self.curves.drain(..).filter(|curve| curve.held.is_some()) {
-            let unknown = Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None };
-            let (points, shift_ns) = (vec![unknown], self.shift_ns);
-            all.push(Drawn { device: curve.device, points, shift_ns, period_ns: MILLISECOND_NS });
+        let (shift_ns, period_ns) = (self.shift_ns, self.period_ns);
+        for (position, mut curve) in std::mem::take(&mut self.curves).into_iter().enumerate() {
+            let mut points = Vec::new();
+            if let Some(stretch) = self.follow.advance(position) {
+                curve.draw(&stretch, period_ns, &mut points);
+            }
+            if curve.held.is_some() {
+                curve.push(Point { at_ns: curve.newest_ns + MILLISECOND_NS, used: None }, &mut points);
+            }
+            all.push(Drawn { device: curve.device, points, shift_ns, period_ns });
         }
+        self.follow = Follow::default();
     }
 }
 

@@ -8,7 +8,6 @@ use crate::annotate::wire::{Kind, Memory, Scalar};
 use crate::annotate::{Ended, Mark};
 use crate::attribute::{Attributed, PhaseMemory};
 use crate::detect::Finding;
-use crate::source::Device;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
@@ -22,8 +21,6 @@ pub struct Context<'a> {
     pub now_ns: i64,
     /// What to add to get Unix time.
     pub shift_ns: i64,
-    /// The node's GPUs.
-    pub devices: &'a [Device],
     /// What jobs marked of late.
     pub marks: &'a [Mark],
     /// What was found of late.
@@ -46,7 +43,7 @@ pub(super) fn span(attributed: &Attributed, own: Parent, parent: Option<SpanId>,
         kind: SpanKind::Internal.into(),
         start_time_unix_nano: unix(ended.open.begin_ns + context.shift_ns),
         end_time_unix_nano: unix(ended.end_ns + context.shift_ns),
-        attributes: attributes(attributed, context),
+        attributes: attributes(attributed),
         events,
         ..Span::default()
     }
@@ -66,7 +63,7 @@ fn events(step: &Attributed, context: &Context) -> Vec<Event> {
     marked.chain(found::findings_of(step, context).map(|one| found::event(one, step, context.shift_ns))).collect()
 }
 
-fn attributes(attributed: &Attributed, context: &Context) -> Vec<KeyValue> {
+fn attributes(attributed: &Attributed) -> Vec<KeyValue> {
     let ended = &attributed.ended;
     let mut list = vec![text("highwater.job", &ended.job), whole("highwater.rank", i64::from(ended.rank))];
     if let Some(step) = ended.open.step.and_then(|step| i64::try_from(step).ok()) {
@@ -75,7 +72,7 @@ fn attributes(attributed: &Attributed, context: &Context) -> Vec<KeyValue> {
     if ended.open.kind == Kind::Phase {
         list.push(text("highwater.phase", &ended.open.name));
     }
-    gpus(&attributed.gpus, context, &mut list);
+    gpus(attributed, &mut list);
     memory(&attributed.gpus, &mut list);
     allocator(ended.open.memory, ended.memory, &mut list);
     for (name, value) in ended.open.attributes.as_deref().unwrap_or_default() {
@@ -90,8 +87,8 @@ fn attributes(attributed: &Attributed, context: &Context) -> Vec<KeyValue> {
     list
 }
 
-fn gpus(gpus: &[PhaseMemory], context: &Context, list: &mut Vec<KeyValue>) {
-    let uuids = gpus.iter().filter_map(|gpu| context.devices.get(gpu.gpu)).map(|device| device.uuid.as_str());
+fn gpus(attributed: &Attributed, list: &mut Vec<KeyValue>) {
+    let uuids = attributed.gpus.iter().filter_map(|gpu| attributed.uuid_of(gpu));
     let values: Vec<_> = uuids.map(|uuid| AnyValue { value: Some(Value::StringValue(uuid.into())) }).collect();
     match values.as_slice() {
         [] => {}

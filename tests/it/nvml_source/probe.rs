@@ -48,9 +48,24 @@ fn probe_reports_every_call_as_json() {
     assert_eq!((&temperature["p50_us"], &temperature["n"]), (&Value::Null, &json!(0)));
     assert!(temperature["status"].as_str().is_some_and(|status| status.starts_with("not supported")));
     assert_eq!(named("counters", "temperature")["period_ms"], Value::Null);
-    let period = named("counters", "power, instant")["period_ms"].as_f64().expect("a period");
-    assert!((9.0..=21.0).contains(&period), "the counter changes each 10 ms: {period}");
     assert_eq!(named("counters", "utilization")["status"], "constant while watched");
+}
+
+/// Watched by a thread that others keep from its processor, a counter seems to change more seldom than it does: one look
+/// of several is undisturbed.
+#[test]
+fn probe_finds_how_often_a_counter_changes() {
+    let node = probed_node();
+    let look = || {
+        let report = probed(&node, true, Some("GPU-b")).expect("a report");
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        let counters = report["counters"].as_array().expect("counters");
+        let power = counters.iter().find(|counter| counter["name"] == "power, instant").expect("it is watched");
+        power["period_ms"].as_f64()
+    };
+    let mut looks = std::iter::repeat_with(look).take(20);
+    let is_found = looks.any(|period| period.is_some_and(|period| (9.0..=21.0).contains(&period)));
+    assert!(is_found, "the counter changes each 10 ms");
 }
 
 #[test]

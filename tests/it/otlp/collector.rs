@@ -23,7 +23,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io::{self, Read as _, Write as _};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -311,15 +311,19 @@ fn as_grpc(is_grpc: bool, mut answer: Response<Body>) -> Response<Body> {
 
 /// Zeros, 64 MiB of them, packed; of gRPC, as a message.
 fn bomb(is_grpc: bool) -> Response<Body> {
-    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    packed.write_all(&vec![0; 64 << 20]).expect("into memory");
-    let packed = packed.finish().expect("into memory");
+    // Made once: whoever waits for an answer has only so much patience.
+    static PACKED: OnceLock<Vec<u8>> = OnceLock::new();
+    let packed = PACKED.get_or_init(|| {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+        packed.write_all(&vec![0; 64 << 20]).expect("into memory");
+        packed.finish().expect("into memory")
+    });
     if !is_grpc {
         let answer = Response::builder().header("content-encoding", "gzip");
-        return answer.body(Body::from(packed)).expect("a response");
+        return answer.body(Body::from(packed.clone())).expect("a response");
     }
     let length = u32::try_from(packed.len()).expect("short");
-    let message = [&[1], &length.to_be_bytes()[..], &packed].concat();
+    let message = [&[1], &length.to_be_bytes()[..], packed].concat();
     let answer = Response::builder().header("content-type", "application/grpc").header("grpc-encoding", "gzip");
     answer.body(Body::from(message)).expect("a response")
 }

@@ -17,12 +17,15 @@ fn a_collector_that_is_killed_and_comes_back_has_every_point_once() {
     let environment = [INTERVAL, (protocol.0, &protocol.1), (endpoint.0, &endpoint.1)];
     let daemon = pushing_with(&["--source", "sim", "--set", "otlp.raw=always"], &environment);
     for outage in 1..=2 {
-        let already = times(&collector.points()).len();
         // Right after an export, so that no request is taken and not answered.
+        let (mut exported, mut exports) = (0.0, 0);
         eventually(DELIVERED_WITHIN, "three more exports, and nothing under way", || {
-            let exports = times(&collector.points());
-            let is_fresh = || exports.last().is_some_and(|time_ns| now_ns() - time_ns < 300 * MILLISECOND_NS);
-            (exports.len() >= already + 3 && nothing_waits(&daemon) && is_fresh()).then_some(())
+            let metrics = exposition(&daemon.get("/metrics"));
+            let now = sum(&metrics, "highwater_otlp_exported_total");
+            let is_fresh = now > exported;
+            exports += usize::from(is_fresh);
+            exported = now;
+            (exports > 3 && is_fresh && sum(&metrics, "highwater_otlp_queued") == 0.0).then_some(())
         });
         collector.kill();
         let per_export = collector.points().len() / times(&collector.points()).len();
@@ -50,10 +53,9 @@ fn queued(signal: &str) -> String {
     format!("highwater_otlp_queued{{signal=\"{signal}\"}}")
 }
 
-fn nothing_waits(daemon: &Daemon) -> bool {
-    let metrics = exposition(&daemon.get("/metrics"));
-    let queued = metrics.iter().filter(|((name, _), _)| name == "highwater_otlp_queued");
-    queued.map(|(_, points)| *points).sum::<f64>() == 0.0
+/// The sum over all signals.
+fn sum(metrics: &Exposition, name: &str) -> f64 {
+    metrics.iter().filter(|((of, _), _)| of == name).map(|(_, points)| *points).sum()
 }
 
 /// The times of the snapshots among these points.

@@ -88,19 +88,19 @@ const BREATHING: [&str; 6] = [
 
 /// Scrapes again and again; gives the points of a push, the last scrape before it and the first after it.
 fn push_between_scrapes(daemon: &Daemon, collector: &Collector, metric: &str) -> (Exposition, Vec<Point>, Exposition) {
-    let mut scrapes: Vec<(i64, Exposition, i64)> = Vec::new();
+    let mut scrapes: Vec<(Exposition, i64)> = Vec::new();
     eventually(DELIVERED_WITHIN, "a push between two scrapes", || {
         for _ in 0..10 {
-            let begin_ns = now_ns();
             let told = exposition(&daemon.get("/metrics"));
-            scrapes.push((begin_ns, told, now_ns()));
+            scrapes.push((told, now_ns()));
         }
-        let (points, first_ns) = (collector.points(), scrapes.first()?.2);
+        let (points, first_ns) = (collector.points(), scrapes.first()?.1);
         // A snapshot is collected within a moment after its time, and is one request: all of it is there with one point.
         let is_whole = |point: &&Point| point.metric == metric && point.time_ns > first_ns;
         let time_ns = points.iter().find(is_whole)?.time_ns;
-        let before = scrapes.iter().rfind(|scrape| scrape.2 <= time_ns)?.1.clone();
-        let after = scrapes.iter().find(|scrape| scrape.0 > time_ns + 100 * MILLISECOND_NS)?.1.clone();
+        let before = scrapes.iter().rfind(|scrape| scrape.1 <= time_ns)?.0.clone();
+        // It has arrived, so that whatever is told from now on is told after it.
+        let after = exposition(&daemon.get("/metrics"));
         Some((before, points.into_iter().filter(|point| point.time_ns == time_ns).collect(), after))
     })
 }

@@ -119,6 +119,22 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
 }
 
 #[test]
+fn what_was_read_last_before_a_node_went_is_told() {
+    let (node, mut writer, _) = node();
+    let mut raw = RawPoints::default();
+    let mut push = |ms: i64| {
+        writer.push(START_NS + ms * MILLISECOND_NS, if ms < 8 { 100 } else { 700 }).expect("in order");
+    };
+    (0..=5).for_each(&mut push);
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(0, Some(100)), (5, Some(100))]);
+    (6..=10).for_each(push);
+    drop(node);
+    let rest = [(7, Some(100)), (8, Some(700)), (10, Some(700)), (11, None)];
+    assert_eq!(drawn(&raw.advance(None, &[])), rest, "and that there is no value from here on");
+    assert_eq!(drawn(&raw.advance(None, &[])), []);
+}
+
+#[test]
 fn one_resource_a_gpu_carries_its_identity() {
     let (node, mut writer, _) = node();
     writer.push(START_NS, 1).expect("in order");

@@ -1,9 +1,9 @@
 use super::*;
 use crate::annotate::wire::{EventType, Memory};
 use crate::annotate::{Event, Limits, Open};
+use crate::attribute::PhaseMemory;
 use crate::clock::MILLISECOND_NS;
 use crate::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
-use crate::source::Device;
 use std::collections::HashSet;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;
@@ -40,7 +40,7 @@ fn ended(thing: &Thing) -> Attributed {
     let memory = Some(Memory { allocated: Some(10), alloc_retries: Some(5), ..Memory::default() });
     let end_ns = START_NS + thing.to_ms * MILLISECOND_NS;
     let ended = Ended { job: "job".into(), rank: thing.rank, open, end_ns, memory, gpus: None, pid: None };
-    Attributed { ended, gpus: Vec::new() }
+    Attributed { ended, gpus: Vec::new(), uuids: Arc::default() }
 }
 
 /// The spans of these, looked at once at the end.
@@ -53,9 +53,7 @@ fn turn(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64) -> 
         jobs.record(ended(thing));
     }
     let stats = Stats::default();
-    let devices: &[Device] = &[];
-    let context =
-        Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, devices, marks: &[], findings: &[] };
+    let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, marks: &[], findings: &[] };
     let new = traces.new_of(jobs);
     (traces.advance(new, &context, &stats), stats)
 }
@@ -82,6 +80,24 @@ fn a_step_is_a_trace_with_its_phases_below_it_at_the_jobs_own_times() {
     assert_eq!(ids.len(), 4);
     let attributes = format!("{:?}", step.attributes);
     assert!(attributes.contains("highwater.allocator.retries.added") && attributes.contains("IntValue(3)"));
+}
+
+/// A phase waits for its step's end, and the driver may have come back with other devices meanwhile.
+#[test]
+fn a_span_names_the_gpu_that_its_memory_was_of() {
+    let mut jobs = Jobs::new(Limits::default());
+    let mut traces = Traces::new(Spans::All);
+    let on = |thing: &Thing, uuids: &[&str]| {
+        let uuids = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
+        Attributed { gpus: vec![PhaseMemory::unknown(1)], uuids, ..ended(thing) }
+    };
+    jobs.record(on(&phase("forward", 7, 10, 40), &["GPU-a", "GPU-b"]));
+    turn(&mut traces, &mut jobs, &[], 50);
+    jobs.record(on(&step(7, 0, 100), &["GPU-a", "MIG-of-a", "GPU-b"]));
+    let spans = turn(&mut traces, &mut jobs, &[], 200).0.spans;
+    let told = |name| format!("{:?}", named(&spans, name).attributes);
+    assert!(told("forward").contains("GPU-b"), "{}", told("forward"));
+    assert!(told("highwater.step").contains("MIG-of-a"), "{}", told("highwater.step"));
 }
 
 #[test]
