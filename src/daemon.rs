@@ -80,8 +80,8 @@ struct Shared {
 /// Builds the daemon and starts it. Must be called on a tokio runtime.
 ///
 /// # Errors
-/// Where the address or the socket cannot be had, or a scenario, recording or token cannot be read. A driver that is
-/// not there is no error: the daemon tells so and tries again.
+/// Where the address or the socket cannot be had, a scenario, recording, token or certificate cannot be read, or the folder
+/// of what waits to be pushed cannot be used. A driver that is not there is no error: the daemon tells so and tries again.
 pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let live: Arc<dyn Clock> = Arc::new(Live::start());
     let scenario = scenario(&settings)?;
@@ -277,17 +277,18 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
         scenario(settings).map(|_| ()),
         Playback::open(settings, &Live::start()).map(|_| ()),
         access(settings).map(|_| ()),
-        certificates(settings),
     ];
-    let faults: Vec<_> = read.into_iter().filter_map(Result::err).collect();
+    let faults: Vec<_> = read.into_iter().filter_map(Result::err).chain(bad_certificates(settings)).collect();
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
-/// Those that show and trust receivers of OTLP.
-fn certificates(settings: &Settings) -> anyhow::Result<()> {
-    let Some(otlp) = &settings.otlp_export else { return Ok(()) };
-    let mut endpoints = [&otlp.metrics, &otlp.traces].into_iter().flatten().cloned();
-    endpoints.try_for_each(|endpoint| otlp::Peer::new(endpoint, Arc::new(Tcp)).map(drop)).map_err(anyhow::Error::msg)
+/// What is wrong with those for receivers of OTLP, each fault once.
+fn bad_certificates(settings: &Settings) -> Vec<anyhow::Error> {
+    let endpoints = settings.otlp_export.iter().flat_map(|otlp| [&otlp.metrics, &otlp.traces].into_iter().flatten());
+    let mut faults: Vec<String> =
+        endpoints.filter_map(|endpoint| otlp::Peer::new(endpoint.clone(), Arc::new(Tcp)).err()).collect();
+    faults.dedup();
+    faults.into_iter().map(anyhow::Error::msg).collect()
 }
 
 fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {

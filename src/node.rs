@@ -227,3 +227,30 @@ impl Slot {
         self.node.store(None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Manual;
+    use crate::sim::{Scenario, Sim};
+
+    #[test]
+    fn counts_of_a_gpu_that_stays_away_are_given_up_in_the_end() {
+        let counted = || {
+            let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "away").expect("a scenario");
+            let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+            let clock = Arc::new(Manual::at(0));
+            Node::new(Arc::new(Sim::new(scenario, 0)), clock, config, Periods::default(), None)
+                .expect("rings")
+                .0
+                .counted()
+        };
+        let mut kept = counted();
+        for away in 1..MOST_AWAY + 3 {
+            kept = Counted { by_uuid: HashMap::new(), ..counted() }.with(Some(kept));
+            assert_eq!(kept.by_uuid.len(), usize::from(away <= MOST_AWAY), "{away}");
+        }
+        kept = counted().with(Some(kept));
+        assert_eq!(kept.by_uuid.values().map(|counted| counted.away).collect::<Vec<_>>(), [0], "it came back");
+    }
+}

@@ -193,7 +193,7 @@ impl Intake {
         let (out_of_order, search) = {
             let mut jobs = self.jobs();
             let out_of_order = jobs.take(&event, now_ns)?;
-            if let Some(listed) = self.listed_at_step(&event) {
+            if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
             }
             (out_of_order, jobs.search(&event.job, event.rank))
@@ -219,11 +219,12 @@ impl Intake {
         })
     }
 
-    /// At each step's begin the GPUs on which the driver lists the sender: a process may have begun on one and spread over
-    /// several since.
-    fn listed_at_step(&self, event: &Event) -> Option<OnGpus> {
-        let begins_step = event.event == EventType::Begin && event.kind == Kind::Step;
-        event.pid.filter(|_| begins_step).and_then(|pid| self.processes.listed_on(pid))
+    /// At the begin of a step, or of what is in no step, the GPUs on which the driver lists the sender: a process may have
+    /// begun on one and spread over several since.
+    fn listed_at(&self, event: &Event, jobs: &Jobs) -> Option<OnGpus> {
+        let pid = event.pid.filter(|_| event.event == EventType::Begin)?;
+        let begins = event.kind == Kind::Step || !jobs.is_in_step(&event.job, event.rank);
+        begins.then(|| self.processes.listed_on(pid)).flatten()
     }
 
     fn peer_job(&self, pid: Option<u32>, now_ns: i64) -> (Option<String>, Option<u32>) {
@@ -370,6 +371,24 @@ mod tests {
         assert_eq!(outside_bytes(), None);
         tell();
         assert_eq!(outside_bytes(), None, "of step 2, which ran on one");
+    }
+
+    #[test]
+    fn a_rank_is_followed_to_where_its_process_works() {
+        let (intake, ..) = node();
+        let gpus_after = |kind: &str, works: &[usize], idles: &[usize]| {
+            intake.processes.set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
+            let begin = json!({"event": "begin", "kind": kind, "name": "p", "job": "j", "rank": 0});
+            assert_eq!(intake.take_json(begin.to_string().as_bytes(), Some(7)).accepted, 1);
+            intake.jobs().by_name()["j"].ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
+        };
+        assert_eq!(gpus_after("phase", &[1], &[0]), [1]);
+        assert_eq!(gpus_after("phase", &[1, 0], &[]), [1, 0], "a phase in no step tells too");
+        assert_eq!(gpus_after("step", &[1], &[0]), [1], "it has freed what it had there");
+        assert_eq!(gpus_after("phase", &[1, 2], &[]), [1], "within a step it stays as it is");
+        assert_eq!(gpus_after("step", &[1, 2], &[]), [1, 2]);
+        assert_eq!(gpus_after("step", &[0], &[]), [1, 2], "where it was is not listed: that list is not whole");
+        assert_eq!(gpus_after("step", &[2], &[]), [1, 2]);
     }
 
     /// The GPUs of a rank after an event of this process.

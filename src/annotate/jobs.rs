@@ -242,11 +242,15 @@ impl Jobs {
         known.search.since_ns = None;
     }
 
-    /// Notes on which GPUs a rank's process was seen, if the rank's GPUs are known and its events name none. Of a GPU that is
-    /// not among them nothing follows: one that does not answer, or was not asked yet, is in no list.
+    /// Notes on which GPUs a rank's process was seen, if its events name none and all that are known of the rank are among
+    /// them. Else nothing follows: a GPU that does not answer, or was not asked yet, is in no list, and the list of a MIG
+    /// instance that does not answer is its parent's.
     pub(super) fn set_listed(&mut self, job: &str, rank: u32, listed: &OnGpus) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
         let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
+        if !before.iter().all(|gpu| listed.works.contains(gpu) || listed.idles.contains(gpu)) {
+            return;
+        }
         let mut gpus: Vec<usize> = before.iter().filter(|gpu| !listed.idles.contains(gpu)).copied().collect();
         gpus.extend(listed.works.iter().filter(|gpu| !before.contains(gpu)));
         if *gpus != *before {
@@ -254,6 +258,12 @@ impl Jobs {
             // It was told of the GPU before, and nothing of several tells it anew.
             known.outside_allocator_bytes = None;
         }
+    }
+
+    /// Whether this rank is in a step.
+    pub(super) fn is_in_step(&self, job: &str, rank: u32) -> bool {
+        let rank = self.jobs.get(job).and_then(|job| job.ranks.get(&rank));
+        rank.is_some_and(|rank| rank.open.iter().any(|open| open.kind == Kind::Step))
     }
 
     /// The search for this rank's GPUs; `None` where they are known.

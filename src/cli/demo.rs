@@ -17,15 +17,14 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 /// Instead of commands that would be refused.
 const POSTS_NEED_A_TOKEN: &str = "\
-To mark a phase of your own or to record over HTTP, give it `annotations.token_file` and send its token with
-`Authorization: Bearer TOKEN`; on a loopback address it needs none.";
+Over HTTP it takes marks and captures here only with `Authorization: Bearer TOKEN`, the token of `annotations.token_file`.";
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let mut settings = load(&common.layers())?;
     settings.source = SourceSpec::Sim(None);
     let own_dir = tempdir();
     // Beside a daemon that runs already, and gone with the demonstration, unless it was told where to.
-    if settings.annotations_socket == Some(default_socket()) {
+    if common.annotations_socket.is_none() && settings.annotations_socket == Some(default_socket()) {
         settings.annotations_socket = Some(own_dir.join("annotations.sock"));
     }
     if settings.captures.directory == crate::record::default_directory() {

@@ -82,9 +82,7 @@ impl Capture {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
         let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
-        // A reading just after the begin may stand before it in the ring, whose times are floored.
-        let track =
-            |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns - begin_ns.rem_euclid(ring.resolution_ns()));
+        let track = |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns, ring.resolution_ns());
         let capture = Self {
             file,
             intake,
@@ -152,12 +150,9 @@ impl Capture {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
         self.write_usage()?;
-        // Positions in what jobs said are those of the devices that there are now.
-        if self.intake.jobs().devices() == self.file.uuids() {
-            self.write_events()?;
-            self.write_phases()?;
-            self.write_ranks()?;
-        }
+        self.write_events()?;
+        self.write_phases()?;
+        self.write_ranks()?;
         self.write_findings()?;
         joined.iter().try_for_each(|trigger| self.file.trigger(trigger))?;
         self.file.meta_time("end_ns", self.known_ns())?;
@@ -248,9 +243,15 @@ impl Capture {
         Ok(())
     }
 
-    /// Events from the begin on; those of the last moments may lie after the end.
+    /// Events from the begin on; those of the last moments may lie after the end. None once positions mean other GPUs.
     fn write_events(&mut self) -> rusqlite::Result<()> {
-        let taken = self.intake.log().since(self.next_event);
+        let taken = {
+            let jobs = self.intake.jobs();
+            if jobs.devices() != self.file.uuids() {
+                return Ok(());
+            }
+            self.intake.log().since(self.next_event)
+        };
         if self.next_event > 0 {
             self.lost_events += taken.lost;
         }
@@ -277,6 +278,9 @@ impl Capture {
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
         let known: Vec<_> = {
             let jobs = self.intake.jobs();
+            if jobs.devices() != self.file.uuids() {
+                return Ok(());
+            }
             let ranks = jobs.by_name().iter().flat_map(|(name, job)| job.ranks.iter().map(move |rank| (name, rank)));
             ranks.map(|(name, (number, rank))| ((Arc::clone(name), *number), KnownRank::of(rank))).collect()
         };

@@ -176,15 +176,21 @@ impl File {
         let row = params![&*ended.job, ended.rank, kind, &*open.name, step, begin_ns, end_ns];
         self.put("INSERT INTO phases VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
         let phase = self.connection.last_insert_rowid();
-        attributed.gpus.iter().try_for_each(|memory| self.phase_memory(phase, memory))
+        for memory in &attributed.gpus {
+            let uuid = attributed.uuid_of(memory);
+            if let Some(gpu) = self.uuids.iter().position(|known| Some(known.as_str()) == uuid) {
+                self.phase_memory(phase, gpu, memory)?;
+            }
+        }
+        Ok(())
     }
 
-    fn phase_memory(&self, phase: i64, memory: &PhaseMemory) -> rusqlite::Result<()> {
+    fn phase_memory(&self, phase: i64, gpu: usize, memory: &PhaseMemory) -> rusqlite::Result<()> {
         self.put(
             "INSERT OR REPLACE INTO phase_memory VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
             params![
                 phase,
-                place(memory.gpu),
+                place(gpu),
                 memory.begin_bytes.map(whole),
                 memory.end_bytes.map(whole),
                 memory.peak_bytes.map(whole),

@@ -11,6 +11,7 @@ const SLICE_NS: i64 = 5 * SECOND_NS;
 #[derive(Debug, Clone)]
 pub(super) struct Track {
     gpu: usize,
+    begin_ns: i64,
     /// Until when it is known what was written, nanoseconds of the timeline.
     until_ns: i64,
     /// Whether all changes up to then have been written, those at that very time too.
@@ -26,8 +27,11 @@ struct Last {
 }
 
 impl Track {
-    pub fn new(gpu: usize, begin_ns: i64) -> Self {
-        Self { gpu, until_ns: begin_ns, follows: false, last: None }
+    /// From a time on, in a ring whose times are floored to so many nanoseconds: a reading just after the begin may stand
+    /// before it there.
+    pub fn new(gpu: usize, begin_ns: i64, resolution_ns: i64) -> Self {
+        let until_ns = begin_ns - begin_ns.rem_euclid(resolution_ns);
+        Self { gpu, begin_ns, until_ns, follows: false, last: None }
     }
 
     pub fn until_ns(&self) -> i64 {
@@ -80,6 +84,7 @@ impl Track {
     }
 
     fn put(&mut self, at_ns: i64, used: Option<u64>, file: &File) -> rusqlite::Result<()> {
+        let at_ns = at_ns.max(self.begin_ns);
         let nth = match self.last {
             Some(last) if last.used == used => return Ok(()),
             Some(last) if last.at_ns == at_ns => last.nth + 1,

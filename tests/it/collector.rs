@@ -146,11 +146,15 @@ impl Collector {
         }
     }
 
+    /// All that it has taken, as it is now: to be read at leisure.
+    pub fn taken(&self) -> Taken {
+        // The file is made when the first request comes.
+        Taken((1..=self.starts).map(|start| std::fs::read_to_string(self.file(start)).unwrap_or_default()).collect())
+    }
+
     /// Every point that it has taken, in the order in which they came.
     pub fn points(&self) -> Vec<Point> {
-        let requests = self.requests();
-        let metrics = nested(&requests, ["resourceMetrics", "scopeMetrics", "metrics"]);
-        metrics.into_iter().flat_map(|(resource, metric)| points_of(&resource, metric)).collect()
+        self.taken().points()
     }
 
     /// The points of one metric.
@@ -160,22 +164,7 @@ impl Collector {
 
     /// Every span that it has taken, in the order in which they came.
     pub fn spans(&self) -> Vec<Span> {
-        let requests = self.requests();
-        let spans = nested(&requests, ["resourceSpans", "scopeSpans", "spans"]);
-        spans.into_iter().map(|(resource, span)| span_of(resource, span)).collect()
-    }
-
-    /// The requests that it has taken, one a line. A line without an end is still being written, or never will be: it
-    /// was not answered.
-    fn requests(&self) -> Vec<Value> {
-        let mut requests = Vec::new();
-        for start in 1..=self.starts {
-            // The file is made when the first request comes.
-            let text = std::fs::read_to_string(self.file(start)).unwrap_or_default();
-            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-            requests.extend(whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")));
-        }
-        requests
+        self.taken().spans()
     }
 
     fn file(&self, start: usize) -> PathBuf {
@@ -203,6 +192,31 @@ impl Collector {
              traces: {{receivers: [otlp], exporters: [file]}}\n",
             file.display()
         )
+    }
+}
+
+/// What a collector had taken at a moment, as it wrote it: the text of each start.
+pub struct Taken(Vec<String>);
+
+impl Taken {
+    /// Every point, in the order in which they came.
+    pub fn points(&self) -> Vec<Point> {
+        let requests = self.requests();
+        let metrics = nested(&requests, ["resourceMetrics", "scopeMetrics", "metrics"]);
+        metrics.into_iter().flat_map(|(resource, metric)| points_of(&resource, metric)).collect()
+    }
+
+    /// Every span, in the order in which they came.
+    pub fn spans(&self) -> Vec<Span> {
+        let requests = self.requests();
+        let spans = nested(&requests, ["resourceSpans", "scopeSpans", "spans"]);
+        spans.into_iter().map(|(resource, span)| span_of(resource, span)).collect()
+    }
+
+    /// The requests, one a line. A line without an end is still being written, or never will be: it was not answered.
+    fn requests(&self) -> Vec<Value> {
+        let whole = self.0.iter().map(|text| text.rsplit_once('\n').map_or("", |(whole, _)| whole));
+        whole.flat_map(str::lines).map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect()
     }
 }
 

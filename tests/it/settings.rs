@@ -47,10 +47,11 @@ fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
     assert!(!valid && told.contains("/nope"), "{told}");
     let variables = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector.example:4318"),
-        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nope/ca.pem"),
+        ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/nope/a.pem"),
+        ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "/nope/b.pem"),
     ];
     let (valid, told) = check(".toml", "", &[], &variables);
-    assert!(!valid && told.contains("/nope/ca.pem"), "{told}");
+    assert!(!valid && told.contains("/nope/a.pem") && told.contains("/nope/b.pem"), "{told}");
 }
 
 #[test]

@@ -126,6 +126,15 @@ impl Model {
     pub(super) fn points(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
         self.held(from_ns, to_ns).iter().map(|held| Point { at_ns: held.from_ns, used: held.used }).collect()
     }
+
+    /// As `points`, with what is written at the very end too.
+    pub(super) fn points_through(&self, from_ns: i64, to_ns: i64) -> Vec<Point> {
+        let mut points = self.points(from_ns, to_ns);
+        if from_ns < to_ns {
+            points.extend(self.changes.iter().filter(|change| change.at_ns == to_ns));
+        }
+        points
+    }
 }
 
 /// For every value, how far it lies below the highest before it; of the furthest falls the first.

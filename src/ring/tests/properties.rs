@@ -150,26 +150,32 @@ impl Pair {
         // What was held before the oldest time is not known any more, nor what else changed at it in a block that is lost.
         let is_oldest = Some(from_ns) == self.reader.oldest_ns();
         assert!(from == wanted || (is_oldest && !from.is_empty() && wanted.ends_with(&from)), "{from:?} {wanted:?}");
-        let all = self.model.points(from_ns, to_ns);
-        let thinned = self.reader.points(from_ns, to_ns, max_points).unwrap();
-        if all.len() <= max_points {
-            assert_eq!(thinned, all);
-            return;
-        }
-        assert!(thinned.len() <= max_points.max(7), "{} points", thinned.len());
-        assert_eq!(thinned[0], all[0]);
-        assert_eq!(thinned.last(), all.last());
-        check_order_and_gaps(&thinned, &all);
-        let buckets = ((max_points - 1) / 6).max(1) as i64;
-        let width_ns = (to_ns - from_ns) / buckets + i64::from((to_ns - from_ns) % buckets != 0);
-        for bucket in 0..buckets {
-            let inside = |point: &&Point| (point.at_ns - from_ns) / width_ns == bucket;
-            let (all, kept): (Vec<_>, Vec<_>) =
-                (all.iter().filter(inside).collect(), thinned.iter().filter(inside).collect());
-            assert_eq!(extremes(&kept), extremes(&all));
-            assert_eq!(kept.last(), all.last());
-            assert_eq!(longest_gap_ns(&kept), longest_gap_ns(&all));
-        }
+        let points = self.reader.points(from_ns, to_ns, max_points).unwrap();
+        check_thinned(&points, &self.model.points(from_ns, to_ns), (from_ns, to_ns), max_points);
+        let through = self.reader.points_through(from_ns, to_ns, max_points).unwrap();
+        check_thinned(&through, &self.model.points_through(from_ns, to_ns), (from_ns, to_ns + 1), max_points);
+    }
+}
+
+/// These points of an interval are all, or of each of its buckets what matters.
+fn check_thinned(thinned: &[Point], all: &[Point], (from_ns, to_ns): (i64, i64), max_points: usize) {
+    if all.len() <= max_points {
+        assert_eq!(thinned, all);
+        return;
+    }
+    assert!(thinned.len() <= max_points.max(7), "{} points", thinned.len());
+    assert_eq!(thinned[0], all[0]);
+    assert_eq!(thinned.last(), all.last());
+    check_order_and_gaps(thinned, all);
+    let buckets = ((max_points - 1) / 6).max(1) as i64;
+    let width_ns = (to_ns - from_ns) / buckets + i64::from((to_ns - from_ns) % buckets != 0);
+    for bucket in 0..buckets {
+        let inside = |point: &&Point| (point.at_ns - from_ns) / width_ns == bucket;
+        let (all, kept): (Vec<_>, Vec<_>) =
+            (all.iter().filter(inside).collect(), thinned.iter().filter(inside).collect());
+        assert_eq!(extremes(&kept), extremes(&all));
+        assert_eq!(kept.last(), all.last());
+        assert_eq!(longest_gap_ns(&kept), longest_gap_ns(&all));
     }
 }
 

@@ -66,22 +66,19 @@ fn times(points: &[Point]) -> BTreeSet<i64> {
 /// How many of `signal` the daemon has produced and exported, and all that the collector took, each as text, at one time.
 fn settled(daemon: &Daemon, collector: &Collector, signal: &str) -> (f64, Vec<String>) {
     let count = |name: &str| own(daemon, &format!("highwater_otlp_{name}{{signal=\"{signal}\"}}"));
-    eventually(DELIVERED_WITHIN, &format!("a moment without {signal} under way"), || {
+    let (produced, taken) = eventually(DELIVERED_WITHIN, &format!("a moment without {signal} under way"), || {
         let produced = count("produced_total");
-        if count("queued") > 0.0 || count("exported_total") < produced {
-            return None;
-        }
-        let taken: Vec<String> = match signal {
-            "spans" => collector.spans().iter().map(|span| span.id.clone()).collect(),
-            _ => {
-                let is_raw = |point: &&Point| (point.metric == "highwater.gpu.memory.raw") == (signal == "raw");
-                let points = collector.points();
-                let key = |p: &Point| format!("{} {:?} {:?} {}", p.metric, p.resource, p.attributes, p.time_ns);
-                points.iter().filter(is_raw).map(key).collect()
-            }
-        };
+        let is_settled = count("queued") == 0.0 && count("exported_total") == produced;
+        let taken = is_settled.then(|| collector.taken())?;
         (count("produced_total") == produced).then_some((produced, taken))
-    })
+    });
+    if signal == "spans" {
+        return (produced, taken.spans().into_iter().map(|span| span.id).collect());
+    }
+    let is_its = |point: &&Point| (point.metric == "highwater.gpu.memory.raw") == (signal == "raw");
+    let points = taken.points();
+    let key = |p: &Point| format!("{} {:?} {:?} {}", p.metric, p.resource, p.attributes, p.time_ns);
+    (produced, points.iter().filter(is_its).map(key).collect())
 }
 
 /// Every change that the ring has is there, at its nanosecond, and nothing else is told.
