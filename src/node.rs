@@ -53,6 +53,7 @@ impl Node {
         let counted = |device: &Device| before.and_then(|before| before.by_uuid.get(&device.uuid));
         let state_of = |device: &Device| {
             let mut gpu = GpuState::new(device.clone(), ring.retention_ns, periods.medium_ns);
+            gpu.lists_all = source.lists_all_processes();
             if let Some(counted) = counted(device) {
                 gpu.set_xids(counted.xids.clone());
                 gpu.energy = counted.energy.go_on();

@@ -94,9 +94,9 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
         ring.above_ns(from_ns, to_ns, thresholds_bytes).ok()
     });
     // The process's own memory at the end, to the millisecond: what is in use then, less what the others had of it.
-    let others_bytes = state.used_by_others_bytes(ended.pid);
     let end_bytes = summary.last.filter(|_| to_ns == end_ns);
-    let process_bytes = end_bytes.zip(others_bytes).and_then(|(used, others)| used.checked_sub(others));
+    let process_bytes =
+        end_bytes.and_then(|used_bytes| used_bytes.checked_sub(state.used_by_others_bytes(ended.pid, used_bytes)?));
     let reserved_bytes = ended.memory.and_then(|memory| memory.reserved);
     PhaseMemory {
         gpu,

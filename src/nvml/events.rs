@@ -5,13 +5,15 @@
 //! the slow and medium lane already.
 
 use super::errors::Code;
-use super::raw::Handle;
+use super::raw::{Handle, Raw, found};
 use super::unit::Unit;
 use crate::source::{Error, Event};
 use nvml_wrapper_sys::bindings as sys;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+type Create = unsafe extern "C" fn(*mut sys::nvmlEventSet_t) -> sys::nvmlReturn_t;
 type Register = unsafe extern "C" fn(sys::nvmlDevice_t, u64, sys::nvmlEventSet_t) -> sys::nvmlReturn_t;
 type Wait = unsafe extern "C" fn(sys::nvmlEventSet_t, *mut sys::nvmlEventData_t, u32) -> sys::nvmlReturn_t;
 type Free = unsafe extern "C" fn(sys::nvmlEventSet_t) -> sys::nvmlReturn_t;
@@ -22,6 +24,12 @@ const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
 #[derive(Debug)]
 pub(super) struct Events {
     set: Mutex<Set>,
+    calls: Calls,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Calls {
+    create: Create,
     register: Register,
     wait: Wait,
     free: Free,
@@ -29,7 +37,13 @@ pub(super) struct Events {
 
 /// NVML's own event set.
 #[derive(Debug)]
-struct Set(sys::nvmlEventSet_t);
+struct Set {
+    handle: sys::nvmlEventSet_t,
+    /// GPUs that must not be registered: the set is of no use after NVML failed at one.
+    without: BTreeSet<usize>,
+    /// How many GPUs report to it.
+    gpus: usize,
+}
 
 // SAFETY: NVML allows a set to be used from any thread, one at a time; the mutex around it sees to that.
 unsafe impl Send for Set {}
@@ -37,39 +51,31 @@ unsafe impl Send for Set {}
 impl Events {
     /// An event set over the GPUs that take part; `None` where NVML has no events or no GPU reports any.
     pub(super) fn open(library: &sys::NvmlLib, units: &[Unit]) -> Option<Self> {
-        let create = *library.nvmlEventSetCreate.as_ref().ok()?;
-        let register = *library.nvmlDeviceRegisterEvents.as_ref().ok()?;
-        let wait = *library.nvmlEventSetWait_v2.as_ref().ok()?;
-        let free = *library.nvmlEventSetFree.as_ref().ok()?;
-        let mut set = std::ptr::null_mut();
-        // SAFETY: NVML is initialized, and `set` outlives the call.
-        if let Err(code) = Code::check(unsafe { create(&raw mut set) }) {
-            tracing::warn!(%code, "no XID events: NVML gives no event set");
-            return None;
-        }
-        let events = Self { set: Mutex::new(Set(set)), register, wait, free };
-        let gpus = units.iter().enumerate().filter(|(_, unit)| unit.instance.is_none());
-        let taken = gpus.filter(|(gpu, unit)| events.register(*gpu, unit, set)).count();
-        (taken > 0).then_some(events)
-    }
-
-    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t) -> bool {
-        // SAFETY: the handle and the set are NVML's own.
-        let registered = Code::check(unsafe { (self.register)(unit.handle().0, XID, set) });
-        if let Err(code) = registered {
-            tracing::warn!(gpu, %code, "this GPU reports no XID events");
-        }
-        registered.is_ok()
+        let calls = Calls {
+            create: found(&library.nvmlEventSetCreate)?,
+            register: found(&library.nvmlDeviceRegisterEvents)?,
+            wait: found(&library.nvmlEventSetWait_v2)?,
+            free: found(&library.nvmlEventSetFree)?,
+        };
+        let set = calls.set_of(units, |_| true, BTreeSet::new())?;
+        let reports = set.gpus > 0;
+        let events = Self { set: Mutex::new(set), calls };
+        reports.then_some(events)
     }
 
     /// Waits for the next XID error. A failure takes the whole timeout, so that a caller who goes on at once is no
     /// busy loop.
-    pub(super) fn wait(&self, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
+    pub(super) fn wait(&self, raw: &Raw, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
         let begin = Instant::now();
-        let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        for (gpu, unit) in units.iter().enumerate() {
-            if unit.instance.is_none() && unit.take_registers_again() {
-                self.register(gpu, unit, set.0);
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let again: Vec<usize> = whole_gpus(units).filter(|gpu| units[*gpu].take_registers_again()).collect();
+        for gpu in again {
+            if set.without.contains(&gpu) {
+                continue;
+            }
+            if self.calls.register(gpu, &units[gpu], set.handle) == Err(Code::UNKNOWN) {
+                set.without.insert(gpu);
+                self.begin_anew(&mut set, raw, units);
             }
         }
         let mut data = sys::nvmlEventData_t {
@@ -81,13 +87,75 @@ impl Events {
         };
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         // SAFETY: the set is NVML's own and locked, and `data` outlives the call.
-        match Code::check(unsafe { (self.wait)(set.0, &raw mut data, milliseconds) }) {
+        match Code::check(unsafe { (self.calls.wait)(set.handle, &raw mut data, milliseconds) }) {
             Ok(()) => event(units, &data).transpose(),
             Err(Code::TIMEOUT) => Ok(None),
             Err(code) => {
+                // From now on it would say so at once, and tell of no other GPU.
+                if code == Code::GPU_IS_LOST {
+                    self.begin_anew(&mut set, raw, units);
+                }
                 std::thread::sleep(timeout.saturating_sub(begin.elapsed()));
                 Err(Error::Failed(format!("waiting for XID events: {code}")))
             }
+        }
+    }
+
+    /// Puts a new set in place, of the GPUs that are not lost; NVML takes none out of a set. One that is lost reports again
+    /// once it was got back.
+    fn begin_anew(&self, set: &mut Set, raw: &Raw, units: &[Unit]) {
+        let is_there = |unit: &Unit| {
+            raw.memory(unit.memory_version(), unit.handle()).err().is_none_or(|code| code != Code::GPU_IS_LOST)
+        };
+        if let Some(new) = self.calls.set_of(units, is_there, set.without.clone()) {
+            self.calls.free(std::mem::replace(set, new).handle);
+        }
+    }
+}
+
+/// Positions of the GPUs, without their MIG instances: events are registered for GPUs.
+fn whole_gpus(units: &[Unit]) -> impl Iterator<Item = usize> {
+    units.iter().enumerate().filter(|(_, unit)| unit.instance.is_none()).map(|(gpu, _)| gpu)
+}
+
+impl Calls {
+    /// A new set of the GPUs that are wanted; `None` where NVML gives none.
+    fn set_of(&self, units: &[Unit], is_wanted: impl Fn(&Unit) -> bool, mut without: BTreeSet<usize>) -> Option<Set> {
+        loop {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: NVML is initialized, and `handle` outlives the call.
+            if let Err(code) = Code::check(unsafe { (self.create)(&raw mut handle) }) {
+                tracing::warn!(%code, "no XID events: NVML gives no event set");
+                return None;
+            }
+            let (mut gpus, mut spoiled) = (0, None);
+            for gpu in whole_gpus(units).filter(|gpu| !without.contains(gpu) && is_wanted(&units[*gpu])) {
+                match self.register(gpu, &units[gpu], handle) {
+                    Ok(()) => gpus += 1,
+                    Err(Code::UNKNOWN) => {
+                        spoiled = Some(gpu);
+                        break;
+                    }
+                    Err(_) => {}
+                }
+            }
+            // NVML says that such a set must not be used. The next one has a GPU less, so that this ends.
+            let Some(gpu) = spoiled else { return Some(Set { handle, without, gpus }) };
+            without.insert(gpu);
+            self.free(handle);
+        }
+    }
+
+    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t) -> Result<(), Code> {
+        // SAFETY: the handle and the set are NVML's own.
+        let registered = Code::check(unsafe { (self.register)(unit.handle().0, XID, set) });
+        registered.inspect_err(|code| tracing::warn!(gpu, %code, "this GPU reports no XID events"))
+    }
+
+    fn free(&self, set: sys::nvmlEventSet_t) {
+        // SAFETY: the set is NVML's own, nobody waits on it any more, and it is freed once.
+        if let Err(code) = Code::check(unsafe { (self.free)(set) }) {
+            tracing::debug!(%code, "the event set was not freed");
         }
     }
 }
@@ -95,10 +163,7 @@ impl Events {
 impl Drop for Events {
     fn drop(&mut self) {
         let set = self.set.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the set is NVML's own, nobody waits on it any more, and it is freed once.
-        if let Err(code) = Code::check(unsafe { (self.free)(set.0) }) {
-            tracing::debug!(%code, "the event set was not freed");
-        }
+        self.calls.free(set.handle);
     }
 }
 

@@ -8,7 +8,7 @@ use super::Nvml;
 use super::errors::Code;
 use super::pcie::Bytes;
 use super::processes;
-use super::raw::{Context, Field, Handle, ProcessKind};
+use super::raw::{Context, Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
 use crate::source::{CallStats, Error, Medium, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
@@ -30,7 +30,11 @@ impl<'a> Questions<'a> {
         let utilization = self.wrapped(Ask::Utilization, |gpu| gpu.utilization_rates());
         Medium {
             utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.gpu) / 100.0),
-            memory_utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.memory) / 100.0),
+            // A GPU that has no memory of its own tells 0, whatever it does.
+            memory_utilization_ratio: utilization
+                .as_ref()
+                .filter(|_| self.unit.memory_version() != MemoryVersion::None)
+                .map(|rates| f64::from(rates.memory) / 100.0),
             power_watts: self.power_watts(),
             temperature_celsius: self
                 .wrapped(Ask::Temperature, |gpu| gpu.temperature(TemperatureSensor::Gpu))

@@ -24,6 +24,7 @@ use crate::source::{
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use raw::{Handle, MemoryVersion, Raw};
 use std::path::Path;
 use std::time::Duration;
@@ -60,6 +61,11 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let opened = builder.init().map_err(|error| errors::open_error(error, library))?;
     let count = opened.device_count().map_err(|error| errors::open_error(error, library))?;
     let raw = Raw::of(opened.lib());
+    if !raw.lists_processes() {
+        tracing::warn!(
+            "this NVML lists no processes: no rank is found by its process, and no memory is told by process"
+        );
+    }
     let driver_version = opened.sys_driver_version().ok();
     let found = devices::find(&opened, &raw, count, driver_version.as_deref());
     if found.devices.is_empty() {
@@ -109,6 +115,15 @@ impl Nvml {
         unsafe { nvml_wrapper::Device::new(handle.0, &self.library) }
     }
 
+    /// Whether a GPU answers what nearly every one does. One that does not support it answers too.
+    fn is_there(&self, handle: Handle) -> Result<(), Error> {
+        let asked = self.device(handle).temperature(TemperatureSensor::Gpu).map(drop);
+        match asked.map_err(|error| Code::from(error).of_presence()) {
+            Err(Error::Unsupported) => Ok(()),
+            answer => answer,
+        }
+    }
+
     fn unit(&self, gpu: usize) -> Result<&Unit, Error> {
         self.units.get(gpu).ok_or_else(|| Error::Failed(format!("no GPU at position {gpu}")))
     }
@@ -121,7 +136,7 @@ impl Nvml {
 impl Source for Nvml {
     fn description(&self) -> String {
         let version = self.driver_version.as_deref().unwrap_or("of unknown version");
-        let older = (0..self.units.len()).any(|gpu| !self.used_excludes_reserve(gpu));
+        let older = self.units.iter().any(|unit| unit.memory_version() == MemoryVersion::V1);
         let remark = if older { " (old memory call: used counts the driver's reserve)" } else { "" };
         format!("nvml {version}{remark}")
     }
@@ -148,6 +163,19 @@ impl Source for Nvml {
 
     fn processes(&self, gpu: usize, _at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
         self.questions(gpu, calls).and_then(|questions| questions.processes())
+    }
+
+    fn lists_all_processes(&self) -> bool {
+        processes::are_all_seen()
+    }
+
+    fn presence(&self, gpu: usize, calls: &CallStats) -> Result<(), Error> {
+        let unit = self.unit(gpu)?;
+        // A MIG instance answers little else; its GPU is looked at for it.
+        if unit.instance.is_some() {
+            return Ok(());
+        }
+        calls.time_all(Call::Temperature, || self.is_there(unit.handle()))
     }
 
     fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
@@ -178,13 +206,15 @@ impl Source for Nvml {
         let found = self.library.device_by_uuid(uuid).map_err(|error| Code::from(error).of_presence())?;
         let handle = devices::handle_of(&found);
         // NVML hands out handles of GPUs that do not answer: only a reading tells that this one is back.
-        let version = self.raw.memory_version(handle);
-        self.raw.memory(version, handle).map_err(Code::of_presence)?;
+        match self.raw.memory_version(handle) {
+            MemoryVersion::None => self.is_there(handle)?,
+            version => self.raw.memory(version, handle).map(drop).map_err(Code::of_presence)?,
+        }
         unit.replace(&self.raw, handle);
         Ok(())
     }
 
     fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
-        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
+        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.raw, &self.units, timeout)
     }
 }

@@ -101,12 +101,20 @@ impl Raw {
             reasons: found(&library.nvmlDeviceGetCurrentClocksEventReasons)
                 .or(found(&library.nvmlDeviceGetCurrentClocksThrottleReasons)),
             remapped_rows: found(&library.nvmlDeviceGetRemappedRows),
-            compute_processes: found(&library.nvmlDeviceGetComputeRunningProcesses_v3),
-            graphics_processes: found(&library.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            // Drivers before 510, and 535.98, have the second version alone, with the same structure.
+            compute_processes: found(&library.nvmlDeviceGetComputeRunningProcesses_v3)
+                .or(found(&library.nvmlDeviceGetComputeRunningProcesses_v2)),
+            graphics_processes: found(&library.nvmlDeviceGetGraphicsRunningProcesses_v3)
+                .or(found(&library.nvmlDeviceGetGraphicsRunningProcesses_v2)),
             gpu_instance_id: found(&library.nvmlDeviceGetGpuInstanceId),
             compute_instance_id: found(&library.nvmlDeviceGetComputeInstanceId),
             attributes: found(&library.nvmlDeviceGetAttributes_v2),
         }
+    }
+
+    /// Whether this NVML lists processes at all.
+    pub(super) fn lists_processes(&self) -> bool {
+        self.compute_processes.is_some()
     }
 
     /// Finds which memory call this GPU answers. A GPU that fails otherwise is taken to answer the newer one.
@@ -226,16 +234,17 @@ impl Raw {
         .ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut room = 64;
         loop {
-            let mut contexts = vec![NO_PROCESS; room];
+            let mut slots = vec![[UNTOUCHED; SLOT_WORDS]; room];
             let mut count = u32::try_from(room).map_err(|_| Code::INSUFFICIENT_SIZE)?;
-            // SAFETY: the handle is NVML's own, and `contexts` holds `count` structures.
-            match Code::check(unsafe { call(handle.0, &raw mut count, contexts.as_mut_ptr()) }) {
+            // SAFETY: the handle is NVML's own, and `slots` has room for `count` structures of either size, aligned as they
+            // are.
+            match Code::check(unsafe { call(handle.0, &raw mut count, slots.as_mut_ptr().cast()) }) {
                 // Processes may start between two calls, so the next try has more room than was asked for.
                 Err(Code::INSUFFICIENT_SIZE) if room < MOST_PROCESSES => {
                     room = (count as usize).clamp(room, MOST_PROCESSES / 2) * 2;
                 }
                 Err(code) => return Err(code),
-                Ok(()) => return Ok(contexts.iter().take(count as usize).map(context).collect()),
+                Ok(()) => return Ok(contexts(slots.as_flattened(), count as usize)),
             }
         }
     }
@@ -255,8 +264,13 @@ impl Raw {
     }
 }
 
-const NO_PROCESS: sys::nvmlProcessInfo_t =
-    sys::nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+/// Eight-byte words of one process in the running-process calls: its id, its memory, its MIG instance.
+const PROCESS_WORDS: usize = size_of::<sys::nvmlProcessInfo_t>() / 8;
+/// What there has to be room for: NVML of the drivers from 535.43 to before 535.98 writes one word more a process, under the
+/// same name and version.
+const SLOT_WORDS: usize = PROCESS_WORDS + 1;
+/// What no process has in its last word, neither as ids of a MIG instance nor as bytes.
+const UNTOUCHED: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 
 const NO_ATTRIBUTES: sys::nvmlDeviceAttributes_t = sys::nvmlDeviceAttributes_t {
     multiprocessorCount: 0,
@@ -283,10 +297,22 @@ fn number(call: Option<Number>, handle: Handle) -> Result<u32, Code> {
     Ok(number)
 }
 
-/// `used` is all ones where the driver does not know it.
-fn context(process: &sys::nvmlProcessInfo_t) -> Context {
-    let used = process.usedGpuMemory;
-    Context { pid: process.pid, used_bytes: (used != u64::MAX).then_some(used) }
+/// The first `count` processes in the words that NVML wrote, and by the last of which tells how many words each has.
+fn contexts(words: &[u64], count: usize) -> Vec<Context> {
+    let longer = count.checked_mul(SLOT_WORDS).and_then(|end| words.get(..end)?.last());
+    let each = if longer.is_some_and(|last| *last != UNTOUCHED) { SLOT_WORDS } else { PROCESS_WORDS };
+    words.chunks_exact(each).take(count).map(context).collect()
+}
+
+/// `used` is all ones where the driver does not know it, and 0 where it looked for the process by another namespace's id
+/// (drivers 535.113 to 560): a process that is listed has a context, which takes some.
+fn context(words: &[u64]) -> Context {
+    let pid = words.first().map_or(0, |word| {
+        let [a, b, c, d, ..] = word.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
+    });
+    let used = words.get(1).copied().unwrap_or(u64::MAX);
+    Context { pid, used_bytes: (used != u64::MAX && used != 0).then_some(used) }
 }
 
 fn decode(field: &sys::nvmlFieldValue_t) -> Result<Field, Code> {

@@ -191,6 +191,12 @@ impl Lanes<'_> {
                 }
                 gpu.set_back();
             }
+            Health::Up if gpu.is_without_memory() => {
+                if let Err(Error::Lost(why)) = self.source.presence(position, self.calls) {
+                    gpu.lose(&why);
+                    return false;
+                }
+            }
             Health::Up => {}
         }
         let now_ns = || self.clock.now_ns();

@@ -48,6 +48,8 @@ pub struct GpuState {
     pub series: Series,
     /// Its energy counter.
     pub energy: Energy,
+    /// Whether the lists of its processes have all that hold memory.
+    pub lists_all: bool,
     health: AtomicU8,
     /// What is known of its memory call, as [`Memory`].
     memory: AtomicU8,
@@ -60,6 +62,9 @@ pub struct GpuState {
     rare: ArcSwapOption<Latest<Rare>>,
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
+
+/// Less than any process holds that has more than a context.
+const UNEXPLAINED_BYTES: u64 = 1 << 30;
 
 /// How often one XID was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +83,7 @@ impl GpuState {
             device,
             series: Series::new(keep_ns, medium_period_ns),
             energy: Energy::default(),
+            lists_all: true,
             health: AtomicU8::new(Health::Up as u8),
             memory: AtomicU8::new(Memory::Unknown as u8),
             trouble: Mutex::default(),
@@ -109,6 +115,11 @@ impl GpuState {
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.health() == Health::Up && self.memory.load(Ordering::Relaxed) != Memory::Never as u8
+    }
+
+    /// Whether its memory is never to be had.
+    pub(super) fn is_without_memory(&self) -> bool {
+        self.memory.load(Ordering::Relaxed) == Memory::Never as u8
     }
 
     /// Its memory is never to be had; everything else of it is.
@@ -245,13 +256,20 @@ impl GpuState {
         self.xids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Memory on this GPU of all processes but this one, as they were listed last, bytes. Where the process is not
-    /// known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
+    /// Of `used_bytes` in use on this GPU those of all processes but this one, as they were listed last. Where the process is
+    /// not known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
     /// cannot be told, or the driver will not say how much the others have.
     #[must_use]
-    pub fn used_by_others_bytes(&self, pid: Option<u32>) -> Option<u64> {
+    pub fn used_by_others_bytes(&self, pid: Option<u32>, used_bytes: u64) -> Option<u64> {
         let latest = self.processes()?;
         let processes = &latest.reading;
+        // A list that may lack some is taken for whole where it explains what is in use.
+        let explains = |listed_bytes: u64| used_bytes.saturating_sub(listed_bytes) < UNEXPLAINED_BYTES;
+        if !self.lists_all
+            && !processes.iter().map(|process| process.used_bytes).sum::<Option<u64>>().is_some_and(explains)
+        {
+            return None;
+        }
         let is_seen = processes.iter().any(|process| Some(process.pid) == pid);
         if !is_seen {
             return (processes.len() == 1).then_some(0);

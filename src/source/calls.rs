@@ -101,17 +101,21 @@ impl Default for CallStats {
 impl CallStats {
     /// Makes one call and keeps what it cost and whether it failed. `None` stands for "not available".
     pub fn time<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Option<T> {
+        self.time_all(call, make).ok()
+    }
+
+    /// The same, with the error told too.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn time_all<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Result<T, super::Error> {
         let begin = Instant::now();
         let answer = make();
         self.observe_ns(call, i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
-        match answer {
-            Ok(value) => Some(value),
-            Err(super::Error::Unsupported) => None,
-            Err(_) => {
-                self.fail(call);
-                None
-            }
+        if answer.as_ref().is_err_and(|error| *error != super::Error::Unsupported) {
+            self.fail(call);
         }
+        answer
     }
 
     /// Keeps the duration of one call that was timed elsewhere.

@@ -216,6 +216,20 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// Whether [`processes`](Self::processes) tells of all that hold memory, those of other containers too.
+    fn lists_all_processes(&self) -> bool {
+        true
+    }
+
+    /// Whether a GPU whose memory is never to be had is still there. The memory of all others tells that.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] for a GPU that is gone; any other tells nothing.
+    fn presence(&self, gpu: usize, calls: &CallStats) -> Result<(), Error> {
+        let _ = (gpu, calls);
+        Ok(())
+    }
+
     /// Bytes over PCIe. Asked for apart and more seldom: a sample of GPM takes 0.3 ms.
     fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
         let _ = (gpu, at_ns, calls);

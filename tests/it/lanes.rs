@@ -182,6 +182,26 @@ fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
+/// As the GPU of MIG instances is for a process that may not read it, or one that shares the host's memory.
+#[test]
+fn a_gpu_without_a_memory_call_that_is_lost_is_down_and_comes_back() {
+    let mut control = gpus(2);
+    control["gpus"][1]["errors"] = json!({"nvmlDeviceGetMemoryInfo_v2": 3, "nvmlDeviceGetMemoryInfo": 3});
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    let power = "highwater_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"}";
+    let metrics = node.until("its power", |metrics| value(metrics, power).is_some());
+    assert_eq!((value(&metrics, &used(1)), value(&metrics, &up(1))), (None, Some(1.0)));
+    let utilization = "highwater_gpu_memory_utilization_ratio{gpu=\"1\",uuid=\"GPU-1\"}";
+    assert_eq!(value(&metrics, utilization), None, "it has no memory of its own");
+    control["gpus"][1]["lost"] = json!(true);
+    node.control.put(&control);
+    let metrics = node.until("that it is down", |metrics| value(metrics, &up(1)) == Some(0.0));
+    assert_eq!(value(&metrics, &up(0)), Some(1.0));
+    control["gpus"][1]["lost"] = json!(false);
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &up(1)) == Some(1.0));
+}
+
 #[test]
 fn an_expensive_driver_is_backed_off_from() {
     let mut control = gpus(2);

@@ -393,16 +393,25 @@ fn processes_of_both_kinds_are_merged_and_unknown_memory_stays_unknown() {
     ]}]}));
     let processes = node.open().processes(0, 0, &CallStats::default()).expect("a list");
     let listed: Vec<_> = processes.iter().map(|process| (process.pid, process.used_bytes)).collect();
-    assert_eq!(listed, [(100, None), (200, Some(0)), (300, Some(3 * GIB))]);
+    assert_eq!(listed, [(100, None), (200, None), (300, Some(3 * GIB))], "a context takes some: 0 is not known");
 }
 
+/// Also where NVML writes eight bytes more a process than its header of the time says.
 #[test]
-fn more_processes_than_the_first_buffer_holds_are_all_listed() {
-    let processes: Vec<Value> = (1..=500).map(|pid| json!({"pid": pid, "used": MIB})).collect();
-    let node = Node::with(json!({"gpus": [{"processes": processes}]}));
-    let listed = node.open().processes(0, 0, &CallStats::default()).expect("a list");
-    assert_eq!(listed.len(), 500);
-    assert_eq!(node.control.calls("nvmlDeviceGetComputeRunningProcesses_v3"), 2);
+fn processes_are_all_listed_however_many_and_long_they_are() {
+    for (count, long, calls) in
+        [(0, false, 1), (0, true, 1), (1, true, 1), (64, true, 1), (500, false, 2), (500, true, 2)]
+    {
+        let processes: Vec<Value> = (1..=count).map(|pid| json!({"pid": pid, "used": pid * MIB})).collect();
+        let node = Node::with(json!({"gpus": [{"processes": processes, "long_processes": long}]}));
+        let listed = node.open().processes(0, 0, &CallStats::default()).expect("a list");
+        let wanted = (1..=count).map(|pid| (u32::try_from(pid).expect("few"), Some(pid * MIB)));
+        assert!(
+            listed.iter().map(|process| (process.pid, process.used_bytes)).eq(wanted),
+            "{count} {long}: {listed:?}"
+        );
+        assert_eq!(node.control.calls("nvmlDeviceGetComputeRunningProcesses_v3"), calls);
+    }
 }
 
 #[test]

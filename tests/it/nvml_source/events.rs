@@ -36,6 +36,38 @@ fn a_gpu_that_came_back_reports_events_again() {
     assert_eq!(node.control.calls("nvmlDeviceRegisterEvents"), registered + 1);
 }
 
+/// NVML takes no GPU out of a set: one that is lost would silence all others.
+#[test]
+fn a_lost_gpu_silences_no_other() {
+    let gpus = |lost: bool| json!([{"lost": lost}, {}]);
+    let node = Node::with(json!({"gpus": gpus(false)}));
+    let nvml = node.open();
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None));
+    node.control.set(&json!({"gpus": gpus(true)}));
+    assert!(matches!(nvml.wait_event(Duration::ZERO), Err(Error::Failed(_))), "it is told");
+    let one = json!({"gpu": 1, "xid": 31});
+    node.control.set(&json!({"gpus": gpus(true), "xids": [one]}));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "and that one is lost is not told again");
+    node.control.set(&json!({"gpus": gpus(false), "xids": [one, {"gpu": 0, "xid": 13}]}));
+    assert_eq!(nvml.reacquire(0), Ok(()));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
+    drop(nvml);
+    let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
+    assert_eq!(sets, [2, 2]);
+}
+
+/// A set at which NVML failed with an unknown error is of no use.
+#[test]
+fn a_gpu_that_spoils_the_set_is_left_out() {
+    let gpus = json!([{"errors": {"nvmlDeviceRegisterEvents": 999}}, {}]);
+    let node = Node::with(json!({"gpus": gpus, "xids": [{"gpu": 1, "xid": 31}]}));
+    let nvml = node.open();
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
+    let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
+    assert_eq!(sets, [2, 1], "the first was given back");
+}
+
 #[test]
 fn without_events_anywhere_the_lane_is_told_once() {
     let none = json!({"nvmlDeviceRegisterEvents": 3});

@@ -71,6 +71,8 @@ pub struct Gpu {
     pub rows_corrected: u32,
     pub rows_uncorrected: u32,
     pub processes: Vec<Process>,
+    /// Whether lists of processes have eight bytes more a process, as those of drivers from 535.43 to 535.86 have.
+    pub long_processes: bool,
     /// MIG instances by their place; `null` is an empty place. Any entry turns MIG mode on.
     pub mig: Vec<Option<Mig>>,
     /// Every call answers that the GPU is lost.
@@ -240,6 +242,7 @@ impl Default for Gpu {
             rows_corrected: 0,
             rows_uncorrected: 0,
             processes: Vec::new(),
+            long_processes: false,
             mig: Vec::new(),
             lost: false,
             generation: 0,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 const XID: u64 = 8;
 const TIMEOUT: u32 = 10;
+const GPU_IS_LOST: u32 = 15;
 
 /// The open sets with their GPUs, and how many XID errors were delivered.
 #[derive(Debug)]
@@ -96,7 +97,9 @@ fn next(state: &State, set: nvmlEventSet_t) -> Result<Option<nvmlEventData_t>, u
             }));
         }
     }
-    Ok(None)
+    // As real drivers: once a GPU of the set is gone, each wait says so at once.
+    let is_lost = |gpu: &usize| state.control.gpus.get(*gpu).is_some_and(|gpu| gpu.lost);
+    if gpus.iter().any(is_lost) { Err(GPU_IS_LOST) } else { Ok(None) }
 }
 
 #[unsafe(no_mangle)]

@@ -12,7 +12,7 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     infos: *mut nvmlProcessInfo_t,
 ) -> u32 {
     on_device(Function::nvmlDeviceGetComputeRunningProcesses_v3, device, |target| {
-        list(&running(target, |process| process.compute), count, infos)
+        list(&running(target, |process| process.compute), target.gpu.long_processes, count, infos)
     })
 }
 
@@ -23,7 +23,7 @@ extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     infos: *mut nvmlProcessInfo_t,
 ) -> u32 {
     on_device(Function::nvmlDeviceGetGraphicsRunningProcesses_v3, device, |target| {
-        list(&running(target, |process| process.graphics), count, infos)
+        list(&running(target, |process| process.graphics), target.gpu.long_processes, count, infos)
     })
 }
 
@@ -50,7 +50,7 @@ fn running(target: &Target<'_>, kind: impl Fn(&Process) -> bool) -> Vec<nvmlProc
     infos
 }
 
-fn list(infos: &[nvmlProcessInfo_t], count: *mut u32, to: *mut nvmlProcessInfo_t) -> Answer {
+fn list(infos: &[nvmlProcessInfo_t], are_long: bool, count: *mut u32, to: *mut nvmlProcessInfo_t) -> Answer {
     if count.is_null() {
         return Err(INVALID_ARGUMENT);
     }
@@ -66,7 +66,22 @@ fn list(infos: &[nvmlProcessInfo_t], count: *mut u32, to: *mut nvmlProcessInfo_t
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
+    if are_long {
+        for (place, info) in infos.iter().enumerate() {
+            let long = Long { info: *info, protected_bytes: 0 };
+            // SAFETY: not null, and a caller who knows of these has room for them all.
+            unsafe { to.cast::<Long>().add(place).write(long) };
+        }
+        return Ok(());
+    }
     // SAFETY: not null, and the caller's array has room for them all.
     unsafe { std::ptr::copy_nonoverlapping(infos.as_ptr(), to, infos.len()) };
     Ok(())
+}
+
+/// The structure of drivers from 535.43 to 535.86.
+#[repr(C)]
+struct Long {
+    info: nvmlProcessInfo_t,
+    protected_bytes: u64,
 }
