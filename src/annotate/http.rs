@@ -3,6 +3,7 @@
 use super::intake::Intake;
 use super::refusal::Refusal;
 use crate::web::problem::Problem;
+use crate::web::serve::PATIENCE;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -41,7 +42,11 @@ pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> R
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
-    let body = match read(body).await {
+    let Ok(body) = tokio::time::timeout(PATIENCE, read(body)).await else {
+        let detail = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+        return Problem::new(StatusCode::REQUEST_TIMEOUT, detail).into_response();
+    };
+    let body = match body {
         Ok(Some(body)) => body,
         Ok(None) => {
             door.intake.refuse(&Refusal::TooLarge { limit: MOST_BODY_BYTES });
@@ -111,4 +116,21 @@ impl Access {
 /// Compares in a time that does not tell where two tokens differ.
 fn same(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::annotate::Limits;
+    use crate::clock::Manual;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let clock = Arc::new(Manual::at(0));
+        let intake = Arc::new(Intake::new(Limits::default(), clock, Arc::default()));
+        let door = Door { intake, access: Access::Open };
+        let never = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+        let answer = post(State(door), HeaderMap::new(), never).await;
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+    }
 }

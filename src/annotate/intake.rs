@@ -374,6 +374,44 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_late_makes_no_counter_fall() {
+        let (intake, ..) = node();
+        let say = |at_ns: i64, step: Option<u64>, memory: serde_json::Value| {
+            let json = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "time_unix_nano": at_ns, "step": step,
+                "memory": memory});
+            let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": 0, "time_unix_nano": at_ns});
+            for event in [begin, json] {
+                assert_eq!(intake.take_json(event.to_string().as_bytes(), None).accepted, 1);
+            }
+            let jobs = intake.jobs();
+            let rank = &jobs.by_name()["j"].ranks[&0];
+            (rank.step, rank.memory.alloc_retries, rank.memory.reserved)
+        };
+        assert_eq!(say(0, Some(9), json!({"alloc_retries": 500})), (Some(9), Some(500), None));
+        let late = json!({"alloc_retries": 499, "reserved": 7});
+        assert_eq!(say(-1, Some(8), late), (Some(9), Some(500), Some(7)), "only what was not known");
+        assert_eq!(say(0, Some(10), json!({"alloc_retries": 501})), (Some(10), Some(501), Some(7)));
+    }
+
+    #[test]
+    fn phases_of_ranks_are_bounded_over_all_jobs() {
+        let intake = Intake { limits: Limits { phase_series: 3, ..Limits::default() }, ..node().0 };
+        *intake.jobs() = super::super::Jobs::new(intake.limits);
+        let say = |rank: u32, name: &str| {
+            let event = |event: &str| json!({"event": event, "name": name, "job": "j", "rank": rank});
+            let batch = json!([event("begin"), event("end")]);
+            let answer = intake.take_json(batch.to_string().as_bytes(), None);
+            let mut jobs = intake.jobs();
+            for ended in jobs.take_ended(i64::MAX) {
+                jobs.record(Attributed { ended, gpus: Vec::new(), uuids: Arc::default() });
+            }
+            answer.accepted
+        };
+        let taken = [(0, "a"), (1, "a"), (1, "b"), (1, "c"), (2, "a"), (1, "b")].map(|(rank, name)| say(rank, name));
+        assert_eq!(taken, [2, 2, 2, 0, 0, 2], "what has its place keeps it");
+    }
+
+    #[test]
     fn a_rank_is_followed_to_where_its_process_works() {
         let (intake, ..) = node();
         let gpus_after = |kind: &str, works: &[usize], idles: &[usize]| {

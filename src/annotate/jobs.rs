@@ -152,6 +152,10 @@ impl Jobs {
     /// # Errors
     /// Why it is refused; then nothing has changed.
     pub fn take(&mut self, event: &Event, now_ns: i64) -> Result<bool, Refusal> {
+        let begins_phase = event.event == EventType::Begin && event.kind == Kind::Phase;
+        if begins_phase && !self.has_series(&event.job, event.rank, &event.name) {
+            return Err(Refusal::TooManySeries(self.limits.phase_series));
+        }
         let known = self.jobs.get(event.job.as_str()).is_some_and(|job| job.ranks.contains_key(&event.rank));
         if !known {
             self.admit(event)?;
@@ -166,6 +170,13 @@ impl Jobs {
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
         self.note(event, job, closed, gpus, pid);
         Ok(out_of_order)
+    }
+
+    /// Whether a phase of a rank has series of its own, or room for them. It takes its place when it has ended.
+    fn has_series(&self, job: &str, rank: u32, phase: &str) -> bool {
+        let known = self.jobs.get(job).and_then(|job| job.ranks.get(&rank));
+        let all = || self.jobs.values().flat_map(|job| job.ranks.values()).map(|rank| rank.phases.len()).sum::<usize>();
+        known.is_some_and(|rank| rank.phases.contains_key(phase)) || all() < self.limits.phase_series
     }
 
     /// Makes a place for a new job or the first event of a new rank.
@@ -284,6 +295,8 @@ impl Jobs {
     pub fn record(&mut self, attributed: Attributed) {
         self.outcomes.add(&attributed);
         let ended = &attributed.ended;
+        // More may have begun than there was room for in the end.
+        let has_series = ended.open.kind == Kind::Phase && self.has_series(&ended.job, ended.rank, &ended.open.name);
         let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
         if let Some(rank) = rank {
             // An allocator's counters are of one GPU: of several, nobody knows which. A rank that has spread over several
@@ -293,7 +306,7 @@ impl Jobs {
             {
                 rank.outside_allocator_bytes = gpu.outside_allocator_bytes.or(rank.outside_allocator_bytes);
             }
-            if ended.open.kind == Kind::Phase {
+            if has_series {
                 rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
             }
         }

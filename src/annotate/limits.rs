@@ -11,6 +11,8 @@ pub struct Limits {
     pub ranks: usize,
     /// Different phase names of one job: each is a label value.
     pub phase_names: usize,
+    /// Phases of ranks that have series of their own, over all jobs: a rank's phase has some thirty.
+    pub phase_series: usize,
     /// Different layer names of one job.
     pub layer_names: usize,
     /// Steps, phases and layers that one rank has open at a time.
@@ -41,6 +43,7 @@ impl Default for Limits {
             jobs: 64,
             ranks: 256,
             phase_names: 32,
+            phase_series: 2_048,
             layer_names: 4096,
             open: 32,
             name_bytes: 128,

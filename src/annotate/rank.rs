@@ -105,10 +105,12 @@ impl Rank {
             self.outside_allocator_bytes = None;
         }
         self.pid = event.pid.or(self.pid);
+        // What is told late is not the last that is known: counters would fall.
+        let is_newest = event.at_ns >= self.last_event_ns;
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
-        self.step = event.step.or(self.step);
+        self.step = if is_newest { event.step.or(self.step) } else { self.step.or(event.step) };
         if let Some(memory) = event.memory {
-            self.memory = merge(self.memory, memory);
+            self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
         }
         Ok(closed)
     }

@@ -30,6 +30,8 @@ pub enum Refusal {
     TooManyRanks(usize),
     #[error("job has more than {0} different phase or layer names")]
     TooManyNames(usize),
+    #[error("this node keeps at most {0} phases of ranks apart (annotations.max_phase_series)")]
+    TooManySeries(usize),
     #[error("more than {0} steps, phases and layers are open")]
     TooManyOpen(usize),
 }
@@ -49,7 +51,7 @@ impl Refusal {
             Refusal::EndBeforeBegin { .. } => Outcome::EndBeforeBegin,
             Refusal::TooManyJobs(_) => Outcome::TooManyJobs,
             Refusal::TooManyRanks(_) => Outcome::TooManyRanks,
-            Refusal::TooManyNames(_) => Outcome::TooManyNames,
+            Refusal::TooManyNames(_) | Refusal::TooManySeries(_) => Outcome::TooManyNames,
             Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
         }
     }

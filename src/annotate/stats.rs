@@ -60,20 +60,22 @@ impl PhaseStats {
         if let Some(peak_bytes) = peak_bytes {
             self.recent_peaks.push(end_ns, peak_bytes);
         }
-        add(&mut self.energy_joules, gpus.iter().filter_map(|gpu| gpu.usage.energy_joules));
-        add(&mut self.idle_seconds, gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds));
+        for joules in gpus.iter().filter_map(|gpu| gpu.usage.energy_joules) {
+            *self.energy_joules.get_or_insert(0.0) += joules;
+        }
+        // Of several GPUs the mean, so that it is a part of the phase's time.
+        let idle_seconds: Vec<f64> = gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds).collect();
+        if !idle_seconds.is_empty() {
+            #[allow(clippy::cast_precision_loss, reason = "a node's GPUs")]
+            let mean_seconds = idle_seconds.iter().sum::<f64>() / idle_seconds.len() as f64;
+            *self.idle_seconds.get_or_insert(0.0) += mean_seconds;
+        }
     }
 
     /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.
     #[must_use]
     pub fn peak_max_bytes(&self, now_ns: i64, window_ns: i64) -> Option<u64> {
         self.recent_peaks.since(now_ns - window_ns - WINDOW_SLACK_NS)
-    }
-}
-
-fn add(total: &mut Option<f64>, values: impl Iterator<Item = f64>) {
-    for value in values {
-        *total = Some(total.unwrap_or(0.0) + value);
     }
 }
 
@@ -111,7 +113,21 @@ impl RecentMax {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::Usage;
     use proptest::prelude::*;
+
+    #[test]
+    fn of_several_gpus_energy_adds_up_and_idle_time_is_their_mean() {
+        let on = |gpu: usize, idle_seconds: Option<f64>| {
+            let usage = Usage { energy_joules: Some(100.0), idle_seconds };
+            PhaseMemory { usage, ..PhaseMemory::unknown(gpu) }
+        };
+        let mut stats = PhaseStats::default();
+        stats.record(1, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
+        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(300.0), Some(3.0)));
+        stats.record(2, &[on(0, None)]);
+        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(400.0), Some(3.0)));
+    }
 
     #[test]
     fn a_peak_leaves_its_window_and_no_earlier() {

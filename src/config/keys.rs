@@ -79,6 +79,8 @@ keys! {
         |s, v| { s.limits.ranks = count(v, 1, 100_000)?; Ok(()) };
     "annotations.max_phase_names" = "32", "Different phase names of one job; each is a label value.",
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
+    "annotations.max_phase_series" = "2048", "Phases of ranks that have series of their own, over all jobs: some 30 series each.",
+        |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
     "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes, which tells the GPUs of a pod whose job names none; not asked if not set. docs/annotations.md tells what it takes.",

@@ -128,7 +128,7 @@ metrics! {
     PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["job", "rank", "phase"]
         "Energy of the rank's GPUs inside such phases: power, read every 100 ms, times time.";
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["job", "rank", "phase"]
-        "Time inside such phases in which no kernel ran, by the driver's utilization, whose window is 1/6 to 1 s: an estimate for shorter phases.";
+        "Time inside such phases in which no kernel ran, of several GPUs the mean, by the driver's utilization, whose window is 1/6 to 1 s: an estimate for shorter phases.";
     FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "job", "rank"]
         "1 while a finding goes on; a label that does not apply is empty. docs/findings.md tells each kind.";
     FINDINGS = Counter "highwater_findings_total" ["finding"]

@@ -9,6 +9,7 @@ use crate::node::{Node, Periods};
 use crate::ring;
 use crate::sample::{GpuState, Health, RARE_TURNS, pcie_turns};
 use crate::source::THROTTLE_REASONS;
+use std::sync::atomic::Ordering;
 
 /// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
 /// blocks for a moment makes no hole in a graph.
@@ -42,13 +43,16 @@ impl View<'_> {
 /// Collects every GPU's samples.
 pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     let now_ns = node.clock.now_ns();
+    // The one in force, which may be longer than the one asked for.
+    let fast_ns = node.ticks.period_ns.load(Ordering::Relaxed).max(node.periods.fast_ns);
+    let periods = Periods { fast_ns, ..node.periods };
     for skipped in node.source.skipped() {
         out.count(&c::GPU_UP, &[&skipped.index, ""], Some(0));
     }
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
         let labels = [state.device.index.as_str(), state.device.uuid.as_str()];
-        let view = View { state, ring, now_ns, periods: node.periods, labels };
+        let view = View { state, ring, now_ns, periods, labels };
         info(&view, out);
         memory(&view, out);
         derived(node, position, &view, out);

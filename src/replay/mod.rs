@@ -45,6 +45,11 @@ pub struct Replay {
     skipped: SkippedLines,
 }
 
+/// A day.
+const DAY_NS: i64 = 86_400_000_000_000;
+/// Longer than anybody records: one time of another clock or unit would be waited for, for years.
+const LONGEST_NS: i64 = 31 * DAY_NS;
+
 impl Replay {
     /// Reads a recording.
     ///
@@ -61,6 +66,13 @@ impl Replay {
         let spans = tracks.iter().map(Track::span).chain(ranks.iter().map(annotations::RankFile::span));
         let (begin_ns, end_ns) =
             spans.fold((i64::MAX, i64::MIN), |whole, span| (whole.0.min(span.0), whole.1.max(span.1)));
+        if end_ns.saturating_sub(begin_ns) > LONGEST_NS {
+            let problem = format!(
+                "its times lie {} days apart, from {begin_ns} to {end_ns} ns: a line of it has a wrong one",
+                end_ns.saturating_sub(begin_ns) / DAY_NS
+            );
+            return Err(folder::refuse("recording", path, problem));
+        }
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(begin_ns));
         Ok(Self {
             description: format!("replay:{}", path.display()),

@@ -150,6 +150,16 @@ fn packed_or_not_is_the_same_recording() {
     }
 }
 
+/// Played, it would be waited for.
+#[test]
+fn a_time_of_another_clock_is_refused_with_the_times() {
+    let memory: &[u8] = b"1795207210000000000,0,100\n1795207211000000000,0,200\n0,0,5\n";
+    let folder = folder(&[("nvml_1khz.csv", memory)]);
+    let (reason, message) = refusal(folder.path());
+    assert_eq!(reason, "recording");
+    assert!(message.contains("from 0 to 1795207211000000000 ns"), "{message}");
+}
+
 #[test]
 fn a_bad_line_is_told_and_costs_no_other() {
     let memory: &[u8] =

@@ -8,17 +8,25 @@ use crate::node::Node;
 use crate::ring::QueryError;
 use crate::sample::Health;
 use axum::Json;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::convert::Infallible;
 use std::sync::Arc;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Points that one answer has unless asked otherwise.
 const POINTS: usize = 10_000;
 /// The most that can be asked for.
 const MOST_POINTS: usize = 100_000;
+/// Points of all answers that are under way: some 30 bytes each until the client has taken them.
+static ROOM: Semaphore = Semaphore::const_new(4 * MOST_POINTS);
+/// Bytes that are handed over at once.
+const PIECE: usize = 64 << 10;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.slot.node().ok_or_else(|| {
@@ -65,7 +73,7 @@ pub(super) async fn memory(
     State(site): State<Site>,
     Path(gpu): Path<String>,
     query: Result<Query<MemoryQuery>, QueryRejection>,
-) -> Result<Json<MemoryAnswer>, Problem> {
+) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let node = node(&site)?;
     let devices: Vec<_> = node.gpus.iter().map(|gpu| gpu.device.clone()).collect();
@@ -79,6 +87,8 @@ pub(super) async fn memory(
     let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
     let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
+    let busy = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many such answers are under way; ask again");
+    let room = ROOM.try_acquire_many(u32::try_from(most).unwrap_or(u32::MAX)).map_err(busy)?;
     // What changes at an end is the next interval's, but for the newest reading, after which nothing may follow.
     let (points, summary) = if to_ns == newest_ns {
         (ring.points_through(from_ns, to_ns, most), ring.summary_through(from_ns, to_ns))
@@ -87,7 +97,7 @@ pub(super) async fn memory(
     };
     let points = points.map_err(|error| query_problem(&error))?;
     let summary = summary.map_err(|error| query_problem(&error))?;
-    Ok(Json(MemoryAnswer {
+    let answer = MemoryAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),
         from_unix_nano: from_ns + shift_ns,
@@ -97,7 +107,24 @@ pub(super) async fn memory(
         mean_bytes: summary.mean,
         gap_ns: summary.gap_ns,
         points: points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
-    }))
+    };
+    let json = serde_json::to_vec(&answer);
+    let json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(in_pieces(json.into(), room))
+}
+
+/// An answer that keeps its room until the client has taken nearly all of it.
+fn in_pieces(json: Bytes, room: SemaphorePermit<'static>) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CONTENT_LENGTH, HeaderValue::from(json.len())),
+    ];
+    let pieces = (0..json.len().div_ceil(PIECE)).map(move |number| {
+        let _held = &room;
+        let from = number * PIECE;
+        Ok::<_, Infallible>(json.slice(from..(from + PIECE).min(json.len())))
+    });
+    (headers, Body::from_stream(futures_util::stream::iter(pieces))).into_response()
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.

@@ -1,7 +1,8 @@
 //! The HTTP server: accepts connections, and bounds what each may take.
 //!
-//! Enters: a listener and the routes. Leaves: nothing, when told to stop. A client that sends its request slowly, or
-//! opens connections and says nothing, is cut off, and cannot keep scrapes from being answered.
+//! Enters: a listener and the routes. Leaves: nothing, when told to stop. A client that sends its request slowly, opens
+//! connections and says nothing, or takes nothing of its answer, is cut off after [`PATIENCE`], so that it keeps scrapes from
+//! being answered no longer than that.
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -9,15 +10,21 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep};
 
 /// Connections at a time; more wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 256;
-/// How long a client may take for the head of its request, and a kept connection may say nothing.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a client may take for the head of its request, and for the body; how long a kept connection may say nothing, and
+/// how long an answer may wait for a client who takes none of it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one connection lives at most: scrapers open another one.
 const LIFETIME: Duration = Duration::from_secs(600);
 /// The longest head, bytes.
@@ -42,9 +49,9 @@ pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Outp
         let service = TowerToHyperService::new(routes.clone());
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(PATIENCE)
             .max_buf_size(MOST_HEAD_BYTES)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(Taken::by(stream)), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // How a connection ends is the client's affair.
@@ -71,5 +78,89 @@ async fn accept(
             tracing::debug!(%error, "a connection could not be accepted");
             None
         }
+    }
+}
+
+/// A connection whose writing fails once the client has taken nothing for too long.
+struct Taken {
+    stream: TcpStream,
+    /// Until when it must take something, while it is waited for.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Taken {
+    fn by(stream: TcpStream) -> Self {
+        Self { stream, until: None }
+    }
+
+    /// What became of a write, unless it has waited for too long.
+    fn patiently<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.until = None;
+            return written;
+        }
+        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + PATIENCE)));
+        until.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Taken {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Taken {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.patiently(written, cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
+        this.patiently(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+
+    /// More than the kernel's buffers take.
+    const LONG: usize = 64 << 20;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_who_takes_nothing_is_left() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let mut client = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").expect("sent");
+        let routes = Router::new().route("/", axum::routing::get(|| async { vec![b'x'; LONG] }));
+        // Ends when nobody is connected any more, which takes the client's patience, or else the connection's lifetime.
+        let begun = Instant::now();
+        serve(listener, routes, tokio::time::sleep(Duration::from_secs(1))).await;
+        assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
+        let mut taken = Vec::new();
+        // It may be cut off rather than ended.
+        let _ = client.read_to_end(&mut taken);
+        assert!(!taken.is_empty() && taken.len() < LONG, "{} bytes", taken.len());
     }
 }
