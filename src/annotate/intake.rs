@@ -391,6 +391,10 @@ mod tests {
         let late = json!({"alloc_retries": 499, "reserved": 7});
         assert_eq!(say(-1, Some(8), late), (Some(9), Some(500), Some(7)), "only what was not known");
         assert_eq!(say(0, Some(10), json!({"alloc_retries": 501})), (Some(10), Some(501), Some(7)));
+        // Late is what lies before an event that told the same, not before any.
+        let later = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "time_unix_nano": 100});
+        assert_eq!(intake.take_json(later.to_string().as_bytes(), None).accepted, 1);
+        assert_eq!(say(50, Some(11), json!({"alloc_retries": 502})), (Some(11), Some(502), Some(7)));
     }
 
     #[test]
@@ -409,6 +413,10 @@ mod tests {
         };
         let taken = [(0, "a"), (1, "a"), (1, "b"), (1, "c"), (2, "a"), (1, "b")].map(|(rank, name)| say(rank, name));
         assert_eq!(taken, [2, 2, 2, 0, 0, 2], "what has its place keeps it");
+        *intake.jobs() = super::super::Jobs::new(intake.limits);
+        let begin = |name: &str| json!({"event": "begin", "name": name, "job": "j", "rank": 0});
+        let begins = json!(["a", "b", "a", "c", "d"].map(begin));
+        assert_eq!(intake.take_json(begins.to_string().as_bytes(), None).accepted, 4, "what is open has its place too");
     }
 
     #[test]

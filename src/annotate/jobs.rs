@@ -172,11 +172,11 @@ impl Jobs {
         Ok(out_of_order)
     }
 
-    /// Whether a phase of a rank has series of its own, or room for them. It takes its place when it has ended.
+    /// Whether a phase of a rank has series of its own, will have them when it ends, or has room for them.
     fn has_series(&self, job: &str, rank: u32, phase: &str) -> bool {
         let known = self.jobs.get(job).and_then(|job| job.ranks.get(&rank));
-        let all = || self.jobs.values().flat_map(|job| job.ranks.values()).map(|rank| rank.phases.len()).sum::<usize>();
-        known.is_some_and(|rank| rank.phases.contains_key(phase)) || all() < self.limits.phase_series
+        let all = || self.jobs.values().flat_map(|job| job.ranks.values()).map(Rank::series).sum::<usize>();
+        known.is_some_and(|rank| rank.has_series(phase)) || all() < self.limits.phase_series
     }
 
     /// Makes a place for a new job or the first event of a new rank.
@@ -295,8 +295,6 @@ impl Jobs {
     pub fn record(&mut self, attributed: Attributed) {
         self.outcomes.add(&attributed);
         let ended = &attributed.ended;
-        // More may have begun than there was room for in the end.
-        let has_series = ended.open.kind == Kind::Phase && self.has_series(&ended.job, ended.rank, &ended.open.name);
         let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
         if let Some(rank) = rank {
             // An allocator's counters are of one GPU: of several, nobody knows which. A rank that has spread over several
@@ -306,7 +304,7 @@ impl Jobs {
             {
                 rank.outside_allocator_bytes = gpu.outside_allocator_bytes.or(rank.outside_allocator_bytes);
             }
-            if has_series {
+            if ended.open.kind == Kind::Phase {
                 rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
             }
         }

@@ -43,12 +43,16 @@ pub struct Rank {
     pub last_heard_ns: i64,
     /// The last step's number.
     pub step: Option<u64>,
+    /// When the event was that told it, nanoseconds of the timeline.
+    step_ns: i64,
     /// Steps that ended.
     pub steps: u64,
     /// Their durations.
     pub step_durations: Durations,
     /// Allocator counters as last told.
     pub memory: Memory,
+    /// When the last event was that told of them.
+    memory_ns: i64,
     /// Memory of its process outside the allocator, at the end of the last phase that told, bytes.
     pub outside_allocator_bytes: Option<u64>,
     /// What is open, in the order of its begin.
@@ -77,13 +81,27 @@ impl Rank {
             last_event_ns: i64::MIN,
             last_heard_ns: i64::MIN,
             step: None,
+            step_ns: i64::MIN,
             steps: 0,
             step_durations: Durations::new(DURATION_BOUNDS_S),
             memory: Memory::default(),
+            memory_ns: i64::MIN,
             outside_allocator_bytes: None,
             open: Vec::new(),
             phases: BTreeMap::new(),
         }
+    }
+
+    /// Phases that have series of their own, or will have them when they end.
+    pub(super) fn series(&self) -> usize {
+        let is_new = |open: &&Open| open.kind == Kind::Phase && !self.phases.contains_key(&open.name);
+        self.phases.len() + self.open.iter().filter(is_new).count()
+    }
+
+    /// Whether this phase is one of them.
+    pub(super) fn has_series(&self, phase: &str) -> bool {
+        let is_open = || self.open.iter().any(|open| open.kind == Kind::Phase && &*open.name == phase);
+        self.phases.contains_key(phase) || is_open()
     }
 
     /// The number of the step that is open, or else of the last one.
@@ -105,12 +123,15 @@ impl Rank {
             self.outside_allocator_bytes = None;
         }
         self.pid = event.pid.or(self.pid);
-        // What is told late is not the last that is known: counters would fall.
-        let is_newest = event.at_ns >= self.last_event_ns;
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
-        self.step = if is_newest { event.step.or(self.step) } else { self.step.or(event.step) };
+        // What is told late is not the last that is known: counters would fall.
+        if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
+            (self.step, self.step_ns) = (Some(step), event.at_ns);
+        }
         if let Some(memory) = event.memory {
+            let is_newest = event.at_ns >= self.memory_ns;
             self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
+            self.memory_ns = self.memory_ns.max(event.at_ns);
         }
         Ok(closed)
     }

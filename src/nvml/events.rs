@@ -5,7 +5,7 @@
 //! the slow and medium lane already.
 
 use super::errors::Code;
-use super::raw::{Handle, Raw, found};
+use super::raw::{Handle, found};
 use super::unit::Unit;
 use crate::source::{Error, Event};
 use nvml_wrapper_sys::bindings as sys;
@@ -57,7 +57,7 @@ impl Events {
             wait: found(&library.nvmlEventSetWait_v2)?,
             free: found(&library.nvmlEventSetFree)?,
         };
-        let set = calls.set_of(units, |_| true, BTreeSet::new())?;
+        let set = calls.set_of(units, BTreeSet::new(), true)?;
         let reports = set.gpus > 0;
         let events = Self { set: Mutex::new(set), calls };
         reports.then_some(events)
@@ -65,17 +65,15 @@ impl Events {
 
     /// Waits for the next XID error. A failure takes the whole timeout, so that a caller who goes on at once is no
     /// busy loop.
-    pub(super) fn wait(&self, raw: &Raw, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
+    pub(super) fn wait(&self, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
         let begin = Instant::now();
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         let again: Vec<usize> = whole_gpus(units).filter(|gpu| units[*gpu].take_registers_again()).collect();
         for gpu in again {
-            if set.without.contains(&gpu) {
-                continue;
-            }
-            if self.calls.register(gpu, &units[gpu], set.handle) == Err(Code::UNKNOWN) {
+            set.without.remove(&gpu);
+            if self.calls.register(gpu, &units[gpu], set.handle, true) == Err(Code::UNKNOWN) {
                 set.without.insert(gpu);
-                self.begin_anew(&mut set, raw, units);
+                self.begin_anew(&mut set, units);
             }
         }
         let mut data = sys::nvmlEventData_t {
@@ -93,7 +91,7 @@ impl Events {
             Err(code) => {
                 // From now on it would say so at once, and tell of no other GPU.
                 if code == Code::GPU_IS_LOST {
-                    self.begin_anew(&mut set, raw, units);
+                    self.begin_anew(&mut set, units);
                 }
                 std::thread::sleep(timeout.saturating_sub(begin.elapsed()));
                 Err(Error::Failed(format!("waiting for XID events: {code}")))
@@ -101,13 +99,10 @@ impl Events {
         }
     }
 
-    /// Puts a new set in place, of the GPUs that are not lost; NVML takes none out of a set. One that is lost reports again
-    /// once it was got back.
-    fn begin_anew(&self, set: &mut Set, raw: &Raw, units: &[Unit]) {
-        let is_there = |unit: &Unit| {
-            raw.memory(unit.memory_version(), unit.handle()).err().is_none_or(|code| code != Code::GPU_IS_LOST)
-        };
-        if let Some(new) = self.calls.set_of(units, is_there, set.without.clone()) {
+    /// Puts a new set in place, of the GPUs that can be registered, which a lost one cannot: NVML takes none out of a set. It
+    /// reports again once it was got back.
+    fn begin_anew(&self, set: &mut Set, units: &[Unit]) {
+        if let Some(new) = self.calls.set_of(units, set.without.clone(), false) {
             self.calls.free(std::mem::replace(set, new).handle);
         }
     }
@@ -119,18 +114,20 @@ fn whole_gpus(units: &[Unit]) -> impl Iterator<Item = usize> {
 }
 
 impl Calls {
-    /// A new set of the GPUs that are wanted; `None` where NVML gives none.
-    fn set_of(&self, units: &[Unit], is_wanted: impl Fn(&Unit) -> bool, mut without: BTreeSet<usize>) -> Option<Set> {
+    /// A new set of all GPUs but these, telling who takes no part if it is to; `None` where NVML gives none.
+    fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, tells: bool) -> Option<Set> {
         loop {
             let mut handle = std::ptr::null_mut();
             // SAFETY: NVML is initialized, and `handle` outlives the call.
             if let Err(code) = Code::check(unsafe { (self.create)(&raw mut handle) }) {
-                tracing::warn!(%code, "no XID events: NVML gives no event set");
+                if tells {
+                    tracing::warn!(%code, "no XID events: NVML gives no event set");
+                }
                 return None;
             }
             let (mut gpus, mut spoiled) = (0, None);
-            for gpu in whole_gpus(units).filter(|gpu| !without.contains(gpu) && is_wanted(&units[*gpu])) {
-                match self.register(gpu, &units[gpu], handle) {
+            for gpu in whole_gpus(units).filter(|gpu| !without.contains(gpu)) {
+                match self.register(gpu, &units[gpu], handle, tells) {
                     Ok(()) => gpus += 1,
                     Err(Code::UNKNOWN) => {
                         spoiled = Some(gpu);
@@ -146,10 +143,15 @@ impl Calls {
         }
     }
 
-    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t) -> Result<(), Code> {
+    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t, tells: bool) -> Result<(), Code> {
         // SAFETY: the handle and the set are NVML's own.
         let registered = Code::check(unsafe { (self.register)(unit.handle().0, XID, set) });
-        registered.inspect_err(|code| tracing::warn!(gpu, %code, "this GPU reports no XID events"))
+        if let Err(code) = registered
+            && tells
+        {
+            tracing::warn!(gpu, %code, "this GPU reports no XID events");
+        }
+        registered
     }
 
     fn free(&self, set: sys::nvmlEventSet_t) {

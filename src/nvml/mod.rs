@@ -60,13 +60,13 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     }
     let opened = builder.init().map_err(|error| errors::open_error(error, library))?;
     let count = opened.device_count().map_err(|error| errors::open_error(error, library))?;
-    let raw = Raw::of(opened.lib());
+    let driver_version = opened.sys_driver_version().ok();
+    let raw = Raw::of(opened.lib(), driver_version.as_deref());
     if !raw.lists_processes() {
         tracing::warn!(
             "this NVML lists no processes: no rank is found by its process, and no memory is told by process"
         );
     }
-    let driver_version = opened.sys_driver_version().ok();
     let found = devices::find(&opened, &raw, count, driver_version.as_deref());
     if found.devices.is_empty() {
         return Err(no_gpus(count, &[found.skipped, found.kept_back].concat()));
@@ -207,7 +207,8 @@ impl Source for Nvml {
         let handle = devices::handle_of(&found);
         // NVML hands out handles of GPUs that do not answer: only a reading tells that this one is back.
         match self.raw.memory_version(handle) {
-            MemoryVersion::None => self.is_there(handle)?,
+            // One that had a memory call and has none now is not back.
+            MemoryVersion::None if unit.memory_version() == MemoryVersion::None => self.is_there(handle)?,
             version => self.raw.memory(version, handle).map(drop).map_err(Code::of_presence)?,
         }
         unit.replace(&self.raw, handle);
@@ -215,6 +216,6 @@ impl Source for Nvml {
     }
 
     fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
-        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.raw, &self.units, timeout)
+        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Raw {
     gpu_instance_id: Option<Number>,
     compute_instance_id: Option<Number>,
     attributes: Option<Attributes>,
+    /// Whether this NVML may write longer structures of processes.
+    writes_long_processes: bool,
 }
 
 /// The pointer of one function, if the library has it.
@@ -91,8 +93,8 @@ pub(super) fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
 }
 
 impl Raw {
-    /// Resolves every function of `library`.
-    pub(super) fn of(library: &sys::NvmlLib) -> Self {
+    /// Resolves every function of `library`, which is of a driver of this version.
+    pub(super) fn of(library: &sys::NvmlLib, driver_version: Option<&str>) -> Self {
         Self {
             memory_v1: found(&library.nvmlDeviceGetMemoryInfo),
             memory_v2: found(&library.nvmlDeviceGetMemoryInfo_v2),
@@ -109,6 +111,7 @@ impl Raw {
             gpu_instance_id: found(&library.nvmlDeviceGetGpuInstanceId),
             compute_instance_id: found(&library.nvmlDeviceGetComputeInstanceId),
             attributes: found(&library.nvmlDeviceGetAttributes_v2),
+            writes_long_processes: driver_version.is_some_and(writes_long_processes),
         }
     }
 
@@ -244,7 +247,7 @@ impl Raw {
                     room = (count as usize).clamp(room, MOST_PROCESSES / 2) * 2;
                 }
                 Err(code) => return Err(code),
-                Ok(()) => return Ok(contexts(slots.as_flattened(), count as usize)),
+                Ok(()) => return Ok(contexts(slots.as_flattened(), count as usize, self.writes_long_processes)),
             }
         }
     }
@@ -297,10 +300,17 @@ fn number(call: Option<Number>, handle: Handle) -> Result<u32, Code> {
     Ok(number)
 }
 
-/// The first `count` processes in the words that NVML wrote, and by the last of which tells how many words each has.
-fn contexts(words: &[u64], count: usize) -> Vec<Context> {
-    let longer = count.checked_mul(SLOT_WORDS).and_then(|end| words.get(..end)?.last());
-    let each = if longer.is_some_and(|last| *last != UNTOUCHED) { SLOT_WORDS } else { PROCESS_WORDS };
+/// Whether a driver is one of those that write a word more a process: 535.43 to before 535.98.
+fn writes_long_processes(version: &str) -> bool {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    matches!((parts.next(), parts.next()), (Some(Ok(535)), Some(Ok(43..98))))
+}
+
+/// The first `count` processes in the words that NVML wrote. Where they may be long, the last word of all tells.
+fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<Context> {
+    let last = count.checked_mul(SLOT_WORDS).and_then(|end| words.get(..end)?.last());
+    let are_long = may_be_long && last.is_some_and(|last| *last != UNTOUCHED);
+    let each = if are_long { SLOT_WORDS } else { PROCESS_WORDS };
     words.chunks_exact(each).take(count).map(context).collect()
 }
 

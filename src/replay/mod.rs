@@ -55,7 +55,8 @@ impl Replay {
     ///
     /// # Errors
     /// [`OpenError`] where the folder or its memory file is missing, a file has no good line, a file is there twice,
-    /// or `gpus.json` is wrong. Single bad lines are no error: [`skipped`](Self::skipped) tells them.
+    /// or `gpus.json` is wrong. Single lines that cannot be read are no error:
+    /// [`skipped`](Self::skipped) tells them. One whose time lies more than 31 days from the others' is.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
         let folder = Folder::open(path)?;
         let mut skipped = SkippedLines::default();
@@ -63,13 +64,21 @@ impl Replay {
         let ranks = annotations::read(&folder, &mut skipped)?;
         let facts = folder.gpu_facts()?;
         let meters = folder.utilization.as_deref().map(|path| Meters::read(path, &mut skipped)).transpose()?;
-        let spans = tracks.iter().map(Track::span).chain(ranks.iter().map(annotations::RankFile::span));
-        let (begin_ns, end_ns) =
-            spans.fold((i64::MAX, i64::MIN), |whole, span| (whole.0.min(span.0), whole.1.max(span.1)));
+        let of_memory = tracks.iter().map(|track| (track.span(), &folder.memory));
+        let of_ranks = ranks.iter().map(annotations::RankFile::span).zip(&folder.annotations);
+        let spans: Vec<_> = of_memory.chain(of_ranks).collect();
+        let begin_ns = spans.iter().map(|(span, _)| span.0).min().unwrap_or(i64::MAX);
+        let end_ns = spans.iter().map(|(span, _)| span.1).max().unwrap_or(i64::MIN);
         if end_ns.saturating_sub(begin_ns) > LONGEST_NS {
+            let file_of = |is_it: &dyn Fn(&(i64, i64)) -> bool| {
+                let file = spans.iter().find(|(span, _)| is_it(span)).and_then(|(_, file)| file.file_name());
+                file.unwrap_or_default().display().to_string()
+            };
             let problem = format!(
-                "its times lie {} days apart, from {begin_ns} to {end_ns} ns: a line of it has a wrong one",
-                end_ns.saturating_sub(begin_ns) / DAY_NS
+                "times lie {} days apart, from {begin_ns} ns in {} to {end_ns} ns in {}: one of them is wrong",
+                end_ns.saturating_sub(begin_ns) / DAY_NS,
+                file_of(&|span| span.0 == begin_ns),
+                file_of(&|span| span.1 == end_ns),
             );
             return Err(folder::refuse("recording", path, problem));
         }

@@ -23,8 +23,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 const POINTS: usize = 10_000;
 /// The most that can be asked for.
 const MOST_POINTS: usize = 100_000;
-/// Points of all answers that are under way: some 30 bytes each until the client has taken them.
-static ROOM: Semaphore = Semaphore::const_new(4 * MOST_POINTS);
+/// Points of all answers that are under way, of short and of long ones: some 30 bytes each until the client has taken them.
+static SHORT_ROOM: Semaphore = Semaphore::const_new(100 * POINTS);
+static LONG_ROOM: Semaphore = Semaphore::const_new(4 * MOST_POINTS);
 /// Bytes that are handed over at once.
 const PIECE: usize = 64 << 10;
 
@@ -87,8 +88,6 @@ pub(super) async fn memory(
     let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
     let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
-    let busy = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many such answers are under way; ask again");
-    let room = ROOM.try_acquire_many(u32::try_from(most).unwrap_or(u32::MAX)).map_err(busy)?;
     // What changes at an end is the next interval's, but for the newest reading, after which nothing may follow.
     let (points, summary) = if to_ns == newest_ns {
         (ring.points_through(from_ns, to_ns, most), ring.summary_through(from_ns, to_ns))
@@ -97,6 +96,9 @@ pub(super) async fn memory(
     };
     let points = points.map_err(|error| query_problem(&error))?;
     let summary = summary.map_err(|error| query_problem(&error))?;
+    let room = if points.len() <= POINTS { &SHORT_ROOM } else { &LONG_ROOM };
+    let busy = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many such answers are under way; ask again");
+    let room = room.try_acquire_many(u32::try_from(points.len()).unwrap_or(u32::MAX)).map_err(busy)?;
     let answer = MemoryAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),

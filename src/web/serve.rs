@@ -11,6 +11,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -84,24 +85,42 @@ async fn accept(
 /// A connection whose writing fails once the client has taken nothing for too long.
 struct Taken {
     stream: TcpStream,
-    /// Until when it must take something, while it is waited for.
-    until: Option<Pin<Box<Sleep>>>,
+    /// Until when it must take something, while it is waited for, and what it had not taken when the waiting began, bytes.
+    waiting: Option<(Pin<Box<Sleep>>, i32)>,
 }
 
 impl Taken {
     fn by(stream: TcpStream) -> Self {
-        Self { stream, until: None }
+        Self { stream, waiting: None }
     }
 
-    /// What became of a write, unless it has waited for too long.
+    /// What became of a write, unless it has waited for too long. The kernel asks for more only when a third of its buffer
+    /// is free, which a slow client may take long for: one who takes anything is waited for.
     fn patiently<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.until = None;
+            self.waiting = None;
             return written;
         }
-        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + PATIENCE)));
-        until.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let queued_bytes = queued_bytes(&self.stream);
+        let (until, before_bytes) =
+            self.waiting.get_or_insert_with(|| (Box::pin(tokio::time::sleep(PATIENCE)), queued_bytes));
+        while until.as_mut().poll(cx).is_ready() {
+            if queued_bytes >= *before_bytes {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            *before_bytes = queued_bytes;
+            until.as_mut().reset(Instant::now() + PATIENCE);
+        }
+        Poll::Pending
     }
+}
+
+/// What was written and the client has not taken yet, bytes; 0 where the kernel does not tell, which counts as nothing taken.
+fn queued_bytes(stream: &TcpStream) -> i32 {
+    let mut bytes = 0;
+    // SAFETY: the descriptor is the stream's own, and the call writes one number.
+    unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    bytes
 }
 
 impl AsyncRead for Taken {

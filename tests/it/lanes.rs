@@ -177,6 +177,12 @@ fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
     node.control.put(&control);
     let metrics = node.until("that it is down", |metrics| value(metrics, &up(1)) == Some(0.0));
     assert_eq!((value(&metrics, &used(1)), value(&metrics, &up(0))), (None, Some(1.0)));
+    // And stays so, however often it is tried: three seconds are longer than it takes to be found failing.
+    let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("told");
+    node.until("three seconds more", |now| {
+        assert_eq!(value(now, &up(1)), Some(0.0));
+        ticks(now) > ticks(&metrics) + 3_000.0
+    });
     control["gpus"][1]["errors"] = json!({});
     node.control.put(&control);
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));

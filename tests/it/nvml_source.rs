@@ -399,11 +399,14 @@ fn processes_of_both_kinds_are_merged_and_unknown_memory_stays_unknown() {
 /// Also where NVML writes eight bytes more a process than its header of the time says.
 #[test]
 fn processes_are_all_listed_however_many_and_long_they_are() {
-    for (count, long, calls) in
-        [(0, false, 1), (0, true, 1), (1, true, 1), (64, true, 1), (500, false, 2), (500, true, 2)]
-    {
+    let cases =
+        [(0, false, 1), (1, false, 1), (0, true, 1), (1, true, 1), (64, true, 1), (500, false, 2), (500, true, 2)];
+    for (count, long, calls) in cases {
         let processes: Vec<Value> = (1..=count).map(|pid| json!({"pid": pid, "used": pid * MIB})).collect();
-        let node = Node::with(json!({"gpus": [{"processes": processes, "long_processes": long}]}));
+        let node = Node::with(json!({
+            "driver_version": if long { "535.54.03" } else { "580.159.04" },
+            "gpus": [{"processes": processes, "long_processes": long}],
+        }));
         let listed = node.open().processes(0, 0, &CallStats::default()).expect("a list");
         let wanted = (1..=count).map(|pid| (u32::try_from(pid).expect("few"), Some(pid * MIB)));
         assert!(

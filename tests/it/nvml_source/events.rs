@@ -66,6 +66,10 @@ fn a_gpu_that_spoils_the_set_is_left_out() {
     assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
     let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
     assert_eq!(sets, [2, 1], "the first was given back");
+    // Once it was got back it is tried again.
+    node.control.set(&json!({"gpus": [{}, {}], "xids": [{"gpu": 1, "xid": 31}, {"gpu": 0, "xid": 13}]}));
+    assert_eq!(nvml.reacquire(0), Ok(()));
+    assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
 }
 
 #[test]

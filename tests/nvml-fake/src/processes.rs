@@ -74,6 +74,9 @@ fn list(infos: &[nvmlProcessInfo_t], are_long: bool, count: *mut u32, to: *mut n
         }
         return Ok(());
     }
+    // The rest of the array is the library's to write as well.
+    // SAFETY: not null, and the caller's array has this room.
+    unsafe { std::ptr::write_bytes(to, 0, room) };
     // SAFETY: not null, and the caller's array has room for them all.
     unsafe { std::ptr::copy_nonoverlapping(infos.as_ptr(), to, infos.len()) };
     Ok(())
