@@ -174,8 +174,7 @@ impl Derived {
 mod tests {
     use super::*;
     use crate::clock::{MILLISECOND_NS, Manual};
-    use crate::node::{Node, Periods};
-    use crate::sim::{Scenario, Sim};
+    use crate::node::Node;
 
     const GIB: u64 = 1 << 30;
 
@@ -186,19 +185,15 @@ mod tests {
         let readings =
             [(0, Some(130)), (99, Some(130)), (100, Some(120)), (100, None), (160, Some(129)), (161, Some(130))];
         for looks in [vec![], vec![2], vec![3], vec![2, 3], vec![0, 1, 2, 3, 4]] {
-            let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "flush").expect("a scenario");
-            let source = Arc::new(Sim::new(scenario, 0));
-            let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-            let made = Node::new(source, Arc::new(Manual::at(0)), config, Periods::default(), None);
-            let (node, mut writers) = made.expect("rings");
+            let (node, mut writer) = Node::of_one_gpu(Arc::new(Manual::at(0)));
             let look = || {
                 let mut derived = node.join.derived[0].lock().expect("nobody panics");
                 derived.advance(&node.rings[0], &node.gpus[0]);
             };
             for (number, (ms, gib)) in readings.into_iter().enumerate() {
                 match gib {
-                    Some(gib) => writers[0].push(ms * MILLISECOND_NS, gib * GIB).expect("in order"),
-                    None => writers[0].gap(ms * MILLISECOND_NS).expect("in order"),
+                    Some(gib) => writer.push(ms * MILLISECOND_NS, gib * GIB).expect("in order"),
+                    None => writer.gap(ms * MILLISECOND_NS).expect("in order"),
                 }
                 if looks.contains(&number) {
                     look();

@@ -51,9 +51,10 @@ impl Node {
         let rings = devices.iter().map(|_| ring::ring(ring)).collect::<Result<Vec<_>, _>>()?;
         let (writers, readers): (Vec<_>, Vec<_>) = rings.into_iter().unzip();
         let counted = |device: &Device| before.and_then(|before| before.by_uuid.get(&device.uuid));
+        let lists_all = source.lists_all_processes();
         let state_of = |device: &Device| {
             let mut gpu = GpuState::new(device.clone(), ring.retention_ns, periods.medium_ns);
-            gpu.lists_all = source.lists_all_processes();
+            gpu.lists_all = lists_all;
             if let Some(counted) = counted(device) {
                 gpu.set_xids(counted.xids.clone());
                 gpu.energy = counted.energy.go_on();
@@ -117,6 +118,19 @@ impl Node {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         !self.gpus.is_empty() && self.gpus.iter().all(|gpu| gpu.health() == Health::Lost)
+    }
+}
+
+#[cfg(test)]
+impl Node {
+    /// One GPU, whose memory the test writes by hand; the clock tells when it begins.
+    pub(crate) fn of_one_gpu(clock: Arc<dyn Clock>) -> (Arc<Self>, ring::Writer) {
+        use crate::sim::{Scenario, Sim};
+        let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "one").expect("a scenario");
+        let source = Arc::new(Sim::new(scenario, clock.now_ns()));
+        let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        let (node, mut writers) = Self::new(source, clock, config, Periods::default(), None).expect("rings");
+        (Arc::new(node), writers.remove(0))
     }
 }
 
@@ -233,19 +247,10 @@ impl Slot {
 mod tests {
     use super::*;
     use crate::clock::Manual;
-    use crate::sim::{Scenario, Sim};
 
     #[test]
     fn counts_of_a_gpu_that_stays_away_are_given_up_in_the_end() {
-        let counted = || {
-            let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "away").expect("a scenario");
-            let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-            let clock = Arc::new(Manual::at(0));
-            Node::new(Arc::new(Sim::new(scenario, 0)), clock, config, Periods::default(), None)
-                .expect("rings")
-                .0
-                .counted()
-        };
+        let counted = || Node::of_one_gpu(Arc::new(Manual::at(0))).0.counted();
         let mut kept = counted();
         for away in 1..MOST_AWAY + 3 {
             kept = Counted { by_uuid: HashMap::new(), ..counted() }.with(Some(kept));

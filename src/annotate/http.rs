@@ -3,7 +3,7 @@
 use super::intake::Intake;
 use super::refusal::Refusal;
 use crate::web::problem::Problem;
-use crate::web::serve::PATIENCE;
+use crate::web::serve::in_time;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -42,18 +42,15 @@ pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> R
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
-    let Ok(body) = tokio::time::timeout(PATIENCE, read(body)).await else {
-        let detail = format!("the body did not arrive within {} s", PATIENCE.as_secs());
-        return Problem::new(StatusCode::REQUEST_TIMEOUT, detail).into_response();
-    };
-    let body = match body {
-        Ok(Some(body)) => body,
-        Ok(None) => {
+    let body = match in_time(read(body)).await {
+        Err(problem) => return problem.into_response(),
+        Ok(Ok(Some(body))) => body,
+        Ok(Ok(None)) => {
             door.intake.refuse(&Refusal::TooLarge { limit: MOST_BODY_BYTES });
             let detail = format!("the body is longer than {MOST_BODY_BYTES} bytes; send smaller batches");
             return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).into_response();
         }
-        Err(error) => {
+        Ok(Err(error)) => {
             let detail = format!("the body did not arrive whole: {error}");
             return Problem::new(StatusCode::BAD_REQUEST, detail).into_response();
         }

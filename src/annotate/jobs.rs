@@ -156,8 +156,7 @@ impl Jobs {
         if begins_phase && !self.has_series(&event.job, event.rank, &event.name) {
             return Err(Refusal::TooManySeries(self.limits.phase_series));
         }
-        let known = self.jobs.get(event.job.as_str()).is_some_and(|job| job.ranks.contains_key(&event.rank));
-        if !known {
+        if self.rank(&event.job, event.rank).is_none() {
             self.admit(event)?;
         }
         let Some(job) = self.jobs.get_mut(event.job.as_str()) else { return Ok(false) };
@@ -172,11 +171,18 @@ impl Jobs {
         Ok(out_of_order)
     }
 
+    fn rank(&self, job: &str, rank: u32) -> Option<&Rank> {
+        self.jobs.get(job)?.ranks.get(&rank)
+    }
+
+    fn rank_mut(&mut self, job: &str, rank: u32) -> Option<&mut Rank> {
+        self.jobs.get_mut(job)?.ranks.get_mut(&rank)
+    }
+
     /// Whether a phase of a rank has series of its own, will have them when it ends, or has room for them.
     fn has_series(&self, job: &str, rank: u32, phase: &str) -> bool {
-        let known = self.jobs.get(job).and_then(|job| job.ranks.get(&rank));
         let all = || self.jobs.values().flat_map(|job| job.ranks.values()).map(Rank::series).sum::<usize>();
-        known.is_some_and(|rank| rank.has_series(phase)) || all() < self.limits.phase_series
+        self.rank(job, rank).is_some_and(|rank| rank.has_series(phase)) || all() < self.limits.phase_series
     }
 
     /// Makes a place for a new job or the first event of a new rank.
@@ -257,7 +263,7 @@ impl Jobs {
     /// them. Else nothing follows: a GPU that does not answer, or was not asked yet, is in no list, and the list of a MIG
     /// instance that does not answer is its parent's.
     pub(super) fn set_listed(&mut self, job: &str, rank: u32, listed: &OnGpus) {
-        let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
+        let Some(known) = self.rank_mut(job, rank) else { return };
         let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
         if !before.iter().all(|gpu| listed.works.contains(gpu) || listed.idles.contains(gpu)) {
             return;
@@ -273,13 +279,12 @@ impl Jobs {
 
     /// Whether this rank is in a step.
     pub(super) fn is_in_step(&self, job: &str, rank: u32) -> bool {
-        let rank = self.jobs.get(job).and_then(|job| job.ranks.get(&rank));
-        rank.is_some_and(|rank| rank.open.iter().any(|open| open.kind == Kind::Step))
+        self.rank(job, rank).is_some_and(|rank| rank.open_step().is_some())
     }
 
     /// The search for this rank's GPUs; `None` where they are known.
     pub(super) fn search(&self, job: &str, rank: u32) -> Option<Search> {
-        let search = &self.jobs.get(job)?.ranks.get(&rank)?.search;
+        let search = &self.rank(job, rank)?.search;
         search.since_ns.map(|_| Search::clone(search))
     }
 

@@ -104,9 +104,15 @@ impl Rank {
         self.phases.contains_key(phase) || is_open()
     }
 
+    /// The step that is open.
+    #[must_use]
+    pub fn open_step(&self) -> Option<&Open> {
+        self.open.iter().find(|open| open.kind == Kind::Step)
+    }
+
     /// The number of the step that is open, or else of the last one.
     fn current_step(&self) -> Option<u64> {
-        self.open.iter().rev().find(|open| open.kind == Kind::Step).map_or(self.step, |open| open.step)
+        self.open_step().map_or(self.step, |open| open.step)
     }
 
     /// Takes one event whose name is `name`; a refused one changes nothing.

@@ -231,11 +231,10 @@ impl State {
 
 /// Every rank as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
-    use crate::annotate::wire::Kind;
     let mut ranks = Vec::new();
     for (job, one) in jobs.by_name() {
         for (number, rank) in &one.ranks {
-            let step = rank.open.iter().rev().find(|open| open.kind == Kind::Step).map(|open| OpenStep {
+            let step = rank.open_step().map(|open| OpenStep {
                 number: open.step,
                 begin_ns: open.begin_ns,
                 retries: open.memory.and_then(|memory| memory.alloc_retries),

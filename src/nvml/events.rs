@@ -41,8 +41,6 @@ struct Set {
     handle: sys::nvmlEventSet_t,
     /// GPUs that must not be registered: the set is of no use after NVML failed at one.
     without: BTreeSet<usize>,
-    /// How many GPUs report to it.
-    gpus: usize,
 }
 
 // SAFETY: NVML allows a set to be used from any thread, one at a time; the mutex around it sees to that.
@@ -57,10 +55,9 @@ impl Events {
             wait: found(&library.nvmlEventSetWait_v2)?,
             free: found(&library.nvmlEventSetFree)?,
         };
-        let set = calls.set_of(units, BTreeSet::new(), true)?;
-        let reports = set.gpus > 0;
+        let (set, gpus) = calls.set_of(units, BTreeSet::new(), true)?;
         let events = Self { set: Mutex::new(set), calls };
-        reports.then_some(events)
+        (gpus > 0).then_some(events)
     }
 
     /// Waits for the next XID error. A failure takes the whole timeout, so that a caller who goes on at once is no
@@ -102,7 +99,7 @@ impl Events {
     /// Puts a new set in place, of the GPUs that can be registered, which a lost one cannot: NVML takes none out of a set. It
     /// reports again once it was got back.
     fn begin_anew(&self, set: &mut Set, units: &[Unit]) {
-        if let Some(new) = self.calls.set_of(units, set.without.clone(), false) {
+        if let Some((new, _)) = self.calls.set_of(units, set.without.clone(), false) {
             self.calls.free(std::mem::replace(set, new).handle);
         }
     }
@@ -114,8 +111,8 @@ fn whole_gpus(units: &[Unit]) -> impl Iterator<Item = usize> {
 }
 
 impl Calls {
-    /// A new set of all GPUs but these, telling who takes no part if it is to; `None` where NVML gives none.
-    fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, tells: bool) -> Option<Set> {
+    /// A new set of all GPUs but these, telling who takes no part if it is to, and how many do; `None` where NVML gives none.
+    fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, tells: bool) -> Option<(Set, usize)> {
         loop {
             let mut handle = std::ptr::null_mut();
             // SAFETY: NVML is initialized, and `handle` outlives the call.
@@ -137,7 +134,7 @@ impl Calls {
                 }
             }
             // NVML says that such a set must not be used. The next one has a GPU less, so that this ends.
-            let Some(gpu) = spoiled else { return Some(Set { handle, without, gpus }) };
+            let Some(gpu) = spoiled else { return Some((Set { handle, without }, gpus)) };
             without.insert(gpu);
             self.free(handle);
         }

@@ -8,15 +8,15 @@ use super::file::{File, KnownRank};
 use super::recorder::Start;
 use super::track::Track;
 use super::trigger::{Findings, Trigger};
-use crate::annotate::Intake;
+use crate::annotate::{Intake, Jobs};
 use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use crate::node::Node;
 use crate::ring;
 use crate::sample::{GpuState, TickStats};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 /// How long after its end the capture waits for what is told late: phases are attributed every 100 ms.
 const LINGER_NS: i64 = 500 * MILLISECOND_NS;
@@ -243,13 +243,16 @@ impl Capture {
         Ok(())
     }
 
+    /// The jobs, while positions in what they said mean the GPUs of this file.
+    fn jobs(&self) -> Option<MutexGuard<'_, Jobs>> {
+        let jobs = self.intake.jobs();
+        (jobs.devices() == self.file.uuids()).then_some(jobs)
+    }
+
     /// Events from the begin on; those of the last moments may lie after the end. None once positions mean other GPUs.
     fn write_events(&mut self) -> rusqlite::Result<()> {
         let taken = {
-            let jobs = self.intake.jobs();
-            if jobs.devices() != self.file.uuids() {
-                return Ok(());
-            }
+            let Some(_jobs) = self.jobs() else { return Ok(()) };
             self.intake.log().since(self.next_event)
         };
         if self.next_event > 0 {
@@ -277,10 +280,7 @@ impl Capture {
 
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
         let known: Vec<_> = {
-            let jobs = self.intake.jobs();
-            if jobs.devices() != self.file.uuids() {
-                return Ok(());
-            }
+            let Some(jobs) = self.jobs() else { return Ok(()) };
             let ranks = jobs.by_name().iter().flat_map(|(name, job)| job.ranks.iter().map(move |rank| (name, rank)));
             ranks.map(|(name, (number, rank))| ((Arc::clone(name), *number), KnownRank::of(rank))).collect()
         };

@@ -67,18 +67,16 @@ impl Replay {
         let of_memory = tracks.iter().map(|track| (track.span(), &folder.memory));
         let of_ranks = ranks.iter().map(annotations::RankFile::span).zip(&folder.annotations);
         let spans: Vec<_> = of_memory.chain(of_ranks).collect();
-        let begin_ns = spans.iter().map(|(span, _)| span.0).min().unwrap_or(i64::MAX);
-        let end_ns = spans.iter().map(|(span, _)| span.1).max().unwrap_or(i64::MIN);
+        let first = spans.iter().min_by_key(|(span, _)| span.0);
+        let last = spans.iter().max_by_key(|(span, _)| span.1);
+        let begin_ns = first.map_or(i64::MAX, |(span, _)| span.0);
+        let end_ns = last.map_or(i64::MIN, |(span, _)| span.1);
         if end_ns.saturating_sub(begin_ns) > LONGEST_NS {
-            let file_of = |is_it: &dyn Fn(&(i64, i64)) -> bool| {
-                let file = spans.iter().find(|(span, _)| is_it(span)).and_then(|(_, file)| file.file_name());
-                file.unwrap_or_default().display().to_string()
-            };
+            let days = end_ns.saturating_sub(begin_ns) / DAY_NS;
+            let [first, last] = [first, last].map(|end| end.and_then(|(_, file)| file.file_name()).unwrap_or_default());
+            let (first, last) = (first.display(), last.display());
             let problem = format!(
-                "times lie {} days apart, from {begin_ns} ns in {} to {end_ns} ns in {}: one of them is wrong",
-                end_ns.saturating_sub(begin_ns) / DAY_NS,
-                file_of(&|span| span.0 == begin_ns),
-                file_of(&|span| span.1 == end_ns),
+                "times lie {days} days apart, from {begin_ns} ns in {first} to {end_ns} ns in {last}: one of them is wrong"
             );
             return Err(folder::refuse("recording", path, problem));
         }

@@ -3,7 +3,7 @@
 //! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
 //! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
-use super::latest::{GpuState, Health, OnGpus, Processes};
+use super::latest::{CONTEXT_BYTES, GpuState, Health, OnGpus, Processes};
 use crate::clock::{Clock, SECOND_NS};
 use crate::source::{Call, CallStats, Error, Event, Process, Source};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,9 +20,6 @@ const MOST_PCIE_TURNS: i64 = 5;
 const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
 /// Turns from one list of processes to the next, unless somebody looks for one: 2 ms a GPU beside a job on eight.
 pub const PROCESS_TURNS: i64 = 10;
-/// More than a process holds on a GPU by its context alone: 0.5 GiB on an H200, with the libraries' workspaces less than
-/// this.
-const CONTEXT_BYTES: u64 = 1 << 30;
 /// A process that works elsewhere holds this many times as much there.
 const CONTEXT_PART: u64 = 4;
 /// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.

@@ -63,8 +63,9 @@ pub struct GpuState {
     xids: Mutex<BTreeMap<u64, Xid>>,
 }
 
-/// Less than any process holds that has more than a context.
-const UNEXPLAINED_BYTES: u64 = 1 << 30;
+/// More than a process holds on a GPU by its context alone: 0.5 GiB on an H200, with the libraries' workspaces less than
+/// this.
+pub(super) const CONTEXT_BYTES: u64 = 1 << 30;
 
 /// How often one XID was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +115,7 @@ impl GpuState {
     /// Whether it is worth asking for its memory.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.health() == Health::Up && self.memory.load(Ordering::Relaxed) != Memory::Never as u8
+        self.health() == Health::Up && !self.is_without_memory()
     }
 
     /// Whether its memory is never to be had.
@@ -264,7 +265,7 @@ impl GpuState {
         let latest = self.processes()?;
         let processes = &latest.reading;
         // A list that may lack some is taken for whole where it explains what is in use.
-        let explains = |listed_bytes: u64| used_bytes.saturating_sub(listed_bytes) < UNEXPLAINED_BYTES;
+        let explains = |listed_bytes: u64| used_bytes.saturating_sub(listed_bytes) < CONTEXT_BYTES;
         if !self.lists_all
             && !processes.iter().map(|process| process.used_bytes).sum::<Option<u64>>().is_some_and(explains)
         {

@@ -8,14 +8,13 @@ use crate::node::Node;
 use crate::ring::QueryError;
 use crate::sample::Health;
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -26,8 +25,6 @@ const MOST_POINTS: usize = 100_000;
 /// Points of all answers that are under way, of short and of long ones: some 30 bytes each until the client has taken them.
 static SHORT_ROOM: Semaphore = Semaphore::const_new(100 * POINTS);
 static LONG_ROOM: Semaphore = Semaphore::const_new(4 * MOST_POINTS);
-/// Bytes that are handed over at once.
-const PIECE: usize = 64 << 10;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.slot.node().ok_or_else(|| {
@@ -112,21 +109,20 @@ pub(super) async fn memory(
     };
     let json = serde_json::to_vec(&answer);
     let json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    Ok(in_pieces(json.into(), room))
+    let body = Bytes::from_owner(Held { json, _room: room });
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// An answer that keeps its room until the client has taken nearly all of it.
-fn in_pieces(json: Bytes, room: SemaphorePermit<'static>) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
-        (header::CONTENT_LENGTH, HeaderValue::from(json.len())),
-    ];
-    let pieces = (0..json.len().div_ceil(PIECE)).map(move |number| {
-        let _held = &room;
-        let from = number * PIECE;
-        Ok::<_, Infallible>(json.slice(from..(from + PIECE).min(json.len())))
-    });
-    (headers, Body::from_stream(futures_util::stream::iter(pieces))).into_response()
+/// An answer, which keeps its room until the client has taken it.
+struct Held {
+    json: Vec<u8>,
+    _room: SemaphorePermit<'static>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.json
+    }
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.

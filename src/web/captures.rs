@@ -4,7 +4,7 @@
 //! the client takes them.
 
 use super::problem::Problem;
-use super::serve::PATIENCE;
+use super::serve::in_time;
 use crate::annotate::http::Access;
 use crate::record::{Recorder, Refusal, Request, State as Progress};
 use axum::Json;
@@ -63,12 +63,7 @@ async fn read(body: Body) -> Result<Bytes, Problem> {
         let detail = format!("the body did not arrive, or is longer than {MOST_BODY_BYTES} bytes");
         Problem::new(StatusCode::BAD_REQUEST, detail)
     };
-    let arrived = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, MOST_BODY_BYTES)).await;
-    let late = |_| {
-        let detail = format!("the body did not arrive within {} s", PATIENCE.as_secs());
-        Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
-    };
-    arrived.map_err(late)?.map_err(too_large)
+    in_time(axum::body::to_bytes(body, MOST_BODY_BYTES)).await?.map_err(too_large)
 }
 
 fn request(body: &[u8]) -> Result<Request, Problem> {

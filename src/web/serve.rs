@@ -1,10 +1,12 @@
 //! The HTTP server: accepts connections, and bounds what each may take.
 //!
 //! Enters: a listener and the routes. Leaves: nothing, when told to stop. A client that sends its request slowly, opens
-//! connections and says nothing, or takes nothing of its answer, is cut off after [`PATIENCE`], so that it keeps scrapes from
+//! connections and says nothing, or takes nothing of its answer, is cut off after `PATIENCE`, so that it keeps scrapes from
 //! being answered no longer than that.
 
+use super::problem::Problem;
 use axum::Router;
+use axum::http::StatusCode;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -25,13 +27,24 @@ use tokio::time::{Instant, Sleep};
 const MOST_CONNECTIONS: usize = 256;
 /// How long a client may take for the head of its request, and for the body; how long a kept connection may say nothing, and
 /// how long an answer may wait for a client who takes none of it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one connection lives at most: scrapers open another one.
 const LIFETIME: Duration = Duration::from_secs(600);
 /// The longest head, bytes.
 const MOST_HEAD_BYTES: usize = 16 << 10;
 /// How long to wait where accepting fails: no file descriptors are left, say.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// The body that `read` reads, if it comes in time.
+///
+/// # Errors
+/// That it did not.
+pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
+    tokio::time::timeout(PATIENCE, read).await.map_err(|_| {
+        let detail = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+        Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+    })
+}
 
 /// Serves until `stop`, then waits until requests under way are answered.
 pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {

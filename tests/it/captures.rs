@@ -124,8 +124,7 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
 
 #[test]
 fn an_oom_mark_is_captured_once_and_again_only_after_the_cooldown() {
-    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.after=200ms"]);
-    eventually(WITHIN, "memory", || (daemon.ask("/readyz").0 == 200).then_some(()));
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.after=200ms"]).ready();
     let mark = json!({"event": "mark", "name": "oom", "job": "story", "rank": 3});
     assert_eq!(daemon.post("/api/v1/annotations", &mark).0, 200);
     let capture = finished(&daemon, |capture| capture["reason"] == "oom");
@@ -166,8 +165,7 @@ fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
 
 #[test]
 fn what_cannot_be_asked_for_is_a_problem() {
-    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
-    eventually(WITHIN, "memory", || (daemon.ask("/readyz").0 == 200).then_some(()));
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
     for (body, told) in [
         (json!({"seconds_before": 601}), "seconds_before"),
         (json!({"seconds_after": -1}), "seconds_after"),
@@ -248,6 +246,9 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
         let sweep = format!("SELECT max(begin_ns) FROM ticks WHERE begin_ns <= {trigger_ns}");
         let past = format!("SELECT min(known_until_ns) > ({sweep}) - 1000 FROM gpus");
         assert_eq!(number(&program, &left, &past), 1, "after {moment:?}");
+        // The rings had just passed the moment of the request, but for a sampler that was kept from its processor.
+        let near = format!("SELECT ({sweep}) >= {trigger_ns} - 500000000");
+        assert_eq!(number(&program, &left, &near), 1, "after {moment:?}");
         let untold = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
         assert_eq!(number(&program, &left, untold), 0, "after {moment:?}");
 

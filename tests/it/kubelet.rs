@@ -61,10 +61,8 @@ impl Node {
 }
 
 fn daemon(socket: &Path) -> Daemon {
-    let daemon =
-        Daemon::start(&["serve", "--source", "sim:demo", "--set", &format!("kubelet.socket={}", socket.display())]);
-    wait_until(&daemon, || daemon.ask("/readyz").0 == 200);
-    daemon
+    let socket = format!("kubelet.socket={}", socket.display());
+    Daemon::start(&["serve", "--source", "sim:demo", "--set", &socket]).ready()
 }
 
 fn wait_until(daemon: &Daemon, reached: impl Fn() -> bool) {

@@ -91,7 +91,7 @@ impl Traces {
         let mut open_steps = HashMap::new();
         for (name, job) in jobs.by_name() {
             for (number, rank) in &job.ranks {
-                let step = rank.open.iter().find(|open| open.kind == Kind::Step);
+                let step = rank.open_step();
                 open_steps.extend(step.map(|step| ((Arc::clone(name), *number), step.begin_ns)));
             }
         }

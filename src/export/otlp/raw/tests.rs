@@ -1,8 +1,6 @@
 use super::*;
-use crate::clock::{Clock, MILLISECOND_NS, Manual};
+use crate::clock::{MILLISECOND_NS, Manual};
 use crate::ring;
-use crate::sim::{Scenario, Sim};
-use crate::source::Source;
 use proptest::prelude::*;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;
@@ -10,13 +8,8 @@ const START_NS: i64 = 1_800_000_000_000_000_000;
 /// A node of one GPU whose memory is written by hand.
 fn node() -> (Arc<Node>, ring::Writer, Arc<Manual>) {
     let clock = Arc::new(Manual::at(START_NS));
-    let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "raw").expect("a scenario");
-    let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
-    let config = ring::Config { retention_ns: 600_000_000_000, max_bytes: 1 << 20, resolution_ns: 1_000 };
-    let (node, mut writers) =
-        Node::new(source, Arc::clone(&clock) as Arc<dyn Clock>, config, crate::node::Periods::default(), None)
-            .expect("rings");
-    (Arc::new(node), writers.remove(0), clock)
+    let (node, writer) = Node::of_one_gpu(Arc::clone(&clock) as _);
+    (node, writer, clock)
 }
 
 /// Points of all requests as (milliseconds since the start, value).
