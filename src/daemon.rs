@@ -1,30 +1,28 @@
 //! The whole product, wired: source ▶ lanes ▶ rings ▶ join ◀ annotations, and HTTP over all of it.
 //!
-//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here; below
-//! it the fast lane's watchdog alone starts another, in place of one that hangs in the driver.
+//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here,
+//! those that read a source in `live`; below it the fast lane's watchdog alone starts another, in place of one that hangs in
+//! the driver.
 
+mod live;
 mod playback;
 
 use crate::annotate::Intake;
 use crate::annotate::http::Access;
 use crate::annotate::socket::Socket;
-use crate::clock::{Clock, Live, MILLISECOND_NS, SECOND_NS, park_for};
+use crate::clock::{Clock, Live, park_for};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
 use crate::kubelet::Kubelet;
-use crate::node::{Counted, Node, Slot};
+use crate::node::{Node, Slot};
 use crate::record::Recorder;
-use crate::ring;
-use crate::sample::{self, Budget, FastLane, Health, Processes, RARE_TURNS};
-use crate::sim::{Scenario, Sim};
-use crate::source::{OpenError, Source};
-use crate::trim;
+use crate::sample::{Budget, FastLane, Processes};
+use crate::sim::Scenario;
 use crate::web::{self, Site};
 use anyhow::Context as _;
 use playback::Playback;
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,18 +30,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often the join catches up with the rings.
-const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
-/// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
-const RETRY_NS: i64 = 5 * SECOND_NS;
-/// How often the join catches up while no job has said anything: for pressure, flushes and lost GPUs.
-const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
-/// How often jobs are brought up to date while there is no node.
-const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
-/// How long after a source was opened everything has been used once, and what only opening needed is given back.
-const SETTLED_NS: i64 = 5 * SECOND_NS;
-/// How often it is looked whether every GPU is lost.
-const LOSS_PERIOD_NS: i64 = SECOND_NS;
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
 /// How long requests under way may take at the end.
@@ -124,7 +110,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.extend(captures.transpose()?);
     let (reader, reading) = match playback {
         Some(playback) => spawn_told("hw-replay", move || playback.play(&shared, &live))?,
-        None => spawn_told("hw-source", move || keep_open(&shared, scenario.as_ref()))?,
+        None => spawn_told("hw-source", move || live::keep_open(&shared, scenario.as_ref()))?,
     };
     threads.push(reader);
 
@@ -339,201 +325,4 @@ impl Shared {
         };
         FastLane { budget, hang_after_ns: settings.hang_after_ns }
     }
-}
-
-/// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
-fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
-    let (mut told, mut counted) = (None, None);
-    while !shared.stopped() {
-        match open(shared, scenario) {
-            Ok(source) => {
-                told = None;
-                tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
-                if let Some(now) = run_node(shared, source, counted.as_ref()) {
-                    counted = Some(now.with(counted));
-                }
-            }
-            Err(error) => {
-                if told.as_ref() != Some(&error) {
-                    tracing::error!(reason = error.reason, "nothing to read: {error}");
-                }
-                told = Some(error.clone());
-                shared.slot.clear(error);
-                wait_without_node(shared);
-            }
-        }
-    }
-}
-
-/// Leaves the source alone for a while; jobs go on.
-fn wait_without_node(shared: &Shared) {
-    let until_ns = shared.clock.now_ns() + RETRY_NS;
-    while !shared.stopped() && shared.clock.now_ns() < until_ns {
-        let now_ns = shared.clock.now_ns();
-        crate::join::advance_without_node(&shared.intake, now_ns);
-        shared.slot.detect().advance_without_node(&shared.intake, now_ns);
-        shared.wait(WITHOUT_NODE_PERIOD_NS);
-    }
-}
-
-fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>, OpenError> {
-    match scenario {
-        // The scenario begins at a whole millisecond, where the sampler's deadlines are too.
-        Some(scenario) => {
-            let start_ns = shared.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
-            Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
-        }
-        None => Ok(Arc::new(crate::nvml::open(shared.settings.nvml_library.as_deref())?)),
-    }
-}
-
-/// One node from its first tick until the daemon stops or every GPU is lost. Returns what it has counted.
-fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
-    let made =
-        Node::new(source, Arc::clone(&shared.clock), shared.settings.ring(1_000), shared.settings.periods(), before);
-    let (node, writers) = match made {
-        Ok((node, writers)) => (Arc::new(node), writers),
-        Err(error) => {
-            let message = format!("rings cannot be made: {error}");
-            shared.slot.clear(OpenError { reason: "ring", message });
-            wait_without_node(shared);
-            return None;
-        }
-    };
-    shared.put_in_place(&node);
-    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
-    if let Err(error) = start_lanes(shared, &mut lanes, writers) {
-        tracing::error!("not every lane runs: {error:#}");
-    }
-    if let Some(end) = wait_for_end(shared, &node) {
-        tracing::warn!(reason = end.reason, "{end}");
-        shared.slot.clear(end);
-    }
-    lanes.stop.store(true, Ordering::Relaxed);
-    if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
-        tracing::warn!("a lane hangs in the driver and is left behind");
-    }
-    shared.processes.set(HashMap::default());
-    Some(node.counted())
-}
-
-/// Waits until every GPU has been lost for a while, or the devices are others than were found, and returns why the source
-/// is to be opened again; or until the daemon stops.
-fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
-    let begin_ns = shared.clock.now_ns();
-    let (mut lost_since_ns, mut settled_ns) = (None, Some(begin_ns + SETTLED_NS));
-    let mut devices = DeviceWatch::new(node, begin_ns);
-    while !shared.stopped() {
-        shared.wait(LOSS_PERIOD_NS);
-        let now_ns = shared.clock.now_ns();
-        if settled_ns.take_if(|settled_ns| now_ns >= *settled_ns).is_some() {
-            match trim::give_back_files() {
-                Ok(bytes) => tracing::debug!(bytes, "pages of program files given back"),
-                Err(error) => tracing::debug!(%error, "pages of program files stay resident"),
-            }
-        }
-        lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
-        if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
-            let message = "every GPU is lost; NVML is opened again".to_owned();
-            return Some(OpenError { reason: "all_gpus_lost", message });
-        }
-        if devices.have_changed(node, now_ns) {
-            let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
-            return Some(OpenError { reason: "devices_changed", message });
-        }
-    }
-    None
-}
-
-/// Looks now and then whether a node's devices are others than were found.
-struct DeviceWatch {
-    period_ns: i64,
-    /// When to look next.
-    next_ns: i64,
-    /// What the last look showed.
-    has_changed: bool,
-}
-
-impl DeviceWatch {
-    fn new(node: &Node, now_ns: i64) -> Self {
-        let period_ns = node.periods.slow_ns * RARE_TURNS;
-        Self { period_ns, next_ns: now_ns + period_ns, has_changed: false }
-    }
-
-    /// Whether two looks have shown others: instances are made one by one. A driver that hangs on one GPU is not asked
-    /// for all.
-    fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
-        if now_ns < self.next_ns || node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
-            return false;
-        }
-        let had_changed = std::mem::replace(&mut self.has_changed, node.source.has_changed(&node.calls));
-        self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLED_NS) } else { self.period_ns };
-        had_changed && self.has_changed
-    }
-}
-
-/// The threads of one node.
-struct Lanes {
-    node: Arc<Node>,
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Lanes {
-    fn start(&mut self, name: &str, run: impl FnOnce(&Node, &Arc<AtomicBool>) + Send + 'static) -> anyhow::Result<()> {
-        let (node, stop) = (Arc::clone(&self.node), Arc::clone(&self.stop));
-        self.threads.push(spawn(name, move || run(&node, &stop))?);
-        Ok(())
-    }
-}
-
-/// Starts every lane of a node, and the join.
-fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
-    let sampler = lanes.node.sampler(writers);
-    let (lane, watched) = (shared.lane(), sampler.share());
-    lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
-    lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
-    let units = sample::units(&lanes.node.gpus);
-    let spacing_ns = shared.settings.slow_period_ns / i64::try_from(units.len().max(1)).unwrap_or(i64::MAX);
-    for (unit, offset_ns) in units.into_iter().zip((0..).map(|number: i64| number * spacing_ns)) {
-        let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
-        let processes_always = shared.settings.processes;
-        lanes.start("hw-gpu", move |node, stop| {
-            let lanes = sample::Lanes {
-                source: &*node.source,
-                clock: &*node.clock,
-                calls: &node.calls,
-                gpus: &node.gpus,
-                processes: &processes,
-                processes_always,
-                medium_period_ns: periods.medium_ns,
-                slow_period_ns: periods.slow_ns,
-            };
-            sample::run_unit(&lanes, &unit, offset_ns, stop);
-        })?;
-    }
-    lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
-    let shared_by_join = shared.clone();
-    lanes.start("hw-join", move |node, stop| run_join(node, &shared_by_join, stop))?;
-    if matches!(shared.settings.source, SourceSpec::Sim(_)) {
-        let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
-        lanes.start("hw-sim-jobs", move |node, stop| {
-            crate::annotate::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
-        })?;
-    }
-    Ok(())
-}
-
-fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
-    let mut next_ns = node.clock.now_ns();
-    let mut told = Told::default();
-    while !stop.load(Ordering::Relaxed) {
-        let now_ns = node.clock.now_ns();
-        shared.join(node, &mut told, now_ns);
-        let period_ns = if shared.intake.jobs().by_name().is_empty() { IDLE_JOIN_PERIOD_NS } else { JOIN_PERIOD_NS };
-        next_ns = (next_ns + period_ns).max(node.clock.now_ns());
-        node.clock.sleep_until(next_ns);
-    }
-    // What ended since the last turn has no later one.
-    shared.join(node, &mut told, node.clock.now_ns());
 }
