@@ -39,6 +39,11 @@ def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
         batch = [(number, cores[number * len(cores) // options.rounds]) for number in numbers]
         for name, rows in one_start(rig, options, batch, errors).items():
             rounds[name].extend(rows)
+    return {**figures(rounds), "errors": errors}
+
+
+def figures(rounds: dict[str, list[Row]]) -> dict[str, Any]:
+    """Every turn, and what is told of them: means, quiet turns, ratios to each peer, and the daemon's threads."""
     known = {name: rows for name, rows in rounds.items() if rows}
     return {
         "rounds": rounds,
@@ -46,8 +51,19 @@ def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
         "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in rounds if peer != "daemon"},
         "cpu_quiet": {name: quiet([row["cpu_percent"] for row in rows]) for name, rows in known.items()},
         "daemon_threads": thread_means(rounds["daemon"]),
-        "errors": errors,
     }
+
+
+def together(runs: Sequence[dict[str, list[Row]]]) -> dict[str, list[Row]]:
+    """The turns of several runs as those of one: rounds and starts are numbered on from run to run."""
+    joined: dict[str, list[Row]] = {name: [] for name in POLLERS}
+    numbered = 0
+    for rounds in runs:
+        for name, rows in rounds.items():
+            moved = ({**row, "round": row["round"] + numbered, "start": row["start"] + numbered} for row in rows)
+            joined[name].extend(moved)
+        numbered += 1 + max((row["round"] for rows in rounds.values() for row in rows), default=-1)
+    return joined
 
 
 def one_start(

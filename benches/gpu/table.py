@@ -51,13 +51,31 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
             ratio = at(results, part, "cpu_ratio", peer, turns)
             shares.append((f"  as a share of {whose}{which}", interval(ratio), "", "", to_hold, below(ratio, most)))
     counts = (number(one, ".3f") for one in missed)
+    own = (number(one, ".1f") for one in outside_driver(results, part))
     return [
         (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
         ("  in each one's quiet turns, the quarter that took least (%)", *map(number, quiet), "", ""),
         *shares,
+        (f"sampling outside the driver's calls, {load} (µs a tick)", *own, "", "", ""),
         (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "", ""),
         (f"ticks missed, {load} (%)", *counts, "≤floor+0.1", verdict(few_missed)),
     ]
+
+
+def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, float | None]:
+    """What a tick takes of a core besides the driver's calls for memory, µs: of the daemon's sampling thread, and of the
+    floor. Waking is in it, as in both the calls' own time is what they last."""
+    gpus = at(results, "environment", "gpus")
+    mean = at(results, part, "mean") or {}
+    call, sweep = at(mean, "daemon", "memory_call_mean_us"), at(mean, "floor", "sweep_mean_us")
+    fast, floor = at(results, part, "daemon_threads", "hw-fast"), at(mean, "floor", "cpu_percent")
+    rates = (at(mean, "daemon", "rate_hertz"), at(mean, "floor", "rate_hertz"))
+    in_driver = (None if None in (call, gpus) else call * gpus, sweep)
+    found = [
+        None if None in (used, rate, driver) else 1e4 * used / rate - driver
+        for used, rate, driver in zip((fast, floor), rates, in_driver, strict=True)
+    ]
+    return found[0], found[1]
 
 
 def threads(percent: dict[str, float] | None) -> str:

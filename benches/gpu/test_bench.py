@@ -14,6 +14,7 @@ import harm
 import measure
 import parts
 import table
+import together
 from pollers import smi_rate
 
 SECOND_NS = 1_000_000_000
@@ -190,6 +191,18 @@ class Table(unittest.TestCase):
             table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
             self.assertEqual([row[-1] for row in table_rows[2:6]], [of_floor, of_smi] * 2, daemon)
 
+    def test_what_is_outside_the_driver_is_told_by_the_tick(self) -> None:
+        means = {
+            "daemon": {"rate_hertz": 1000.0, "memory_call_mean_us": 8.0},
+            "floor": {"rate_hertz": 500.0, "cpu_percent": 1.3, "sweep_mean_us": 17.0},
+        }
+        part = {"mean": means, "daemon_threads": {"hw-fast": 2.6, "hw-gpu": 1.0}}
+        results = {"environment": {"gpus": 2}, "costs-idle": part}
+        daemon, floor = table.outside_driver(results, "costs-idle")
+        self.assertAlmostEqual(daemon, 10.0)
+        self.assertAlmostEqual(floor, 9.0)
+        self.assertEqual(table.outside_driver({"costs-idle": part}, "costs-idle")[0], None)
+
     def test_a_few_rounds_make_no_verdict(self) -> None:
         ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
         self.assertEqual(table.below(ratio["all"], 1.25), "open")
@@ -234,6 +247,51 @@ class Table(unittest.TestCase):
     def test_a_ratio_holds_only_with_its_whole_interval(self) -> None:
         for low, high, holds in ((0.999, 1.004, "yes"), (0.999, 1.006, "open"), (1.006, 1.02, "NO")):
             self.assertEqual(table.below({"ratio": 1.0, "ratio_low": low, "ratio_high": high}, 1.005), holds)
+
+
+def run_of(begin: int, percents: list[float], **environment: object) -> dict[str, object]:
+    """Results of one run, two rounds a start, in which the peers took half and twice as much as the daemon."""
+    shares = {"daemon": 1.0, "floor": 0.5, "nvidia-smi": 2.0}
+    rounds = {name: cpu_rows([share * one for one in percents], 2) for name, share in shares.items()}
+    for row in rounds["daemon"]:
+        row |= {"thread_percent": {"hw-fast": row["cpu_percent"]}, "resident_peak_bytes": 28 << 20}
+    smi = "name, driver_version, temperature.gpu\nNVIDIA H200, 580.159.04, " + str(30 + begin)
+    machine = {"host": "Linux", "cores": 16, "gpus": 1, "highwater": "0.1.0", "binary_bytes": 9, "nvidia_smi": smi}
+    return {"begin_unix": begin, "environment": machine | environment, "costs-idle": {"rounds": rounds}}
+
+
+class Together(unittest.TestCase):
+    """Runs that are added."""
+
+    def test_every_turn_of_each_run_counts_and_keeps_its_start(self) -> None:
+        runs = {"a": run_of(1, [1.0, 2.0, 3.0]), "b": run_of(2, [4.0, 5.0]), "c": run_of(3, [6.0])}
+        added = together.add(runs)["costs-idle"]
+        daemon = added["rounds"]["daemon"]
+        self.assertEqual([row["cpu_percent"] for row in daemon], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        self.assertEqual([row["round"] for row in daemon], [0, 1, 2, 3, 4, 5])
+        self.assertEqual(added["cpu_ratio"]["floor"]["all"]["starts"], 4)
+        self.assertAlmostEqual(added["cpu_ratio"]["floor"]["all"]["ratio"], 2.0)
+        self.assertIn("yes", table.render(together.add(runs)))
+
+    def test_one_run_alone_is_as_it_was(self) -> None:
+        run = run_of(1, [1.0, 2.0, 3.0])
+        added = together.add({"a": run})["costs-idle"]
+        self.assertEqual(added["rounds"], run["costs-idle"]["rounds"])
+
+    def test_runs_of_other_things_are_refused_by_name(self) -> None:
+        one = run_of(1, [1.0])
+        for other, culprit in (
+            (run_of(2, [1.0], cores=32), r"one and two .* cores \(16 and 32\)"),
+            (run_of(2, [1.0], binary_bytes=10), r"binary_bytes \(9 and 10\)"),
+            (run_of(2, [1.0], nvidia_smi="name, driver_version\nNVIDIA H100, 580.159.04"), "H100"),
+            (run_of(1, [1.0]), "one and two are one and the same run"),
+        ):
+            with self.assertRaisesRegex(ValueError, culprit):
+                together.add({"one": one, "two": other})
+
+    def test_runs_without_turns_are_an_error(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no turns in a"):
+            together.add({"a": {"begin_unix": 1, "costs-idle": {"error": "no GPU"}}})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""Adds the turns of several runs on one machine together, and prints the table of their CPU: one longer run in parts.
+
+    python3 benches/gpu/together.py results-1/ results-2/
+
+Runs that differ in the host's system, its cores, its GPUs, their driver or the daemon's binary are refused: their turns
+are not one sample. Two machines that are alike in all of that cannot be told apart, and are the caller's to know. Other
+parts than the costs are not added, and stand in the tables of their own runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import costs
+import table
+
+SAME = ("host", "cores", "gpus", "highwater", "binary_bytes")
+"""What runs have in common by their environment, beside the GPUs' names and driver."""
+PARTS = ("costs-idle", "costs-training")
+
+
+def machine(results: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in all runs. Clocks, power and temperature are the moment's and do not count."""
+    environment = results.get("environment") or {}
+    lines = (environment.get("nvidia_smi") or "").splitlines()[1:]
+    gpus = [tuple(cell.strip() for cell in line.split(",")[:2]) for line in lines]
+    return {**{name: environment.get(name) for name in SAME}, "name and driver": gpus}
+
+
+def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, where two runs were
+    measured on different things or none has turns."""
+    first, *others = runs
+    for number, name in enumerate(others, 1):
+        for before in list(runs)[:number]:
+            if runs[before].get("begin_unix") == runs[name].get("begin_unix"):
+                raise ValueError(f"{before} and {name} are one and the same run")
+        one, other = machine(runs[first]), machine(runs[name])
+        differing = [what for what in one if one[what] != other[what]]
+        if differing:
+            told = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
+            raise ValueError(f"{first} and {name} were not measured on the same: {told}")
+    added: dict[str, Any] = {"environment": runs[first].get("environment") or {}}
+    for part in PARTS:
+        measured = [rounds for results in runs.values() if (rounds := table.at(results, part, "rounds"))]
+        if measured:
+            added[part] = costs.figures(costs.together(measured))
+    if added.keys().isdisjoint(PARTS):
+        raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join(PARTS)}")
+    return added
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The results in a file. Raises `ValueError`, naming it, where it holds none."""
+    try:
+        results = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if not isinstance(results, dict):
+        raise ValueError(f"{file}: not the results of a run")
+    return results
+
+
+def main() -> int:
+    """Prints the table of all runs together; 1, and why, where they cannot be added."""
+    parser = argparse.ArgumentParser(description="Adds the turns of several runs on one machine together.")
+    parser.add_argument("results", nargs="+", type=Path, help="folders that bench.py has left, or results.json of them")
+    try:
+        runs = {}
+        for path in parser.parse_args().results:
+            file = path / "results.json" if path.is_dir() else path
+            runs[str(path)] = read(file)
+        added = add(runs)
+    except (OSError, ValueError) as error:
+        print(f"together.py: {error}", file=sys.stderr)
+        return 1
+    turns = (f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in PARTS)
+    print(f"{len(runs)} runs: {', '.join(turns)}")
+    print(table.render(added))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
