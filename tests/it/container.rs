@@ -1,10 +1,12 @@
 //! The image, built by a real builder from the repository's Dockerfile, and run.
 //!
-//! The base is Debian made from Debian's packages, as `make test` puts it into target/tools/containers. What is built is
-//! the target `prebuilt`, with the program that cargo has just built. So two things of the Dockerfile are NOT covered:
-//! the stage `build` and the line that copies from it, because compiling everything again would take longer than all
-//! other tests together; and the default base images, because there is no registry to pull them from.
+//! The base is Debian made from Debian's packages, as `make test` puts it into target/tools/containers. Both targets are
+//! built with the program that cargo has just built: `prebuilt` with it in the context, `image` with a builder whose cargo
+//! hands it out. So two things of the Dockerfile are NOT covered: that its own builder compiles, because compiling
+//! everything again would take longer than all other tests together; and the default base images, because there is no
+//! registry to pull them from.
 
+use crate::authority::Authority;
 use crate::daemon::{agent, answer};
 use crate::process::{Process, eventually};
 use crate::tools;
@@ -15,11 +17,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const IMAGE: &str = "localhost/highwater-test:latest";
+/// Of the target `image`, and the builder that stands in for Rust's.
+const FROM_SOURCE: &str = "localhost/highwater-test:from-source";
+const BUILDER: &str = "localhost/highwater-test-builder:latest";
+/// What the stand-in's cargo is called with, and does.
+const CARGO: &str = r#"#!/bin/sh
+[ "$*" = "build --release --locked --bin highwater" ] && install -D -m 0755 /usr/lib/highwater target/release/highwater
+"#;
 
 #[test]
 fn the_image_is_built_and_runs_as_nobody() {
     let Some(buildah) = Buildah::find() else { return };
-    buildah.build();
+    let image = buildah.build("prebuilt", &[], IMAGE);
 
     let config = buildah.json(&["inspect", "--type", "image", IMAGE])["OCIv1"]["config"].clone();
     assert_eq!(config["User"], "65534:65534");
@@ -27,15 +36,40 @@ fn the_image_is_built_and_runs_as_nobody() {
     assert_eq!((&config["Entrypoint"], &config["Cmd"]), (&json!(["/usr/local/bin/highwater"]), &json!(["serve"])));
     assert_eq!(config["Labels"]["org.opencontainers.image.licenses"], "Apache-2.0");
 
-    let container = buildah.container();
+    let container = image.container();
     let version = buildah.output(&["run", &container.id, "--", "/usr/local/bin/highwater", "--version"]);
     assert_eq!(version.trim(), format!("highwater {}", env!("CARGO_PKG_VERSION")));
-    answers_while_it_runs(&buildah, &container);
+    answers_while_it_runs(&buildah, &container, &[]);
+}
+
+/// Without authorities the daemon refuses to start with an endpoint on `https://`.
+#[test]
+fn the_image_from_source_trusts_whom_its_builder_trusts() {
+    let Some(buildah) = Buildah::find() else { return };
+    let context = TempDir::new().expect("a temporary directory");
+    let authority = Authority::new().write(context.path(), "anybody").authority;
+    let dockerfile = format!(
+        "FROM {}\nCOPY --chmod=0755 cargo /usr/local/bin/cargo\nCOPY highwater /usr/lib/highwater\n\
+         COPY {} /etc/ssl/certs/ca-certificates.crt\n",
+        buildah.base,
+        authority.file_name().expect("a file").to_string_lossy(),
+    );
+    std::fs::write(context.path().join("Dockerfile"), dockerfile).expect("written");
+    std::fs::write(context.path().join("cargo"), CARGO).expect("written");
+    std::fs::copy(env!("CARGO_BIN_EXE_highwater"), context.path().join("highwater")).expect("copied");
+    let _builder = buildah.build_in(context.path(), &[], BUILDER);
+    let image = buildah.build("image", &["--build-arg", &format!("BUILDER={BUILDER}")], FROM_SOURCE);
+
+    let container = image.container();
+    let trusted = buildah.output(&["run", &container.id, "--", "cat", "/etc/ssl/certs/ca-certificates.crt"]);
+    assert_eq!(trusted, std::fs::read_to_string(authority).expect("readable"));
+    answers_while_it_runs(&buildah, &container, &["--env", "OTEL_EXPORTER_OTLP_ENDPOINT=https://127.0.0.1:9"]);
 }
 
 /// Chroot isolation leaves the container in this machine's network, so it is asked on its own loopback port.
-fn answers_while_it_runs(buildah: &Buildah, container: &Container<'_>) {
-    let mut command = buildah.command(&["run", &container.id, "--", "/usr/local/bin/highwater"]);
+fn answers_while_it_runs(buildah: &Buildah, container: &Container<'_>, environment: &[&str]) {
+    let mut command = buildah.command(&["run"]);
+    command.args(environment).args([&container.id, "--", "/usr/local/bin/highwater"]);
     command.args(["serve", "--source", "sim", "--listen", "127.0.0.1:0"]);
     let mut daemon = Process::start(command);
     let base = daemon.wait_for(Duration::from_secs(30), "line `listening on`", |line| {
@@ -66,7 +100,13 @@ struct Buildah {
     base: String,
 }
 
-/// A container of the image, removed when dropped.
+/// An image, removed when dropped: each is a copy of its base, 200 MB under target/tools.
+struct Image<'a> {
+    buildah: &'a Buildah,
+    tag: &'a str,
+}
+
+/// A container of an image, removed when dropped.
 struct Container<'a> {
     buildah: &'a Buildah,
     id: String,
@@ -91,8 +131,8 @@ impl Buildah {
         Some(buildah)
     }
 
-    /// Builds the target `prebuilt` from the Dockerfile, with no more than `.dockerignore` lets through.
-    fn build(&self) {
+    /// Builds a target of the Dockerfile, with no more than `.dockerignore` lets through, and tags it.
+    fn build<'a>(&'a self, target: &str, arguments: &[&str], tag: &'a str) -> Image<'a> {
         let context = TempDir::new().expect("a temporary directory");
         for file in ["Dockerfile", ".dockerignore"] {
             std::fs::copy(tools::root().join(file), context.path().join(file)).expect("copied");
@@ -101,14 +141,18 @@ impl Buildah {
         std::fs::create_dir_all(binary.parent().expect("a folder")).expect("made");
         std::fs::copy(env!("CARGO_BIN_EXE_highwater"), &binary).expect("copied");
         let runtime = format!("RUNTIME={}", self.base);
-        let mut command = self.command(&["build", "--isolation", "chroot", "--network", "host", "--pull-never"]);
-        command.args(["--target", "prebuilt", "--build-arg", &runtime, "--tag", IMAGE]).arg(context.path());
-        self.checked(command);
+        self.build_in(context.path(), &[&["--target", target, "--build-arg", &runtime], arguments].concat(), tag)
     }
 
-    fn container(&self) -> Container<'_> {
-        let id = self.output(&["from", "--pull-never", IMAGE]).trim().to_owned();
-        Container { buildah: self, id }
+    /// Builds what a folder's Dockerfile tells, and tags it.
+    fn build_in<'a>(&'a self, context: &Path, arguments: &[&str], tag: &'a str) -> Image<'a> {
+        // Where cache mounts are kept.
+        let scratch = TempDir::new().expect("a temporary directory");
+        let mut command = self.command(&["build", "--isolation", "chroot", "--network", "host", "--pull-never"]);
+        command.env("TMPDIR", scratch.path());
+        command.args(["--tag", tag]).args(arguments).arg(context);
+        self.checked(command);
+        Image { buildah: self, tag }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -136,9 +180,23 @@ impl Buildah {
     }
 }
 
+impl<'a> Image<'a> {
+    fn container(&self) -> Container<'a> {
+        let id = self.buildah.output(&["from", "--pull-never", self.tag]).trim().to_owned();
+        Container { buildah: self.buildah, id }
+    }
+}
+
+// What is left behind takes room until the next installation of the tools prunes it; a panic would hide the failure that
+// is told.
+impl Drop for Image<'_> {
+    fn drop(&mut self) {
+        let _ = self.buildah.command(&["rmi", self.tag]).output();
+    }
+}
+
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        // Left behind, the next run is only slower; a panic here would hide the failure that is told.
         let _ = self.buildah.command(&["rm", &self.id]).output();
     }
 }

@@ -20,6 +20,8 @@ priorityClassName: system-node-critical
 hostPID: true
 kubelet: {enabled: true, podResources: /var/lib/k0s/kubelet/pod-resources}
 env: [{name: RUST_LOG, value: debug}]
+extraVolumes: [{name: authority, configMap: {name: authority}}]
+extraVolumeMounts: [{name: authority, mountPath: /etc/highwater/otlp, readOnly: true}]
 podAnnotations: {example.com/team: gpu}
 commonLabels: {team: gpu}
 serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s}
@@ -102,7 +104,9 @@ fn everything_can_be_switched_on() {
     assert_eq!(volume("captures").expect("captures")["hostPath"], json!({"path": "/var/lib/hw", "type": "Directory"}));
     assert_eq!(volume("all-gpus").expect("all-gpus")["hostPath"]["path"], "/dev/null");
     assert_eq!(volume("token").expect("token")["secret"]["items"], json!([{"key": "bearer", "path": "token"}]));
+    assert_eq!(volume("authority").expect("authority")["configMap"]["name"], "authority");
     let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    assert!(mounts.iter().any(|mount| mount["mountPath"] == "/etc/highwater/otlp"), "{mounts:?}");
     for mount in mounts {
         assert!(volume(mount["name"].as_str().unwrap_or_default()).is_some(), "{mount} has its volume");
     }
@@ -249,6 +253,8 @@ fn values_that_cannot_work_are_refused() {
         ("{prometheusRule: {runbookBase: docs}}", "/prometheusRule/runbookBase"),
         ("{annotations: {socket: {hostPath: {path: run}}}}", "/annotations/socket/hostPath/path"),
         ("{captures: {mostBytes: 256MB}}", "/captures/mostBytes"),
+        ("{extraVolumes: [{name: captures, emptyDir: {}}]}", "/extraVolumes/0/name"),
+        ("{extraVolumeMounts: [{name: mine, mountPath: etc}]}", "/extraVolumeMounts/0/mountPath"),
         ("{terminationGracePeriodSeconds: 1}", "/terminationGracePeriodSeconds"),
     ] {
         let output = template(&helm, values);
