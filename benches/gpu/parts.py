@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import http.client
 import json
 import os
@@ -46,6 +47,7 @@ def environment(rig: Rig, _options: Namespace, _out: Path) -> dict[str, Any]:
         "gpus": rig.gpus,
         "highwater": say([rig.highwater, "--version"]),
         "binary_bytes": rig.highwater.stat().st_size,
+        "binary_sha256": hashlib.sha256(rig.highwater.read_bytes()).hexdigest(),
         "nvidia_smi": say([rig.smi, f"--query-gpu={SMI_FIELDS}", "--format=csv"]) if rig.smi else None,
     }
 

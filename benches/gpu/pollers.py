@@ -92,15 +92,19 @@ class DaemonPoller(Poller):
         ticks, later = measure.ticks(before), measure.ticks(after)
         delta = {name: later[name] - ticks[name] for name in ticks}
         resident = measure.resident_bytes(self.child.pid)
-        calls = measure.mean_us(before, after, "highwater_nvml_call_duration_seconds", call="memory_info")
+        calls = calls_us(before, after)
+        taken = delta["taken"]
         return {
-            "rate_hertz": delta["taken"] / seconds,
+            "rate_hertz": taken / seconds,
             "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
             "resident_bytes": resident["VmRSS"],
             "resident_peak_bytes": resident["VmHWM"],
-            "memory_call_mean_us": calls,
+            "memory_call_mean_us": measure.mean_us(
+                before, after, "highwater_nvml_call_duration_seconds", call="memory_info"
+            ),
+            "sweep_mean_us": calls["memory_info"] / taken if taken and "memory_info" in calls else None,
             "lateness_mean_us": measure.mean_us(before, after, "highwater_sampler_lateness_seconds"),
-            "calls_us": calls_us(before, after),
+            "calls_us": calls,
             "scrape_p50_ms": 1e3 * statistics.median(self._scraper.seconds) if self._scraper.seconds else None,
             "scrape_bytes": self._scraper.bytes,
             "scrape_failures": self._scraper.failures,

@@ -63,19 +63,15 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
 
 
 def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, float | None]:
-    """What a tick takes of a core besides the driver's calls for memory, µs: of the daemon's sampling thread, and of the
+    """What a tick takes of a core besides the calls for the memory of all GPUs, µs: of the daemon's sampling thread, and of the
     floor. Waking is in it, as in both the calls' own time is what they last."""
-    gpus = at(results, "environment", "gpus")
-    mean = at(results, part, "mean") or {}
-    call, sweep = at(mean, "daemon", "memory_call_mean_us"), at(mean, "floor", "sweep_mean_us")
-    fast, floor = at(results, part, "daemon_threads", "hw-fast"), at(mean, "floor", "cpu_percent")
-    rates = (at(mean, "daemon", "rate_hertz"), at(mean, "floor", "rate_hertz"))
-    in_driver = (None if None in (call, gpus) else call * gpus, sweep)
-    found = [
-        None if None in (used, rate, driver) else 1e4 * used / rate - driver
-        for used, rate, driver in zip((fast, floor), rates, in_driver, strict=True)
-    ]
-    return found[0], found[1]
+
+    def of(poller: str, cpu_percent: float | None) -> float | None:
+        rate, sweep = (at(results, part, "mean", poller, figure) for figure in ("rate_hertz", "sweep_mean_us"))
+        return None if None in (cpu_percent, rate, sweep) else 1e4 * cpu_percent / rate - sweep
+
+    daemon = of("daemon", at(results, part, "daemon_threads", "hw-fast"))
+    return daemon, of("floor", at(results, part, "mean", "floor", "cpu_percent"))
 
 
 def threads(percent: dict[str, float] | None) -> str:

@@ -193,15 +193,15 @@ class Table(unittest.TestCase):
 
     def test_what_is_outside_the_driver_is_told_by_the_tick(self) -> None:
         means = {
-            "daemon": {"rate_hertz": 1000.0, "memory_call_mean_us": 8.0},
+            "daemon": {"rate_hertz": 1000.0, "sweep_mean_us": 16.0},
             "floor": {"rate_hertz": 500.0, "cpu_percent": 1.3, "sweep_mean_us": 17.0},
         }
         part = {"mean": means, "daemon_threads": {"hw-fast": 2.6, "hw-gpu": 1.0}}
-        results = {"environment": {"gpus": 2}, "costs-idle": part}
-        daemon, floor = table.outside_driver(results, "costs-idle")
+        daemon, floor = table.outside_driver({"costs-idle": part}, "costs-idle")
         self.assertAlmostEqual(daemon, 10.0)
         self.assertAlmostEqual(floor, 9.0)
-        self.assertEqual(table.outside_driver({"costs-idle": part}, "costs-idle")[0], None)
+        del means["daemon"]["sweep_mean_us"]
+        self.assertEqual(table.outside_driver({"costs-idle": part}, "costs-idle"), (None, floor))
 
     def test_a_few_rounds_make_no_verdict(self) -> None:
         ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
@@ -282,7 +282,7 @@ class Together(unittest.TestCase):
         one = run_of(1, [1.0])
         for other, culprit in (
             (run_of(2, [1.0], cores=32), r"one and two .* cores \(16 and 32\)"),
-            (run_of(2, [1.0], binary_bytes=10), r"binary_bytes \(9 and 10\)"),
+            (run_of(2, [1.0], binary_sha256="b0"), r"binary_sha256 \(None and b0\)"),
             (run_of(2, [1.0], nvidia_smi="name, driver_version\nNVIDIA H100, 580.159.04"), "H100"),
             (run_of(1, [1.0]), "one and two are one and the same run"),
         ):
@@ -292,6 +292,15 @@ class Together(unittest.TestCase):
     def test_runs_without_turns_are_an_error(self) -> None:
         with self.assertRaisesRegex(ValueError, "no turns in a"):
             together.add({"a": {"begin_unix": 1, "costs-idle": {"error": "no GPU"}}})
+        with self.assertRaisesRegex(ValueError, "no turns in a"):
+            together.add({"a": {"begin_unix": 1, "costs-idle": {"rounds": {"daemon": [], "floor": []}}}})
+
+    def test_what_failed_in_a_run_is_told_with_its_name(self) -> None:
+        one, two = run_of(1, [1.0]), run_of(2, [1.0])
+        two["costs-idle"]["errors"] = {"floor": "no compiler"}
+        two["costs-training"] = {"error": "OutOfTime: no time was left"}
+        failed = together.failures({"one": one, "two": two})
+        self.assertEqual(failed, ["two: costs-idle, floor: no compiler", "two: costs-training: OutOfTime: no time was left"])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import costs
 import table
 
-SAME = ("host", "cores", "gpus", "highwater", "binary_bytes")
+SAME = ("host", "cores", "gpus", "highwater", "binary_sha256")
 """What runs have in common by their environment, beside the GPUs' names and driver."""
 PARTS = ("costs-idle", "costs-training")
 
@@ -46,12 +46,25 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{first} and {name} were not measured on the same: {told}")
     added: dict[str, Any] = {"environment": runs[first].get("environment") or {}}
     for part in PARTS:
-        measured = [rounds for results in runs.values() if (rounds := table.at(results, part, "rounds"))]
+        parts = (table.at(results, part, "rounds") or {} for results in runs.values())
+        measured = [rounds for rounds in parts if any(rounds.values())]
         if measured:
             added[part] = costs.figures(costs.together(measured))
     if added.keys().isdisjoint(PARTS):
         raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join(PARTS)}")
     return added
+
+
+def failures(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """What failed in the runs' costs: such a run adds the turns that it has."""
+    failed = []
+    for name, results in runs.items():
+        for part in PARTS:
+            error = table.at(results, part, "error")
+            failed += [f"{name}: {part}: {error}"] if error else []
+            pollers = table.at(results, part, "errors") or {}
+            failed += [f"{name}: {part}, {poller}: {why}" for poller, why in pollers.items()]
+    return failed
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -80,7 +93,7 @@ def main() -> int:
         return 1
     turns = (f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in PARTS)
     print(f"{len(runs)} runs: {', '.join(turns)}")
-    print(table.render(added))
+    print("\n".join([table.render(added), *(f"FAILED {failed}" for failed in failures(runs))]))
     return 0
 
 
