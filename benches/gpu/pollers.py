@@ -99,9 +99,6 @@ class DaemonPoller(Poller):
             "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
             "resident_bytes": resident["VmRSS"],
             "resident_peak_bytes": resident["VmHWM"],
-            "memory_call_mean_us": measure.mean_us(
-                before, after, "highwater_nvml_call_duration_seconds", call="memory_info"
-            ),
             "sweep_mean_us": calls["memory_info"] / taken if taken and "memory_info" in calls else None,
             "lateness_mean_us": measure.mean_us(before, after, "highwater_sampler_lateness_seconds"),
             "calls_us": calls,

@@ -63,8 +63,8 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
 
 
 def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, float | None]:
-    """What a tick takes of a core besides the calls for the memory of all GPUs, µs: of the daemon's sampling thread, and of the
-    floor. Waking is in it, as in both the calls' own time is what they last."""
+    """What a tick takes of a core besides the calls for the memory of all GPUs, µs: of the daemon's sampling thread, and of
+    the floor. Waking is in it."""
 
     def of(poller: str, cpu_percent: float | None) -> float | None:
         rate, sweep = (at(results, part, "mean", poller, figure) for figure in ("rate_hertz", "sweep_mean_us"))

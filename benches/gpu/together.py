@@ -34,12 +34,13 @@ def machine(results: dict[str, Any]) -> dict[str, Any]:
 def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, where two runs were
     measured on different things or none has turns."""
-    first, *others = runs
-    for number, name in enumerate(others, 1):
-        for before in list(runs)[:number]:
-            if runs[before].get("begin_unix") == runs[name].get("begin_unix"):
-                raise ValueError(f"{before} and {name} are one and the same run")
-        one, other = machine(runs[first]), machine(runs[name])
+    first = next(iter(runs))
+    begun: dict[Any, str] = {}
+    for name, results in runs.items():
+        before = begun.setdefault(results.get("begin_unix"), name)
+        if before != name:
+            raise ValueError(f"{before} and {name} are one and the same run")
+        one, other = machine(runs[first]), machine(results)
         differing = [what for what in one if one[what] != other[what]]
         if differing:
             told = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)

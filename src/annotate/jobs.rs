@@ -300,8 +300,7 @@ impl Jobs {
     pub fn record(&mut self, attributed: Attributed) {
         self.outcomes.add(&attributed);
         let ended = &attributed.ended;
-        let rank = self.jobs.get_mut(&ended.job).and_then(|job| job.ranks.get_mut(&ended.rank));
-        if let Some(rank) = rank {
+        if let Some(rank) = self.rank_mut(&ended.job, ended.rank) {
             // An allocator's counters are of one GPU: of several, nobody knows which. A rank that has spread over several
             // since this ended has none.
             if let [gpu] = attributed.gpus.as_slice()
