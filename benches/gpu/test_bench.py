@@ -285,15 +285,16 @@ class Together(unittest.TestCase):
             (run_of(2, [1.0], binary_sha256="b0"), r"binary_sha256 \(None and b0\)"),
             (run_of(2, [1.0], nvidia_smi="name, driver_version\nNVIDIA H100, 580.159.04"), "H100"),
             (run_of(1, [1.0]), "one and two are one and the same run"),
+            (run_of(2, [1.0]) | {"environment": {}}, "two does not tell what it was measured on"),
         ):
             with self.assertRaisesRegex(ValueError, culprit):
                 together.add({"one": one, "two": other})
 
     def test_runs_without_turns_are_an_error(self) -> None:
         with self.assertRaisesRegex(ValueError, "no turns in a"):
-            together.add({"a": {"begin_unix": 1, "costs-idle": {"error": "no GPU"}}})
+            together.add({"a": run_of(1, []) | {"costs-idle": {"error": "no GPU"}}})
         with self.assertRaisesRegex(ValueError, "no turns in a"):
-            together.add({"a": {"begin_unix": 1, "costs-idle": {"rounds": {"daemon": [], "floor": []}}}})
+            together.add({"a": run_of(1, [])})
 
     def test_what_failed_in_a_run_is_told_with_its_name(self) -> None:
         one, two = run_of(1, [1.0]), run_of(2, [1.0])

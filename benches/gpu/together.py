@@ -25,7 +25,7 @@ PARTS = ("costs-idle", "costs-training")
 
 def machine(results: dict[str, Any]) -> dict[str, Any]:
     """What must be the same in all runs. Clocks, power and temperature are the moment's and do not count."""
-    environment = results.get("environment") or {}
+    environment = results["environment"]
     lines = (environment.get("nvidia_smi") or "").splitlines()[1:]
     gpus = [tuple(cell.strip() for cell in line.split(",")[:2]) for line in lines]
     return {**{name: environment.get(name) for name in SAME}, "name and driver": gpus}
@@ -33,10 +33,12 @@ def machine(results: dict[str, Any]) -> dict[str, Any]:
 
 def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, where two runs were
-    measured on different things or none has turns."""
+    measured on different things, one does not tell on what, or none has turns."""
     first = next(iter(runs))
     begun: dict[Any, str] = {}
     for name, results in runs.items():
+        if not results.get("environment"):
+            raise ValueError(f"{name} does not tell what it was measured on: run the part environment too")
         before = begun.setdefault(results.get("begin_unix"), name)
         if before != name:
             raise ValueError(f"{before} and {name} are one and the same run")
@@ -45,7 +47,7 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if differing:
             told = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
             raise ValueError(f"{first} and {name} were not measured on the same: {told}")
-    added: dict[str, Any] = {"environment": runs[first].get("environment") or {}}
+    added: dict[str, Any] = {"environment": runs[first]["environment"]}
     for part in PARTS:
         parts = (table.at(results, part, "rounds") or {} for results in runs.values())
         measured = [rounds for rounds in parts if any(rounds.values())]
