@@ -6,13 +6,16 @@
 
 use super::problem::Problem;
 use axum::Router;
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,6 +38,32 @@ const MOST_HEAD_BYTES: usize = 16 << 10;
 /// How long to wait where accepting fails: no file descriptors are left, say.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Both ends of the connection that a request came over: an extension of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// The address that it connected to.
+    pub local: SocketAddr,
+}
+
+/// The routes for the requests of one connection.
+struct Routes {
+    routes: TowerToHyperService<Router>,
+    peer: Peer,
+}
+
+impl Service<Request<Incoming>> for Routes {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
+        self.routes.call(request)
+    }
+}
+
 /// The body that `read` reads, if it comes in time.
 ///
 /// # Errors
@@ -56,11 +85,11 @@ pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Outp
             () = &mut stop => break,
             accepted = accept(&listener, &places) => accepted,
         };
-        let Some((stream, place)) = accepted else {
+        let Some((stream, peer, place)) = accepted else {
             tokio::time::sleep(ACCEPT_RETRY).await;
             continue;
         };
-        let service = TowerToHyperService::new(routes.clone());
+        let service = Routes { routes: TowerToHyperService::new(routes.clone()), peer };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(PATIENCE)
@@ -80,13 +109,17 @@ pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Outp
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> Option<(TcpStream, Peer, tokio::sync::OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => {
+    let accepted = listener.accept().await.and_then(|(stream, peer)| {
+        let local = stream.local_addr()?;
+        Ok((stream, Peer { peer, local }))
+    });
+    match accepted {
+        Ok((stream, peer)) => {
             // Answers are written whole; without this a small one may wait for the client's acknowledgement.
             let _ = stream.set_nodelay(true);
-            Some((stream, place))
+            Some((stream, peer, place))
         }
         Err(error) => {
             tracing::debug!(%error, "a connection could not be accepted");
@@ -176,6 +209,26 @@ impl AsyncWrite for Taken {
 mod tests {
     use super::*;
     use std::io::{Read as _, Write as _};
+
+    #[tokio::test]
+    async fn a_request_has_both_ends_of_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let local = listener.local_addr().expect("bound");
+        let told =
+            |axum::Extension(peer): axum::Extension<Peer>| async move { format!("{} {}", peer.peer, peer.local) };
+        let routes = Router::new().route("/", axum::routing::get(told));
+        let serving = tokio::spawn(serve(listener, routes, std::future::pending()));
+        let asking = tokio::task::spawn_blocking(move || {
+            let mut client = std::net::TcpStream::connect(local).expect("it listens");
+            client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").expect("sent");
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).expect("answered");
+            (client.local_addr().expect("connected"), answer)
+        });
+        let (peer, answer) = asking.await.expect("asked");
+        serving.abort();
+        assert!(answer.ends_with(&format!("{peer} {local}")), "{answer}");
+    }
 
     /// More than the kernel's buffers take.
     const LONG: usize = 64 << 20;
