@@ -80,6 +80,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = Arc::new(intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()));
+    intake.start_reader().context("cannot start the thread that reads senders' processes")?;
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let (recorder, captures) = Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
@@ -149,6 +150,7 @@ impl Daemon {
 
     /// Wakes the threads that wait for long, so that they see that they are to stop; lanes look by themselves.
     fn wake(&self) {
+        self.site.intake.end_readers();
         self.threads.iter().for_each(|handle| handle.thread().unpark());
         self.site.recorder.wake();
         if let Some(socket) = &self.socket {
@@ -301,6 +303,7 @@ impl Shared {
 
     /// Joins, looks for causes, and tells of them.
     fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
+        self.intake.advance(now_ns);
         node.join.advance(&self.intake, now_ns);
         let change = self.slot.detect().advance(node, &self.intake, now_ns);
         self.recorder.found(&change);

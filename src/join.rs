@@ -16,6 +16,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Memory that is not known this long after a phase ended will not be: the driver hangs, or the GPU is gone.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
+/// Phases that are joined with memory at once, which take some KiB each on a node of many GPUs; and how often at most in one
+/// turn, so that detectors have theirs.
+const AT_ONCE: usize = 512;
+const MOST_ROUNDS: usize = 8;
+
 /// Flushes of one GPU that are kept.
 const MOST_RECENT_FLUSHES: usize = 64;
 
@@ -105,13 +110,16 @@ impl Join {
 
     fn attribute_ended(&self, intake: &Intake, now_ns: i64) {
         let known_ns = self.known_until_ns().unwrap_or(i64::MIN).max(now_ns - PATIENCE_NS);
-        let ready: Vec<Ended> = intake.jobs().take_ended(known_ns);
-        // The jobs are not held while rings are read: intake goes on meanwhile.
-        let attribute = |ended| attribute(ended, &self.rings, &self.gpus, &self.uuids);
-        let attributed: Vec<_> = ready.into_iter().map(attribute).collect();
-        let mut jobs = intake.jobs();
-        for attributed in attributed {
-            jobs.record(attributed);
+        for _ in 0..MOST_ROUNDS {
+            let ready: Vec<Ended> = intake.jobs().take_ended(known_ns, AT_ONCE);
+            if ready.is_empty() {
+                return;
+            }
+            // The jobs are not held while rings are read: intake goes on meanwhile.
+            let attribute = |ended| attribute(ended, &self.rings, &self.gpus, &self.uuids);
+            let attributed: Vec<_> = ready.into_iter().map(attribute).collect();
+            let mut jobs = intake.jobs();
+            attributed.into_iter().for_each(|attributed| jobs.record(attributed));
         }
     }
 
@@ -139,7 +147,7 @@ impl Join {
 /// Brings the jobs up to date while there is no node: what ended has times and no memory, and the silent are forgotten.
 pub fn advance_without_node(intake: &Intake, now_ns: i64) {
     let mut jobs = intake.jobs();
-    for ended in jobs.take_ended(i64::MAX) {
+    for ended in jobs.take_ended(i64::MAX, usize::MAX) {
         jobs.record(attribute(ended, &[], &[], &Arc::default()));
     }
     jobs.expire(now_ns);

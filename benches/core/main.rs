@@ -144,7 +144,8 @@ fn annotations(c: &mut Criterion) {
     group.bench_function("parse, check and take a begin and its end", |b| {
         b.iter(|| {
             for event in ["begin", "end"] {
-                let answer = node.intake.take_json(senders::event(event, 0).as_bytes(), None);
+                let answer =
+                    node.intake.take_json(senders::event(event, 0).as_bytes(), &highwater::annotate::Sender::DAEMON);
                 assert_eq!(answer.accepted, 1, "{answer:?}");
             }
             pairs += 1;

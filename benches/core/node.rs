@@ -1,7 +1,7 @@
 //! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
 
 use highwater::annotate::wire::Kind;
-use highwater::annotate::{Ended, Intake, Limits, Open, due};
+use highwater::annotate::{Ended, Intake, Limits, Open, Sender, due};
 use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
 use highwater::ring;
@@ -41,7 +41,7 @@ pub fn busy(gpus: usize) -> Busy {
         clock.advance_to(start_ns + n * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
         for annotation in due(&mut annotations, clock.now_ns()) {
-            intake.take(annotation, None).expect("a good annotation");
+            intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
         if n % 100 == 0 {
             node.join.advance(&intake, clock.now_ns());
@@ -91,8 +91,16 @@ impl Busy {
     /// A phase of 100 ms that ended half a minute ago.
     pub fn ended(&self) -> Ended {
         let begin_ns = self.clock.now_ns() - 30 * SECOND_NS;
-        let open =
-            Open { kind: Kind::Phase, name: "forward".into(), step: Some(1), begin_ns, memory: None, attributes: None };
+        let open = Open {
+            kind: Kind::Phase,
+            name: "forward".into(),
+            step: Some(1),
+            begin_ns,
+            memory: None,
+            attributes: None,
+            held: None,
+            series: None,
+        };
         let (job, gpus) = ("bench".into(), Some(Arc::from([0_usize].as_slice())));
         Ended { job, rank: 0, open, end_ns: begin_ns + 100 * MILLISECOND_NS, memory: None, gpus, pid: None }
     }

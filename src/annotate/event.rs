@@ -1,9 +1,9 @@
 //! From the wire to an event that can be trusted: names, times and GPUs checked.
 
-use super::gpus::Gpus;
+use super::gpus;
 use super::limits::Limits;
 use super::refusal::Refusal;
-use super::wire::{Annotation, EventType, Kind, Memory, Scalar};
+use super::wire::{Annotation, EventType, Gpus, Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 
 /// The name of a step that was given none.
@@ -11,6 +11,15 @@ const STEP_NAME: &str = "step";
 
 /// Attributes of one event, by name. Kept with every ended phase, hence as small as can be.
 pub type Attributes = Box<[(Box<str>, Scalar)]>;
+
+/// Bytes that attributes take in memory, with what allocating them costs.
+#[must_use]
+pub fn weight(attributes: &Attributes) -> usize {
+    const ALLOCATION: usize = 16;
+    let text = |value: &Scalar| if let Scalar::Text(text) = value { text.len() + ALLOCATION } else { 0 };
+    let each = size_of::<(Box<str>, Scalar)>() + ALLOCATION;
+    attributes.iter().map(|(name, value)| each + name.len() + text(value)).sum()
+}
 
 /// An event whose every field is within its bounds.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,7 +54,7 @@ pub struct Event {
 pub(super) struct Context<'a> {
     pub limits: &'a Limits,
     /// `None` while there is no source: then a named GPU cannot be checked and counts as not told.
-    pub gpus: Option<&'a Gpus>,
+    pub gpus: Option<&'a gpus::Gpus>,
     pub now_ns: i64,
     /// The system clock's step since the timeline began.
     pub unix_shift_ns: i64,
@@ -67,6 +76,9 @@ impl Context<'_> {
             (None, _) => return Err(Refusal::Missing("name: missing (only a step needs none)")),
         };
         self.check_name("name", &name)?;
+        if matches!(&raw.gpu, Some(Gpus::Many(gpus)) if gpus.is_empty()) {
+            return Err(Refusal::Missing("gpu: is an empty list; leave it out where it is not known"));
+        }
         let gpus = match (&raw.gpu, self.gpus) {
             (Some(named), Some(gpus)) => Some(gpus.resolve(named).map_err(Refusal::UnknownGpu)?),
             _ => None,
@@ -97,8 +109,8 @@ impl Context<'_> {
             "is empty".to_owned()
         } else if name.len() > self.limits.name_bytes {
             format!("is {} bytes long, the limit is {}", name.len(), self.limits.name_bytes)
-        } else if let Some(control) = name.chars().find(|character| character.is_control()) {
-            format!("has the control character U+{:04X}", u32::from(control))
+        } else if let Some(hidden) = name.chars().find(|character| is_hidden(*character)) {
+            format!("has the character U+{:04X}, which is not shown", u32::from(hidden))
         } else {
             return Ok(());
         };
@@ -109,6 +121,9 @@ impl Context<'_> {
         let bad = |problem| Err(Refusal::BadName { field: "attributes", problem });
         if attributes.len() > self.limits.attributes {
             return bad(format!("{} of them, the limit is {}", attributes.len(), self.limits.attributes));
+        }
+        if let Some(hidden) = attributes.keys().flat_map(|name| name.chars()).find(|character| is_hidden(*character)) {
+            return bad(format!("a name has the character U+{:04X}, which is not shown", u32::from(hidden)));
         }
         let text = |value: &Scalar| if let Scalar::Text(text) = value { text.len() } else { 0 };
         let length: usize = attributes.iter().map(|(name, value)| name.len() + text(value)).sum();
@@ -132,4 +147,16 @@ impl Context<'_> {
         }
         Ok(at_ns)
     }
+}
+
+/// Whether a character of a name would not be seen, or would change how others are seen: control characters, line ends,
+/// byte-order marks, characters of no width, and those that turn the direction of writing. With them one name looks like
+/// another, in a log, a terminal or a dashboard.
+fn is_hidden(character: char) -> bool {
+    let invisible = matches!(character,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+        | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}');
+    character.is_control() || invisible
 }

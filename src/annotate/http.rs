@@ -1,10 +1,14 @@
 //! `POST /api/v1/annotations`.
 
-use super::intake::Intake;
+use super::account::Sender;
+use super::batch::Batch;
+use super::intake::{Answer, Intake};
 use super::refusal::Refusal;
+use super::tcp;
 use crate::web::problem::Problem;
-use crate::web::serve::in_time;
-use axum::body::Body;
+use crate::web::serve::{Peer, in_time};
+use axum::Extension;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -36,18 +40,22 @@ pub enum Access {
     Closed,
 }
 
-/// Takes a batch. 200 when at least one event was taken or none was sent, 400 when all were refused; both tell what
+/// Takes a batch. 200 when at least one event was taken or none was sent, 400 when all were refused; both say what
 /// became of each.
-pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> Response {
+pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, headers: HeaderMap, body: Body) -> Response {
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
-    let body = match in_time(read(body)).await {
+    let sender = peer.map_or(Sender::DAEMON, |Extension(peer)| tcp::sender(&peer));
+    let answer = match in_time(take(&door.intake, &sender, body)).await {
         Err(problem) => return problem.into_response(),
-        Ok(Ok(Some(body))) => body,
+        Ok(Ok(Some(answer))) => answer,
         Ok(Ok(None)) => {
-            door.intake.refuse(&Refusal::TooLarge { limit: MOST_BODY_BYTES });
-            let detail = format!("the body is longer than {MOST_BODY_BYTES} bytes; send smaller batches");
+            door.intake.refuse_unread(&Refusal::TooLarge { limit: MOST_BODY_BYTES }, &sender);
+            let detail = format!(
+                "the body is longer than {MOST_BODY_BYTES} bytes; of one without a length the events up to there were taken; \
+                 send smaller batches"
+            );
             return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).into_response();
         }
         Ok(Err(error)) => {
@@ -55,7 +63,6 @@ pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> R
             return Problem::new(StatusCode::BAD_REQUEST, detail).into_response();
         }
     };
-    let answer = door.intake.take_json(&body, None);
     if answer.accepted > 0 || answer.refused == 0 {
         return axum::Json(answer).into_response();
     }
@@ -63,20 +70,27 @@ pub async fn post(State(door): State<Door>, headers: HeaderMap, body: Body) -> R
     Problem::new(StatusCode::BAD_REQUEST, detail).with("annotations", &answer).into_response()
 }
 
-/// The whole body; `None` if it is too long.
-async fn read(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
-    let (mut kept, mut length) = (Vec::new(), 0);
+/// Takes events while the body arrives; `None` if it is too long.
+async fn take(intake: &Intake, sender: &Sender, mut body: Body) -> Result<Option<Answer>, axum::Error> {
+    let (mut batch, mut length) = (Batch::begin(intake, sender), 0);
+    // Of a body that says so before, nothing is taken.
+    let is_declared_too_long = body.size_hint().lower() > MOST_BODY_BYTES as u64;
     while let Some(frame) = body.frame().await.transpose()? {
         let Ok(data) = frame.into_data() else { continue };
+        let is_whole = length == 0 && body.is_end_stream();
         length += data.len();
         if length > MOST_FORGOTTEN_BYTES {
             break;
         }
-        if length <= MOST_BODY_BYTES {
-            kept.extend_from_slice(&data);
+        match length {
+            _ if is_whole && length <= MOST_BODY_BYTES => batch.push_whole(&data),
+            ..=MOST_BODY_BYTES if !is_declared_too_long => batch.push(&data),
+            _ => {}
         }
+        // Between two pieces others have their turn: scrapes run on the same threads.
+        tokio::task::yield_now().await;
     }
-    Ok((length <= MOST_BODY_BYTES).then_some(kept))
+    Ok((length <= MOST_BODY_BYTES).then(|| batch.end()))
 }
 
 impl Access {
@@ -127,7 +141,7 @@ mod tests {
         let intake = Arc::new(Intake::new(Limits::default(), clock, Arc::default()));
         let door = Door { intake, access: Access::Open };
         let never = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
-        let answer = post(State(door), HeaderMap::new(), never).await;
+        let answer = post(State(door), None, HeaderMap::new(), never).await;
         assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
     }
 }

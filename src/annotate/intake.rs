@@ -1,11 +1,14 @@
 //! The one way in for annotations, from either door: parse, check, take, count, answer.
 
+use super::account::{Account, Accounts, Held, Owner, Resource, Sender};
+use super::batch::Batch;
+use super::complaints::{Complaints, detail};
 use super::event::{Context, Event};
 use super::gpus::Gpus;
 use super::jobs::Jobs;
 use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
-use super::peer::Peers;
+use super::peer::{Peer, Peers, Told};
 use super::place::Search;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, EventType, Kind};
@@ -15,8 +18,7 @@ use crate::sample::{OnGpus, Processes};
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
 use serde::Serialize;
-use serde_json::value::RawValue;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Refusals that one answer lists; the others are counted in it.
@@ -25,7 +27,7 @@ const MOST_LISTED: usize = 100;
 /// What is told of one batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Answer {
-    /// Events taken.
+    /// Events taken, or kept until their sender's process has been read.
     pub accepted: usize,
     /// Events refused.
     pub refused: usize,
@@ -52,7 +54,11 @@ pub struct Intake {
     limits: Limits,
     clock: Arc<dyn Clock>,
     jobs: Mutex<Jobs>,
-    peers: Mutex<Peers>,
+    accounts: Accounts,
+    peers: Peers<Parked>,
+    /// Bytes of the events that batches hold to put them in order.
+    pub(super) batched_bytes: AtomicUsize,
+    complaints: Mutex<Complaints>,
     gpus: ArcSwapOption<Gpus>,
     processes: Arc<Processes>,
     kubelet: Option<Arc<Kubelet>>,
@@ -72,7 +78,10 @@ impl Intake {
             limits,
             clock,
             jobs: Mutex::new(Jobs::new(limits)),
-            peers: Mutex::default(),
+            accounts: Accounts::new(&limits),
+            peers: Peers::default(),
+            batched_bytes: AtomicUsize::new(0),
+            complaints: Mutex::default(),
             gpus: ArcSwapOption::empty(),
             processes,
             kubelet: None,
@@ -93,7 +102,7 @@ impl Intake {
     /// The same, which also asks the kubelet which GPUs the senders' containers have.
     #[must_use]
     pub fn with_kubelet(mut self, kubelet: Option<Arc<Kubelet>>) -> Self {
-        self.peers = Mutex::new(Peers::with_kubelet(kubelet.clone()));
+        self.peers = Peers::with_kubelet(kubelet.clone());
         self.kubelet = kubelet;
         self
     }
@@ -123,76 +132,155 @@ impl Intake {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What owners hold, and whose events were refused.
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
     /// Takes a JSON object, a JSON array of objects, or one object a line. Events of one batch are taken in the order
-    /// of their times; `pid` is the sender, where the socket told it.
-    pub fn take_json(&self, body: &[u8], pid: Option<u32>) -> Answer {
-        let mut answer = Answer::default();
-        let now = self.now(pid);
-        match serde_json::from_slice::<Annotation>(body) {
-            Ok(annotation) => self.take_one(0, Ok(annotation), &now, &mut answer),
-            Err(error) => {
-                let mut batch = split(body, &error);
-                if batch.len() > 1 {
-                    let arrived = now.at_ns.saturating_add(now.unix_shift_ns);
-                    let time = |raw: &Annotation| raw.time_unix_nano.unwrap_or(arrived);
-                    batch.sort_by_key(|(_, parsed)| parsed.as_ref().map_or(i64::MIN, time));
-                }
-                for (index, parsed) in batch {
-                    self.take_one(index, parsed, &now, &mut answer);
-                }
-            }
-        }
-        answer
+    /// of their times.
+    pub fn take_json(&self, body: &[u8], sender: &Sender) -> Answer {
+        let mut batch = Batch::begin(self, sender);
+        batch.push_whole(body);
+        batch.end()
     }
 
     /// Takes one annotation that needs no parsing: a replay's.
     ///
     /// # Errors
     /// Why it is refused.
-    pub fn take(&self, annotation: Annotation, pid: Option<u32>) -> Result<(), Refusal> {
-        let taken = self.check_and_take(annotation, &self.now(pid));
-        self.counts.count(taken.as_ref().map_or_else(Refusal::outcome, |outcome| *outcome));
-        taken.map(|_| ())
-    }
-
-    /// Counts what could not even be read: a datagram that was too long.
-    pub fn refuse(&self, refusal: &Refusal) {
-        self.counts.count(refusal.outcome());
-    }
-
-    fn take_one(&self, index: usize, parsed: Result<Annotation, String>, now: &Arrival, answer: &mut Answer) {
-        let taken = parsed.map_err(Refusal::Malformed).and_then(|raw| self.check_and_take(raw, now));
-        match taken {
+    pub fn take(&self, annotation: Annotation, sender: &Sender) -> Result<(), Refusal> {
+        let arrival = self.arrival(sender);
+        match self.check_and_take(annotation, &arrival) {
             Ok(outcome) => {
-                self.counts.count(outcome);
+                outcome.into_iter().for_each(|outcome| self.counts.count(outcome));
+                Ok(())
+            }
+            Err(refusal) => {
+                self.refuse(&refusal, &arrival);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Takes one event of a batch.
+    pub(super) fn take_one(
+        &self,
+        index: usize,
+        parsed: Result<Annotation, Refusal>,
+        arrival: &Arrival,
+        answer: &mut Answer,
+    ) {
+        match parsed.and_then(|raw| self.check_and_take(raw, arrival)) {
+            Ok(outcome) => {
+                outcome.into_iter().for_each(|outcome| self.counts.count(outcome));
                 answer.accepted += 1;
             }
             Err(refusal) => {
-                self.counts.count(refusal.outcome());
+                self.refuse(&refusal, arrival);
                 answer.refused += 1;
                 if answer.refusals.len() < MOST_LISTED {
-                    let (reason, detail) = (refusal.outcome().label(), refusal.to_string());
+                    let (reason, detail) = (refusal.outcome().label(), detail(&refusal));
                     answer.refusals.push(Refused { index, reason, detail });
                 }
             }
         }
     }
 
-    /// The moment at which a batch of this sender arrives.
-    fn now(&self, pid: Option<u32>) -> Arrival {
-        Arrival { at_ns: self.clock.now_ns(), unix_shift_ns: self.clock.unix_shift_ns(), pid }
+    /// Counts what was refused, and logs it with its sender.
+    pub(super) fn refuse(&self, refusal: &Refusal, arrival: &Arrival) {
+        self.counts.count(refusal.outcome());
+        self.accounts.refused(&arrival.account.owner, 1);
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.refused(&arrival.account.owner, arrival.sender.pid, refusal, arrival.at_ns);
     }
 
-    fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Outcome, Refusal> {
+    /// Counts what could not even be read: a datagram that was too long.
+    pub fn refuse_unread(&self, refusal: &Refusal, sender: &Sender) {
+        self.refuse(refusal, &self.arrival(sender));
+    }
+
+    /// The moment at which a batch of this sender arrives.
+    pub(super) fn arrival(&self, sender: &Sender) -> Arrival {
+        let (at_ns, unix_shift_ns) = (self.clock.now_ns(), self.clock.unix_shift_ns());
+        Arrival { at_ns, unix_shift_ns, sender: *sender, account: self.accounts.of(&Owner::of(sender, None)) }
+    }
+
+    /// Brings up to date what goes by time: processes that take too long to be read, and the owners that share the rate.
+    pub fn advance(self: &Arc<Self>, now_ns: i64) {
+        self.accounts.advance(now_ns);
+        let overdue = self.peers.advance(now_ns);
+        for pid in overdue.pids {
+            tracing::warn!(
+                pid,
+                "a sender's process could not be read in time; its events are taken without what it says"
+            );
+            self.peers.drain(pid, |parked| self.take_parked(parked));
+        }
+        if overdue.needs_reader
+            && let Err(error) = self.start_reader()
+        {
+            tracing::error!(%error, "cannot start another thread that reads processes; it is tried again");
+        }
+    }
+
+    /// Starts a thread that reads the processes of senders; before, whoever needs one reads it.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn start_reader(self: &Arc<Self>) -> std::io::Result<()> {
+        self.peers.set_threaded();
+        let intake = Arc::clone(self);
+        // It may hang in another process for ever, so nobody waits for its end.
+        crate::thread::spawn("hw-peer", move || {
+            intake.peers.read_until_ended(|| intake.clock.now_ns(), |pid| intake.has_been_read(pid));
+        })
+        .map(drop)
+    }
+
+    /// Ends the threads that read processes.
+    pub fn end_readers(&self) {
+        self.peers.end();
+    }
+
+    /// Takes what waited for a process, and looks for the GPUs of its ranks.
+    fn has_been_read(&self, pid: u32) {
+        self.peers.drain(pid, |parked| self.take_parked(parked));
+        let now_ns = self.clock.now_ns();
+        let (gpus, searches) = (self.gpus.load(), self.jobs().searches_of(pid));
+        for (job, rank, account, search) in searches {
+            if let Some(found) = self.find_gpus(Some(pid), &account, &search, gpus.as_deref(), now_ns) {
+                self.jobs().set_found(&job, rank, &search, &found.into());
+            }
+        }
+    }
+
+    fn take_parked(&self, parked: Vec<Parked>) {
+        for Parked { annotation, arrival, .. } in parked {
+            match self.check_and_take(annotation, &arrival) {
+                Ok(outcome) => outcome.into_iter().for_each(|outcome| self.counts.count(outcome)),
+                Err(refusal) => self.refuse(&refusal, &arrival),
+            }
+        }
+    }
+
+    /// Takes an annotation; `None` where it waits for its sender's process to be read.
+    fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
+        let (raw, peer) = match self.peer_of(raw, arrival)? {
+            Some(known) => known,
+            None => return Ok(None),
+        };
         let gpus = self.gpus.load();
-        let (now_ns, pid) = (arrival.at_ns, arrival.pid);
+        let (now_ns, pid) = (arrival.at_ns, arrival.sender.pid);
         let unix_shift_ns = arrival.unix_shift_ns;
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
-        let (job, rank) = if raw.job.is_none() { self.peer_job(pid, now_ns) } else { (None, None) };
+        let account = self.account_in_pod(arrival, peer.as_deref());
+        let (job, rank) = peer.filter(|_| raw.job.is_none()).map_or((None, None), |peer| (peer.job.clone(), peer.rank));
         let event = context.check(raw, job, rank)?;
         let (out_of_order, search) = {
             let mut jobs = self.jobs();
-            let out_of_order = jobs.take(&event, now_ns)?;
+            let out_of_order = jobs.take(&event, &account, now_ns)?;
             if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
             }
@@ -205,18 +293,45 @@ impl Intake {
             listener(&event);
         }
         let mut knows_gpus = search.is_none();
-        // Looked for without the jobs, because it may read another process's environment.
+        // Looked for without the jobs, which others wait for.
         if let Some(search) = search
-            && let Some(found) = self.find_gpus(&event, &search, gpus.as_deref(), now_ns)
+            && let Some(found) = self.find_gpus(event.pid, &account, &search, gpus.as_deref(), now_ns)
         {
             self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
         }
-        Ok(match (out_of_order, knows_gpus) {
+        Ok(Some(match (out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
-        })
+        }))
+    }
+
+    /// The annotation, with what is known of its sender's process where that is needed: an event without a job is its
+    /// process's, and with a kubelet an owner is a pod's. `None` where the process is read first, and the event waits.
+    fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<(Annotation, Option<Arc<Peer>>)>, Refusal> {
+        let needs_peer = raw.job.is_none() || self.kubelet.is_some();
+        let Some(pid) = arrival.sender.pid.filter(|_| needs_peer) else { return Ok(Some((raw, None))) };
+        let account = &arrival.account;
+        let over = |short| Refusal::OverBudget { what: "bytes", short, limit: account.limit(Resource::Bytes) };
+        let bytes = size_of::<Parked>() + raw.weight();
+        account.may_hold(Resource::Bytes, bytes).map_err(over)?;
+        let held = account.hold(Resource::Bytes, bytes);
+        let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), _held: held });
+        match (self.peers.ask(pid, account, arrival.at_ns, &mut parked), parked) {
+            (Told::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
+            (Told::Full, _) => Err(Refusal::Missing("too many events of this sender wait for its process to be read")),
+            // Where it is known and the event was taken along all the same, it will come back with the others.
+            (Told::Later | Told::Known(_), _) => Ok(None),
+        }
+    }
+
+    /// The account of the sender in its pod, where that is known.
+    fn account_in_pod(&self, arrival: &Arrival, peer: Option<&Peer>) -> Arc<Account> {
+        match peer.and_then(Peer::pod) {
+            Some(pod) => self.accounts.of(&Owner::of(&arrival.sender, Some(pod))),
+            None => Arc::clone(&arrival.account),
+        }
     }
 
     /// At the begin of a step, or of what is in no step, the GPUs on which the driver lists the sender: a process may have
@@ -227,26 +342,27 @@ impl Intake {
         begins.then(|| self.processes.listed_on(pid)).flatten()
     }
 
-    fn peer_job(&self, pid: Option<u32>, now_ns: i64) -> (Option<String>, Option<u32>) {
-        let Some(pid) = pid else { return (None, None) };
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let peer = peers.get(pid, now_ns);
-        (peer.job.clone(), peer.rank)
-    }
-
     /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
     /// container, its visible devices and its local rank point to, by its events or its process.
-    fn find_gpus(&self, event: &Event, search: &Search, gpus: Option<&Gpus>, now_ns: i64) -> Option<Vec<usize>> {
-        if let Some(found) = event.pid.and_then(|pid| self.processes.gpus_of(pid)) {
+    fn find_gpus(
+        &self,
+        pid: Option<u32>,
+        account: &Arc<Account>,
+        search: &Search,
+        gpus: Option<&Gpus>,
+        now_ns: i64,
+    ) -> Option<Vec<usize>> {
+        if let Some(found) = pid.and_then(|pid| self.processes.gpus_of(pid)) {
             return Some(found);
         }
         let gpus = gpus?;
-        let peer = event.pid.map(|pid| {
-            let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.get(pid, now_ns).clone()
-        });
-        let peer = peer.unwrap_or_default();
-        let place = search.place_of(event.pid, peer.place);
+        let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
+            Some(Told::Known(peer)) => Peer::clone(&peer),
+            // It is looked for again once its process has been read.
+            Some(Told::Later | Told::Full) => return None,
+            None => Peer::default(),
+        };
+        let place = search.place_of(pid, peer.place);
         let since_ns = search.since_ns.unwrap_or(now_ns);
         let asked = |kubelet: &Kubelet, container: &Container, since_ns: i64| {
             self.positions(gpus, &kubelet.gpus_of(container, since_ns, now_ns).unwrap_or_default())
@@ -276,33 +392,21 @@ impl Intake {
 }
 
 /// When a batch arrived, and from whom.
-struct Arrival {
-    at_ns: i64,
-    unix_shift_ns: i64,
-    pid: Option<u32>,
+#[derive(Debug, Clone)]
+pub(super) struct Arrival {
+    pub at_ns: i64,
+    pub unix_shift_ns: i64,
+    pub sender: Sender,
+    /// Of the sender, whichever pod it is in.
+    pub account: Arc<Account>,
 }
 
-/// The events of a body that is not one valid event: of an array, or one a line. `whole` is what was wrong with the
-/// body as one event.
-fn split(body: &[u8], whole: &serde_json::Error) -> Vec<(usize, Result<Annotation, String>)> {
-    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
-    if first == Some(&b'[') {
-        return match serde_json::from_slice::<Vec<&RawValue>>(body) {
-            Ok(elements) => elements.into_iter().map(|element| parse(element.get().as_bytes())).enumerate().collect(),
-            Err(error) => vec![(0, Err(error.to_string()))],
-        };
-    }
-    let is_blank = |line: &[u8]| line.iter().all(u8::is_ascii_whitespace);
-    let mut lines = body.split(|byte| *byte == b'\n').filter(|line| !is_blank(line));
-    // One object over several lines is one event, whose fault is known already.
-    if serde_json::from_slice::<&RawValue>(body).is_ok() || lines.clone().nth(1).is_none() {
-        return vec![(0, Err(whole.to_string()))];
-    }
-    lines.by_ref().map(parse).enumerate().collect()
-}
-
-fn parse(json: &[u8]) -> Result<Annotation, String> {
-    serde_json::from_slice(json).map_err(|error| error.to_string())
+/// An event that waits for its sender's process to be read.
+#[derive(Debug)]
+struct Parked {
+    annotation: Annotation,
+    arrival: Arrival,
+    _held: Held,
 }
 
 #[cfg(test)]

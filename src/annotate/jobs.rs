@@ -1,14 +1,16 @@
 //! All jobs of the node: who they are, what they have open, and what has ended and waits for its memory.
 
-use super::event::Event;
+use super::account::{Account, Held, Owner, Resource};
+use super::ended::EndedLog;
+use super::event::{Event, weight};
 use super::limits::Limits;
 use super::place::Search;
-use super::rank::{Closed, Open, Rank};
+use super::rank::{Closed, Open, Place, Plan, Rank};
 use super::refusal::Refusal;
 use super::wire::{EventType, Kind, Memory};
 use crate::attribute::Attributed;
 use crate::sample::OnGpus;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// A step, phase or layer that has ended.
@@ -34,11 +36,27 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Job {
     name: Arc<str>,
+    /// Who first spoke for it, and alone may.
+    owner: Owner,
     /// Its processes on this node.
     pub ranks: BTreeMap<u32, Rank>,
-    phase_names: BTreeSet<Arc<str>>,
-    layer_names: BTreeSet<Arc<str>>,
+    phase_names: Names,
+    layer_names: Names,
+    /// The job's place and its bytes on its owner's account.
+    _held: [Held; 2],
 }
+
+/// Names of one kind, each with its bytes on an account.
+type Names = BTreeMap<Arc<str>, Held>;
+
+/// Bytes of a job and of a rank beside names, with what is found out of a rank's place, and of a name and of something that
+/// is open beside its text: more than each takes, with what allocating it costs.
+const JOB_BYTES: usize = 512;
+const RANK_BYTES: usize = 3 << 10;
+const NAME_BYTES: usize = 160;
+const OPEN_BYTES: usize = 512;
+/// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
+const SERIES_BYTES: usize = 5 << 10;
 
 /// An instant that a job marked.
 #[derive(Debug, Clone)]
@@ -82,8 +100,7 @@ pub struct Jobs {
     limits: Limits,
     jobs: BTreeMap<Arc<str>, Job>,
     pending: VecDeque<Ended>,
-    ended: VecDeque<Arc<Attributed>>,
-    ended_count: u64,
+    ended: EndedLog,
     marks: VecDeque<Mark>,
     /// Whose positions those of ranks and phases are, by UUID.
     devices: Vec<String>,
@@ -98,8 +115,7 @@ impl Jobs {
             limits,
             jobs: BTreeMap::new(),
             pending: VecDeque::new(),
-            ended: VecDeque::new(),
-            ended_count: 0,
+            ended: EndedLog::default(),
             marks: VecDeque::new(),
             devices: Vec::new(),
             outcomes: PhaseOutcome::default(),
@@ -118,23 +134,21 @@ impl Jobs {
         self.outcomes
     }
 
-    /// Ended ones of one job with their memory, newest first.
-    pub fn ended_of<'a>(&'a self, job: &'a str) -> impl Iterator<Item = &'a Arc<Attributed>> {
-        self.ended.iter().rev().filter(move |attributed| &*attributed.ended.job == job)
+    /// Ended ones of one job with their memory, newest first, each with its number; only those of a number below `before`.
+    pub fn ended_of<'a>(&'a self, job: &'a str, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
+        self.ended.of_job(job, before)
     }
 
     /// How many have ended with their memory so far, over all jobs.
     #[must_use]
     pub fn ended_count(&self) -> u64 {
-        self.ended_count
+        self.ended.count()
     }
 
     /// Those that ended since there were `count` of them, oldest first, and how many of these are not kept any more.
     #[must_use]
     pub fn ended_since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
-        let new = self.ended_count.saturating_sub(count);
-        let kept = usize::try_from(new).unwrap_or(usize::MAX).min(self.ended.len());
-        (self.ended.iter().skip(self.ended.len() - kept).cloned().collect(), new - kept as u64)
+        self.ended.since(count)
     }
 
     /// UUIDs of the GPUs that positions mean.
@@ -147,28 +161,72 @@ impl Jobs {
         self.marks.iter().rev()
     }
 
-    /// Takes one event. Returns whether it lies before the rank's newest one.
+    /// Takes one event of the owner of this account. Returns whether it lies before the rank's newest one.
     ///
     /// # Errors
     /// Why it is refused; then nothing has changed.
-    pub fn take(&mut self, event: &Event, now_ns: i64) -> Result<bool, Refusal> {
-        let begins_phase = event.event == EventType::Begin && event.kind == Kind::Phase;
-        if begins_phase && !self.has_series(&event.job, event.rank, &event.name) {
-            return Err(Refusal::TooManySeries(self.limits.phase_series));
-        }
-        if self.rank(&event.job, event.rank).is_none() {
-            self.admit(event)?;
-        }
-        let Some(job) = self.jobs.get_mut(event.job.as_str()) else { return Ok(false) };
-        let name = job.intern(event, &self.limits)?;
-        let rank = job.ranks.entry(event.rank).or_insert_with(Rank::new);
+    pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<bool, Refusal> {
+        let plan = self.plan(event, account)?;
+        let place = self.place(event, account);
+        let Self { jobs, .. } = self;
+        let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, account));
+        job.adopt(&account.owner);
+        let name = job.intern(event, account);
+        let rank = job.ranks.entry(event.rank).or_insert_with(|| {
+            Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)])
+        });
         let out_of_order = event.at_ns < rank.last_event_ns;
         rank.last_heard_ns = now_ns;
-        let closed = rank.take(event, name, self.limits.open)?;
+        let closed = rank.take(event, name, plan, place);
         rank.locate(event, now_ns);
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
         self.note(event, job, closed, gpus, pid);
         Ok(out_of_order)
+    }
+
+    /// What an event would do, if there is room for it everywhere.
+    fn plan(&self, event: &Event, account: &Arc<Account>) -> Result<Plan, Refusal> {
+        let job = self.jobs.get(event.job.as_str());
+        if job.is_some_and(|job| !account.owner.speaks_for(&job.owner)) {
+            return Err(Refusal::NotOwner(event.job.clone()));
+        }
+        let rank = job.and_then(|job| job.ranks.get(&event.rank));
+        let short = |resource, refusal: fn(_, _) -> Refusal| {
+            account.may_hold(resource, 1).map_err(|short| refusal(short, account.limit(resource)))
+        };
+        if rank.is_none() {
+            if event.event == EventType::End {
+                return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
+            }
+            job.map_or_else(|| short(Resource::Jobs, Refusal::TooManyJobs), |_| Ok(()))?;
+            short(Resource::Ranks, Refusal::TooManyRanks)?;
+        }
+        let is_new_name = job.map_or(Ok(true), |job| job.has_room_for(event, &self.limits).map(|known| !known))?;
+        let plan = rank.map_or_else(|| Ok(Rank::plan_first(event)), |rank| rank.plan(event, self.limits.open))?;
+        if needs_series(event, rank) {
+            short(Resource::Series, Refusal::TooManySeries)?;
+        }
+        let text = |there: bool, text: &str, bytes: usize| if there { text.len() + bytes } else { 0 };
+        let bytes = text(job.is_none(), &event.job, JOB_BYTES)
+            + if rank.is_none() { RANK_BYTES } else { 0 }
+            + text(is_new_name && event.event == EventType::Begin, &event.name, NAME_BYTES)
+            + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
+            + open_bytes(event);
+        let over = |short| Refusal::OverBudget { what: "bytes", short, limit: account.limit(Resource::Bytes) };
+        // What ends frees more than it takes, and a mark of a rank that is known takes nothing on the account.
+        if bytes > 0 {
+            account.may_hold(Resource::Bytes, bytes).map_err(over)?;
+        }
+        Ok(plan)
+    }
+
+    /// Holds what something that begins takes.
+    fn place(&self, event: &Event, account: &Arc<Account>) -> Place {
+        let rank = self.rank(&event.job, event.rank);
+        let bytes = open_bytes(event);
+        let held = (bytes > 0).then(|| account.hold(Resource::Bytes, bytes));
+        let series = || [account.hold(Resource::Series, 1), account.hold(Resource::Bytes, SERIES_BYTES)];
+        Place { held, series: needs_series(event, rank).then(series) }
     }
 
     fn rank(&self, job: &str, rank: u32) -> Option<&Rank> {
@@ -177,31 +235,6 @@ impl Jobs {
 
     fn rank_mut(&mut self, job: &str, rank: u32) -> Option<&mut Rank> {
         self.jobs.get_mut(job)?.ranks.get_mut(&rank)
-    }
-
-    /// Whether a phase of a rank has series of its own, will have them when it ends, or has room for them.
-    fn has_series(&self, job: &str, rank: u32, phase: &str) -> bool {
-        let all = || self.jobs.values().flat_map(|job| job.ranks.values()).map(Rank::series).sum::<usize>();
-        self.rank(job, rank).is_some_and(|rank| rank.has_series(phase)) || all() < self.limits.phase_series
-    }
-
-    /// Makes a place for a new job or the first event of a new rank.
-    fn admit(&mut self, event: &Event) -> Result<(), Refusal> {
-        if event.event == EventType::End {
-            return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
-        }
-        let is_new_job = !self.jobs.contains_key(event.job.as_str());
-        if is_new_job && self.jobs.len() >= self.limits.jobs {
-            return Err(Refusal::TooManyJobs(self.limits.jobs));
-        }
-        if self.jobs.values().map(|job| job.ranks.len()).sum::<usize>() >= self.limits.ranks {
-            return Err(Refusal::TooManyRanks(self.limits.ranks));
-        }
-        if is_new_job {
-            let name: Arc<str> = event.job.as_str().into();
-            self.jobs.insert(Arc::clone(&name), Job::new(name));
-        }
-        Ok(())
     }
 
     fn note(&mut self, event: &Event, job: Arc<str>, closed: Closed, gpus: Option<Arc<[usize]>>, pid: Option<u32>) {
@@ -288,11 +321,28 @@ impl Jobs {
         search.since_ns.map(|_| Search::clone(search))
     }
 
-    /// Removes and returns those that ended at or before `known_ns`, until which memory is known.
-    pub fn take_ended(&mut self, known_ns: i64) -> Vec<Ended> {
-        let all = std::mem::take(&mut self.pending);
-        let (ready, waiting) = all.into_iter().partition::<Vec<_>, _>(|ended| ended.end_ns <= known_ns);
-        self.pending = waiting.into();
+    /// Ranks of this process whose GPUs are looked for: with their job, their owner's account and their search.
+    pub(super) fn searches_of(&self, pid: u32) -> Vec<(Arc<str>, u32, Arc<Account>, Search)> {
+        let ranks =
+            self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)));
+        let searching = ranks.filter(|(_, _, rank)| rank.pid == Some(pid) && rank.search.since_ns.is_some());
+        searching
+            .map(|(name, number, rank)| {
+                (Arc::clone(name), number, Arc::clone(rank.account()), Search::clone(&rank.search))
+            })
+            .collect()
+    }
+
+    /// Removes and returns those that ended at or before `known_ns`, until which memory is known; at most `most`.
+    pub fn take_ended(&mut self, known_ns: i64, most: usize) -> Vec<Ended> {
+        let mut ready = Vec::new();
+        self.pending.retain(|ended| {
+            let is_ready = ended.end_ns <= known_ns && ready.len() < most;
+            if is_ready {
+                ready.push(ended.clone());
+            }
+            !is_ready
+        });
         ready
     }
 
@@ -309,14 +359,13 @@ impl Jobs {
                 rank.outside_allocator_bytes = gpu.outside_allocator_bytes.or(rank.outside_allocator_bytes);
             }
             if ended.open.kind == Kind::Phase {
-                rank.phases.entry(Arc::clone(&ended.open.name)).or_default().record(ended.end_ns, &attributed.gpus);
+                // A rank that was forgotten and came again has none yet.
+                if let Some(stats) = rank.phases.get_mut(&ended.open.name) {
+                    stats.record(ended.end_ns, &attributed.gpus);
+                }
             }
         }
-        self.ended_count += 1;
-        self.ended.push_back(Arc::new(attributed));
-        if self.ended.len() > self.limits.ended {
-            self.ended.pop_front();
-        }
+        self.ended.push(attributed, &self.limits);
     }
 
     /// Forgets ranks that have been silent for too long, and jobs without ranks.
@@ -334,30 +383,75 @@ impl Jobs {
     }
 }
 
+/// Whether an event begins the first phase of its name of this rank.
+fn needs_series(event: &Event, rank: Option<&Rank>) -> bool {
+    let begins_phase = event.event == EventType::Begin && event.kind == Kind::Phase;
+    begins_phase && !rank.is_some_and(|rank| rank.has_series(&event.name))
+}
+
+/// Bytes of what an event begins, until that has ended and has its memory.
+fn open_bytes(event: &Event) -> usize {
+    if event.event != EventType::Begin {
+        return 0;
+    }
+    let name = if event.kind == Kind::Step { event.name.len() } else { 0 };
+    OPEN_BYTES + name + event.attributes.as_ref().map_or(0, weight)
+}
+
 impl Job {
-    fn new(name: Arc<str>) -> Self {
-        Self { name, ranks: BTreeMap::new(), phase_names: BTreeSet::new(), layer_names: BTreeSet::new() }
+    fn new(name: &Arc<str>, account: &Arc<Account>) -> Self {
+        let bytes = account.hold(Resource::Bytes, JOB_BYTES + name.len());
+        Self {
+            name: Arc::clone(name),
+            owner: account.owner.clone(),
+            ranks: BTreeMap::new(),
+            phase_names: Names::new(),
+            layer_names: Names::new(),
+            _held: [account.hold(Resource::Jobs, 1), bytes],
+        }
     }
 
-    /// The one copy of the event's name, if the job may have one more.
-    fn intern(&mut self, event: &Event, limits: &Limits) -> Result<Arc<str>, Refusal> {
-        let (names, most) = match event.kind {
-            Kind::Phase => (&mut self.phase_names, limits.phase_names),
-            Kind::Layer => (&mut self.layer_names, limits.layer_names),
-            Kind::Step => return Ok(event.name.as_str().into()),
+    /// A job that was begun before its sender's pod was known is that pod's.
+    fn adopt(&mut self, owner: &Owner) {
+        if let (Owner::User { pod: known @ None, .. }, Owner::User { pod: pod @ Some(_), .. }) =
+            (&mut self.owner, owner)
+        {
+            known.clone_from(pod);
+        }
+    }
+
+    fn names(&self, kind: Kind) -> Option<&Names> {
+        match kind {
+            Kind::Phase => Some(&self.phase_names),
+            Kind::Layer => Some(&self.layer_names),
+            Kind::Step => None,
+        }
+    }
+
+    /// Whether the event's name is known already, or takes no place; else there must be room for it.
+    fn has_room_for(&self, event: &Event, limits: &Limits) -> Result<bool, Refusal> {
+        let Some(names) = self.names(event.kind) else { return Ok(true) };
+        let most = if event.kind == Kind::Phase { limits.phase_names } else { limits.layer_names };
+        // A mark's name is no label, and an end without begin must not take a place.
+        let is_known = names.contains_key(event.name.as_str()) || event.event != EventType::Begin;
+        if is_known || names.len() < most { Ok(is_known) } else { Err(Refusal::TooManyNames(most)) }
+    }
+
+    /// The one copy of the event's name.
+    fn intern(&mut self, event: &Event, account: &Arc<Account>) -> Arc<str> {
+        let names = match event.kind {
+            Kind::Phase => &mut self.phase_names,
+            Kind::Layer => &mut self.layer_names,
+            Kind::Step => return event.name.as_str().into(),
         };
-        if let Some(name) = names.get(event.name.as_str()) {
-            return Ok(Arc::clone(name));
+        if let Some((name, _)) = names.get_key_value(event.name.as_str()) {
+            return Arc::clone(name);
         }
         let name: Arc<str> = event.name.as_str().into();
-        // A mark's name is no label, and an end without begin must not take a place.
         if event.event == EventType::Begin {
-            if names.len() >= most {
-                return Err(Refusal::TooManyNames(most));
-            }
-            names.insert(Arc::clone(&name));
+            names.insert(Arc::clone(&name), account.hold(Resource::Bytes, NAME_BYTES + name.len()));
         }
-        Ok(name)
+        name
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::clock::SECOND_NS;
 
-/// Bounds on everything that a job can make the daemon hold.
+/// Bounds on everything that jobs can make the daemon hold. Those over all jobs are shared among owners
+/// ([`Accounts`](super::Accounts)): one alone gets half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Jobs at a time.
@@ -23,6 +24,14 @@ pub struct Limits {
     pub attributes: usize,
     /// Length of all names and texts of one event's attributes together, bytes.
     pub attribute_bytes: usize,
+    /// Bytes of everything that jobs make the daemon keep, beside what has ended.
+    pub bytes: usize,
+    /// Bytes of what has ended and is kept for the API, over all jobs.
+    pub ended_bytes: usize,
+    /// Events a second, over all senders.
+    pub events_a_second: usize,
+    /// Connections to the seqpacket socket.
+    pub connections: usize,
     /// Phases ended and not yet attributed.
     pub pending: usize,
     /// Ended phases kept for the API, over all jobs.
@@ -40,8 +49,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            jobs: 64,
-            ranks: 256,
+            jobs: 128,
+            ranks: 512,
             phase_names: 32,
             phase_series: 2_048,
             layer_names: 4096,
@@ -49,6 +58,10 @@ impl Default for Limits {
             name_bytes: 128,
             attributes: 16,
             attribute_bytes: 1024,
+            bytes: 16 << 20,
+            ended_bytes: 8 << 20,
+            events_a_second: 400_000,
+            connections: 1_024,
             pending: 16_384,
             ended: 4_096,
             marks: 256,

@@ -4,6 +4,10 @@
 //! job for scrapes. Invariants: a bad event refuses itself alone, with a reason that is counted; everything kept is
 //! bounded by [`Limits`]; a step's number is a value, never a label. Absent on purpose: memory, which is joined later.
 
+mod account;
+mod batch;
+mod complaints;
+mod ended;
 mod event;
 pub mod gpus;
 pub mod http;
@@ -17,15 +21,19 @@ mod rank;
 mod refusal;
 pub mod socket;
 mod speak;
+mod split;
 mod stats;
+mod tcp;
 pub mod wire;
 
+pub use account::{Account, Accounts, Owner, Resource, Sender};
+pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use event::{Attributes, Event};
 pub use intake::{Answer, Intake, Refused};
 pub use jobs::{Ended, Job, Jobs, Mark, PhaseOutcome};
 pub use limits::Limits;
 pub use log::{EventLog, LogLimits, Taken};
-pub use rank::{Open, Rank};
+pub use rank::{Open, Rank, SeriesPlace};
 pub use refusal::{Outcome, Refusal};
 pub use speak::{due, speak};
 pub use stats::{DURATION_BOUNDS_S, PhaseStats, WINDOW_SLACK_NS, WINDOWS};

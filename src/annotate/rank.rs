@@ -1,5 +1,6 @@
 //! One process of one job: what it has open, and what its events mean.
 
+use super::account::{Account, Held};
 use super::event::{Attributes, Event};
 use super::place::Search;
 use super::refusal::Refusal;
@@ -24,7 +25,14 @@ pub struct Open {
     pub memory: Option<Memory>,
     /// What else the job told at its begin.
     pub attributes: Option<Attributes>,
+    /// What it takes on its owner's account, until it is dropped wherever it went.
+    pub held: Option<Held>,
+    /// The place of its phase's series, where it is the first of its name.
+    pub series: Option<SeriesPlace>,
 }
+
+/// A phase's series and their bytes, on its owner's account.
+pub type SeriesPlace = [Held; 2];
 
 /// One process of a job.
 #[derive(Debug)]
@@ -59,6 +67,26 @@ pub struct Rank {
     pub open: Vec<Open>,
     /// Phases by name.
     pub phases: BTreeMap<Arc<str>, PhaseStats>,
+    /// The rank's place and its bytes on its owner's account.
+    held: [Held; 2],
+}
+
+/// What an event will do to a rank that takes it: nothing of it can fail any more.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// It begins something.
+    Begin,
+    /// It ends what is open at this position.
+    End(usize),
+    /// It marks an instant.
+    Mark,
+}
+
+/// What something that begins takes on its owner's account.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub held: Option<Held>,
+    pub series: Option<SeriesPlace>,
 }
 
 /// What an event ended, and what it left without an end.
@@ -72,7 +100,8 @@ pub(super) struct Closed {
 }
 
 impl Rank {
-    pub(super) fn new() -> Self {
+    /// A rank that takes these on its owner's account.
+    pub(super) fn new(held: [Held; 2]) -> Self {
         Self {
             world_size: None,
             gpus: None,
@@ -89,16 +118,16 @@ impl Rank {
             outside_allocator_bytes: None,
             open: Vec::new(),
             phases: BTreeMap::new(),
+            held,
         }
     }
 
-    /// Phases that have series of their own, or will have them when they end.
-    pub(super) fn series(&self) -> usize {
-        let is_new = |open: &&Open| open.kind == Kind::Phase && !self.phases.contains_key(&open.name);
-        self.phases.len() + self.open.iter().filter(is_new).count()
+    /// The account of its owner.
+    pub(super) fn account(&self) -> &Arc<Account> {
+        self.held[0].account()
     }
 
-    /// Whether this phase is one of them.
+    /// Whether this phase has series of its own, or will have them when it ends.
     pub(super) fn has_series(&self, phase: &str) -> bool {
         let is_open = || self.open.iter().any(|open| open.kind == Kind::Phase && &*open.name == phase);
         self.phases.contains_key(phase) || is_open()
@@ -115,12 +144,57 @@ impl Rank {
         self.open_step().map_or(self.step, |open| open.step)
     }
 
-    /// Takes one event whose name is `name`; a refused one changes nothing.
-    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {
-        let closed = match event.event {
-            EventType::Mark => Closed::default(),
-            EventType::Begin => self.begin(event, name, most_open)?,
-            EventType::End => self.end(event, &name)?,
+    /// What an event of this name would do.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(super) fn plan(&self, event: &Event, most_open: usize) -> Result<Plan, Refusal> {
+        match event.event {
+            EventType::Mark => Ok(Plan::Mark),
+            EventType::Begin => {
+                let replaced = self.replaced_by(event);
+                let kept = self.open.iter().enumerate().filter(|(position, open)| !replaced(*position, open)).count();
+                if kept < most_open { Ok(Plan::Begin) } else { Err(Refusal::TooManyOpen(most_open)) }
+            }
+            EventType::End => self.plan_end(event),
+        }
+    }
+
+    /// What the first event of a rank would do, which is no end.
+    pub(super) fn plan_first(event: &Event) -> Plan {
+        if event.event == EventType::Begin { Plan::Begin } else { Plan::Mark }
+    }
+
+    fn plan_end(&self, event: &Event) -> Result<Plan, Refusal> {
+        let matches = |open: &Open| {
+            let same_step = event.step.is_none() || open.step.is_none() || event.step == open.step;
+            open.kind == event.kind && same_step && (event.kind == Kind::Step || *open.name == *event.name)
+        };
+        let what = || describe(event);
+        let position = self.open.iter().rposition(matches).ok_or_else(|| Refusal::EndWithoutBegin(what()))?;
+        let begin_ns = self.open.get(position).map_or(event.at_ns, |open| open.begin_ns);
+        if event.at_ns < begin_ns {
+            return Err(Refusal::EndBeforeBegin { what: what(), by_ns: begin_ns - event.at_ns });
+        }
+        Ok(Plan::End(position))
+    }
+
+    /// What of the open things a begin replaces. A new step means that the last one will never end, nor anything in it;
+    /// what was begun before goes on around it.
+    fn replaced_by<'a>(&self, event: &'a Event) -> impl Fn(usize, &Open) -> bool + use<'a> {
+        let last_step = self.open.iter().position(|open| open.kind == Kind::Step).unwrap_or(usize::MAX);
+        move |position, open| match event.kind {
+            Kind::Step => position >= last_step,
+            kind => open.kind == kind && *open.name == *event.name,
+        }
+    }
+
+    /// Takes one event whose name is `name` as it was planned.
+    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, plan: Plan, place: Place) -> Closed {
+        let closed = match plan {
+            Plan::Mark => Closed::default(),
+            Plan::Begin => self.begin(event, name, place),
+            Plan::End(position) => self.end(event, position),
         };
         self.world_size = event.world_size.or(self.world_size);
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
@@ -139,7 +213,7 @@ impl Rank {
             self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
             self.memory_ns = self.memory_ns.max(event.at_ns);
         }
-        Ok(closed)
+        closed
     }
 
     /// Takes what an event tells of the rank's GPUs and of where it runs.
@@ -158,51 +232,42 @@ impl Rank {
         self.search.since_ns = if self.gpus.is_some() { None } else { self.search.since_ns.or(Some(now_ns)) };
     }
 
-    fn begin(&mut self, event: &Event, name: Arc<str>, most_open: usize) -> Result<Closed, Refusal> {
-        // A new step means that the last one will never end, nor anything in it; what was begun before goes on around it.
-        let last_step = self.open.iter().position(|open| open.kind == Kind::Step).unwrap_or(usize::MAX);
-        let replaced = |position: usize, open: &Open| match event.kind {
-            Kind::Step => position >= last_step,
-            kind => open.kind == kind && open.name == name,
-        };
-        let superseded = self.open.iter().enumerate().filter(|(position, open)| replaced(*position, open)).count();
-        if self.open.len() - superseded >= most_open {
-            return Err(Refusal::TooManyOpen(most_open));
-        }
-        let mut position = 0;
-        self.open.retain(|open| {
+    fn begin(&mut self, event: &Event, name: Arc<str>, place: Place) -> Closed {
+        let (before, replaced) = (self.open.len(), self.replaced_by(event));
+        let (mut position, mut place) = (0, place);
+        self.open.retain_mut(|open| {
             position += 1;
-            !replaced(position - 1, open)
+            let is_replaced = replaced(position - 1, open);
+            if is_replaced && event.kind == Kind::Phase {
+                // The same phase, begun again.
+                place.series = place.series.take().or(open.series.take());
+            }
+            !is_replaced
         });
+        let superseded = (before - self.open.len()) as u64;
         let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
         let (memory, attributes) = (event.memory, event.attributes.clone());
-        self.open.push(Open { kind: event.kind, name, step, begin_ns: event.at_ns, memory, attributes });
-        Ok(Closed { superseded: superseded as u64, ..Closed::default() })
+        let (Place { held, series }, kind, begin_ns) = (place, event.kind, event.at_ns);
+        self.open.push(Open { kind, name, step, begin_ns, memory, attributes, held, series });
+        Closed { superseded, ..Closed::default() }
     }
 
-    fn end(&mut self, event: &Event, name: &Arc<str>) -> Result<Closed, Refusal> {
-        let matches = |open: &Open| {
-            let same_step = event.step.is_none() || open.step.is_none() || event.step == open.step;
-            open.kind == event.kind && same_step && (event.kind == Kind::Step || open.name == *name)
-        };
-        let what = || describe(event);
-        let position = self.open.iter().rposition(matches).ok_or_else(|| Refusal::EndWithoutBegin(what()))?;
-        let begin_ns = self.open[position].begin_ns;
-        if event.at_ns < begin_ns {
-            return Err(Refusal::EndBeforeBegin { what: what(), by_ns: begin_ns - event.at_ns });
-        }
-        let ended = self.open.remove(position);
+    fn end(&mut self, event: &Event, position: usize) -> Closed {
+        let mut ended = self.open.remove(position);
         let mut closed = Closed::default();
+        let duration_ns = event.at_ns - ended.begin_ns;
         if event.kind == Kind::Step {
             closed.step_ended = self.open.len().saturating_sub(position) as u64;
             self.open.truncate(position);
             self.steps += 1;
-            self.step_durations.observe_ns(event.at_ns - begin_ns);
+            self.step_durations.observe_ns(duration_ns);
         } else if event.kind == Kind::Phase {
-            self.phases.entry(Arc::clone(name)).or_default().durations.observe_ns(event.at_ns - begin_ns);
+            let series = ended.series.take();
+            let stats = self.phases.entry(Arc::clone(&ended.name)).or_insert_with(|| PhaseStats::new(series));
+            stats.durations.observe_ns(duration_ns);
         }
         closed.ended = Some(ended);
-        Ok(closed)
+        closed
     }
 }
 

@@ -1,5 +1,6 @@
 //! What becomes of each event, with the label that counts it.
 
+use super::account::Shortage;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Refusal {
     #[error("not a valid event: {0}")]
     Malformed(String),
-    #[error("the datagram is longer than {limit} bytes")]
+    #[error("longer than {limit} bytes")]
     TooLarge { limit: usize },
     #[error("{field}: {problem}")]
     BadName { field: &'static str, problem: String },
@@ -24,16 +25,29 @@ pub enum Refusal {
     EndWithoutBegin(String),
     #[error("{what} ends {by_ns} ns before it began")]
     EndBeforeBegin { what: String, by_ns: i64 },
-    #[error("this node keeps at most {0} jobs at a time")]
-    TooManyJobs(usize),
-    #[error("this node keeps at most {0} ranks at a time")]
-    TooManyRanks(usize),
+    #[error("jobs: {}", shortage(*.0, *.1))]
+    TooManyJobs(Shortage, usize),
+    #[error("ranks: {}", shortage(*.0, *.1))]
+    TooManyRanks(Shortage, usize),
     #[error("job has more than {0} different phase or layer names")]
     TooManyNames(usize),
-    #[error("this node keeps at most {0} phases of ranks apart (annotations.max_phase_series)")]
-    TooManySeries(usize),
+    #[error("phases of ranks with series of their own (annotations.max_phase_series): {}", shortage(*.0, *.1))]
+    TooManySeries(Shortage, usize),
     #[error("more than {0} steps, phases and layers are open")]
     TooManyOpen(usize),
+    #[error("job `{0}` belongs to another user or namespace")]
+    NotOwner(String),
+    #[error("{what}: {}", shortage(*.short, *.limit))]
+    OverBudget { what: &'static str, short: Shortage, limit: usize },
+    #[error("more events a second than this sender's share of {0}")]
+    OverRate(usize),
+}
+
+fn shortage(short: Shortage, limit: usize) -> String {
+    match short {
+        Shortage::Node => format!("this node keeps at most {limit}"),
+        Shortage::Share => format!("this sender may have no more of the {limit} that all share"),
+    }
 }
 
 impl Refusal {
@@ -49,77 +63,61 @@ impl Refusal {
             Refusal::InFuture { .. } => Outcome::InFuture,
             Refusal::EndWithoutBegin(_) => Outcome::EndWithoutBegin,
             Refusal::EndBeforeBegin { .. } => Outcome::EndBeforeBegin,
-            Refusal::TooManyJobs(_) => Outcome::TooManyJobs,
-            Refusal::TooManyRanks(_) => Outcome::TooManyRanks,
-            Refusal::TooManyNames(_) | Refusal::TooManySeries(_) => Outcome::TooManyNames,
+            Refusal::TooManyJobs(..) => Outcome::TooManyJobs,
+            Refusal::TooManyRanks(..) => Outcome::TooManyRanks,
+            Refusal::TooManyNames(_) | Refusal::TooManySeries(..) => Outcome::TooManyNames,
             Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
+            Refusal::NotOwner(_) => Outcome::NotOwner,
+            Refusal::OverBudget { .. } => Outcome::OverBudget,
+            Refusal::OverRate(_) => Outcome::OverRate,
         }
     }
 }
 
-/// What became of an event: the values of the label `outcome`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-#[allow(missing_docs, reason = "docs/annotations.md tells each")]
-pub enum Outcome {
-    Accepted,
-    AcceptedWithoutGpu,
-    AcceptedOutOfOrder,
-    Malformed,
-    TooLarge,
-    BadName,
-    UnknownGpu,
-    TooOld,
-    InFuture,
-    EndWithoutBegin,
-    EndBeforeBegin,
-    TooManyJobs,
-    TooManyRanks,
-    TooManyNames,
-    TooManyOpen,
+macro_rules! outcomes {
+    ($($name:ident = $label:literal,)*) => {
+        /// What became of an event: the values of the label `outcome`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(usize)]
+        #[allow(missing_docs, reason = "docs/annotations.md has each")]
+        pub enum Outcome {
+            $($name,)*
+        }
+
+        impl Outcome {
+            /// Every outcome, in the order of their numbers.
+            pub const ALL: &[Outcome] = &[$(Outcome::$name,)*];
+
+            /// The label value.
+            #[must_use]
+            pub fn label(self) -> &'static str {
+                match self {
+                    $(Outcome::$name => $label,)*
+                }
+            }
+        }
+    };
 }
 
-impl Outcome {
-    /// Every outcome, in the order of their numbers.
-    pub const ALL: [Outcome; 15] = [
-        Outcome::Accepted,
-        Outcome::AcceptedWithoutGpu,
-        Outcome::AcceptedOutOfOrder,
-        Outcome::Malformed,
-        Outcome::TooLarge,
-        Outcome::BadName,
-        Outcome::UnknownGpu,
-        Outcome::TooOld,
-        Outcome::InFuture,
-        Outcome::EndWithoutBegin,
-        Outcome::EndBeforeBegin,
-        Outcome::TooManyJobs,
-        Outcome::TooManyRanks,
-        Outcome::TooManyNames,
-        Outcome::TooManyOpen,
-    ];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Outcome::Accepted => "accepted",
-            Outcome::AcceptedWithoutGpu => "accepted_without_gpu",
-            Outcome::AcceptedOutOfOrder => "accepted_out_of_order",
-            Outcome::Malformed => "malformed",
-            Outcome::TooLarge => "too_large",
-            Outcome::BadName => "bad_name",
-            Outcome::UnknownGpu => "unknown_gpu",
-            Outcome::TooOld => "too_old",
-            Outcome::InFuture => "in_future",
-            Outcome::EndWithoutBegin => "end_without_begin",
-            Outcome::EndBeforeBegin => "end_before_begin",
-            Outcome::TooManyJobs => "too_many_jobs",
-            Outcome::TooManyRanks => "too_many_ranks",
-            Outcome::TooManyNames => "too_many_names",
-            Outcome::TooManyOpen => "too_many_open",
-        }
-    }
+outcomes! {
+    Accepted = "accepted",
+    AcceptedWithoutGpu = "accepted_without_gpu",
+    AcceptedOutOfOrder = "accepted_out_of_order",
+    Malformed = "malformed",
+    TooLarge = "too_large",
+    BadName = "bad_name",
+    UnknownGpu = "unknown_gpu",
+    TooOld = "too_old",
+    InFuture = "in_future",
+    EndWithoutBegin = "end_without_begin",
+    EndBeforeBegin = "end_before_begin",
+    TooManyJobs = "too_many_jobs",
+    TooManyRanks = "too_many_ranks",
+    TooManyNames = "too_many_names",
+    TooManyOpen = "too_many_open",
+    NotOwner = "not_owner",
+    OverBudget = "over_budget",
+    OverRate = "over_rate",
 }
 
 /// How many events had each outcome.

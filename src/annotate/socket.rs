@@ -3,6 +3,7 @@
 //! An annotation must cost a training loop microseconds, so the sender never waits for the daemon; what is refused is
 //! counted and, a few times a minute, logged. The kernel tells the sender's process, which finds its GPU.
 
+use super::account::Sender;
 use super::intake::Intake;
 use super::refusal::Refusal;
 use std::io;
@@ -11,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest datagram, bytes.
 pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
@@ -20,8 +21,8 @@ pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
 const RECEIVE_WAIT: Duration = Duration::from_secs(1);
 /// How long the socket is left alone after receiving has failed.
 const RETRY: Duration = Duration::from_millis(200);
-/// Refusals that are logged in one minute.
-const MOST_LOGGED: u32 = 6;
+/// The user that the kernel itself puts in place of one that has no number here.
+const NOBODY: u32 = 65_534;
 
 /// The bound socket; its path is removed when it is dropped.
 #[derive(Debug)]
@@ -64,25 +65,24 @@ impl Socket {
     /// Takes datagrams until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
         let mut buffer = vec![0u8; MOST_DATAGRAM_BYTES];
-        let mut log = Log { since: Instant::now(), logged: 0 };
+        let mut is_failing = false;
         while !stop.load(Ordering::Relaxed) {
             match self.receive(&mut buffer) {
                 // What a socket that has been closed receives is nothing, and nobody sent it.
                 Ok(Datagram { length: 0, .. }) if stop.load(Ordering::Relaxed) => {}
-                Ok(Datagram { truncated: true, .. }) => {
-                    let refusal = Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES };
-                    intake.refuse(&refusal);
-                    log.refused(&refusal.to_string(), None);
+                Ok(Datagram { truncated: true, sender, .. }) => {
+                    intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &sender);
                 }
-                Ok(Datagram { length, pid, .. }) => {
-                    let answer = intake.take_json(buffer.get(..length).unwrap_or_default(), pid);
-                    if let Some(first) = answer.refusals.first() {
-                        log.refused(&first.detail, pid);
-                    }
+                // What is refused is counted and logged with its sender.
+                Ok(Datagram { length, sender, .. }) => {
+                    is_failing = false;
+                    drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &sender));
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => {
-                    log.refused(&format!("receiving failed: {error}"), None);
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "the annotation socket cannot be received from; it is tried again");
+                    }
                     std::thread::sleep(RETRY);
                 }
             }
@@ -102,7 +102,7 @@ impl Socket {
         // SAFETY: the header points to a buffer and a control area that live until the call returns, with their sizes.
         let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-        Ok(Datagram { length, truncated: message.msg_flags & libc::MSG_TRUNC != 0, pid: sender(&message) })
+        Ok(Datagram { length, truncated: message.msg_flags & libc::MSG_TRUNC != 0, sender: sender(&message) })
     }
 }
 
@@ -116,8 +116,9 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// The sending process; `None` where the kernel tells 0, because it is outside this process's namespace.
-fn sender(message: &libc::msghdr) -> Option<u32> {
+/// The sending process, which is not known where the kernel has 0, because it is outside this process's namespace; and its
+/// user.
+fn sender(message: &libc::msghdr) -> Sender {
     // SAFETY: the kernel has filled in the control area that the header points to, and its length.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
@@ -126,12 +127,14 @@ fn sender(message: &libc::msghdr) -> Option<u32> {
         if level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS {
             // SAFETY: a message of this type holds one `ucred`, perhaps unaligned.
             let credentials = unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(header).cast::<libc::ucred>()) };
-            return u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0);
+            let pid = u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0);
+            return Sender::process(pid, credentials.uid);
         }
         // SAFETY: as for the first.
         header = unsafe { libc::CMSG_NXTHDR(message, header) };
     }
-    None
+    // The kernel writes them with every message. Should it not, nobody knows who it was.
+    Sender::process(None, NOBODY)
 }
 
 impl Drop for Socket {
@@ -145,7 +148,7 @@ impl Drop for Socket {
 struct Datagram {
     length: usize,
     truncated: bool,
-    pid: Option<u32>,
+    sender: Sender,
 }
 
 fn remove_stale(path: &Path) -> io::Result<()> {
@@ -158,26 +161,4 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon listens on it"));
     }
     std::fs::remove_file(path)
-}
-
-/// Keeps a misbehaving job from filling the log.
-struct Log {
-    since: Instant,
-    logged: u32,
-}
-
-impl Log {
-    fn refused(&mut self, detail: &str, pid: Option<u32>) {
-        if self.since.elapsed() > Duration::from_secs(60) {
-            *self = Log { since: Instant::now(), logged: 0 };
-        }
-        self.logged += 1;
-        match self.logged {
-            ..=MOST_LOGGED => tracing::warn!(pid, detail = ?detail, "annotation refused"),
-            n if n == MOST_LOGGED + 1 => {
-                tracing::warn!("more annotations refused; counted in highwater_annotations_total")
-            }
-            _ => {}
-        }
-    }
 }

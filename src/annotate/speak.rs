@@ -1,7 +1,7 @@
 //! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
 
-use crate::annotate::Intake;
 use crate::annotate::wire::Annotation;
+use crate::annotate::{Intake, Sender};
 use crate::clock::{Clock, MILLISECOND_NS};
 use crate::source::Source;
 use std::io;
@@ -60,7 +60,7 @@ impl Voice<'_> {
                 },
                 Err(error) => Some(error.to_string()),
             },
-            None => self.intake.take(annotation, None).err().map(|refusal| refusal.to_string()),
+            None => self.intake.take(annotation, &Sender::DAEMON).err().map(|refusal| refusal.to_string()),
         };
         if let Some(trouble) = trouble
             && !std::mem::replace(&mut self.complained, true)

@@ -1,5 +1,6 @@
 //! What scrapes tell of a rank's phases: durations, and the memory of those that ended.
 
+use super::rank::SeriesPlace;
 use crate::attribute::PhaseMemory;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::metrics::histogram::Durations;
@@ -31,10 +32,14 @@ pub struct PhaseStats {
     pub idle_seconds: Option<f64>,
     recent_peaks: RecentMax,
     last_end_ns: i64,
+    /// The place of its series on its owner's account.
+    _series: Option<SeriesPlace>,
 }
 
-impl Default for PhaseStats {
-    fn default() -> Self {
+impl PhaseStats {
+    /// Nothing known yet; `series` is its place on its owner's account.
+    #[must_use]
+    pub fn new(series: Option<SeriesPlace>) -> Self {
         Self {
             durations: Durations::new(DURATION_BOUNDS_S),
             peak_bytes: None,
@@ -43,11 +48,10 @@ impl Default for PhaseStats {
             idle_seconds: None,
             recent_peaks: RecentMax::default(),
             last_end_ns: i64::MIN,
+            _series: series,
         }
     }
-}
 
-impl PhaseStats {
     /// Adds the memory of one that ended.
     pub fn record(&mut self, end_ns: i64, gpus: &[PhaseMemory]) {
         let peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
@@ -122,7 +126,7 @@ mod tests {
             let usage = Usage { energy_joules: Some(100.0), idle_seconds };
             PhaseMemory { usage, ..PhaseMemory::unknown(gpu) }
         };
-        let mut stats = PhaseStats::default();
+        let mut stats = PhaseStats::new(None);
         stats.record(1, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
         assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(300.0), Some(3.0)));
         stats.record(2, &[on(0, None)]);

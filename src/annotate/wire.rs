@@ -120,3 +120,23 @@ pub struct Annotation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<BTreeMap<String, Scalar>>,
 }
+
+impl Annotation {
+    /// Bytes that it takes beside its own size.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        const ALLOCATION: usize = 32;
+        let text = |text: &String| text.capacity() + ALLOCATION;
+        let gpu = |gpu: &Gpu| size_of::<Gpu>() + if let Gpu::Name(name) = gpu { text(name) } else { 0 };
+        let gpus = match &self.gpu {
+            Some(Gpus::One(one)) => gpu(one),
+            Some(Gpus::Many(many)) => many.iter().map(gpu).sum(),
+            None => 0,
+        };
+        let value = |value: &Scalar| if let Scalar::Text(value) = value { text(value) } else { 0 };
+        // A map keeps its entries in nodes of eleven, half of which may be empty.
+        let entry = |(name, of): (&String, &Scalar)| 2 * size_of::<(String, Scalar)>() + text(name) + value(of);
+        let attributes: usize = self.attributes.iter().flatten().map(entry).sum();
+        self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + attributes
+    }
+}

@@ -4,7 +4,7 @@
 //! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
 
 use super::{settings_of, terminal};
-use crate::annotate::{Intake, due};
+use crate::annotate::{Intake, Sender, due};
 use crate::clock::Manual;
 use crate::config::Settings;
 use crate::detect::evaluate::{Score, Truth, score};
@@ -95,7 +95,7 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
         for annotation in due(&mut annotations, at_ns) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
             // What the recording's job got wrong is told by `serve`; here only what was found matters.
-            let _ = intake.take(annotation, None);
+            let _ = intake.take(annotation, &Sender::DAEMON);
         }
     };
     let after = |at_ns: i64| {

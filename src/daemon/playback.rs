@@ -1,7 +1,7 @@
 //! A recording in place of lanes: memory and annotations at their recorded times, on one thread.
 
 use super::Shared;
-use crate::annotate::due;
+use crate::annotate::{Sender, due};
 use crate::clock::{Clock, Manual};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
@@ -59,7 +59,7 @@ impl Playback {
             pace(shared, &**live, started_ns, at_ns.saturating_sub(begin_ns));
             for annotation in due(&mut annotations, at_ns) {
                 clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
-                if let Err(refusal) = shared.intake.take(annotation, None) {
+                if let Err(refusal) = shared.intake.take(annotation, &Sender::DAEMON) {
                     refused += 1;
                     if refused <= MOST_SKIPPED_TOLD {
                         tracing::warn!("annotation of the recording refused: {refusal}");

@@ -2,7 +2,7 @@
 
 use super::{Certainty, Detect, Kind, Settings, Severity, Sign};
 use crate::annotate::wire::{Annotation, EventType};
-use crate::annotate::{Intake, Limits, due};
+use crate::annotate::{Intake, Limits, Sender, due};
 use crate::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods};
 use crate::ring;
@@ -57,7 +57,7 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
         sampler.tick(now_ns, |_| ());
         for annotation in due(&mut said, now_ns) {
             told.push(annotation.clone());
-            intake.take(annotation, None).expect("a good annotation");
+            intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
         if ms % 100 == 0 {
             lanes(&node, now_ns);

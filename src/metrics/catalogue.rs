@@ -149,6 +149,10 @@ metrics! {
         "Steps, phases and layers that ended or were given up, by what became of them.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]
         "Annotation events received, by what became of them. docs/annotations.md tells each outcome.";
+    ANNOTATIONS_REFUSED = Counter "highwater_annotations_refused_total" ["sender"]
+        "Annotation events refused, by who sent them: `uid N` by the kernel's word, `tcp` where it has none, `other` for all senders beyond the first 16.";
+    ANNOTATIONS_HELD = Gauge "highwater_annotations_held_bytes" ["kind"]
+        "Bytes that jobs make the daemon keep: `open` for jobs, ranks, names and what is open or waits for its memory, `ended` for what has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
     NVML_UP = Gauge "highwater_nvml_up" []
         "Whether NVML could be opened and has GPUs. Absent for simulations and replays.";
     SOURCE_ERROR = Gauge "highwater_source_error" ["reason"]

@@ -2,7 +2,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::Intake;
+use crate::annotate::{Intake, Resource};
 use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
 use crate::record;
@@ -41,7 +41,13 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
 /// Collects what became of annotations.
 pub(super) fn annotations(intake: &Intake, out: &mut Families) {
     for outcome in crate::annotate::Outcome::ALL {
-        out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(outcome)));
+        out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(*outcome)));
+    }
+    for (sender, events) in intake.accounts().refusals() {
+        out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));
+    }
+    for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
+        out.count(&c::ANNOTATIONS_HELD, &[kind], Some(intake.accounts().held(resource) as u64));
     }
 }
 

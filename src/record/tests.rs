@@ -7,7 +7,7 @@ use super::recorder::Start;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
 use super::{Outcome, Recorder, Request, Settings, schema};
 use crate::annotate::wire::Annotation;
-use crate::annotate::{Intake, Limits, LogLimits};
+use crate::annotate::{Intake, Limits, LogLimits, Sender};
 use crate::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods, Slot};
 use crate::ring;
@@ -91,7 +91,7 @@ impl Rig {
 
     fn say(&self, json: &str) {
         let annotation: Annotation = serde_json::from_str(json).unwrap();
-        self.intake.take(annotation, None).unwrap();
+        self.intake.take(annotation, &Sender::DAEMON).unwrap();
         self.node.join.advance(&self.intake, self.clock.now_ns());
     }
 

@@ -14,6 +14,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 use std::convert::Infallible;
@@ -38,31 +39,54 @@ pub(super) async fn phases(
     query: Result<Query<PhasesQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let ended = ended(&site, &job, query.limit.unwrap_or(PHASES))?;
-    let node = site.slot.node();
-    let head = format!("{{\"job\":{},\"phases\":[", serde_json::Value::from(job));
-    let pieces = (0..ended.len().div_ceil(PIECE)).map(move |number| {
-        let from = number * PIECE;
-        let piece = ended.get(from..(from + PIECE).min(ended.len())).unwrap_or_default();
-        piece_of_json(piece, from == 0, node.as_deref())
-    });
-    let parts = std::iter::once(head.into_bytes()).chain(pieces).chain(std::iter::once(b"]}".to_vec()));
-    let parts = futures_util::stream::iter(parts.map(|part| Ok::<_, Infallible>(Bytes::from(part))));
+    know(&site, &job)?;
+    let head = format!("{{\"job\":{},\"phases\":[", serde_json::Value::from(job.as_str()));
+    let page = Page { site, job, before: u64::MAX, left: query.limit.unwrap_or(PHASES), is_first: true };
+    let pieces = futures_util::stream::unfold(page, |page| async { page.next() });
+    let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}".to_vec()));
+    let parts = futures_util::stream::iter(head).chain(pieces).chain(futures_util::stream::iter(tail));
+    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
     Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response())
 }
 
-fn ended(site: &Site, job: &str, limit: usize) -> Result<Vec<Arc<Attributed>>, Problem> {
+fn know(site: &Site, job: &str) -> Result<(), Problem> {
     let jobs = site.intake.jobs();
-    if !jobs.by_name().contains_key(job) && jobs.ended_of(job).next().is_none() {
+    if !jobs.by_name().contains_key(job) && jobs.ended_of(job, u64::MAX).next().is_none() {
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
     }
-    let ended = jobs.ended_of(job).filter(|attributed| attributed.ended.open.kind != Kind::Layer);
-    Ok(ended.take(limit).cloned().collect())
+    Ok(())
 }
 
-fn piece_of_json(piece: &[Arc<Attributed>], is_first: bool, node: Option<&Node>) -> Vec<u8> {
+/// What is left of an answer. It holds nothing of what ended, nor the node: a client that reads slowly would keep both, and
+/// sees what is still there when it comes to it.
+struct Page {
+    site: Site,
+    job: String,
+    /// Only those with lower numbers are left.
+    before: u64,
+    left: usize,
+    is_first: bool,
+}
+
+impl Page {
+    fn next(mut self) -> Option<(Vec<u8>, Self)> {
+        let ended: Vec<_> = {
+            let jobs = self.site.intake.jobs();
+            let ended = jobs.ended_of(&self.job, self.before);
+            let told = ended.filter(|(_, attributed)| attributed.ended.open.kind != Kind::Layer);
+            told.take(self.left.min(PIECE)).map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
+        };
+        self.before = ended.last()?.0;
+        self.left -= ended.len();
+        let json = piece_of_json(&ended, self.is_first, self.site.slot.node().as_deref());
+        self.is_first = false;
+        Some((json, self))
+    }
+}
+
+fn piece_of_json(piece: &[(u64, Arc<Attributed>)], is_first: bool, node: Option<&Node>) -> Vec<u8> {
     let mut json = Vec::with_capacity(PIECE * 768);
-    for (position, attributed) in piece.iter().enumerate() {
+    for (position, (_, attributed)) in piece.iter().enumerate() {
         if !(is_first && position == 0) {
             json.push(b',');
         }

@@ -337,7 +337,7 @@ fn what_is_no_json_and_what_is_too_long_are_told_as_such() {
 }
 
 #[test]
-fn ten_thousand_job_names_take_sixty_four_places() {
+fn ten_thousand_job_names_of_one_user_take_half_the_places() {
     let daemon = simulated();
     assert_eq!(post(&daemon, &begin("forward")).0, 200);
     for batch in 0..10 {

@@ -30,7 +30,11 @@ fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     let peers = Peers::with_kubelet(intake.kubelet.clone()).at(folder.path().to_owned());
     let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
     intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
-    (Intake { peers: Mutex::new(peers), ..intake }, clock, folder)
+    (Intake { peers, ..intake }, clock, folder)
+}
+
+fn process(pid: u32) -> Sender {
+    Sender::process(Some(pid), 1_000)
 }
 
 /// A phase that ended before its rank spread has its memory told after; several GPUs tell no more of it.
@@ -39,12 +43,12 @@ fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
     let (intake, ..) = node();
     let say = |event: &str, step: u64| {
         let json = json!({"event": event, "kind": "step", "step": step, "job": "j", "rank": 0});
-        assert_eq!(intake.take_json(json.to_string().as_bytes(), Some(7)).accepted, 1);
+        assert_eq!(intake.take_json(json.to_string().as_bytes(), &process(7)).accepted, 1);
     };
     let outside_bytes = || intake.jobs().by_name()["j"].ranks[&0].outside_allocator_bytes;
     let tell = || {
         let mut jobs = intake.jobs();
-        for ended in jobs.take_ended(i64::MAX) {
+        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
             let memory = PhaseMemory { outside_allocator_bytes: Some(5), ..PhaseMemory::unknown(0) };
             jobs.record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
         }
@@ -72,7 +76,7 @@ fn what_is_told_late_makes_no_counter_fall() {
             "memory": memory});
         let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": 0, "time_unix_nano": at_ns});
         for event in [begin, json] {
-            assert_eq!(intake.take_json(event.to_string().as_bytes(), None).accepted, 1);
+            assert_eq!(intake.take_json(event.to_string().as_bytes(), &Sender::DAEMON).accepted, 1);
         }
         let jobs = intake.jobs();
         let rank = &jobs.by_name()["j"].ranks[&0];
@@ -84,20 +88,20 @@ fn what_is_told_late_makes_no_counter_fall() {
     assert_eq!(say(0, Some(10), json!({"alloc_retries": 501})), (Some(10), Some(501), Some(7)));
     // Late is what lies before an event that told the same, not before any.
     let later = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "time_unix_nano": 100});
-    assert_eq!(intake.take_json(later.to_string().as_bytes(), None).accepted, 1);
+    assert_eq!(intake.take_json(later.to_string().as_bytes(), &Sender::DAEMON).accepted, 1);
     assert_eq!(say(50, Some(11), json!({"alloc_retries": 502})), (Some(11), Some(502), Some(7)));
 }
 
 #[test]
 fn phases_of_ranks_are_bounded_over_all_jobs() {
-    let intake = Intake { limits: Limits { phase_series: 3, ..Limits::default() }, ..node().0 };
-    *intake.jobs() = Jobs::new(intake.limits);
+    let limits = Limits { phase_series: 3, ..Limits::default() };
+    let intake = Intake { limits, accounts: Accounts::new(&limits), ..node().0 };
     let say = |rank: u32, name: &str| {
         let event = |event: &str| json!({"event": event, "name": name, "job": "j", "rank": rank});
         let batch = json!([event("begin"), event("end")]);
-        let answer = intake.take_json(batch.to_string().as_bytes(), None);
+        let answer = intake.take_json(batch.to_string().as_bytes(), &Sender::DAEMON);
         let mut jobs = intake.jobs();
-        for ended in jobs.take_ended(i64::MAX) {
+        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
             jobs.record(Attributed { ended, gpus: Vec::new(), uuids: Arc::default() });
         }
         answer.accepted
@@ -107,7 +111,11 @@ fn phases_of_ranks_are_bounded_over_all_jobs() {
     *intake.jobs() = Jobs::new(intake.limits);
     let begin = |name: &str| json!({"event": "begin", "name": name, "job": "j", "rank": 0});
     let begins = json!(["a", "b", "a", "c", "d"].map(begin));
-    assert_eq!(intake.take_json(begins.to_string().as_bytes(), None).accepted, 4, "what is open has its place too");
+    assert_eq!(
+        intake.take_json(begins.to_string().as_bytes(), &Sender::DAEMON).accepted,
+        4,
+        "what is open has its place too"
+    );
 }
 
 #[test]
@@ -116,7 +124,7 @@ fn a_rank_is_followed_to_where_its_process_works() {
     let gpus_after = |kind: &str, works: &[usize], idles: &[usize]| {
         intake.processes.set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
         let begin = json!({"event": "begin", "kind": kind, "name": "p", "job": "j", "rank": 0});
-        assert_eq!(intake.take_json(begin.to_string().as_bytes(), Some(7)).accepted, 1);
+        assert_eq!(intake.take_json(begin.to_string().as_bytes(), &process(7)).accepted, 1);
         intake.jobs().by_name()["j"].ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
     };
     assert_eq!(gpus_after("phase", &[1], &[0]), [1]);
@@ -130,12 +138,14 @@ fn a_rank_is_followed_to_where_its_process_works() {
 
 /// The GPUs of a rank after an event of this process.
 fn gpus_after(intake: &Intake, rank: u32, pid: Option<u32>, attributes: &serde_json::Value) -> Option<Vec<usize>> {
-    let event = json!({"event": "mark", "name": "m", "job": "j", "rank": rank, "attributes": attributes});
-    let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": rank, "attributes": attributes});
+    // A job of its own for each rank: what one pod began, nobody outside of its namespace may speak for.
+    let job = format!("j{rank}");
+    let event = json!({"event": "mark", "name": "m", "job": job, "rank": rank, "attributes": attributes});
+    let begin = json!({"event": "begin", "name": "p", "job": job, "rank": rank, "attributes": attributes});
     for event in [begin, event] {
-        assert_eq!(intake.take_json(event.to_string().as_bytes(), pid).accepted, 1);
+        assert_eq!(intake.take_json(event.to_string().as_bytes(), &pid.map_or(Sender::DAEMON, process)).accepted, 1);
     }
-    intake.jobs().by_name()["j"].ranks[&rank].gpus.as_deref().map(<[usize]>::to_vec)
+    intake.jobs().by_name()[job.as_str()].ranks[&rank].gpus.as_deref().map(<[usize]>::to_vec)
 }
 
 #[test]
@@ -194,11 +204,203 @@ fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
 fn the_devices_that_events_tell_are_not_mixed_with_the_environments_local_rank() {
     let (mut intake, _clock, folder) = node();
     intake.kubelet = None;
-    *intake.peers.lock().expect("no panic while held") = Peers::default().at(folder.path().to_owned());
+    intake.peers = Peers::default().at(folder.path().to_owned());
     // As of a launcher that makes further processes by itself: all have its environment.
     std::fs::write(folder.path().join("1/environ"), "SLURM_LOCALID=0\0CUDA_VISIBLE_DEVICES=0,1,2").expect("written");
     let all = json!({"CUDA_VISIBLE_DEVICES": "0,1,2"});
     assert_eq!(gpus_after(&intake, 3, Some(1), &all), None, "no guess");
     assert_eq!(gpus_after(&intake, 3, Some(1), &json!({"LOCAL_RANK": "2"})), Some(vec![2]));
     assert_eq!(gpus_after(&intake, 4, Some(1), &json!({})), Some(vec![0]), "its environment alone");
+}
+
+/// Events of one user: begins of phases of these names.
+fn begins(job: &str, names: &[&str]) -> Vec<u8> {
+    let begin = |name: &&str| json!({"event": "begin", "name": name, "job": job, "rank": 0});
+    serde_json::to_vec(&names.iter().map(begin).collect::<Vec<_>>()).expect("JSON")
+}
+
+fn user(uid: u32) -> Sender {
+    Sender::process(None, uid)
+}
+
+#[test]
+fn a_job_belongs_to_the_user_who_first_spoke_for_it() {
+    let (intake, clock, _folder) = node();
+    assert_eq!(intake.take_json(&begins("j", &["a"]), &user(1)).accepted, 1);
+    let answer = intake.take_json(&begins("j", &["b"]), &user(2));
+    assert_eq!((answer.accepted, answer.refusals[0].reason), (0, "not_owner"));
+    let over_tcp = Sender { address: "127.0.0.1".parse().ok(), ..Sender::default() };
+    assert_eq!(intake.take_json(&begins("j", &["b"]), &over_tcp).refusals[0].reason, "not_owner");
+    assert_eq!(
+        intake.take_json(&begins("j", &["b"]), &Sender { uid: Some(1), ..over_tcp }).accepted,
+        1,
+        "over another door"
+    );
+    assert_eq!(intake.accounts().refusals(), [("tcp".to_owned(), 1), ("uid 2".to_owned(), 1)].into());
+    clock.advance_to(1_000 * SECOND_NS);
+    intake.jobs().expire(1_000 * SECOND_NS);
+    assert_eq!(intake.take_json(&begins("j", &["b"]), &user(2)).accepted, 1, "it was forgotten");
+}
+
+#[test]
+fn what_one_user_takes_leaves_room_for_others() {
+    let (intake, ..) = node();
+    for job in 0..1_000 {
+        intake.take_json(&begins(&format!("hostile-{job}"), &["a"]), &user(666));
+    }
+    let hostile = intake.jobs().by_name().len();
+    assert_eq!(hostile, intake.limits.jobs / 2);
+    assert_eq!(intake.counts.get(Outcome::TooManyJobs), 1_000 - hostile as u64);
+    for job in 0..8 {
+        assert_eq!(intake.take_json(&begins(&format!("honest-{job}"), &["a", "b"]), &user(1)).accepted, 2);
+    }
+}
+
+#[test]
+fn a_refused_event_changes_nothing() {
+    let (mut intake, ..) = node();
+    intake.limits.open = 30;
+    *intake.jobs() = Jobs::new(intake.limits);
+    let open: Vec<String> = (0..30).map(|n| format!("n{n}")).collect();
+    let open: Vec<&str> = open.iter().map(String::as_str).collect();
+    assert_eq!(intake.take_json(&begins("j", &open), &user(1)).accepted, 30);
+    let held = |intake: &Intake| {
+        [Resource::Bytes, Resource::Jobs, Resource::Ranks, Resource::Series].map(|r| intake.accounts.held(r))
+    };
+    let before = held(&intake);
+    let names: Vec<String> = (0..100).map(|n| format!("refused-{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let answer = intake.take_json(&begins("j", &names), &user(1));
+    assert_eq!((answer.accepted, answer.refusals[0].reason), (0, "too_many_open"));
+    assert_eq!(held(&intake), before);
+    // The names of those 100 took none of the job's 32 places: another rank has the last two.
+    let other = |name: &str| json!({"event": "begin", "name": name, "job": "j", "rank": 1});
+    let others = json!([other("x"), other("y"), other("z")]);
+    let answer = intake.take_json(others.to_string().as_bytes(), &user(1));
+    assert_eq!((answer.accepted, answer.refusals[0].reason), (2, "too_many_names"));
+}
+
+#[test]
+fn everything_that_was_held_is_given_back() {
+    let (intake, clock, _folder) = node();
+    let held = || intake.accounts.held(Resource::Bytes) + intake.accounts.held(Resource::Series);
+    for step in 0..200 {
+        let event = |event: &str, kind: &str, name: &str| {
+            json!({"event": event, "kind": kind, "name": name, "job": "j",
+            "step": step, "attributes": {"k": "v".repeat(100)}})
+        };
+        let events = json!([
+            event("begin", "step", "s"),
+            event("begin", "phase", "a"),
+            event("begin", "layer", "l"),
+            event("end", "layer", "l"),
+            event("end", "phase", "a"),
+            event("end", "step", "s"),
+            event("begin", "phase", "never ended"),
+            event("mark", "phase", "m")
+        ]);
+        assert_eq!(intake.take_json(events.to_string().as_bytes(), &user(1)).accepted, 8);
+    }
+    let mut jobs = intake.jobs();
+    for ended in jobs.take_ended(i64::MAX, usize::MAX) {
+        jobs.record(Attributed { ended, gpus: vec![PhaseMemory::unknown(0)], uuids: Arc::default() });
+    }
+    assert!(intake.accounts.held(Resource::Ended) > 600 * 300);
+    assert!(held() < 64 << 10, "{}", held());
+    clock.advance_to(1_000 * SECOND_NS);
+    jobs.expire(1_000 * SECOND_NS);
+    assert_eq!(held(), 0);
+    jobs.set_devices(vec!["another".into()]);
+    assert_eq!(intake.accounts.held(Resource::Ended), 0);
+}
+
+/// Events that are all accepted stop being so at the budget, and what has ended is forgotten at its own.
+#[test]
+fn bytes_are_bounded_over_all_jobs() {
+    let (intake, ..) = node();
+    let long = |n: usize| format!("{n:0>128}");
+    let mut refused = 0;
+    for job in 0..16 {
+        for batch in 0..8 {
+            let layer = |n: usize| {
+                let of = |event: &str| {
+                    json!({"event": event, "kind": "layer", "name": long(batch * 256 + n), "job": long(job),
+                    "attributes": {"a": "x".repeat(1_000)}})
+                };
+                [of("begin"), of("end")]
+            };
+            let events: Vec<_> = (0..256).flat_map(layer).collect();
+            refused += intake.take_json(&serde_json::to_vec(&events).expect("JSON"), &user(1)).refused;
+        }
+        let mut jobs = intake.jobs();
+        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
+            jobs.record(Attributed { ended, gpus: vec![PhaseMemory::unknown(0); 8], uuids: Arc::default() });
+        }
+    }
+    assert!(refused > 0 && intake.counts.get(Outcome::OverBudget) > 0);
+    assert!(intake.accounts.held(Resource::Bytes) <= intake.limits.bytes / 2);
+    assert!(intake.accounts.held(Resource::Ended) <= intake.limits.ended_bytes);
+    // Another user has room all the same.
+    assert_eq!(intake.take_json(&begins("honest", &["a", "b", "c"]), &user(2)).accepted, 3);
+}
+
+#[test]
+fn names_that_would_not_be_seen_are_refused() {
+    let (intake, ..) = node();
+    for hidden in ["\u{202e}", "\u{feff}", "\u{200b}", "\u{200d}", "\u{2066}", "\u{7}", "\u{2028}", "\u{e0041}"] {
+        for (job, name) in [("j", format!("a{hidden}b")), (&*format!("j{hidden}"), "a".to_owned())] {
+            let answer = intake.take_json(&begins(job, &[&name]), &user(1));
+            assert_eq!(answer.refusals.first().map(|refused| refused.reason), Some("bad_name"), "{hidden:?}");
+        }
+    }
+    assert_eq!(intake.take_json(&begins("größe-大きさ", &["vorwärts → 前"]), &user(1)).accepted, 1);
+    let empty = json!({"event": "begin", "name": "p", "job": "j", "gpu": []});
+    assert_eq!(intake.take_json(empty.to_string().as_bytes(), &user(1)).refused, 1, "names no GPU");
+}
+
+#[test]
+fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = Arc::new(Manual::at(0));
+    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let intake = Arc::new(Intake { peers: Peers::default().at(folder.path().to_owned()), ..intake });
+    std::fs::create_dir(folder.path().join("7")).expect("a folder");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let environ = folder.path().join("7/environ");
+    rustix::fs::mknodat(rustix::fs::CWD, &environ, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    intake.start_reader().expect("a thread");
+    let say = |event: &str| {
+        let json = json!({"event": event, "name": "p"});
+        assert_eq!(intake.take_json(json.to_string().as_bytes(), &process(7)).refused, 0);
+    };
+    ["begin", "end", "begin"].into_iter().for_each(say);
+    assert!(intake.jobs().by_name().is_empty(), "nothing is known of the process yet");
+    // Others are not kept waiting.
+    assert_eq!(intake.take_json(&begins("other", &["a"]), &process(8)).accepted, 1);
+    std::fs::write(&environ, "HIGHWATER_JOB=late").expect("written");
+    while intake.counts.get(Outcome::AcceptedWithoutGpu) < 4 {
+        std::thread::yield_now();
+    }
+    let jobs = intake.jobs();
+    assert_eq!(jobs.by_name()["late"].ranks[&0].open.len(), 1);
+    drop(jobs);
+    intake.end_readers();
+}
+
+#[test]
+fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_no_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = Arc::new(Manual::at(0));
+    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let intake = Arc::new(Intake { peers: Peers::default().at(folder.path().to_owned()), ..intake });
+    intake.peers.set_threaded();
+    let event = json!({"event": "begin", "name": "p"});
+    intake.take_json(event.to_string().as_bytes(), &process(7));
+    assert_eq!(intake.counts.get(Outcome::Malformed), 0);
+    assert!(intake.accounts.held(Resource::Bytes) > 0, "what waits is on its owner's account");
+    clock.advance_to(super::super::peer::DEADLINE_NS);
+    intake.peers.end();
+    intake.advance(super::super::peer::DEADLINE_NS);
+    assert_eq!(intake.counts.get(Outcome::Malformed), 1, "it names no job, and nobody else does");
+    assert_eq!(intake.accounts.held(Resource::Bytes), 0);
 }

@@ -115,6 +115,8 @@ names! {
     JOB_MEMORY_FULL => "highwater.job.memory.full_forecast" "s" Gauge;
     PHASES => "highwater.phases" "{phase}" CountInt;
     ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
+    ANNOTATIONS_REFUSED => "highwater.annotations.refused" "{event}" CountInt;
+    ANNOTATIONS_HELD => "highwater.annotations.held" "By" GaugeInt;
     NVML_UP => "highwater.nvml.up" "1" GaugeInt;
     SOURCE_ERROR => "highwater.source.error" "1" GaugeInt;
     SOURCE_INFO => "highwater.source.info" "1" GaugeInt;

@@ -1,7 +1,7 @@
 //! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
 //! everything waits, then leaps to the next moment that anything waits for.
 
-use highwater::annotate::{Intake, Limits, due};
+use highwater::annotate::{Intake, Limits, Sender, due};
 use highwater::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
@@ -155,7 +155,7 @@ async fn sample(
             next_ns += MILLISECOND_NS;
         }
         for annotation in due(&mut said, now_ns) {
-            intake.take(annotation, None).expect("a good annotation");
+            intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
         node.join.advance(&intake, now_ns);
         if now_ns - looked_ns >= 100 * MILLISECOND_NS {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::annotate::wire::{EventType, Memory};
-use crate::annotate::{Event, Limits, Open};
+use crate::annotate::{Account, Event, Limits, Open};
 use crate::attribute::PhaseMemory;
 use crate::clock::MILLISECOND_NS;
 use crate::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
@@ -36,6 +36,8 @@ fn ended(thing: &Thing) -> Attributed {
         begin_ns: START_NS + thing.from_ms * MILLISECOND_NS,
         memory: Some(Memory { alloc_retries: Some(2), ..Memory::default() }),
         attributes: Some(thing.attributes.iter().map(text).collect()),
+        held: None,
+        series: None,
     };
     let memory = Some(Memory { allocated: Some(10), alloc_retries: Some(5), ..Memory::default() });
     let end_ns = START_NS + thing.to_ms * MILLISECOND_NS;
@@ -210,7 +212,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         attributes: None,
         pid: None,
     };
-    jobs.take(&event, START_NS).expect("valid");
+    jobs.take(&event, &Account::alone(), START_NS).expect("valid");
     let hour_ms = 3_600_000;
     let (turn, _) = turn(&mut traces, &mut jobs, &[phase("data", 1, -50, -1), phase("forward", 1, 10, 40)], hour_ms);
     assert_eq!(turn.spans.iter().map(|span| span.name.as_str()).collect::<Vec<_>>(), ["data"], "it began before");

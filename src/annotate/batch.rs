@@ -1,0 +1,123 @@
+//! One body of annotations while it arrives: cut, parsed, put in order of time, taken.
+//!
+//! Enters: pieces of a body, from any door. Leaves: an answer. Invariants: of the body at most one event is kept; parsed
+//! events wait for others of earlier times only while all batches together keep no more than [`MOST_BATCHED_BYTES`], else
+//! they are taken at once, so that a body that stalls costs next to nothing and no body is refused for another's sake.
+
+use super::account::Sender;
+use super::intake::{Answer, Arrival, Intake};
+use super::refusal::Refusal;
+use super::split::{Element, MOST_EVENT_BYTES, Splitter};
+use super::wire::Annotation;
+use std::sync::atomic::Ordering;
+
+/// Bytes of parsed events that all batches keep together.
+pub const MOST_BATCHED_BYTES: usize = 4 << 20;
+/// Events of one batch that are put in order: longer ones are taken so many at a time.
+const MOST_EVENTS: usize = 4_096;
+
+/// A body under way.
+pub struct Batch<'a> {
+    intake: &'a Intake,
+    arrival: Arrival,
+    splitter: Splitter,
+    window: Window,
+    answer: Answer,
+}
+
+/// Parsed events, with their positions in the body.
+#[derive(Default)]
+struct Window {
+    events: Vec<(usize, Annotation)>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// A body of this sender, of which nothing has come yet.
+    #[must_use]
+    pub fn begin(intake: &'a Intake, sender: &Sender) -> Self {
+        let (arrival, answer) = (intake.arrival(sender), Answer::default());
+        Self { intake, arrival, splitter: Splitter::new(), window: Window::default(), answer }
+    }
+
+    /// Takes a body that is here as a whole.
+    pub fn push_whole(&mut self, body: &[u8]) {
+        // Most are one event.
+        if body.len() <= MOST_EVENT_BYTES
+            && body.first() == Some(&b'{')
+            && let Ok(annotation) = serde_json::from_slice(body)
+        {
+            let allowed = self.within_rate().map(|()| annotation);
+            self.splitter.skip_one();
+            self.intake.take_one(0, allowed, &self.arrival, &mut self.answer);
+            return;
+        }
+        self.push(body);
+    }
+
+    /// Takes one more piece.
+    pub fn push(&mut self, piece: &[u8]) {
+        let mut splitter = std::mem::replace(&mut self.splitter, Splitter::new());
+        splitter.push(piece, |index, element| self.found(index, &element));
+        self.splitter = splitter;
+    }
+
+    /// Ends the body.
+    #[must_use]
+    pub fn end(mut self) -> Answer {
+        let mut splitter = std::mem::replace(&mut self.splitter, Splitter::new());
+        if let Some((index, problem)) = splitter.end(|index, element| self.found(index, &element)) {
+            let malformed = Err(Refusal::Malformed(problem.to_owned()));
+            self.intake.take_one(index, malformed, &self.arrival, &mut self.answer);
+        }
+        self.flush();
+        self.answer.refusals.sort_by_key(|refused| refused.index);
+        std::mem::take(&mut self.answer)
+    }
+
+    fn within_rate(&self) -> Result<(), Refusal> {
+        let account = &self.arrival.account;
+        let may = account.may_send(1, self.arrival.at_ns);
+        if may { Ok(()) } else { Err(Refusal::OverRate(account.most_events())) }
+    }
+
+    fn found(&mut self, index: usize, element: &Element<'_>) {
+        // Before it is parsed, which costs more than all else.
+        let parsed = self.within_rate().and_then(|()| match element {
+            Element::TooLong => Err(Refusal::TooLarge { limit: MOST_EVENT_BYTES }),
+            Element::Text(json) => serde_json::from_slice(json).map_err(|error| Refusal::Malformed(error.to_string())),
+        });
+        match parsed {
+            Ok(annotation) => self.wait(index, annotation),
+            Err(refusal) => self.intake.take_one(index, Err(refusal), &self.arrival, &mut self.answer),
+        }
+    }
+
+    /// Keeps an event until those of earlier times have come, or there is no more room.
+    fn wait(&mut self, index: usize, annotation: Annotation) {
+        let bytes = size_of::<(usize, Annotation)>() + annotation.weight();
+        let batched = self.intake.batched_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.window.bytes += bytes;
+        self.window.events.push((index, annotation));
+        if batched + bytes > MOST_BATCHED_BYTES || self.window.events.len() >= MOST_EVENTS {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let Window { mut events, bytes } = std::mem::take(&mut self.window);
+        let arrived = self.arrival.at_ns.saturating_add(self.arrival.unix_shift_ns);
+        events.sort_by_key(|(_, raw)| raw.time_unix_nano.unwrap_or(arrived));
+        for (index, annotation) in events {
+            self.intake.take_one(index, Ok(annotation), &self.arrival, &mut self.answer);
+        }
+        self.intake.batched_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Batch<'_> {
+    /// A body that never ended: what came of it whole is taken.
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

@@ -1,0 +1,88 @@
+//! The log of refusals: who, why, and not too often.
+//!
+//! A job that sends what cannot be taken does so thousands of times a second. Its first few refusals are logged with its
+//! owner, so that somebody can find it; the rest are counted, and how many they were is logged with the next one.
+
+use super::account::Owner;
+use super::refusal::Refusal;
+use crate::clock::SECOND_NS;
+use std::collections::HashMap;
+
+/// Refusals of one owner that are logged in one period.
+const MOST_LOGGED: u32 = 6;
+/// Owners whose refusals are logged in one period.
+const MOST_OWNERS: usize = 16;
+/// The period, nanoseconds.
+const PERIOD_NS: i64 = 60 * SECOND_NS;
+/// The longest detail that is logged or sent back, bytes: an error of JSON repeats the name that is wrong.
+const MOST_DETAIL_BYTES: usize = 256;
+
+/// What was logged in this period.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    since_ns: i64,
+    logged: HashMap<Owner, u32>,
+    /// Refusals that were not logged.
+    silent: u64,
+}
+
+impl Complaints {
+    /// Logs a refusal, unless enough of its owner have been.
+    pub fn refused(&mut self, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
+        if !self.is_worth_a_line(owner, now_ns) {
+            self.silent += 1;
+            return;
+        }
+        let (reason, detail, silent) = (refusal.outcome().label(), detail(refusal), std::mem::take(&mut self.silent));
+        tracing::warn!(sender = %owner, pid, reason, detail = ?detail, not_logged = silent, "annotation refused");
+    }
+
+    fn is_worth_a_line(&mut self, owner: &Owner, now_ns: i64) -> bool {
+        if now_ns.saturating_sub(self.since_ns) > PERIOD_NS {
+            (self.since_ns, self.logged) = (now_ns, HashMap::new());
+        }
+        if !self.logged.contains_key(owner) && self.logged.len() >= MOST_OWNERS {
+            return false;
+        }
+        let logged = self.logged.entry(owner.clone()).or_default();
+        *logged = logged.saturating_add(1);
+        *logged <= MOST_LOGGED
+    }
+}
+
+/// What is wrong, cut to its bound.
+pub(super) fn detail(refusal: &Refusal) -> String {
+    let mut detail = refusal.to_string();
+    if detail.len() > MOST_DETAIL_BYTES {
+        let end = (0..=MOST_DETAIL_BYTES).rev().find(|at| detail.is_char_boundary(*at)).unwrap_or(0);
+        detail.truncate(end);
+        detail.push('…');
+    }
+    detail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_owner_has_its_own_few_lines() {
+        let (mut complaints, owner) = (Complaints::default(), |uid| Owner::User { uid, pod: None });
+        let lines = |complaints: &mut Complaints, uid, now_ns| {
+            (0..100).filter(|_| complaints.is_worth_a_line(&owner(uid), now_ns)).count()
+        };
+        assert_eq!(lines(&mut complaints, 1, 0), MOST_LOGGED as usize);
+        assert_eq!(lines(&mut complaints, 2, 0), MOST_LOGGED as usize, "another's flood hides nobody");
+        assert_eq!(
+            (3..1_000).map(|uid| lines(&mut complaints, uid, 0)).filter(|lines| *lines > 0).count(),
+            MOST_OWNERS - 2
+        );
+        assert_eq!(lines(&mut complaints, 1, 2 * PERIOD_NS), MOST_LOGGED as usize);
+    }
+
+    #[test]
+    fn a_detail_has_a_bound() {
+        let long = detail(&Refusal::Malformed("é".repeat(10_000)));
+        assert!(long.len() < MOST_DETAIL_BYTES + 8 && long.ends_with('…'), "{long}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Which user of this node sends over TCP, by the kernel's own table of connections.
+//!
+//! Over loopback both ends of a connection are in one network namespace, so that the kernel has the client's socket too,
+//! with its user. It is asked by netlink (`sock_diag(7)`), which anybody may. A client elsewhere has an address alone.
+
+use super::account::Sender;
+use crate::web::serve::Peer;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// From `linux/sock_diag.h`, `linux/netlink.h` and `linux/inet_diag.h`.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
+/// Where the user stands in an answer: after a netlink header (16 bytes), four bytes, the connection's ends (48 bytes), and
+/// three numbers of four bytes.
+const UID_AT: usize = 16 + 4 + 48 + 12;
+/// How long the kernel is waited for, which answers at once.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Who sends over this connection.
+pub(super) fn sender(peer: &Peer) -> Sender {
+    let (client, server) = (peer.peer, peer.local);
+    let uid = if is_here(client.ip()) { uid_of(client, server) } else { None };
+    Sender { pid: None, uid, address: Some(client.ip().to_canonical()) }
+}
+
+fn is_here(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// The user of the socket at this end of a connection; `None` where the kernel does not say.
+fn uid_of(client: SocketAddr, server: SocketAddr) -> Option<u32> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).ok()?;
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE)).ok()?;
+    let request = request(client, server)?;
+    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)).ok()?;
+    let mut answer = [0; 512];
+    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty()).ok()?;
+    parse(answer.get(..length)?)
+}
+
+/// Asks for the socket at `client` that is connected to `server`.
+fn request(client: SocketAddr, server: SocketAddr) -> Option<Vec<u8>> {
+    let octets = |address: IpAddr| match address {
+        IpAddr::V4(address) => [address.octets().as_slice(), &[0; 12]].concat(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    let family = match (client.ip(), server.ip()) {
+        (IpAddr::V4(_), IpAddr::V4(_)) => AF_INET,
+        (IpAddr::V6(_), IpAddr::V6(_)) => AF_INET6,
+        _ => return None,
+    };
+    let body = [
+        &[family, IPPROTO_TCP, 0, 0][..],
+        // Connections in any state.
+        &u32::MAX.to_ne_bytes(),
+        &client.port().to_be_bytes(),
+        &server.port().to_be_bytes(),
+        &octets(client.ip()),
+        &octets(server.ip()),
+        // On any interface, and of any cookie.
+        &[0; 4],
+        &[u8::MAX; 8],
+    ]
+    .concat();
+    let length = u32::try_from(16 + body.len()).ok()?;
+    let head =
+        [&length.to_ne_bytes()[..], &SOCK_DIAG_BY_FAMILY.to_ne_bytes(), &NLM_F_REQUEST.to_ne_bytes(), &[0; 8]].concat();
+    Some([head, body].concat())
+}
+
+/// The user of an answer; `None` of an error.
+fn parse(answer: &[u8]) -> Option<u32> {
+    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
+    if kind != SOCK_DIAG_BY_FAMILY {
+        return None;
+    }
+    Some(u32::from_ne_bytes(answer.get(UID_AT..UID_AT + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn connected(address: &str) -> Option<(TcpStream, Peer)> {
+        let listener = TcpListener::bind(address).ok()?;
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (accepted, peer) = listener.accept().expect("it connects");
+        Some((client, Peer { peer, local: accepted.local_addr().expect("connected") }))
+    }
+
+    #[test]
+    fn the_kernel_names_the_user_of_a_client_on_this_node() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            // A machine may have no IPv6.
+            let Some((_client, peer)) = connected(address) else { continue };
+            let sender = sender(&peer);
+            assert_eq!(sender.uid, Some(rustix::process::geteuid().as_raw()), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_not_there_has_no_user() {
+        let address = |text: &str| text.parse().expect("an address");
+        assert_eq!(uid_of(address("127.0.0.1:1"), address("127.0.0.1:2")), None);
+        let elsewhere = Peer { peer: address("192.0.2.7:4000"), local: address("192.0.2.8:10450") };
+        assert_eq!(sender(&elsewhere), Sender { pid: None, uid: None, address: Some(address("192.0.2.7:4000").ip()) });
+        assert_eq!(parse(&[0; 200]), None);
+        assert_eq!(parse(&[]), None);
+    }
+}
