@@ -91,6 +91,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         processes: settings.processes,
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
         recorder: recorder.clone(),
+        answers: web::LongAnswers::default(),
     };
     let shared =
         Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };

@@ -8,23 +8,18 @@ use crate::node::Node;
 use crate::ring::QueryError;
 use crate::sample::Health;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Points that one answer has unless asked otherwise.
 const POINTS: usize = 10_000;
 /// The most that can be asked for.
 const MOST_POINTS: usize = 100_000;
-/// Points of all answers that are under way, of short and of long ones: some 30 bytes each until the client has taken them.
-static SHORT_ROOM: Semaphore = Semaphore::const_new(100 * POINTS);
-static LONG_ROOM: Semaphore = Semaphore::const_new(4 * MOST_POINTS);
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.slot.node().ok_or_else(|| {
@@ -93,9 +88,6 @@ pub(super) async fn memory(
     };
     let points = points.map_err(|error| query_problem(&error))?;
     let summary = summary.map_err(|error| query_problem(&error))?;
-    let room = if points.len() <= POINTS { &SHORT_ROOM } else { &LONG_ROOM };
-    let busy = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many such answers are under way; ask again");
-    let room = room.try_acquire_many(u32::try_from(points.len()).unwrap_or(u32::MAX)).map_err(busy)?;
     let answer = MemoryAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),
@@ -109,20 +101,7 @@ pub(super) async fn memory(
     };
     let json = serde_json::to_vec(&answer);
     let json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let body = Bytes::from_owner(Held { json, _room: room });
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
-}
-
-/// An answer, which keeps its room until the client has taken it.
-struct Held {
-    json: Vec<u8>,
-    _room: SemaphorePermit<'static>,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.json
-    }
+    Ok(site.answers.0.keep(json).response("application/json"))
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.

@@ -3,7 +3,8 @@
 //! A fleet's scrapers come in step, and what they get at one moment is the same. Each is told what was known after it
 //! asked and never what was known before.
 
-use axum::body::Bytes;
+use super::answers::{Answer, Answers};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tokio::sync::Mutex;
@@ -19,7 +20,7 @@ pub(super) struct Exposition {
 #[derive(Debug)]
 struct Text {
     begun: Instant,
-    text: Bytes,
+    text: Arc<Answer>,
 }
 
 impl Exposition {
@@ -27,20 +28,24 @@ impl Exposition {
     ///
     /// # Errors
     /// Those of `make`.
-    pub(super) async fn text<E>(&self, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Bytes, E> {
+    pub(super) async fn text<E>(
+        &self,
+        answers: &Answers,
+        make: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Arc<Answer>, E> {
         let asked = Instant::now();
         let waiting = Waiting::begin(&self.waiting);
         let mut last = self.last.lock().await;
         let text = match last.take().filter(|made| made.begun >= asked) {
             Some(made) => made,
-            None => Text { begun: Instant::now(), text: make()?.into() },
+            None => Text { begun: Instant::now(), text: answers.keep(make()?) },
         };
-        let bytes = text.text.clone();
+        let answer = Arc::clone(&text.text);
         // Should they all go away, it stays until the next one asks, who is not told it.
         if !waiting.is_last() {
             *last = Some(text);
         }
-        Ok(bytes)
+        Ok(answer)
     }
 }
 
@@ -67,13 +72,18 @@ impl Drop for Waiting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body_util::BodyExt as _;
     use std::convert::Infallible;
-    use std::sync::Arc;
 
     /// Asks; the text is the number of texts that were made before it.
-    async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> Bytes {
+    async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> String {
         let make = || Ok::<_, Infallible>(made.fetch_add(1, Ordering::Relaxed).to_string().into());
-        exposition.text(make).await.expect("it cannot fail")
+        read(exposition.text(&Answers::default(), make).await.expect("it cannot fail")).await
+    }
+
+    async fn read(answer: Arc<Answer>) -> String {
+        let body = answer.response("text/plain").into_body().collect().await.expect("nobody withdraws it").to_bytes();
+        String::from_utf8(body.to_vec()).expect("text")
     }
 
     #[tokio::test]
@@ -98,14 +108,17 @@ mod tests {
     #[tokio::test]
     async fn what_was_made_before_somebody_asked_is_not_told() {
         let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
-        *exposition.last.lock().await = Some(Text { begun: Instant::now(), text: "old".into() });
+        *exposition.last.lock().await =
+            Some(Text { begun: Instant::now(), text: Answers::default().keep(b"old".into()) });
         assert_eq!(ask(exposition, made).await, "0");
     }
 
     #[tokio::test]
     async fn a_failure_is_told_to_its_own_asker_alone() {
         let exposition = Exposition::default();
-        assert_eq!(exposition.text(|| Err("broken")).await, Err("broken"));
-        assert_eq!(exposition.text(|| Ok::<_, Infallible>("whole".into())).await, Ok("whole".into()));
+        let answers = Answers::default();
+        assert_eq!(exposition.text(&answers, || Err("broken")).await.err(), Some("broken"));
+        let whole = exposition.text(&answers, || Ok::<_, Infallible>("whole".into())).await.expect("it cannot fail");
+        assert_eq!(read(whole).await, "whole");
     }
 }

@@ -3,6 +3,7 @@
 //! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
 //! anything that waits for a lane or the driver.
 
+mod answers;
 mod api;
 mod captures;
 mod exposition;
@@ -19,8 +20,9 @@ use crate::clock::Clock;
 use crate::metrics::Snapshots;
 use crate::node::Slot;
 use crate::record::Recorder;
+use answers::Answers;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Exposition;
@@ -41,7 +43,13 @@ pub struct Site {
     pub otlp: Option<Arc<crate::export::otlp::Stats>>,
     /// The flight recorder.
     pub recorder: Recorder,
+    /// Long answers under way.
+    pub answers: LongAnswers,
 }
+
+/// Long answers under way: of their kind for each server.
+#[derive(Clone, Debug, Default)]
+pub struct LongAnswers(Arc<Answers>);
 
 impl Site {
     /// What every exporter tells.
@@ -85,9 +93,9 @@ pub fn router(site: Site, access: Access) -> axum::Router {
 }
 
 async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Response {
-    let text = exposition.text(|| crate::export::prometheus::encode(site.snapshots().collect()));
+    let text = exposition.text(&site.answers.0, || crate::export::prometheus::encode(site.snapshots().collect()));
     match text.await {
-        Ok(text) => ([(header::CONTENT_TYPE, crate::export::prometheus::CONTENT_TYPE)], text).into_response(),
+        Ok(text) => text.response(crate::export::prometheus::CONTENT_TYPE),
         Err(error) => {
             tracing::error!(%error, "exposition failed");
             problem::Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; the log tells why")
