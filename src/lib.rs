@@ -13,6 +13,7 @@ pub mod daemon;
 pub mod detect;
 pub mod dial;
 pub mod export;
+pub mod files;
 pub mod grpc;
 pub mod join;
 pub mod kubelet;

@@ -6,11 +6,11 @@
 use super::account::Sender;
 use super::intake::Intake;
 use super::refusal::Refusal;
+use crate::files::Bound;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const NOBODY: u32 = 65_534;
 #[derive(Debug)]
 pub struct Socket {
     socket: UnixDatagram,
-    path: PathBuf,
+    bound: Bound,
 }
 
 impl Socket {
@@ -37,23 +37,18 @@ impl Socket {
     /// # Errors
     /// Where the directory cannot be made, the path is something else than a socket, or another daemon has it.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        remove_stale(path)?;
-        let socket = UnixDatagram::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        let (socket, bound) = Bound::datagram(path, 0o666)?;
         socket.set_read_timeout(Some(RECEIVE_WAIT))?;
         rustix::net::sockopt::set_socket_passcred(&socket, true)?;
         // As much as the system allows: a burst waits here while the thread is not scheduled.
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 4 << 20)?;
-        Ok(Self { socket, path: path.to_owned() })
+        Ok(Self { socket, bound })
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.bound.path()
     }
 
     /// Wakes [`Socket::run`], which then looks whether it is to stop. Nothing is received any more.
@@ -137,28 +132,8 @@ fn sender(message: &libc::msghdr) -> Sender {
     Sender::process(None, NOBODY)
 }
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "annotation socket was already gone");
-        }
-    }
-}
-
 struct Datagram {
     length: usize,
     truncated: bool,
     sender: Sender,
-}
-
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
-    }
-    let probe = UnixDatagram::unbound()?;
-    if probe.connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon listens on it"));
-    }
-    std::fs::remove_file(path)
 }

@@ -2,8 +2,10 @@
 
 use super::serve::{Signals, runtime, tell, until_ended};
 use super::{Common, terminal};
-use crate::config::{SourceSpec, default_socket, load};
+use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
+use crate::files::OwnFolder;
+use anyhow::Context as _;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,17 +24,11 @@ Over HTTP it takes marks and captures here only with `Authorization: Bearer TOKE
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let mut settings = load(&common.layers())?;
     settings.source = SourceSpec::Sim(None);
-    let own_dir = tempdir();
-    // Beside a daemon that runs already, and gone with the demonstration, unless it was told where to.
-    if common.annotations_socket.is_none() && settings.annotations_socket == Some(default_socket()) {
-        settings.annotations_socket = Some(own_dir.join("annotations.sock"));
-    }
-    if settings.captures.directory == crate::record::default_directory() {
-        settings.captures.directory = Some(own_dir.join("captures"));
-    }
+    // Removed when this ends, however it does.
+    let _own = own_folder(common, &mut settings)?;
     let socket = settings.annotations_socket.clone();
     let takes_posts = settings.listen.ip().is_loopback() && settings.token_file.is_none();
-    let done = runtime()?.block_on(async {
+    runtime()?.block_on(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
@@ -44,14 +40,25 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         progress.abort();
         daemon.stop().await;
         Ok(())
-    });
-    // Not there where both the socket and the captures were elsewhere.
-    let _ = std::fs::remove_dir_all(&own_dir);
-    done
+    })
 }
 
-fn tempdir() -> std::path::PathBuf {
-    std::env::temp_dir().join(format!("highwater-demo-{}", std::process::id()))
+/// Puts the socket and the captures into a folder of the demonstration's own, unless it was told where to: beside a
+/// daemon that runs already, and gone with the demonstration.
+fn own_folder(common: &Common, settings: &mut Settings) -> anyhow::Result<Option<OwnFolder>> {
+    let has_socket = common.annotations_socket.is_none() && settings.annotations_socket == Some(default_socket());
+    let has_captures = settings.captures.directory == crate::record::default_directory();
+    if !has_socket && !has_captures {
+        return Ok(None);
+    }
+    let own = OwnFolder::make("highwater-demo").context("cannot make a folder for the demonstration")?;
+    if has_socket {
+        settings.annotations_socket = Some(own.path().join("annotations.sock"));
+    }
+    if has_captures {
+        settings.captures.directory = Some(own.path().join("captures"));
+    }
+    Ok(Some(own))
 }
 
 fn what_to_look_at(address: SocketAddr, takes_posts: bool, socket: &str) -> String {

@@ -4,7 +4,9 @@ use super::directory::{Listed, State};
 use super::settings::Settings;
 use super::stats::Outcome;
 use super::trigger::Trigger;
+use crate::files::Folder;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Further triggers that one capture tells of between two of its transactions; more only lengthen it.
 const MOST_JOINED: usize = 64;
@@ -69,6 +71,8 @@ pub(super) struct Desk {
     ended: BTreeMap<&'static str, i64>,
     /// Why nothing can be written.
     pub trouble: Option<String>,
+    /// Where they are; `None` before it could be had.
+    pub folder: Option<Arc<Folder>>,
     /// All captures, oldest first.
     pub listed: BTreeMap<String, Listed>,
 }

@@ -6,6 +6,7 @@
 use super::directory::State;
 use super::file::{File, KnownRank};
 use super::recorder::Start;
+use super::schema::Trouble;
 use super::track::Track;
 use super::trigger::{Findings, Trigger};
 use crate::annotate::{Intake, Jobs};
@@ -78,7 +79,7 @@ impl Capture {
         view: View,
         intake: Arc<Intake>,
         findings: Arc<dyn Findings>,
-    ) -> rusqlite::Result<Self> {
+    ) -> Result<Self, Trouble> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
         let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);

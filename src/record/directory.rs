@@ -1,15 +1,18 @@
 //! The folder of captures: what is in it, what a killed process left there, and making room.
 //!
 //! Only files whose names are [`id`]s are ever looked at or removed. One daemon at a time has the folder, by
-//! a lock on `.lock`.
+//! a lock on `.lock`. Nobody else may write to it, and no link in it is followed: [`Folder`] holds both.
 
 use super::{id, schema};
+use crate::files::Folder;
+use rusqlite::ErrorCode;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What a file ends in once it is whole.
 const WHOLE: &str = ".sqlite";
@@ -17,6 +20,7 @@ const WHOLE: &str = ".sqlite";
 const PARTIAL: &str = ".partial.sqlite";
 /// What SQLite adds to the name for its journal.
 const JOURNAL: &str = "-wal";
+const LOCK: &str = ".lock";
 
 /// A file that is there to be removed: what a full disk needs to let a capture be finished, which is the last second of
 /// it once more. One mebibyte is 8 GPUs whose memory changes every millisecond, four times over.
@@ -83,7 +87,7 @@ pub struct Listed {
 /// The folder, locked.
 #[derive(Debug)]
 pub(super) struct Directory {
-    path: PathBuf,
+    folder: Arc<Folder>,
     _lock: OwnedFd,
 }
 
@@ -91,44 +95,43 @@ impl Directory {
     /// Makes the folder where it is missing, and locks it.
     ///
     /// # Errors
-    /// Where it cannot be made or written to, or another daemon has it.
+    /// Where it cannot be made or written to, others may write to it, or another daemon has it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
-        let lock = fs::File::options().create(true).truncate(false).write(true).open(path.join(".lock"))?;
-        let lock = OwnedFd::from(lock);
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            let is_taken = error == rustix::io::Errno::WOULDBLOCK;
-            if is_taken { io::Error::other("another daemon writes to it") } else { error.into() }
-        })?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        let folder = Folder::open(path)?;
+        let lock = folder.lock(LOCK, "another daemon writes captures here")?;
+        folder.size(RESERVE)?;
+        Ok(Self { folder: Arc::new(folder), _lock: lock })
     }
 
-    fn whole(&self, id: &str) -> PathBuf {
-        whole(&self.path, id)
+    /// Where captures are read from.
+    pub fn folder(&self) -> &Arc<Folder> {
+        &self.folder
     }
 
-    fn partial(&self, id: &str) -> PathBuf {
-        partial(&self.path, id)
+    /// Where the file of a capture that begins is to be made.
+    pub fn path_of_partial(&self, id: &str) -> io::Result<PathBuf> {
+        self.folder.path_of(&partial(id))
     }
 
     /// Bytes of a file that is being written, with its journal.
     pub fn partial_bytes(&self, id: &str) -> u64 {
-        let partial = self.partial(id);
-        size(&partial) + size(&journal(&partial))
+        let partial = partial(id);
+        self.size(&partial) + self.size(&journal(&partial))
     }
 
     /// Bytes that can still be written; 0 where the system does not say.
     pub fn free_bytes(&self) -> u64 {
-        rustix::fs::statvfs(&self.path).map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+        self.folder.free_bytes().unwrap_or(0)
     }
 
     /// Takes room for finishing a capture when the disk is full. Where there is none, there is no reserve.
     pub fn reserve(&self) {
-        let path = self.path.join(RESERVE);
-        if size(&path) < RESERVE_BYTES as u64
-            && let Err(error) = fs::write(&path, vec![0; RESERVE_BYTES])
-        {
-            tracing::debug!(path = %path.display(), %error, "no room is reserved");
+        if self.size(RESERVE) >= RESERVE_BYTES as u64 {
+            return;
+        }
+        let made = self.folder.create_anew(RESERVE).and_then(|mut file| file.write_all(&vec![0; RESERVE_BYTES]));
+        if let Err(error) = made {
+            tracing::debug!(%error, "no room is reserved");
             self.release();
         }
     }
@@ -136,45 +139,50 @@ impl Directory {
     /// Gives that room back to the disk.
     pub fn release(&self) {
         // Not there where there was no room for it.
-        let _ = fs::remove_file(self.path.join(RESERVE));
+        let _ = self.folder.remove(RESERVE);
     }
 
     /// Bytes of everything that is being written or could not be finished, and of the reserve.
     pub fn other_bytes(&self) -> u64 {
-        let names = self.names().unwrap_or_default();
+        // A folder that cannot be listed has no figure; the next turn looks again.
+        let names = self.folder.names().unwrap_or_default();
         let is_other = |name: &&String| name.contains(PARTIAL) || *name == RESERVE;
-        names.iter().filter(is_other).map(|name| size(&self.path.join(name))).sum()
+        names.iter().filter(is_other).map(|name| self.size(name)).sum()
     }
 
     /// Gives a finished file its name, and makes that outlast a power failure.
     pub fn publish(&self, id: &str) -> io::Result<u64> {
-        let whole = self.whole(id);
-        fs::rename(self.partial(id), &whole)?;
-        fs::File::open(&self.path)?.sync_all()?;
-        Ok(size(&whole))
+        self.folder.rename(&partial(id), &whole(id))?;
+        self.folder.sync()?;
+        Ok(self.size(&whole(id)))
     }
 
     /// Removes a file that is being written.
     pub fn discard(&self, id: &str) {
-        let partial = self.partial(id);
-        for path in [journal(&partial), partial] {
-            if let Err(error) = fs::remove_file(&path)
+        let partial = partial(id);
+        for name in [journal(&partial), partial] {
+            if let Err(error) = self.folder.remove(&name)
                 && error.kind() != io::ErrorKind::NotFound
             {
-                tracing::warn!(path = %path.display(), %error, "cannot be removed");
+                tracing::warn!(%error, "cannot be removed");
             }
         }
     }
 
     /// Removes a finished file.
     pub fn remove(&self, id: &str) -> io::Result<()> {
-        fs::remove_file(self.whole(id))
+        self.folder.remove(&whole(id))
+    }
+
+    /// Bytes of a file. One that is not there, or is not ours, takes none.
+    fn size(&self, name: &str) -> u64 {
+        self.folder.size(name).ok().flatten().unwrap_or(0)
     }
 
     /// Finishes what a killed process or a full disk left, and lists everything; and whether something is still left.
     pub fn recover_and_list(&self) -> io::Result<(BTreeMap<String, Listed>, bool)> {
         let mut is_left = false;
-        let names = self.names()?;
+        let names = self.folder.names()?;
         for id in names.iter().filter_map(|name| name.strip_suffix(PARTIAL)).filter(|id| id::is_id(id)) {
             match self.recover(id) {
                 Ok(true) => tracing::info!(id, "a capture that was interrupted is kept as it was"),
@@ -185,19 +193,30 @@ impl Directory {
                 }
             }
         }
-        let ids = self.names()?.into_iter().filter_map(|name| name.strip_suffix(WHOLE).map(str::to_owned));
-        let listed = ids.filter(|id| id::is_id(id)).map(|id| (id.clone(), self.look(id))).collect();
+        let names = self.folder.names()?;
+        let mut listed = BTreeMap::new();
+        for id in names.iter().filter_map(|name| name.strip_suffix(WHOLE)).filter(|id| id::is_id(id)) {
+            let looked = self.look(id).unwrap_or_else(|error| {
+                if is_damage(&*error) {
+                    tracing::warn!(id, %error, "a capture cannot be read");
+                } else {
+                    is_left = true;
+                    tracing::debug!(id, %error, "a capture cannot be read now, and is looked at again");
+                }
+                self.unreadable(id)
+            });
+            listed.insert(id.to_owned(), looked);
+        }
         Ok((listed, is_left))
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        let names = fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
-        names.filter_map(Result::transpose).collect()
     }
 
     /// Makes one readable file of what was left; `false` if nothing was committed.
     fn recover(&self, id: &str) -> Result<bool, Box<dyn std::error::Error>> {
-        let connection = schema::reopen(&self.partial(id))?;
+        let partial = partial(id);
+        self.folder.check_sole(&partial)?;
+        // SQLite takes a journal that it cannot look at for one that is not there; what it has would be removed.
+        self.folder.size(&journal(&partial))?;
+        let connection = schema::reopen(&self.folder.path_of(&partial)?)?;
         let tables: i64 =
             connection.query_row("SELECT count(*) FROM sqlite_master WHERE name = 'meta'", [], |row| row.get(0))?;
         if tables == 0 {
@@ -210,53 +229,64 @@ impl Directory {
         Ok(true)
     }
 
-    fn look(&self, id: String) -> Listed {
-        let path = self.whole(&id);
-        let reason = id.split_once("Z-").map_or_else(String::new, |(_, reason)| reason.to_owned());
-        let bytes = size(&path);
-        let unreadable = Listed {
-            id,
-            reason,
+    fn look(&self, id: &str) -> Result<Listed, Box<dyn std::error::Error>> {
+        let bytes = self.folder.size(&whole(id))?.unwrap_or(0);
+        let connection = schema::look(&self.folder.path_of(&whole(id))?)?;
+        Ok(Listed {
+            id: id.to_owned(),
+            reason: reason_of(id),
+            note: schema::meta(&connection, "note")?,
+            begin_unix_nano: schema::meta(&connection, "begin_ns")?,
+            end_unix_nano: schema::meta(&connection, "end_ns")?,
+            bytes,
+            state: State::of(&schema::meta::<String>(&connection, "state")?),
+        })
+    }
+
+    fn unreadable(&self, id: &str) -> Listed {
+        Listed {
+            id: id.to_owned(),
+            reason: reason_of(id),
             note: String::new(),
             begin_unix_nano: None,
             end_unix_nano: None,
-            bytes,
+            bytes: self.size(&whole(id)),
             state: State::Unreadable,
-        };
-        let read = || -> rusqlite::Result<Listed> {
-            let connection = schema::look(&path)?;
-            Ok(Listed {
-                note: schema::meta(&connection, "note")?,
-                begin_unix_nano: schema::meta(&connection, "begin_ns")?,
-                end_unix_nano: schema::meta(&connection, "end_ns")?,
-                state: State::of(&schema::meta::<String>(&connection, "state")?),
-                ..unreadable.clone()
-            })
-        };
-        read().unwrap_or_else(|error| {
-            tracing::warn!(id = unreadable.id, %error, "a capture cannot be read");
-            unreadable.clone()
-        })
+        }
     }
 }
 
-/// The file of a capture that is whole.
-pub(super) fn whole(folder: &Path, id: &str) -> PathBuf {
-    folder.join(format!("{id}{WHOLE}"))
+/// Whether a file itself is wrong, and will be the next time too. Too many open files, say, pass.
+fn is_damage(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let code = error.downcast_ref::<rusqlite::Error>().map(rusqlite::Error::sqlite_error_code);
+    match code {
+        Some(Some(code)) => matches!(code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::Unknown),
+        // What it holds is not what a recording holds.
+        Some(None) => true,
+        None => error.downcast_ref::<io::Error>().is_some_and(is_refused),
+    }
 }
 
-/// The file of one that is being written.
-pub(super) fn partial(folder: &Path, id: &str) -> PathBuf {
-    folder.join(format!("{id}{PARTIAL}"))
+/// Opens the file of a capture that is whole.
+pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
+    folder.read(&whole(id))
 }
 
-fn journal(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(JOURNAL);
-    name.into()
+fn reason_of(id: &str) -> String {
+    id.split_once("Z-").map_or_else(String::new, |(_, reason)| reason.to_owned())
 }
 
-fn size(path: &Path) -> u64 {
-    // A file that is not there takes no bytes.
-    fs::metadata(path).map_or(0, |metadata| metadata.len())
+/// The name of a capture that is whole.
+fn whole(id: &str) -> String {
+    format!("{id}{WHOLE}")
+}
+
+/// The name of one that is being written.
+fn partial(id: &str) -> String {
+    format!("{id}{PARTIAL}")
+}
+
+fn journal(name: &str) -> String {
+    format!("{name}{JOURNAL}")
 }

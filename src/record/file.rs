@@ -39,7 +39,7 @@ pub(super) struct File {
 
 impl File {
     /// Begins the file and its first transaction.
-    pub fn create(path: &Path, most_bytes: u64, shift_ns: i64, uuids: Vec<String>) -> rusqlite::Result<Self> {
+    pub fn create(path: &Path, most_bytes: u64, shift_ns: i64, uuids: Vec<String>) -> Result<Self, schema::Trouble> {
         Ok(Self { connection: schema::create(path, most_bytes)?, shift_ns, uuids })
     }
 

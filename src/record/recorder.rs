@@ -11,7 +11,8 @@ use super::worker::Worker;
 use crate::annotate::{Event, Intake};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::node::Slot;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -132,12 +133,19 @@ impl Recorder {
         shared.desk().listed.values().rev().cloned().collect()
     }
 
-    /// The capture of this name, and its file. Only names that are listed have one.
+    /// The capture of this name. Only those that are listed are found.
     #[must_use]
-    pub fn find(&self, id: &str) -> Option<(Listed, PathBuf)> {
-        let shared = self.0.as_ref()?;
-        let listed = shared.desk().listed.get(id).cloned()?;
-        Some((listed, directory::whole(shared.settings.directory.as_deref()?, id)))
+    pub fn find(&self, id: &str) -> Option<Listed> {
+        self.0.as_ref()?.desk().listed.get(id).cloned()
+    }
+
+    /// Opens the file of a capture that is whole.
+    ///
+    /// # Errors
+    /// Where it is not there any more, or cannot be opened. The name must be that of a capture that was found.
+    pub fn open(&self, listed: &Listed) -> io::Result<File> {
+        let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
+        directory::open_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
     /// What became of triggers; `None` where the recorder is off.

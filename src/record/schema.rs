@@ -8,6 +8,7 @@
 //! it is one file that opens anywhere, read-only folders too, and only then gets its final name.
 
 use rusqlite::{Connection, OpenFlags};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,6 +16,15 @@ use std::time::Duration;
 pub const APPLICATION_ID: i32 = 0x4869_5761;
 /// The format of `docs/recordings.md`, in the header's user version.
 pub const FORMAT_VERSION: i32 = 1;
+
+/// Why a recording cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("{0}")]
+    Sql(#[from] rusqlite::Error),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}
 
 /// Bytes of a page: SQLite's default.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -71,10 +81,14 @@ SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
 FROM gpus g CROSS JOIN ticks t;
 ";
 
-/// Makes the file of a new recording, at most so large, and begins the transaction that its tables are in.
-pub(super) fn create(path: &Path, most_bytes: u64) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+/// However a file is opened: by one thread, and through no link, of which a path must have none at all.
+const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
+
+/// Makes the file of a new recording, at most so large, and begins the transaction that its tables are in. SQLite alone
+/// would take a file that is there already.
+pub(super) fn create(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
+    std::fs::File::options().write(true).create_new(true).mode(0o644).open(path)?;
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     let pages = i64::try_from(most_bytes / PAGE_BYTES).unwrap_or(i64::MAX).max(16);
     connection.pragma_update(None, "max_page_count", pages)?;
@@ -113,16 +127,14 @@ pub(super) fn close(connection: Connection) -> rusqlite::Result<()> {
 
 /// Opens a recording that a killed process left behind, for [`close`] to make one file of it.
 pub(super) fn reopen(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     Ok(connection)
 }
 
 /// Opens a finished recording to look at it.
 pub(super) fn look(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Connection::open_with_flags(path, flags)
+    Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | SAFELY)
 }
 
 /// A value of the table `meta`.

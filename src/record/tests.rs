@@ -2,7 +2,7 @@
 
 use super::admission::Refusal;
 use super::capture::{Capture, View};
-use super::directory::State;
+use super::directory::{Directory, State};
 use super::recorder::Start;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
 use super::{Outcome, Recorder, Request, Settings, schema};
@@ -15,7 +15,7 @@ use crate::sample::{Sampler, Ticked};
 use crate::source::{Device, Error, Medium, Source};
 use proptest::prelude::*;
 use rusqlite::Connection;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -95,10 +95,19 @@ impl Rig {
         self.node.join.advance(&self.intake, self.clock.now_ns());
     }
 
-    fn capture(&self, path: &Path, (begin_ns, end_ns): (i64, i64), findings: Arc<dyn Findings>) -> Capture {
+    fn capture(&self, path: &Path, interval: (i64, i64), findings: Arc<dyn Findings>) -> Capture {
+        self.try_capture(path, interval, findings).unwrap()
+    }
+
+    fn try_capture(
+        &self,
+        path: &Path,
+        (begin_ns, end_ns): (i64, i64),
+        findings: Arc<dyn Findings>,
+    ) -> Result<Capture, schema::Trouble> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into() };
         let start = Start { id: "id".into(), trigger, begin_ns, end_ns };
-        Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings).unwrap()
+        Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
     }
 
     /// A recorder over this node, and its thread, which ends when the switch is set.
@@ -113,6 +122,11 @@ impl Rig {
         let directory = Some(self.folder.path().join("captures"));
         let (before_ns, after_ns, cooldown_ns) = (SECOND_NS, SECOND_NS / 10, 0);
         Settings { directory, before_ns, after_ns, cooldown_ns, most_files: 3, most_bytes: 4 << 20 }
+    }
+
+    /// The file of a capture that is whole.
+    fn whole(&self, id: &str) -> PathBuf {
+        self.folder.path().join("captures").join(format!("{id}.sqlite"))
     }
 
     /// Lets time pass, a millisecond at a time with changing memory and some twenty times as fast as it is, until
@@ -385,7 +399,7 @@ fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readabl
     }
     let listed = recorder.list();
     assert!(listed.len() < 4 && listed[0].state == State::CutShort, "{listed:?}");
-    let (_, path) = recorder.find(&listed[0].id).unwrap();
+    let path = rig.whole(&listed[0].id);
     let file = schema::look(&path).unwrap();
     assert_eq!(integrity(&file), "ok");
     let end_ns: i64 = schema::meta(&file, "end_ns").unwrap();
@@ -454,7 +468,78 @@ fn what_a_killed_process_left_is_finished_at_the_next_start() {
     let copy = listed.iter().find(|listed| listed.id == "20261120T204012.009Z-oom").unwrap();
     assert_eq!((copy.state, copy.begin_unix_nano), (State::Interrupted, Some(now_ns - SECOND_NS)));
     assert!(listed.iter().all(|listed| listed.reason == "oom"), "what has nothing is removed: {listed:?}");
-    let (_, path) = recorder.find(&copy.id).unwrap();
+    let path = rig.whole(&copy.id);
     assert_eq!(told(&schema::look(&path).unwrap()).len(), 1);
     end(&recorder, &stop, thread);
+}
+
+/// What another user may have prepared where the daemon writes as root: links to a file that only root can write to.
+#[test]
+fn no_link_in_the_folder_is_followed_and_each_is_named() {
+    use std::os::unix::fs::symlink;
+    let rig = Rig::new();
+    let (victim, folder) = (rig.folder.path().join("victim"), rig.folder.path().join("captures"));
+    std::fs::write(&victim, "bytes of somebody else").unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    for name in [".lock", ".reserve"] {
+        symlink(&victim, folder.join(name)).unwrap();
+        let (recorder, stop, thread) = rig.recorder(rig.settings());
+        while recorder.trouble().is_none() {
+            std::thread::yield_now();
+        }
+        let trouble = recorder.trouble().unwrap();
+        assert!(trouble.contains(&format!("captures/{name}")) && trouble.contains("symbolic link"), "{trouble}");
+        end(&recorder, &stop, thread);
+        std::fs::remove_file(folder.join(name)).unwrap();
+    }
+    let elsewhere = rig.folder.path().join("elsewhere");
+    std::fs::rename(&folder, &elsewhere).unwrap();
+    symlink(&elsewhere, &folder).unwrap();
+    let told = Directory::open(&folder).unwrap_err().to_string();
+    assert!(told.contains("captures: is a symbolic link"), "{told}");
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "bytes of somebody else");
+}
+
+#[test]
+fn a_recording_is_made_and_opened_through_no_link() {
+    use std::os::unix::fs::symlink;
+    let rig = Rig::new();
+    let (victim, link) = (rig.folder.path().join("victim"), rig.folder.path().join("it.sqlite"));
+    std::fs::write(&victim, "").unwrap();
+    symlink(&victim, &link).unwrap();
+    let now_ns = rig.clock.now_ns();
+    let told = rig.try_capture(&link, (now_ns, now_ns + SECOND_NS), Arc::new(OneFinding)).err().unwrap().to_string();
+    assert!(told.contains("exists"), "{told}");
+    assert!(schema::reopen(&link).is_err() && schema::look(&link).is_err());
+    assert_eq!(std::fs::read(&victim).unwrap(), b"", "an empty file is what SQLite would make a database of");
+    // What a dead process left, or somebody put there under such a name.
+    let folder = rig.folder.path().join("captures");
+    std::fs::create_dir(&folder).unwrap();
+    let left = folder.join("20261120T204011.009Z-oom.partial.sqlite");
+    for prepare in [symlink::<&Path, &Path>, std::fs::hard_link::<&Path, &Path>] {
+        prepare(&victim, &left).unwrap();
+        let (listed, is_left) = Directory::open(&folder).unwrap().recover_and_list().unwrap();
+        assert!(listed.is_empty() && is_left);
+        std::fs::remove_file(&left).unwrap();
+    }
+    assert_eq!(std::fs::read(&victim).unwrap(), b"");
+}
+
+/// Too many open files, say: what a kill left is finished later, and not removed.
+#[test]
+fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
+    let rig = Rig::new();
+    let folder = rig.folder.path().join("captures");
+    std::fs::create_dir(&folder).unwrap();
+    let left = folder.join("20261120T204011.009Z-oom.partial.sqlite");
+    std::fs::write(&left, "").unwrap();
+    // An empty database has no table; what was committed may be in its journal, which cannot be looked at.
+    std::fs::create_dir(folder.join("20261120T204011.009Z-oom.partial.sqlite-wal")).unwrap();
+    let directory = Directory::open(&folder).unwrap();
+    let (listed, is_left) = directory.recover_and_list().unwrap();
+    assert!(listed.is_empty() && is_left && left.exists());
+    std::fs::create_dir(folder.join("20261120T204011.009Z-xid.sqlite")).unwrap();
+    std::fs::write(folder.join("20261120T204012.009Z-xid.sqlite"), "no database").unwrap();
+    let (listed, _) = directory.recover_and_list().unwrap();
+    assert!(listed.len() == 2 && listed.values().all(|listed| listed.state == State::Unreadable), "{listed:?}");
 }

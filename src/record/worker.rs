@@ -3,11 +3,13 @@
 //! Whatever the disk does costs this thread time and nobody else: the sampler and the intake do not know that it exists.
 
 use super::capture::{Capture, View};
-use super::directory::{self, Directory, State};
+use super::directory::{Directory, State};
 use super::recorder::{Shared, Start, Starts};
+use super::schema::Trouble;
 use super::stats::Outcome;
 use crate::annotate::Intake;
 use rusqlite::ErrorCode;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -37,15 +39,6 @@ pub struct Worker {
     /// Whether a file could not be finished and is to be tried again.
     is_left: bool,
     told: Option<Instant>,
-}
-
-/// Why a capture went no further.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error("{0}")]
-    Sql(#[from] rusqlite::Error),
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
 }
 
 impl Worker {
@@ -85,12 +78,14 @@ impl Worker {
                 self.is_left = is_left;
                 desk.relist(listed);
                 desk.trouble = None;
+                desk.folder = Some(Arc::clone(directory.folder()));
                 drop(desk);
                 self.directory = Some(directory);
                 self.make_room();
             }
             Err(error) => {
-                let trouble = format!("{}: {error}", path.display());
+                // The error names the path.
+                let trouble = error.to_string();
                 if desk.trouble.as_ref() != Some(&trouble) {
                     tracing::warn!("captures cannot be written (captures.directory): {trouble}");
                 }
@@ -131,7 +126,7 @@ impl Worker {
     }
 
     fn write(&mut self, start: &Start, view: View, stop: &AtomicBool) -> Outcome {
-        let written = self.begin(start, view).map_err(Trouble::from).map(|mut capture| {
+        let written = self.begin(start, view).map(|mut capture| {
             let ended = self.follow(&mut capture, &start.id, stop);
             (capture, ended)
         });
@@ -173,15 +168,14 @@ impl Worker {
         is_full && self.directory.as_ref().is_some_and(|directory| directory.free_bytes() > ROOM_BYTES)
     }
 
-    fn begin(&self, start: &Start, view: View) -> rusqlite::Result<Capture> {
-        if let Some(directory) = &self.directory {
-            directory.reserve();
-        }
+    fn begin(&self, start: &Start, view: View) -> Result<Capture, Trouble> {
+        let Some(directory) = &self.directory else { return Err(io::Error::from(io::ErrorKind::NotFound).into()) };
+        directory.reserve();
         self.make_room();
-        let path = self.shared.settings.directory.as_deref().map(|folder| directory::partial(folder, &start.id));
+        let path = directory.path_of_partial(&start.id)?;
         let most_bytes = self.shared.settings.most_capture_bytes();
         let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
-        Capture::begin(&path.unwrap_or_default(), most_bytes, start, view, intake, findings)
+        Capture::begin(&path, most_bytes, start, view, intake, findings)
     }
 
     /// Writes until the capture is over, and tells how it ended.
@@ -252,7 +246,7 @@ impl Worker {
         let remove = self.shared.desk().to_remove(&self.shared.settings, other_bytes);
         for id in remove {
             if let Err(error) = directory.remove(&id)
-                && error.kind() != std::io::ErrorKind::NotFound
+                && error.kind() != io::ErrorKind::NotFound
             {
                 tracing::warn!(id, %error, "an old capture cannot be removed");
                 break;

@@ -102,14 +102,24 @@ fn refused(refusal: &Refusal) -> Problem {
 pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
     let gone =
         || Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"));
-    let (listed, path) = desk.recorder.find(&id).ok_or_else(gone)?;
+    let listed = desk.recorder.find(&id).ok_or_else(gone)?;
     if listed.state == Progress::Writing {
         let detail = "it is being written; /api/v1/captures tells when it is complete";
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
-    let opened = blocking(move || File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
-    // It may have been removed since it was listed.
-    let (bytes, file) = opened.map_err(|_| gone())?;
+    let (recorder, found) = (desk.recorder, listed.clone());
+    let opened = blocking(move || recorder.open(&found).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
+    let (bytes, file) = opened.map_err(|error| {
+        // It may have been removed since it was listed.
+        if error.kind() == io::ErrorKind::NotFound {
+            return gone();
+        }
+        tracing::warn!(id, %error, "a capture cannot be opened");
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the capture cannot be opened at the moment; the log has the cause",
+        )
+    })?;
     let headers = [
         (header::CONTENT_TYPE, "application/vnd.sqlite3".to_owned()),
         (header::CONTENT_LENGTH, bytes.to_string()),

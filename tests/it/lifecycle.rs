@@ -133,3 +133,42 @@ fn unknown_paths_and_methods_are_problems() {
     assert_eq!(daemon.ask("/api/v1/gpus/0/memory?from=yesterday").0, 400);
     assert_eq!(daemon.ask("/api/v1/jobs/nobody/phases").0, 404);
 }
+
+/// Somebody who knows the demonstration's process number prepares the folder that it once wrote to.
+#[test]
+fn the_demo_writes_to_nothing_that_others_prepared_and_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (victim, there) = (folder.path().join("victim"), folder.path().join("tmp"));
+    std::fs::write(&victim, "bytes of somebody else").expect("written");
+    std::fs::create_dir(&there).expect("made");
+    let prepare = "mkdir -p \"$TMPDIR/highwater-demo-$$/captures\" && cd \"$TMPDIR/highwater-demo-$$/captures\" \
+                   && ln -s \"$VICTIM\" .reserve && ln -s \"$VICTIM\" .lock && exec \"$0\" \"$@\"";
+    let mut demo = std::process::Command::new("sh");
+    demo.args(["-c", prepare, env!("CARGO_BIN_EXE_highwater"), "demo", "--for", "8s", "--listen", "127.0.0.1:0"]);
+    demo.env_clear().env("TMPDIR", &there).env("VICTIM", &victim).env("PATH", std::env::var_os("PATH").expect("one"));
+    demo.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+    let mut child = Killed(demo.spawn().expect("it starts"));
+    let log = BufReader::new(child.0.stderr.take().expect("a pipe")).lines();
+    let mut log = log.map(|line| line.expect("a line"));
+    let address = log.find_map(|line| Some(line.split_once("listening on ")?.1.to_owned())).expect("it listens");
+    let is_prepared = |name: &str| name.len() < "highwater-demo-0123456789abcdef".len();
+    let own = crate::process::eventually(Duration::from_secs(20), "a folder of its own", || {
+        let names = std::fs::read_dir(&there).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.into_iter().find(|name| !is_prepared(name)).map(|name| there.join(name))
+    });
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&own).expect("there").permissions());
+    assert_eq!(mode & 0o777, 0o700);
+    // A capture needs the reserve.
+    let captures = format!("{}/api/v1/captures", address.trim());
+    crate::process::eventually(Duration::from_secs(20), "a capture", || {
+        let asked = crate::daemon::agent().post(&captures).send_json(serde_json::json!({"seconds_after": 0})).ok()?;
+        (asked.status() == 202).then_some(())
+    });
+    crate::process::eventually(Duration::from_secs(20), "a reserve of its own", || {
+        (std::fs::metadata(own.join("captures/.reserve")).ok()?.len() == 1 << 20).then_some(())
+    });
+    rustix::process::kill_process(Pid::from_child(&child.0), Signal::TERM).expect("it runs");
+    assert!(child.0.wait().expect("it ends").success());
+    assert_eq!(std::fs::read_to_string(&victim).expect("there"), "bytes of somebody else");
+    assert!(!own.exists(), "{}", own.display());
+}

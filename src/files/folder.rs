@@ -1,0 +1,206 @@
+//! A folder that is this process's alone to write: captures, the queue of OTLP.
+
+use super::walk::{is_open_to_others, reach};
+use super::{about, is_trusted, refuse};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{flock, fstat, fstatvfs, fsync, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// A file that is made.
+const MADE: Mode = Mode::from_raw_mode(0o644);
+/// However a file is opened: no link is followed, and nobody waits for the other end of a FIFO.
+const SAFELY: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
+
+/// An opened folder. Names in it are single components.
+#[derive(Debug)]
+pub struct Folder {
+    fd: OwnedFd,
+    /// As it was given, for errors.
+    path: PathBuf,
+    /// Without links, for what opens files by their path.
+    real_path: PathBuf,
+}
+
+impl Folder {
+    /// Opens the folder, and makes it where it is missing.
+    ///
+    /// # Errors
+    /// Where it cannot be made or listed; where it is a symbolic link, belongs neither to this process's user nor to
+    /// root, or others may write to it. Each names the path.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let found = reach(path, false)?;
+        let fd = openat(&found, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let fd = fd.map_err(|error| about(path, error))?;
+        let stat = fstat(&fd).map_err(|error| about(path, error))?;
+        if !is_trusted(stat.st_uid) {
+            return Err(refuse(path, format!("belongs to user {}", stat.st_uid)));
+        }
+        if is_open_to_others(&stat) {
+            let mode = stat.st_mode & 0o7777;
+            let problem =
+                format!("others may write to it (mode {mode:04o}), and prepare names in it; use one below it");
+            return Err(refuse(path, problem));
+        }
+        let real_path = std::fs::canonicalize(path).map_err(|error| about(path, error))?;
+        Ok(Self { fd, path: path.to_owned(), real_path })
+    }
+
+    /// Where it is, as it was given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a file for what cannot use descriptors, without links.
+    ///
+    /// # Errors
+    /// Where the folder is no longer there.
+    pub fn path_of(&self, name: &str) -> io::Result<PathBuf> {
+        let (here, there) = (fstat(&self.fd)?, rustix::fs::lstat(&self.real_path));
+        let is_there = there.is_ok_and(|there| (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino));
+        if is_there { Ok(self.real_path.join(name)) } else { Err(refuse(&self.path, "was moved or replaced")) }
+    }
+
+    fn about(&self, name: &str, error: impl Into<io::Error>) -> io::Error {
+        about(&self.path.join(name), error)
+    }
+
+    fn stat(&self, name: &str) -> io::Result<Stat> {
+        statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| self.about(name, error))
+    }
+
+    fn check(&self, name: &str, stat: &Stat) -> io::Result<()> {
+        let problem = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if !is_trusted(stat.st_uid) => format!("belongs to user {}", stat.st_uid),
+            FileType::RegularFile => return Ok(()),
+            FileType::Symlink => "is a symbolic link, where a file of the daemon's is expected".to_owned(),
+            kind => format!("is no regular file but a {kind:?}"),
+        };
+        Err(refuse(&self.path.join(name), problem))
+    }
+
+    /// The size of a file of this process's, bytes; `None` where there is none of this name.
+    ///
+    /// # Errors
+    /// Where it cannot be looked at, or the name is taken by anything else.
+    pub fn size(&self, name: &str) -> io::Result<Option<u64>> {
+        match self.stat(name) {
+            Ok(stat) => self.check(name, &stat).map(|()| u64::try_from(stat.st_size).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checks that a file, which something is about to write to by its path, has no other name that is meant to stay.
+    ///
+    /// # Errors
+    /// Where it has, cannot be looked at, or the name is taken by anything else than a file of this process's.
+    pub fn check_sole(&self, name: &str) -> io::Result<()> {
+        let stat = self.stat(name)?;
+        self.check(name, &stat)?;
+        if stat.st_nlink > 1 {
+            return Err(refuse(&self.path.join(name), "has a second name elsewhere (a hard link)"));
+        }
+        Ok(())
+    }
+
+    /// Opens a file to read it.
+    ///
+    /// # Errors
+    /// Where it cannot be opened, or the name is taken by anything else than a file of this process's.
+    pub fn read(&self, name: &str) -> io::Result<File> {
+        self.open_file(name, OFlags::RDONLY)
+    }
+
+    /// Makes a file.
+    ///
+    /// # Errors
+    /// Where it cannot be made, or the name is taken.
+    pub fn create(&self, name: &str) -> io::Result<File> {
+        self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// Makes a file in place of one of this process's that may be there.
+    ///
+    /// # Errors
+    /// Where it cannot be made, or the name is taken by anything else.
+    pub fn create_anew(&self, name: &str) -> io::Result<File> {
+        if self.size(name)?.is_some() {
+            self.remove(name)?;
+        }
+        self.create(name)
+    }
+
+    /// Takes a lock that ends with the process; the file is made where it is missing, and never written to.
+    ///
+    /// # Errors
+    /// With `taken` where another process has it; where the name is taken by anything else than a file of this process's.
+    pub fn lock(&self, name: &str, taken: &str) -> io::Result<OwnedFd> {
+        // Looked at before it is opened: opening a device has effects.
+        self.size(name)?;
+        let file = OwnedFd::from(self.open_file(name, OFlags::RDWR | OFlags::CREATE)?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => Err(self.about(name, io::Error::new(io::ErrorKind::ResourceBusy, taken))),
+            Err(error) => Err(self.about(name, error)),
+        }
+    }
+
+    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let file = openat(&self.fd, name, flags | SAFELY, MADE);
+        let file = match file {
+            Err(Errno::LOOP) => return Err(self.check(name, &self.stat(name)?).err().unwrap_or(Errno::LOOP.into())),
+            file => file.map_err(|error| self.about(name, error))?,
+        };
+        self.check(name, &fstat(&file).map_err(|error| self.about(name, error))?)?;
+        Ok(file.into())
+    }
+
+    /// Removes a name. What a link points to stays.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        unlinkat(&self.fd, name, AtFlags::empty()).map_err(|error| self.about(name, error))
+    }
+
+    /// Gives a file another name, in place of what has that.
+    ///
+    /// # Errors
+    /// Where it cannot be renamed.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        renameat(&self.fd, from, &self.fd, to).map_err(|error| self.about(from, error))
+    }
+
+    /// Makes names outlast a power failure.
+    ///
+    /// # Errors
+    /// Where the disk fails.
+    pub fn sync(&self) -> io::Result<()> {
+        fsync(&self.fd).map_err(|error| about(&self.path, error))
+    }
+
+    /// All names in it that are text.
+    ///
+    /// # Errors
+    /// Where it cannot be listed.
+    pub fn names(&self) -> io::Result<Vec<String>> {
+        let entries = Dir::read_from(&self.fd).map_err(|error| about(&self.path, error))?;
+        let name = |entry: rustix::io::Result<rustix::fs::DirEntry>| match entry {
+            Ok(entry) => entry.file_name().to_str().ok().map(|name| Ok(name.to_owned())),
+            Err(error) => Some(Err(about(&self.path, error))),
+        };
+        let names = entries.filter_map(name);
+        names.filter(|name| !name.as_ref().is_ok_and(|name| name == "." || name == "..")).collect()
+    }
+
+    /// Bytes that can still be written; `None` where the system does not say.
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<u64> {
+        fstatvfs(&self.fd).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+}

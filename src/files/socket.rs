@@ -1,0 +1,96 @@
+//! The name of a Unix datagram socket, in a folder that may be others' too, as `/tmp` is.
+//!
+//! The kernel follows no link where it binds. What others can prepare there is refused with its name, or is a socket
+//! that nobody listens on, whose name is removed. Permissions are given to the socket that was bound, by its descriptor:
+//! a name could stand for something else by then.
+
+use super::walk::reach;
+use super::{about, is_trusted, refuse};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+/// A bound socket's name. It is removed when this is dropped, if it is still that socket's.
+#[derive(Debug)]
+pub struct Bound {
+    folder: OwnedFd,
+    name: OsString,
+    path: PathBuf,
+    /// The socket itself, open so that no other one gets its number.
+    itself: OwnedFd,
+}
+
+impl Bound {
+    /// Binds `path` with permissions `mode`. A socket that nobody listens on any more is replaced; folders that are
+    /// missing are made.
+    ///
+    /// # Errors
+    /// Where the folder cannot be reached or made, the name is taken by something else than a socket, or somebody
+    /// listens on that.
+    pub fn datagram(path: &Path, mode: u32) -> io::Result<(UnixDatagram, Self)> {
+        let name = path.file_name().ok_or_else(|| refuse(path, "is no name of a socket"))?.to_owned();
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = reach(above, true)?;
+        remove_stale(&folder, &name, path)?;
+        let socket = UnixDatagram::bind(path).map_err(|error| about(path, error))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let bound = openat(&folder, &name, flags, Mode::empty()).map_err(|error| about(path, error))?;
+        let stat = fstat(&bound).map_err(|error| about(path, error))?;
+        if !is_socket(&stat) || !is_trusted(stat.st_uid) {
+            return Err(refuse(path, "was replaced while it was bound"));
+        }
+        // The one way to change what a descriptor of a name stands for; a path could stand for something else.
+        let by_descriptor = format!("/proc/self/fd/{}", bound.as_raw_fd());
+        std::fs::set_permissions(by_descriptor, std::fs::Permissions::from_mode(mode)).map_err(|e| about(path, e))?;
+        Ok((socket, Self { folder, name, path: path.to_owned(), itself: bound }))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let (found, itself) = (statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW), fstat(&self.itself));
+        let is_ours = found.and_then(|found| Ok(identity(&found) == identity(&itself?)));
+        if is_ours != Ok(true) {
+            tracing::debug!(path = %self.path.display(), "the socket's name was already gone, or is another's");
+        } else if let Err(error) = unlinkat(&self.folder, &self.name, AtFlags::empty()) {
+            tracing::debug!(path = %self.path.display(), %error, "the socket's name cannot be removed");
+        }
+    }
+}
+
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+fn is_socket(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+}
+
+fn remove_stale(folder: &OwnedFd, name: &OsString, path: &Path) -> io::Result<()> {
+    let found = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => found,
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(about(path, error)),
+    };
+    let taken = |kind, problem: String| Err(io::Error::new(kind, format!("{}: {problem}", path.display())));
+    if !is_socket(&found) {
+        return taken(io::ErrorKind::AlreadyExists, "the path exists and is not a socket".into());
+    }
+    let probe = UnixDatagram::unbound()?;
+    if probe.connect(path).is_ok() {
+        let problem = format!("another daemon listens on it, a process of user {}", found.st_uid);
+        return taken(io::ErrorKind::AddrInUse, problem);
+    }
+    // Only a name goes: whatever has replaced the socket by now, what a link points to stays.
+    unlinkat(folder, name, AtFlags::empty()).map_err(|error| about(path, error))
+}
