@@ -197,6 +197,8 @@ metrics! {
         "Bytes of all that waits to be exported over OTLP, at most `otlp.queue_bytes`.";
     OTLP_ATTEMPTS = Counter "highwater_otlp_attempts_total" ["signal", "outcome"]
         "Requests to OTLP receivers, by how they ended: sent, failed (tried again), refused for good.";
+    OTLP_READ_FAILURES = Counter "highwater_otlp_read_failures_total" ["signal"]
+        "How often the file of a request in `otlp.queue_dir` could not be read for now. The request keeps its place.";
     OTLP_SENT_BYTES = Counter "highwater_otlp_sent_bytes_total" ["signal"]
         "Bytes of the requests that OTLP receivers took, before compression.";
     BUILD_INFO = Gauge "highwater_build_info" ["version", "rustc"]

@@ -67,6 +67,7 @@ pub(super) fn otlp(stats: &Stats, out: &mut Families) {
         out.count(&c::OTLP_PRODUCED, &labels, Some(stats.produced(signal)));
         out.count(&c::OTLP_EXPORTED, &labels, Some(stats.exported(signal)));
         out.count(&c::OTLP_QUEUED, &labels, Some(stats.queued(signal)));
+        out.count(&c::OTLP_READ_FAILURES, &labels, Some(stats.read_failures(signal)));
         out.count(&c::OTLP_SENT_BYTES, &labels, Some(stats.sent_bytes(signal)));
         for reason in Reason::ALL {
             out.count(&c::OTLP_DROPPED, &[labels[0], reason.label()], Some(stats.dropped(signal, reason)));

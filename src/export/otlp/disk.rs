@@ -3,14 +3,16 @@
 //! Enters: payloads. Leaves: the same, also to the next process. A file is written beside its name and renamed, so
 //! that a killed process leaves whole files or none; a checksum finds what a lost power supply tore. Files are not
 //! synced: they outlive the process, and the page cache outlives it too. A disk that refuses costs no point: the payload
-//! stays in memory, and that is told once.
+//! stays in memory, and that is logged once. A file that cannot be read for now stays too: only a wrong checksum, or that
+//! it is not there, is damage. Nobody else may write to the folder, and no link in it is followed ([`Folder`]).
 
 use super::stats::Signal;
+use crate::files::Folder;
 use bytes::Bytes;
 use flate2::Crc;
-use rustix::fs::FlockOperation;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
 /// Ends the name of a whole file: `NUMBER-SIGNAL-POINTS.otlp`.
 const SUFFIX: &str = ".otlp";
@@ -24,11 +26,22 @@ const CHECKSUM_BYTES: usize = 4;
 /// A folder of requests.
 #[derive(Debug)]
 pub struct Disk {
-    folder: PathBuf,
+    folder: Folder,
     names: std::collections::BTreeMap<u64, String>,
     left: Vec<Left>,
     refuses: bool,
-    _lock: File,
+    _lock: OwnedFd,
+}
+
+/// What became of reading a request.
+#[derive(Debug)]
+pub(super) enum Read {
+    /// The payload.
+    Whole(Bytes),
+    /// It is not there, or not what was written.
+    Damaged,
+    /// It cannot be read now, and may be later.
+    Failed(io::Error),
 }
 
 /// A request that an earlier process left.
@@ -44,25 +57,26 @@ impl Disk {
     /// The folder, made if it is not there, and this process's alone. Files of other names are left alone.
     ///
     /// # Errors
-    /// Where the folder cannot be made, written or listed, or another process has it.
-    pub fn open(folder: &Path) -> std::io::Result<Self> {
-        std::fs::create_dir_all(folder)?;
-        let lock = lock(folder)?;
-        let (folder, names) = (folder.to_owned(), Default::default());
+    /// Where the folder cannot be made, written or listed, another process has it, others may write to it, or the name of
+    /// a request is taken by anything else than a file of this process's user. Each names the path.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        let folder = Folder::open(folder)?;
+        // Two daemons would send each other's requests, and write over them.
+        let lock = folder.lock(LOCK, "another process keeps its queue here")?;
+        let names = Default::default();
         let mut disk = Self { folder, names, left: Vec::new(), refuses: false, _lock: lock };
         disk.find_left()?;
         Ok(disk)
     }
 
-    fn find_left(&mut self) -> std::io::Result<()> {
-        for entry in std::fs::read_dir(&self.folder)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
+    fn find_left(&mut self) -> io::Result<()> {
+        for name in self.folder.names()? {
             if name.ends_with(TORN_SUFFIX) {
-                std::fs::remove_file(entry.path())?;
+                self.folder.remove(&name)?;
             } else if let Some((number, signal, points)) = parse(&name) {
-                let length = usize::try_from(entry.metadata()?.len()).unwrap_or(usize::MAX);
-                let bytes = length.saturating_sub(CHECKSUM_BYTES);
+                // One that has gone since it was listed is nobody's.
+                let Some(length) = self.folder.size(&name)? else { continue };
+                let bytes = usize::try_from(length).unwrap_or(usize::MAX).saturating_sub(CHECKSUM_BYTES);
                 self.left.push(Left { number, signal, points, bytes });
                 self.names.insert(number, name);
             }
@@ -87,7 +101,7 @@ impl Disk {
             }
             Err(error) => {
                 if !self.refuses {
-                    tracing::warn!(%error, folder = %self.folder.display(), "otlp.queue_dir: kept in memory instead");
+                    tracing::warn!(%error, folder = %self.folder.path().display(), "otlp.queue_dir: kept in memory instead");
                 }
                 self.refuses = true;
                 false
@@ -95,44 +109,48 @@ impl Disk {
         }
     }
 
-    fn try_write(&self, name: &str, payload: &[u8]) -> std::io::Result<()> {
-        let torn = self.folder.join(format!("{name}{TORN_SUFFIX}"));
+    fn try_write(&self, name: &str, payload: &[u8]) -> io::Result<()> {
+        let torn = format!("{name}{TORN_SUFFIX}");
         let mut content = Vec::with_capacity(payload.len() + CHECKSUM_BYTES);
         content.extend_from_slice(payload);
         content.extend_from_slice(&checksum(payload).to_le_bytes());
-        let written = std::fs::write(&torn, content).and_then(|()| std::fs::rename(&torn, self.folder.join(name)));
+        let written = self.folder.create_anew(&torn).and_then(|mut file| file.write_all(&content));
+        let written = written.and_then(|()| self.folder.rename(&torn, name));
         if written.is_err() {
             // What is left of it is no whole file; the next start removes it where this one cannot.
-            let _ = std::fs::remove_file(&torn);
+            let _ = self.folder.remove(&torn);
         }
         written
     }
 
-    /// The payload of a request; `None` where its file is damaged or gone.
-    pub(super) fn read(&self, number: u64) -> Option<Bytes> {
-        let mut content = std::fs::read(self.folder.join(self.names.get(&number)?)).ok()?;
-        let expected = content.split_off(content.len().checked_sub(CHECKSUM_BYTES)?);
-        (expected == checksum(&content).to_le_bytes()).then(|| content.into())
+    /// The payload of a request of so many bytes.
+    pub(super) fn read(&self, number: u64, bytes: usize) -> Read {
+        let Some(name) = self.names.get(&number) else { return Read::Damaged };
+        let mut content = Vec::with_capacity(bytes + CHECKSUM_BYTES);
+        // One byte more than there should be is enough to know that it is damaged.
+        let most = (bytes + CHECKSUM_BYTES + 1) as u64;
+        match self.folder.read(name).and_then(|file| file.take(most).read_to_end(&mut content)) {
+            Ok(_) => whole(content).map_or(Read::Damaged, Read::Whole),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Read::Damaged,
+            Err(error) => Read::Failed(error),
+        }
     }
 
     /// Removes a request.
     pub(super) fn remove(&mut self, number: u64) {
         let Some(name) = self.names.remove(&number) else { return };
-        if let Err(error) = std::fs::remove_file(self.folder.join(&name)) {
-            tracing::warn!(%error, name, "otlp.queue_dir: a request that is done with cannot be removed");
+        if let Err(error) = self.folder.remove(&name)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, "otlp.queue_dir: a request that is done with cannot be removed");
         }
     }
 }
 
-/// Takes the folder for this process, for as long as the file is open. Two daemons would send each other's requests, and
-/// write over them.
-fn lock(folder: &Path) -> std::io::Result<File> {
-    let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(std::io::Error::other("another process keeps its queue here")),
-        Err(error) => Err(error.into()),
-    }
+/// What was written, without its checksum; `None` where that does not match.
+fn whole(mut content: Vec<u8>) -> Option<Bytes> {
+    let expected = content.split_off(content.len().checked_sub(CHECKSUM_BYTES)?);
+    (expected == checksum(&content).to_le_bytes()).then(|| content.into())
 }
 
 fn checksum(payload: &[u8]) -> u32 {

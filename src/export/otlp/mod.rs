@@ -47,7 +47,7 @@ pub use disk::Disk;
 pub use levels::{Level, Levels};
 pub use metrics::{Exemplars, Mapper, Snapshot};
 pub use producer::Producer;
-pub use queue::{Batch, Queue};
+pub use queue::{Batch, Next, Queue};
 pub use raw::RawPoints;
 pub use reply::Reply;
 pub use run::{Exporter, GRACE};

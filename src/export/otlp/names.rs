@@ -139,6 +139,7 @@ names! {
     OTLP_QUEUED => "highwater.otlp.queued" "{point}" UpDown;
     OTLP_QUEUED_BYTES => "highwater.otlp.queued.size" "By" UpDown;
     OTLP_ATTEMPTS => "highwater.otlp.attempts" "{request}" CountInt;
+    OTLP_READ_FAILURES => "highwater.otlp.read_failures" "{failure}" CountInt;
     OTLP_SENT_BYTES => "highwater.otlp.sent.io" "By" CountInt;
     BUILD_INFO => "highwater.build.info" "1" GaugeInt;
     PROCESS_CPU => "process.cpu.time" "s" Count;

@@ -3,12 +3,14 @@
 //! Enters: encoded requests, each with the number of its points. Leaves: the same, one at a time for each signal.
 //! Invariants: at every moment, for each signal, points produced = exported + queued + dropped; bytes never exceed the
 //! cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
-//! dropped meanwhile: it may arrive. Absent on purpose: time and retries, which the lanes ([`run`](super::run)) keep.
+//! dropped meanwhile: it may arrive. One whose file cannot be read for now keeps its place. Absent on purpose: time and
+//! retries, which the lanes ([`run`](super::run)) keep.
 
-use super::disk::Disk;
+use super::disk::{Disk, Read};
 use super::stats::{Reason, Signal, Stats};
 use bytes::Bytes;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
@@ -21,6 +23,17 @@ pub struct Batch {
     pub points: u64,
     /// The encoded request.
     pub payload: Bytes,
+}
+
+/// What a lane gets from the queue.
+#[derive(Debug)]
+pub enum Next {
+    /// The oldest request. It must be acknowledged or given back before the next.
+    Batch(Batch),
+    /// There is none, or one is being sent.
+    Nothing,
+    /// The oldest one's file cannot be read for now. It is still the oldest: try again later.
+    Unreadable(io::Error),
 }
 
 /// The queue. Shared by the producer and one lane for each signal.
@@ -76,23 +89,22 @@ impl Queue {
         self.arrived[signal as usize].notify_one();
     }
 
-    /// Waits until the signal has a request, and takes the oldest. One is taken at a time: it must be acknowledged or
-    /// given back before the next.
-    pub async fn take(&self, signal: Signal) -> Batch {
+    /// Waits until the signal has a request, and takes the oldest; never [`Next::Nothing`].
+    pub async fn take(&self, signal: Signal) -> Next {
         loop {
-            if let Some(batch) = self.try_take(signal) {
-                return batch;
+            match self.try_take(signal) {
+                Next::Nothing => self.arrived[signal as usize].notified().await,
+                next => return next,
             }
-            self.arrived[signal as usize].notified().await;
         }
     }
 
-    /// The oldest request of the signal, if there is one and none is being sent.
-    pub fn try_take(&self, signal: Signal) -> Option<Batch> {
+    /// The oldest request of the signal, if none is being sent.
+    pub fn try_take(&self, signal: Signal) -> Next {
         let mut state = self.state();
-        let batch = state.take(signal, &self.stats);
+        let next = state.take(signal, &self.stats);
         state.publish(&self.stats);
-        batch
+        next
     }
 
     /// The request that is being sent has arrived, less `rejected` of its points, which the receiver refused.
@@ -194,23 +206,36 @@ impl State {
         true
     }
 
-    fn take(&mut self, signal: Signal, stats: &Stats) -> Option<Batch> {
+    fn take(&mut self, signal: Signal, stats: &Stats) -> Next {
         if self.lanes[signal as usize].sending.is_some() {
-            return None;
+            return Next::Nothing;
         }
-        loop {
-            let entry = self.lanes[signal as usize].waiting.pop_front()?;
-            let payload = match &entry.payload {
-                Some(payload) => Some(payload.clone()),
-                None => self.disk.as_ref().and_then(|disk| disk.read(entry.number)),
-            };
+        while let Some(entry) = self.lanes[signal as usize].waiting.pop_front() {
             let points = entry.points;
-            if let Some(payload) = payload {
-                self.lanes[signal as usize].sending = Some(entry);
-                return Some(Batch { signal, points, payload });
+            match self.read(&entry) {
+                Read::Whole(payload) => {
+                    self.lanes[signal as usize].sending = Some(entry);
+                    return Next::Batch(Batch { signal, points, payload });
+                }
+                Read::Damaged => {
+                    self.forget(signal, &entry);
+                    stats.add_dropped(signal, Reason::Corrupt, points);
+                }
+                Read::Failed(error) => {
+                    self.lanes[signal as usize].waiting.push_front(entry);
+                    stats.add_read_failure(signal);
+                    return Next::Unreadable(error);
+                }
             }
-            self.forget(signal, &entry);
-            stats.add_dropped(signal, Reason::Corrupt, points);
+        }
+        Next::Nothing
+    }
+
+    fn read(&self, entry: &Entry) -> Read {
+        match (&entry.payload, &self.disk) {
+            (Some(payload), _) => Read::Whole(payload.clone()),
+            (None, Some(disk)) => disk.read(entry.number, entry.bytes),
+            (None, None) => Read::Damaged,
         }
     }
 

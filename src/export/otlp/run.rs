@@ -7,7 +7,7 @@
 use super::backoff::Backoff;
 use super::disk::Disk;
 use super::producer::Producer;
-use super::queue::Queue;
+use super::queue::{Batch, Next, Queue};
 use super::reply::Reply;
 use super::settings::Settings;
 use super::stats::{Attempt, Signal, Stats};
@@ -49,7 +49,7 @@ impl Exporter {
         let disk = settings
             .queue_dir
             .as_deref()
-            .map(|folder| Disk::open(folder).map_err(|error| format!("otlp.queue_dir: {}: {error}", folder.display())));
+            .map(|folder| Disk::open(folder).map_err(|error| format!("otlp.queue_dir: {error}")));
         let queue = Arc::new(Queue::new(settings.queue_bytes, disk.transpose()?, Arc::clone(stats)));
         let peer = |endpoint| Peer::new(endpoint, Arc::clone(dial)).map(Arc::new);
         let metrics = settings.metrics.clone().map(peer).transpose()?;
@@ -110,53 +110,73 @@ impl Lane {
     async fn run(self, mut closing: watch::Receiver<bool>) {
         let seed = (u64::from(std::process::id()) << 8) | (self.signal as u64 + 1);
         let mut backoff = Backoff::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut reading = Backoff::new(seed);
         let mut told = None;
         loop {
-            let batch = tokio::select! {
+            let next = tokio::select! {
                 biased;
-                batch = self.queue.take(self.signal) => batch,
+                next = self.queue.take(self.signal) => next,
                 () = closed(&mut closing) => return,
             };
-            let bytes = batch.payload.len() as u64;
-            match self.peer.send(self.signal, batch.payload).await {
-                Reply::Taken { rejected, message } => {
-                    self.stats.add_attempt(self.signal, Attempt::Sent);
-                    self.stats.add_sent_bytes(self.signal, bytes);
-                    self.queue.exported(self.signal, rejected);
-                    if !backoff.is_reset() {
-                        tracing::info!(signal = self.signal.label(), "OTLP: the receiver takes points again");
-                    }
-                    backoff.reset();
-                    if rejected > 0 || !message.is_empty() {
-                        let message = format!("of {} points {rejected} were rejected: {message}", batch.points);
-                        self.tell(&mut told, &message);
-                    }
+            let wait = match next {
+                Next::Nothing => continue,
+                Next::Unreadable(error) => {
+                    self.tell(&mut told, &format!("what waits cannot be read, will be tried again: {error}"));
+                    Some(reading.wait(None))
                 }
-                Reply::Refused(why) => {
-                    self.stats.add_attempt(self.signal, Attempt::Refused);
-                    self.queue.refused(self.signal);
-                    self.tell(&mut told, &format!("refused, and dropped: {why}"));
+                Next::Batch(batch) => {
+                    reading.reset();
+                    self.send(batch, &mut backoff, &mut told).await
                 }
-                Reply::Retry { after, why } => {
-                    self.stats.add_attempt(self.signal, Attempt::Failed);
-                    self.queue.give_back(self.signal);
-                    if backoff.is_reset() {
-                        tracing::warn!(signal = self.signal.label(), "OTLP: not sent, will be tried again: {why}");
-                    }
-                    if *closing.borrow() {
-                        return;
-                    }
-                    tokio::select! {
-                        () = tokio::time::sleep(backoff.wait(after)) => {}
-                        // One more attempt: the receiver may be back.
-                        () = closed(&mut closing) => {}
-                    }
-                }
+            };
+            let Some(wait) = wait else { continue };
+            if *closing.borrow() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                // One more attempt: the receiver may be back, and the disk.
+                () = closed(&mut closing) => {}
             }
         }
     }
 
-    /// Logs what a receiver said, at most once a minute: its words are its own, and may be others each time. The
+    /// Sends a request; returns how long to wait before the next attempt where it has to be tried again.
+    async fn send(&self, batch: Batch, backoff: &mut Backoff, told: &mut Option<Instant>) -> Option<Duration> {
+        let bytes = batch.payload.len() as u64;
+        match self.peer.send(self.signal, batch.payload).await {
+            Reply::Taken { rejected, message } => {
+                self.stats.add_attempt(self.signal, Attempt::Sent);
+                self.stats.add_sent_bytes(self.signal, bytes);
+                self.queue.exported(self.signal, rejected);
+                if !backoff.is_reset() {
+                    tracing::info!(signal = self.signal.label(), "OTLP: the receiver takes points again");
+                }
+                backoff.reset();
+                if rejected > 0 || !message.is_empty() {
+                    let message = format!("of {} points {rejected} were rejected: {message}", batch.points);
+                    self.tell(told, &message);
+                }
+                None
+            }
+            Reply::Refused(why) => {
+                self.stats.add_attempt(self.signal, Attempt::Refused);
+                self.queue.refused(self.signal);
+                self.tell(told, &format!("refused, and dropped: {why}"));
+                None
+            }
+            Reply::Retry { after, why } => {
+                self.stats.add_attempt(self.signal, Attempt::Failed);
+                self.queue.give_back(self.signal);
+                if backoff.is_reset() {
+                    tracing::warn!(signal = self.signal.label(), "OTLP: not sent, will be tried again: {why}");
+                }
+                Some(backoff.wait(after))
+            }
+        }
+    }
+
+    /// Logs what a receiver or the disk said, at most once a minute: its words are its own, and may be others each time. The
     /// counters have all of it.
     fn tell(&self, told: &mut Option<Instant>, message: &str) {
         if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {

@@ -118,6 +118,7 @@ struct OfSignal {
     dropped: [AtomicU64; Reason::ALL.len()],
     attempts: [AtomicU64; Attempt::ALL.len()],
     sent_bytes: AtomicU64,
+    read_failures: AtomicU64,
 }
 
 macro_rules! counter {
@@ -138,6 +139,17 @@ impl Stats {
     counter!(add_produced, produced, produced, "Points that were to be exported since the start.");
     counter!(add_exported, exported, exported, "Points that a receiver took.");
     counter!(add_sent_bytes, sent_bytes, sent_bytes, "Bytes of the requests that were taken, before compression.");
+
+    /// A request's file could not be read for now.
+    pub(super) fn add_read_failure(&self, signal: Signal) {
+        self.signals[signal as usize].read_failures.fetch_add(1, Relaxed);
+    }
+
+    /// How often a request's file could not be read for now.
+    #[must_use]
+    pub fn read_failures(&self, signal: Signal) -> u64 {
+        self.signals[signal as usize].read_failures.load(Relaxed)
+    }
 
     pub(super) fn set_queued(&self, signal: Signal, points: u64) {
         self.signals[signal as usize].queued.store(points, Relaxed);

@@ -155,3 +155,50 @@ fn points(request: &opentelemetry_proto::tonic::collector::metrics::v1::ExportMe
     }
     by_kind.values().sum::<usize>() as u64
 }
+
+/// Files that cannot be read for ten minutes, while the receiver is there again: directories are in their places, which
+/// root cannot read either.
+#[tokio::test(start_paused = true)]
+async fn files_that_cannot_be_read_for_a_while_cost_no_point() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let queue = folder.path().join("queue");
+    let aside = folder.path().join("aside");
+    std::fs::create_dir(&aside).expect("made");
+    let collector = Collector::in_memory();
+    let mut settings = settings(&standard("http/protobuf"), Keys { raw: Raw::Always, ..Keys::default() });
+    settings.queue_dir = Some(queue.clone());
+    let bench = Bench::start(GPUS, settings, Arc::new(collector.clone()));
+    sleep(Duration::from_secs(35)).await;
+    collector.set(Mode::Refuses);
+    sleep(Duration::from_secs(100)).await;
+    let waiting = || std::fs::read_dir(&queue).expect("there").map(|entry| entry.expect("an entry").path());
+    let files: Vec<_> = waiting().filter(|path| path.extension().is_some_and(|ending| ending == "otlp")).collect();
+    assert!(files.len() > 10, "{files:?}");
+    for file in &files {
+        std::fs::rename(file, aside.join(file.file_name().expect("a name"))).expect("there");
+        std::fs::create_dir(file).expect("made");
+    }
+    collector.set(Mode::Takes);
+    for _ in 0..60 {
+        sleep(Duration::from_secs(10)).await;
+        bench.check_accounts();
+    }
+    for signal in [Signal::Metrics, Signal::Raw] {
+        let (failures, stats) = (bench.stats.read_failures(signal), &bench.stats);
+        assert_eq!(stats.all_dropped(signal), 0, "{signal:?}");
+        assert!(stats.queued(signal) > 0 && (20..200).contains(&failures), "{signal:?}: {failures} in ten minutes");
+    }
+    for file in &files {
+        std::fs::remove_dir(file).expect("empty");
+        std::fs::rename(aside.join(file.file_name().expect("a name")), file).expect("put back");
+    }
+    sleep(Duration::from_secs(60)).await;
+    let now_s = 35 + 100 + 600 + 60;
+    let expected: Vec<i64> = (1..=now_s / INTERVAL_S).map(|n| n * INTERVAL_S).collect();
+    assert_eq!(usage_times(&collector), expected, "every point once, in order, at its own time");
+    bench.check_accounts();
+    for signal in [Signal::Metrics, Signal::Raw] {
+        let stats = &bench.stats;
+        assert_eq!((stats.queued(signal), stats.all_dropped(signal)), (0, 0), "{signal:?}");
+    }
+}

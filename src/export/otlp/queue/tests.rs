@@ -69,6 +69,15 @@ proptest! {
     }
 }
 
+/// The points of the request that a lane gets, if it gets one.
+fn taken(queue: &Queue, signal: Signal) -> Option<u64> {
+    match queue.try_take(signal) {
+        Next::Batch(batch) => Some(batch.points),
+        Next::Nothing => None,
+        Next::Unreadable(error) => panic!("{error}"),
+    }
+}
+
 /// A queue of 100 bytes that holds these requests of 40 bytes, each with as many points as its number.
 fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
@@ -83,18 +92,18 @@ fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
 fn the_oldest_goes_first_whatever_its_signal() {
     let (queue, stats) = holding(&[Signal::Spans, Signal::Metrics, Signal::Metrics]);
     assert_eq!(stats.dropped(Signal::Spans, Reason::Overflow), 1);
-    assert_eq!(queue.try_take(Signal::Metrics).map(|batch| batch.points), Some(2));
+    assert_eq!(taken(&queue, Signal::Metrics), Some(2));
 }
 
 #[test]
 fn what_is_being_sent_is_not_dropped_and_comes_first_again_when_given_back() {
     let (queue, stats) = holding(&[Signal::Metrics, Signal::Metrics]);
-    assert_eq!(queue.try_take(Signal::Metrics).map(|batch| batch.points), Some(1));
-    assert_eq!(queue.try_take(Signal::Metrics), None, "one at a time");
+    assert_eq!(taken(&queue, Signal::Metrics), Some(1));
+    assert_eq!(taken(&queue, Signal::Metrics), None, "one at a time");
     queue.push(batch(Signal::Metrics, 3, 40));
     assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), 2, "the oldest that is not being sent");
     queue.give_back(Signal::Metrics);
-    assert_eq!(queue.try_take(Signal::Metrics).map(|batch| batch.points), Some(1));
+    assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     queue.push(batch(Signal::Metrics, 4, 90));
     assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), 2 + 3 + 4, "it leaves no room");
     queue.push(batch(Signal::Metrics, 5, 101));
@@ -109,7 +118,7 @@ fn a_disk_that_refuses_costs_no_point() {
     queue.push(batch(Signal::Raw, 1, 10));
     std::fs::remove_dir_all(folder.path()).expect("removed");
     queue.push(batch(Signal::Raw, 2, 10));
-    assert_eq!(queue.try_take(Signal::Raw).map(|batch| batch.points), Some(2), "the file of the first is gone");
+    assert_eq!(taken(&queue, Signal::Raw), Some(2), "the file of the first is gone");
     assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 1);
     queue.give_back(Signal::Raw);
     assert_eq!(queue.abandon(), 2, "what is only in memory ends with the process");
@@ -132,6 +141,88 @@ fn a_folder_is_one_process_s_and_names_that_no_process_writes_are_left_alone() {
     drop(queue);
     let stats = Arc::<Stats>::default();
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("free again")), Arc::clone(&stats));
-    assert_eq!(queue.try_take(Signal::Raw).map(|batch| batch.points), Some(1));
+    assert_eq!(taken(&queue, Signal::Raw), Some(1));
     assert!(folder.path().join(huge).exists() && folder.path().join(many).exists());
+}
+
+fn accounted(stats: &Stats, signal: Signal) -> bool {
+    stats.produced(signal) == stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal)
+}
+
+/// What a disk, or a table of open files that is full, does for a while: here directories where the files should be,
+/// which root cannot read either.
+#[test]
+fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let stats = Arc::new(Stats::default());
+    let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
+    for points in [666, 1, 2] {
+        queue.push(batch(Signal::Raw, points, 10));
+    }
+    let first = folder.path().join("00000000000000000000-raw-666.otlp");
+    let aside = folder.path().join("aside");
+    std::fs::rename(&first, &aside).expect("it was there");
+    std::fs::create_dir(&first).expect("made");
+    for failures in 1..=5 {
+        match queue.try_take(Signal::Raw) {
+            Next::Unreadable(error) => assert!(error.to_string().contains("raw-666.otlp"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(stats.read_failures(Signal::Raw), failures);
+        assert_eq!((stats.queued(Signal::Raw), stats.all_dropped(Signal::Raw)), (669, 0));
+        assert!(accounted(&stats, Signal::Raw));
+    }
+    std::fs::remove_dir(&first).expect("empty");
+    std::fs::rename(&aside, &first).expect("put back");
+    for points in [666, 1, 2] {
+        assert_eq!(taken(&queue, Signal::Raw), Some(points), "in the order of production");
+        queue.exported(Signal::Raw, 0);
+        assert!(accounted(&stats, Signal::Raw));
+    }
+    assert_eq!((stats.exported(Signal::Raw), stats.all_dropped(Signal::Raw)), (669, 0));
+}
+
+#[test]
+fn a_wrong_checksum_and_a_file_that_is_gone_are_damage() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let stats = Arc::new(Stats::default());
+    let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
+    for points in 1..=5 {
+        queue.push(batch(Signal::Raw, points, 10));
+    }
+    let file = |points: u64| folder.path().join(format!("{:020}-raw-{points}.otlp", points - 1));
+    let content = std::fs::read(file(1)).expect("it is there");
+    std::fs::write(file(1), [&content[..], b"more"].concat()).expect("longer");
+    std::fs::write(file(2), [b"x", &content[1..]].concat()).expect("torn");
+    std::fs::write(file(3), b"ab").expect("shorter than a checksum");
+    std::fs::remove_file(file(4)).expect("it was there");
+    assert_eq!(taken(&queue, Signal::Raw), Some(5));
+    assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 1 + 2 + 3 + 4);
+    assert!(accounted(&stats, Signal::Raw));
+}
+
+/// Names that somebody prepared: links at each file that the queue makes.
+#[test]
+fn no_link_in_the_folder_is_followed() {
+    use std::os::unix::fs::symlink;
+    let root = tempfile::TempDir::new().expect("a folder");
+    let (victim, folder) = (root.path().join("victim"), root.path().join("queue"));
+    std::fs::write(&victim, "bytes of somebody else").expect("written");
+    std::fs::create_dir(&folder).expect("made");
+    for name in ["otlp.lock", "00000000000000000007-raw-5.otlp"] {
+        symlink(&victim, folder.join(name)).expect("made");
+        let told = Disk::open(&folder).expect_err("it is refused").to_string();
+        assert!(told.contains(name) && told.contains("symbolic link"), "{told}");
+        std::fs::remove_file(folder.join(name)).expect("ours");
+    }
+    let stats = Arc::new(Stats::default());
+    let queue = Queue::new(1_000, Some(Disk::open(&folder).expect("a folder")), Arc::clone(&stats));
+    symlink(&victim, folder.join("00000000000000000000-raw-1.otlp.partial")).expect("made");
+    symlink(&victim, folder.join("00000000000000000001-raw-2.otlp")).expect("made");
+    queue.push(batch(Signal::Raw, 1, 10));
+    queue.push(batch(Signal::Raw, 2, 10));
+    assert_eq!(std::fs::read_to_string(&victim).expect("there"), "bytes of somebody else");
+    assert_eq!(taken(&queue, Signal::Raw), Some(1), "kept in memory");
+    queue.exported(Signal::Raw, 0);
+    assert_eq!(taken(&queue, Signal::Raw), Some(2), "in a file that took the link's name");
 }
