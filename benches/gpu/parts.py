@@ -134,7 +134,8 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
 
 def captures(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """Ticks beside an annotating job while captures of the last 30 s are written one after the other, and without."""
-    daemon = rig.daemon("recorder", ["--set", f"captures.directory={rig.folder / 'captures'}"])
+    often = ["--set", "captures.asks_per_hour=1000000"]
+    daemon = rig.daemon("recorder", ["--set", f"captures.directory={rig.folder / 'captures'}", *often])
     job = rig.train("--socket", str(daemon.socket))
     time.sleep(options.capture_past_seconds)  # So that each one has as much past as it asks for.
     of_kind = {

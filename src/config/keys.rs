@@ -99,12 +99,14 @@ keys! {
         |s, v| { s.captures.before_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
     "captures.after" = "10s", "How far after its trigger a capture ends. Further triggers lengthen it up to six times this.",
         |s, v| { s.captures.after_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
-    "captures.most_files" = "20", "Captures that are kept; the oldest goes first.",
+    "captures.most_files" = "20", "Captures that are kept; the oldest goes first. docs/recordings.md has the shares of those of findings, of `oom` marks, and of those that were asked for.",
         |s, v| { s.captures.most_files = count(v, 1, 100_000)?; Ok(()) };
     "captures.most_bytes" = "256MiB", "The most that all captures take together, and three times what one may take.",
         |s, v| { s.captures.most_bytes = bytes(v, 4 << 20, 1 << 50)? as u64; Ok(()) };
     "captures.cooldown" = "5m", "How long after a capture no other one begins by itself for the same reason.",
         |s, v| { s.captures.cooldown_ns = duration(v, 0, 86_400_000_000_000)?; Ok(()) };
+    "captures.asks_per_hour" = "36", "Captures that may be asked for in an hour, three of them at once.",
+        |s, v| { s.captures.asks_per_hour = count(v, 1, 1_000_000)?; Ok(()) };
     "metrics.processes" = "false", "Whether /metrics tells the memory of single processes. They are then read in every slow turn.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
     "detect.enabled" = "true", "Whether causes of slow steps are looked for. docs/findings.md tells each.",

@@ -1,15 +1,23 @@
 //! Which triggers begin a capture, which lengthen the one that is taken, and which are turned away. Pure.
 
+use super::asking::Asking;
 use super::directory::{Listed, State};
 use super::settings::Settings;
+use super::shares::{Class, Shares};
 use super::stats::Outcome;
-use super::trigger::Trigger;
+use super::trigger::{Reason, Trigger};
 use crate::files::Folder;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Further triggers that one capture tells of between two of its transactions; more only lengthen it.
 const MOST_JOINED: usize = 64;
+
+/// Captures that came to nothing and are still listed.
+const MOST_FAILED: usize = 16;
+/// The longest trouble that is listed, characters.
+const LONGEST_TROUBLE: usize = 300;
 
 /// Why a capture that somebody asked for is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +34,17 @@ pub enum Refusal {
         /// That one.
         id: String,
     },
+    /// Too many were asked for.
+    #[error("captures are asked for too often; `captures.asks_per_hour` is the limit")]
+    TooOften {
+        /// How long to wait.
+        wait: Duration,
+    },
+    /// Those that it must not push out take all room.
+    #[error(
+        "captures of findings and of `oom` marks take all room; `captures.most_bytes` and `captures.most_files` bound it"
+    )]
+    NoRoom,
     /// There is no directory that can be written to.
     #[error("captures cannot be written: {0}")]
     Unavailable(String),
@@ -43,6 +62,8 @@ impl Refusal {
         match self {
             Refusal::Off | Refusal::Limit(_) => None,
             Refusal::Busy { .. } => Some(Outcome::Busy),
+            Refusal::TooOften { .. } => Some(Outcome::TooOften),
+            Refusal::NoRoom => Some(Outcome::NoRoom),
             Refusal::Unavailable(_) => Some(Outcome::Unavailable),
             Refusal::NoGpus => Some(Outcome::NoGpus),
             Refusal::Ended => Some(Outcome::Dropped),
@@ -60,6 +81,8 @@ pub(super) struct Running {
     /// What it has to tell of beside its first trigger.
     pub joined: Vec<Trigger>,
     reasons: Vec<&'static str>,
+    /// It ends for another one, which something other than asking makes the recorder write.
+    pub yields: bool,
 }
 
 /// Everything that decides about triggers. Behind a lock that is held for microseconds, and never while a file is
@@ -73,8 +96,14 @@ pub(super) struct Desk {
     pub trouble: Option<String>,
     /// Where they are; `None` before it could be had.
     pub folder: Option<Arc<Folder>>,
-    /// All captures, oldest first.
+    /// All captures that have a file, oldest first.
     pub listed: BTreeMap<String, Listed>,
+    /// The last ones that came to nothing, oldest first.
+    pub failed: VecDeque<Listed>,
+    /// When the next one may be asked for.
+    pub asking: Asking,
+    /// What the capture that is taken has to make way for.
+    next: Vec<Trigger>,
 }
 
 /// What becomes of a trigger.
@@ -85,6 +114,8 @@ pub(super) enum Admitted {
     Cooldown,
     /// One is being taken that does not reach back to it.
     Busy,
+    /// One is being taken that somebody asked for and that does not reach back far enough: it ends, and this one's follows.
+    Next,
 }
 
 impl Desk {
@@ -92,6 +123,12 @@ impl Desk {
     pub fn admit(&mut self, trigger: &Trigger, settings: &Settings) -> Admitted {
         let label = trigger.reason.label();
         if let Some(running) = &mut self.running {
+            let is_missed = trigger.at_ns.saturating_sub(settings.before_ns) < running.begin_ns;
+            if is_missed && running.is_only_asked_for() && self.next.len() < MOST_JOINED {
+                running.yields = true;
+                self.next.push(trigger.clone());
+                return Admitted::Next;
+            }
             if trigger.at_ns < running.begin_ns {
                 return Admitted::Busy;
             }
@@ -102,6 +139,10 @@ impl Desk {
             }
             if !running.reasons.contains(&label) {
                 running.reasons.push(label);
+                // From now on it has the share of what it is for.
+                if let Some(listed) = self.listed.get_mut(&running.id) {
+                    listed.reasons.push(label.to_owned());
+                }
             }
             return Admitted::Joined;
         }
@@ -113,7 +154,34 @@ impl Desk {
     pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &Settings) {
         let longest_ns = end_ns.max(trigger.at_ns.saturating_add(settings.longest_after_ns()));
         let reasons = vec![trigger.reason.label()];
-        self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons });
+        self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons, yields: false });
+    }
+
+    /// Whether the capture of this name is to end for another one.
+    pub fn yields(&self, id: &str) -> bool {
+        self.running.as_ref().is_some_and(|running| running.id == id && running.yields)
+    }
+
+    /// What the last capture made way for.
+    pub fn take_next(&mut self) -> Vec<Trigger> {
+        std::mem::take(&mut self.next)
+    }
+
+    /// The capture of this name came to nothing, or to less than it should have.
+    pub fn fail(&mut self, id: &str, trouble: &str) {
+        let Some(mut listed) = self.listed.remove(id) else { return };
+        (listed.state, listed.bytes, listed.trouble) = (State::Failed, 0, Some(one_line(trouble)));
+        self.failed.push_back(listed);
+        if self.failed.len() > MOST_FAILED {
+            self.failed.pop_front();
+        }
+    }
+
+    /// Something was in the way of the capture of this name, of which there is a file all the same.
+    pub fn note_trouble(&mut self, id: &str, trouble: &str) {
+        if let Some(listed) = self.listed.get_mut(id) {
+            listed.trouble = Some(one_line(trouble));
+        }
     }
 
     /// The capture of this name is over; its reasons cool down.
@@ -150,36 +218,52 @@ impl Desk {
 
     /// The folder was looked at anew; what is about to be written is not there yet.
     pub fn relist(&mut self, listed: BTreeMap<String, Listed>) {
-        self.listed.retain(|_, listed| listed.state == State::Writing);
-        self.listed.extend(listed);
+        let known = std::mem::take(&mut self.listed);
+        self.listed = listed;
+        for (id, before) in known {
+            match self.listed.get_mut(&id) {
+                Some(now) => now.trouble = before.trouble,
+                None if before.state == State::Writing => drop(self.listed.insert(id, before)),
+                None => {}
+            }
+        }
+        let listed = &self.listed;
+        // What could not be finished may be by now.
+        self.failed.retain(|failed| !listed.contains_key(&failed.id));
     }
 
-    /// What takes all captures beyond their bounds, oldest first; never one that is being written, which is one of them
-    /// and among the `other_bytes`.
+    /// What takes all captures beyond their bounds, in order; never one that is being written, which is one of them and
+    /// among the `other_bytes`.
     pub fn to_remove(&self, settings: &Settings, other_bytes: u64) -> Vec<String> {
-        let (mut files, mut bytes) = (self.listed.len(), self.bytes() + other_bytes);
-        let mut remove = Vec::new();
-        for listed in self.listed.values().filter(|listed| listed.state != State::Writing) {
-            if files <= settings.most_files && bytes <= settings.most_bytes {
-                break;
-            }
-            files -= 1;
-            bytes -= listed.bytes;
-            remove.push(listed.id.clone());
-        }
-        remove
+        Shares::new(self.listed.values(), settings, other_bytes).removals()
     }
+
+    /// Bytes that the file of a capture for this reason may take; `None` where there is no room for it.
+    pub fn room(&self, reason: &str, settings: &Settings, other_bytes: u64) -> Option<u64> {
+        Shares::new(self.listed.values(), settings, other_bytes).room(Class::of([reason]))
+    }
+}
+
+impl Running {
+    fn is_only_asked_for(&self) -> bool {
+        self.reasons.iter().all(|reason| *reason == Reason::Asked.label())
+    }
+}
+
+/// A trouble as it is listed.
+fn one_line(trouble: &str) -> String {
+    let plain = trouble.chars().map(|character| if character.is_control() { ' ' } else { character });
+    plain.take(LONGEST_TROUBLE).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::trigger::Reason;
     use super::*;
     use crate::clock::SECOND_NS;
 
     fn settings() -> Settings {
         let (before_ns, after_ns) = (30 * SECOND_NS, 10 * SECOND_NS);
-        Settings { directory: None, before_ns, after_ns, most_files: 3, most_bytes: 100, cooldown_ns: 60 * SECOND_NS }
+        Settings { directory: None, before_ns, after_ns, cooldown_ns: 60 * SECOND_NS, ..Settings::default() }
     }
 
     fn oom(at_s: i64) -> Trigger {
@@ -222,19 +306,35 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_first_when_there_are_too_many_or_too_large_ones() {
+    fn what_is_asked_for_makes_way_for_what_it_does_not_reach_back_to() {
+        let (mut desk, settings) = (Desk::default(), settings());
+        let asked = Trigger { reason: Reason::Asked, ..oom(100) };
+        desk.begin("one".into(), &asked, (100 * SECOND_NS, 400 * SECOND_NS), &settings);
+        assert_eq!(desk.admit(&oom(120), &settings), Admitted::Next, "it would have 20 of 30 seconds");
+        assert!(desk.yields("one") && !desk.yields("two"));
+        desk.end("one");
+        assert_eq!(desk.take_next(), [oom(120)]);
+        desk.begin("two".into(), &asked, (70 * SECOND_NS, 400 * SECOND_NS), &settings);
+        assert_eq!(desk.admit(&oom(120), &settings), Admitted::Joined);
+        assert!(!desk.yields("two"));
+    }
+
+    #[test]
+    fn the_last_failures_are_listed_in_one_line_each() {
         let mut desk = Desk::default();
-        let mut list = |id: &str, bytes, state, other_bytes| {
-            let (id, reason, note) = (id.to_owned(), "oom".to_owned(), String::new());
-            let listed = Listed { id, reason, note, begin_unix_nano: None, end_unix_nano: None, bytes, state };
-            desk.listed.insert(listed.id.clone(), listed);
-            desk.to_remove(&settings(), other_bytes)
-        };
-        assert!(list("a", 10, State::Complete, 0).is_empty());
-        assert!(list("b", 40, State::Interrupted, 0).is_empty());
-        assert!(list("c", 40, State::Complete, 10).is_empty());
-        assert_eq!(list("d", 0, State::Writing, 0), ["a"]);
-        assert_eq!(list("d", 25, State::Writing, 25), ["a", "b"]);
-        assert_eq!(list("d", 1_000, State::Writing, 1_000), ["a", "b", "c"], "and never the one that is written");
+        for n in 0..20 {
+            let (id, reason) = (format!("{n:02}"), "oom".to_owned());
+            let (note, begin_unix_nano, end_unix_nano, trouble) = (String::new(), None, None, None);
+            let (reasons, state, bytes) = (vec![reason.clone()], State::Writing, 9);
+            let listed = Listed { id, reason, reasons, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
+            let id = listed.id.clone();
+            desk.listed.insert(id.clone(), listed);
+            desk.fail(&id, &format!("disk\nfull {}", "x".repeat(1_000)));
+        }
+        assert!(desk.listed.is_empty() && desk.failed.len() == MOST_FAILED);
+        let last = desk.failed.back().unwrap();
+        assert!(last.id == "19" && last.state == State::Failed && last.bytes == 0);
+        let trouble = last.trouble.clone().unwrap();
+        assert!(trouble.starts_with("disk full x") && trouble.len() == LONGEST_TROUBLE, "{trouble}");
     }
 }

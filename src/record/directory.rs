@@ -5,7 +5,7 @@
 
 use super::{id, schema};
 use crate::files::Folder;
-use rusqlite::ErrorCode;
+use rusqlite::{Connection, ErrorCode};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -72,6 +72,8 @@ pub struct Listed {
     pub id: String,
     /// Why it was taken: a finding's kind, `oom`, or `asked`.
     pub reason: String,
+    /// That, and why it went on for longer; each once.
+    pub reasons: Vec<String>,
     /// What is said of that.
     pub note: String,
     /// From when on it tells; `None` where it cannot be read.
@@ -82,6 +84,9 @@ pub struct Listed {
     pub bytes: u64,
     /// How far it has come.
     pub state: State,
+    /// What was in its way, where something was since the daemon began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// The folder, locked.
@@ -235,11 +240,13 @@ impl Directory {
         Ok(Listed {
             id: id.to_owned(),
             reason: reason_of(id),
+            reasons: reasons_of(&connection, id)?,
             note: schema::meta(&connection, "note")?,
             begin_unix_nano: schema::meta(&connection, "begin_ns")?,
             end_unix_nano: schema::meta(&connection, "end_ns")?,
             bytes,
             state: State::of(&schema::meta::<String>(&connection, "state")?),
+            trouble: None,
         })
     }
 
@@ -247,11 +254,13 @@ impl Directory {
         Listed {
             id: id.to_owned(),
             reason: reason_of(id),
+            reasons: vec![reason_of(id)],
             note: String::new(),
             begin_unix_nano: None,
             end_unix_nano: None,
             bytes: self.size(&whole(id)),
             state: State::Unreadable,
+            trouble: None,
         }
     }
 }
@@ -275,6 +284,19 @@ pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
 
 fn reason_of(id: &str) -> String {
     id.split_once("Z-").map_or_else(String::new, |(_, reason)| reason.to_owned())
+}
+
+/// The reason that it is named after, and the others of its triggers.
+fn reasons_of(connection: &Connection, id: &str) -> rusqlite::Result<Vec<String>> {
+    let mut reasons = vec![reason_of(id)];
+    let mut of_triggers = connection.prepare("SELECT DISTINCT substr(reason, 1, 64) FROM triggers LIMIT 64")?;
+    for reason in of_triggers.query_map([], |row| row.get::<_, String>(0))? {
+        let reason = reason?;
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    Ok(reasons)
 }
 
 /// The name of a capture that is whole.

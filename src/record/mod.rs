@@ -2,12 +2,13 @@
 //!
 //! Enters: triggers (a finding, an `oom` mark, a request), and by reading only, the rings, the last sweeps, the last
 //! events and the ended phases. Leaves: recordings, SQLite files as `docs/recordings.md` has them, in a directory whose
-//! count and bytes are bounded. Invariants: everything here runs on one thread that stands back behind the sampler's,
+//! count and bytes are bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread that stands back behind the sampler's,
 //! and only reads what the sampler writes; whoever triggers never waits for it; every trigger has one outcome that is
 //! counted; a kill leaves what was committed, which is all of the past once the file has any table. Absent on purpose:
 //! what makes a finding, which `detect` knows.
 
 mod admission;
+mod asking;
 mod capture;
 mod directory;
 mod file;
@@ -16,6 +17,7 @@ mod id;
 mod recorder;
 mod schema;
 mod settings;
+mod shares;
 mod stats;
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// How long after the request a capture that was asked for may go on, nanoseconds.
 const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
@@ -81,18 +82,8 @@ impl Recorder {
 
     /// Something happened. Returns at once; what becomes of it is counted.
     pub fn trigger(&self, trigger: Trigger) {
-        let Some(shared) = &self.0 else { return };
-        let settings = &shared.settings;
-        let interval = (settings.before_ns, settings.after_ns);
-        let mut desk = shared.desk();
-        let turned_away = match desk.admit(&trigger, settings) {
-            Admitted::Begin => shared.begin(&mut desk, trigger, interval).err().and_then(|refusal| refusal.outcome()),
-            Admitted::Joined => Some(Outcome::Joined),
-            Admitted::Cooldown => Some(Outcome::Cooldown),
-            Admitted::Busy => Some(Outcome::Busy),
-        };
-        if let Some(outcome) = turned_away {
-            shared.stats.count(outcome);
+        if let Some(shared) = &self.0 {
+            shared.trigger(trigger);
         }
     }
 
@@ -130,7 +121,18 @@ impl Recorder {
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         let Some(shared) = &self.0 else { return Vec::new() };
-        shared.desk().listed.values().rev().cloned().collect()
+        let desk = shared.desk();
+        let mut listed: Vec<_> = desk.listed.values().chain(&desk.failed).cloned().collect();
+        drop(desk);
+        listed.sort_by(|left, right| right.id.cmp(&left.id));
+        listed
+    }
+
+    /// Why the capture of this name came to nothing, where it is one of the last that did.
+    #[must_use]
+    pub fn failure(&self, id: &str) -> Option<String> {
+        let desk = self.0.as_ref()?.desk();
+        desk.failed.iter().find(|failed| failed.id == id)?.trouble.clone()
     }
 
     /// The capture of this name. Only those that are listed are found.
@@ -166,6 +168,23 @@ impl Shared {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Something happened.
+    pub fn trigger(&self, trigger: Trigger) {
+        let interval = (self.settings.before_ns, self.settings.after_ns);
+        let mut desk = self.desk();
+        let turned_away = match desk.admit(&trigger, &self.settings) {
+            Admitted::Begin => self.begin(&mut desk, trigger, interval).err().and_then(|refusal| refusal.outcome()),
+            Admitted::Joined => Some(Outcome::Joined),
+            Admitted::Cooldown => Some(Outcome::Cooldown),
+            Admitted::Busy => Some(Outcome::Busy),
+            // It is counted when the capture that is taken has ended.
+            Admitted::Next => None,
+        };
+        if let Some(outcome) = turned_away {
+            self.stats.count(outcome);
+        }
+    }
+
     fn ask(&self, request: Request) -> Result<String, Refusal> {
         let before_ns = request.before_ns.unwrap_or(self.settings.before_ns);
         let after_ns = request.after_ns.unwrap_or(self.settings.after_ns);
@@ -181,8 +200,19 @@ impl Shared {
         if let Some(running) = &desk.running {
             return Err(Refusal::Busy { id: running.id.clone() });
         }
+        // With what is written beside the captures not known here, which the thread counts when it begins.
+        let has_room = desk.room(Reason::Asked.label(), &self.settings, 0).is_some();
+        let (now, per_hour) = (Instant::now(), self.settings.asks_per_hour);
+        if !has_room {
+            return Err(Refusal::NoRoom);
+        }
+        if let Some(wait) = desk.asking.wait(now, per_hour) {
+            return Err(Refusal::TooOften { wait });
+        }
         let trigger = Trigger { reason: Reason::Asked, at_ns: node.clock.now_ns(), note: request.note };
-        self.begin(&mut desk, trigger, (before_ns, after_ns))
+        let id = self.begin(&mut desk, trigger, (before_ns, after_ns))?;
+        desk.asking.spend(now, per_hour);
+        Ok(id)
     }
 
     /// Begins a capture and hands it to the thread.
@@ -193,7 +223,7 @@ impl Shared {
         let node = self.slot.node().ok_or(Refusal::NoGpus)?;
         let mut unix_ns = trigger.at_ns.saturating_add(node.clock.unix_shift_ns());
         let mut id = id::id(unix_ns, trigger.reason.label());
-        while desk.listed.contains_key(&id) {
+        while desk.listed.contains_key(&id) || desk.failed.iter().any(|failed| failed.id == id) {
             unix_ns = unix_ns.saturating_add(MILLISECOND_NS);
             id = id::id(unix_ns, trigger.reason.label());
         }
@@ -201,11 +231,13 @@ impl Shared {
         let listed = Listed {
             id: id.clone(),
             reason: trigger.reason.label().to_owned(),
+            reasons: vec![trigger.reason.label().to_owned()],
             note: trigger.note.clone(),
             begin_unix_nano: Some(begin_ns.saturating_add(node.clock.unix_shift_ns())),
             end_unix_nano: None,
             bytes: 0,
             state: State::Writing,
+            trouble: None,
         };
         desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
         let start = Start { id: id.clone(), trigger, begin_ns, end_ns };

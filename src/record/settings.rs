@@ -28,6 +28,8 @@ pub struct Settings {
     pub most_bytes: u64,
     /// How long after a capture no other one begins for the same reason, nanoseconds.
     pub cooldown_ns: i64,
+    /// How many may be asked for in an hour.
+    pub asks_per_hour: usize,
 }
 
 impl Default for Settings {
@@ -39,6 +41,7 @@ impl Default for Settings {
             most_files: 20,
             most_bytes: 256 << 20,
             cooldown_ns: 300 * SECOND_NS,
+            asks_per_hour: 36,
         }
     }
 }

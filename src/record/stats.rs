@@ -18,6 +18,10 @@ pub enum Outcome {
     Cooldown,
     /// Another capture was being taken.
     Busy,
+    /// Captures were asked for too often.
+    TooOften,
+    /// It was asked for, and captures that it must not push out take all room.
+    NoRoom,
     /// There is no directory that can be written to.
     Unavailable,
     /// There are no GPUs to tell of.
@@ -28,13 +32,15 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of their numbers.
-    pub const ALL: [Outcome; 9] = [
+    pub const ALL: [Outcome; 11] = [
         Outcome::Complete,
         Outcome::CutShort,
         Outcome::Failed,
         Outcome::Joined,
         Outcome::Cooldown,
         Outcome::Busy,
+        Outcome::TooOften,
+        Outcome::NoRoom,
         Outcome::Unavailable,
         Outcome::NoGpus,
         Outcome::Dropped,
@@ -50,6 +56,8 @@ impl Outcome {
             Outcome::Joined => "joined",
             Outcome::Cooldown => "cooldown",
             Outcome::Busy => "busy",
+            Outcome::TooOften => "too_often",
+            Outcome::NoRoom => "no_room",
             Outcome::Unavailable => "unavailable",
             Outcome::NoGpus => "no_gpus",
             Outcome::Dropped => "dropped",

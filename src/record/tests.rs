@@ -121,7 +121,14 @@ impl Rig {
     fn settings(&self) -> Settings {
         let directory = Some(self.folder.path().join("captures"));
         let (before_ns, after_ns, cooldown_ns) = (SECOND_NS, SECOND_NS / 10, 0);
-        Settings { directory, before_ns, after_ns, cooldown_ns, most_files: 3, most_bytes: 4 << 20 }
+        let (most_files, most_bytes, asks_per_hour) = (3, 4 << 20, 1_000_000);
+        Settings { directory, before_ns, after_ns, cooldown_ns, most_files, most_bytes, asks_per_hour }
+    }
+
+    /// Something of this kind is found.
+    fn find(&self, recorder: &Recorder, kind: &'static str) {
+        let at_ns = self.clock.now_ns();
+        recorder.trigger(Trigger { reason: Reason::Finding(kind), at_ns, note: String::new() });
     }
 
     /// The file of a capture that is whole.
@@ -365,11 +372,11 @@ fn captures_beyond_their_number_are_removed_oldest_first() {
     let (recorder, stop, thread) = rig.recorder(rig.settings());
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
     let mut ids = Vec::new();
-    for _ in 0..5 {
-        let id = recorder.ask(Request::default()).unwrap();
+    for count in 1..=5 {
+        rig.find(&recorder, "xid");
         let seen = recorder.clone();
-        rig.until("complete", || seen.list().iter().any(|listed| listed.id == id && listed.state == State::Complete));
-        ids.push(id);
+        rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == count);
+        ids.push(recorder.list()[0].id.clone());
     }
     // A capture is listed as complete before room is made and the bytes are counted; at its end the thread has done both.
     end(&recorder, &stop, thread);
@@ -542,4 +549,112 @@ fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
     std::fs::write(folder.join("20261120T204012.009Z-xid.sqlite"), "no database").unwrap();
     let (listed, _) = directory.recover_and_list().unwrap();
     assert!(listed.len() == 2 && listed.values().all(|listed| listed.state == State::Unreadable), "{listed:?}");
+}
+
+#[test]
+fn what_is_asked_for_pushes_out_no_evidence() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(Settings { most_files: 8, ..rig.settings() });
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let seen = recorder.clone();
+    for (count, kind) in (1..).zip(["xid", "gpu_lost", "straggler"]) {
+        rig.find(&recorder, kind);
+        rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == count);
+    }
+    rig.say(r#"{"event":"mark","name":"oom","job":"job","rank":1,"gpu":1}"#);
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 4);
+    let evidence: Vec<_> = recorder.list().into_iter().map(|listed| listed.id).collect();
+    for count in 5..=26 {
+        recorder.ask(Request::default()).unwrap();
+        rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == count);
+    }
+    end(&recorder, &stop, thread);
+    let kept: Vec<_> = recorder.list().into_iter().map(|listed| listed.id).collect();
+    assert!(evidence.iter().all(|id| kept.contains(id) && rig.whole(id).exists()), "{evidence:?} of {kept:?}");
+    assert_eq!((kept.len(), recorder.stats().unwrap().removed()), (8, 18));
+}
+
+/// Whoever asks all the time keeps findings from captures of their own; those that they are told in are theirs then.
+#[test]
+fn a_finding_within_what_was_asked_for_is_evidence_too_after_a_restart() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let id = recorder.ask(Request { before_ns: Some(2 * SECOND_NS), ..Request::default() }).unwrap();
+    rig.find(&recorder, "xid");
+    let seen = recorder.clone();
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 1);
+    let reasons = vec!["asked".to_owned(), "xid".to_owned()];
+    assert_eq!(recorder.find(&id).unwrap().reasons, reasons);
+    end(&recorder, &stop, thread);
+    let (recorder, stop, thread) = rig.recorder(Settings { most_files: 4, ..rig.settings() });
+    rig.until("listed", || recorder.find(&id).is_some_and(|listed| listed.reasons == reasons));
+    let seen = recorder.clone();
+    for count in 1..=6 {
+        recorder.ask(Request::default()).unwrap();
+        rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == count);
+    }
+    end(&recorder, &stop, thread);
+    assert!(recorder.find(&id).is_some(), "{:?}", recorder.list());
+}
+
+#[test]
+fn what_was_asked_for_with_no_past_makes_way_for_a_finding() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let request = Request { before_ns: Some(0), after_ns: Some(300 * SECOND_NS), note: String::new() };
+    let asked = recorder.ask(request).unwrap();
+    let begun_ns = rig.clock.now_ns();
+    let clock = Arc::clone(&rig.clock);
+    rig.until("half a second", || clock.now_ns() > begun_ns + SECOND_NS / 2);
+    rig.find(&recorder, "xid");
+    let seen = recorder.clone();
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 1);
+    end(&recorder, &stop, thread);
+    let listed = recorder.list();
+    assert_eq!((listed[0].reason.as_str(), listed[0].state), ("xid", State::Complete));
+    let begin_ns = listed[0].begin_unix_nano.unwrap();
+    assert!(begin_ns < begun_ns, "it has the second before");
+    let made_way = recorder.find(&asked).unwrap();
+    assert_eq!(made_way.state, State::CutShort);
+    assert!(made_way.trouble.unwrap().contains("made way"));
+}
+
+#[test]
+fn asking_is_limited_and_says_when_to_ask_again() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(Settings { asks_per_hour: 36, ..rig.settings() });
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let seen = recorder.clone();
+    for count in 1..=3 {
+        recorder.ask(Request::default()).unwrap();
+        rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == count);
+    }
+    let Err(Refusal::TooOften { wait }) = recorder.ask(Request::default()) else { panic!("a fourth one") };
+    assert!(wait <= Duration::from_secs(100) && wait > Duration::from_secs(30), "{wait:?}");
+    rig.find(&recorder, "xid");
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 4);
+    assert_eq!(recorder.stats().unwrap().outcome(Outcome::TooOften), 1);
+    end(&recorder, &stop, thread);
+}
+
+#[test]
+fn a_capture_that_comes_to_nothing_is_listed_with_why() {
+    let mut rig = Rig::new();
+    let (recorder, stop, thread) = rig.recorder(rig.settings());
+    rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
+    let id = recorder.ask(Request::default()).unwrap();
+    let seen = recorder.clone();
+    rig.until("complete", || seen.stats().unwrap().outcome(Outcome::Complete) == 1);
+    let folder = rig.folder.path().join("captures");
+    std::fs::rename(&folder, folder.with_file_name("away")).unwrap();
+    let failed = recorder.ask(Request::default()).unwrap();
+    rig.until("failed", || seen.stats().unwrap().outcome(Outcome::Failed) == 1);
+    let listed = recorder.list();
+    assert_eq!((listed[0].id.as_str(), listed[0].state, listed[0].bytes), (failed.as_str(), State::Failed, 0));
+    let trouble = recorder.failure(&failed).unwrap();
+    assert!(trouble.contains("captures: was moved or replaced"), "{trouble}");
+    assert!(recorder.find(&failed).is_none() && recorder.failure(&id).is_none());
+    end(&recorder, &stop, thread);
 }

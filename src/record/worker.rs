@@ -98,19 +98,28 @@ impl Worker {
     fn take(&mut self, start: &Start, stop: &AtomicBool) {
         let view = self.shared.slot.node().map(|node| View::of(&node));
         let outcome = match (&self.directory, view) {
-            (None, _) => Outcome::Unavailable,
-            (_, None) => Outcome::NoGpus,
+            (None, _) => {
+                let trouble = self.shared.desk().trouble.clone();
+                self.fail(start, Outcome::Unavailable, &trouble.unwrap_or_else(|| "the folder is not open yet".into()))
+            }
+            (_, None) => self.fail(start, Outcome::NoGpus, "no GPU is read"),
             (Some(_), Some(view)) => self.write(start, view, stop),
         };
         let mut desk = self.shared.desk();
         desk.end(&start.id);
-        if desk.listed.get(&start.id).is_some_and(|listed| listed.state == State::Writing) {
-            desk.listed.remove(&start.id);
-        }
+        let next = desk.take_next();
         drop(desk);
         // Whoever sees it counted may ask for the next one.
         self.shared.stats.count(outcome);
         self.make_room();
+        // The first begins the next capture, the others join it.
+        next.into_iter().for_each(|trigger| self.shared.trigger(trigger));
+    }
+
+    /// The capture came to nothing: it stays listed with why.
+    fn fail(&self, start: &Start, outcome: Outcome, trouble: &str) -> Outcome {
+        self.shared.desk().fail(&start.id, trouble);
+        outcome
     }
 
     fn finish_what_is_left(&mut self) {
@@ -135,31 +144,40 @@ impl Worker {
             // Nothing was committed: there is nothing to keep.
             failed => {
                 let trouble = failed.and_then(|(_, ended)| ended).err();
-                self.tell(&format!("capture {}: {}", start.id, trouble.map_or_else(String::new, |e| e.to_string())));
+                let trouble = trouble.map_or_else(|| "it ended before anything was written".into(), |e| e.to_string());
+                self.tell(&format!("capture {}: {trouble}", start.id));
                 self.discard(&start.id);
-                return Outcome::Failed;
+                return self.fail(start, Outcome::Failed, &trouble);
             }
         };
-        let state = ended.unwrap_or_else(|trouble| {
-            let (limit, state) = match self.is_limit(&trouble) {
-                true => (" (it has grown to a third of captures.most_bytes)", State::CutShort),
-                false => ("", State::Failed),
-            };
-            self.tell(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
-            self.release();
-            state
-        });
+        let state = ended.unwrap_or_else(|trouble| self.end_early(start, &trouble));
         if let Err(trouble) = self.finish(capture, &start.id, state) {
             // What was committed stays where it is, and is made one file of when there is room.
             self.is_left = true;
             self.tell(&format!("capture {} cannot be finished: {trouble}", start.id));
-            return Outcome::Failed;
+            let trouble = format!("it cannot be finished, which is tried again every {} s: {trouble}", RETRY.as_secs());
+            return self.fail(start, Outcome::Failed, &trouble);
         }
         match state {
             State::Complete => Outcome::Complete,
             State::CutShort => Outcome::CutShort,
             _ => Outcome::Failed,
         }
+    }
+
+    /// Notes why a capture ends before its time, of which what was committed is kept.
+    fn end_early(&mut self, start: &Start, trouble: &Trouble) -> State {
+        let (limit, state) = match self.is_limit(trouble) {
+            true => (
+                " (it has grown to what captures of its kind may take, a third of captures.most_bytes at most)",
+                State::CutShort,
+            ),
+            false => ("", State::Failed),
+        };
+        self.tell(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
+        self.shared.desk().note_trouble(&start.id, &format!("{trouble}{limit}"));
+        self.release();
+        state
     }
 
     /// Whether a file grew to its own limit, which SQLite tells as it tells a disk that is full.
@@ -173,7 +191,9 @@ impl Worker {
         directory.reserve();
         self.make_room();
         let path = directory.path_of_partial(&start.id)?;
-        let most_bytes = self.shared.settings.most_capture_bytes();
+        let room =
+            self.shared.desk().room(start.trigger.reason.label(), &self.shared.settings, directory.other_bytes());
+        let most_bytes = room.ok_or_else(|| io::Error::other("captures that it must not push out take all room"))?;
         let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
         Capture::begin(&path, most_bytes, start, view, intake, findings)
     }
@@ -195,6 +215,10 @@ impl Worker {
             }
             let is_gone = !capture.is_of(self.shared.slot.node().as_deref());
             if stop.load(Ordering::Relaxed) || is_gone || moved.elapsed() > STANDSTILL {
+                return Ok(State::CutShort);
+            }
+            if self.shared.desk().yields(id) {
+                self.shared.desk().note_trouble(id, "it made way for what happened, to which it does not reach back");
                 return Ok(State::CutShort);
             }
             if synced.is_none_or(|synced| synced.elapsed() >= SYNC_PERIOD) {

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::time::Duration;
 
 /// The longest request, bytes.
 const MOST_BODY_BYTES: usize = 4 << 10;
@@ -52,7 +53,11 @@ struct Asked {
 pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     desk.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
-    let id = desk.recorder.ask(request).map_err(|refusal| refused(&refusal))?;
+    let id = match desk.recorder.ask(request) {
+        Ok(id) => id,
+        Err(Refusal::TooOften { wait }) => return Ok(too_often(wait)),
+        Err(refusal) => return Err(refused(&refusal)),
+    };
     let location = format!("/api/v1/captures/{id}");
     let body = Json(json!({ "id": id, "href": location }));
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], body).into_response())
@@ -88,10 +93,19 @@ fn request(body: &[u8]) -> Result<Request, Problem> {
     })
 }
 
+fn too_often(wait: Duration) -> Response {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    let detail = format!("{}; ask again in {seconds} s", Refusal::TooOften { wait });
+    let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, detail);
+    ([(header::RETRY_AFTER, seconds.to_string())], problem).into_response()
+}
+
 fn refused(refusal: &Refusal) -> Problem {
     let status = match refusal {
         Refusal::Limit(_) => StatusCode::BAD_REQUEST,
         Refusal::Busy { .. } => StatusCode::CONFLICT,
+        Refusal::TooOften { .. } => StatusCode::TOO_MANY_REQUESTS,
+        Refusal::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
         Refusal::Off | Refusal::Unavailable(_) | Refusal::NoGpus | Refusal::Ended => StatusCode::SERVICE_UNAVAILABLE,
     };
     let problem = Problem::new(status, refusal.to_string());
@@ -102,6 +116,10 @@ fn refused(refusal: &Refusal) -> Problem {
 pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
     let gone =
         || Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"));
+    if let Some(trouble) = desk.recorder.failure(&id) {
+        let detail = format!("capture `{id}` came to nothing: {trouble}");
+        return Err(Problem::new(StatusCode::GONE, detail).with("trouble", &trouble));
+    }
     let listed = desk.recorder.find(&id).ok_or_else(gone)?;
     if listed.state == Progress::Writing {
         let detail = "it is being written; /api/v1/captures tells when it is complete";

@@ -136,6 +136,40 @@ fn an_oom_mark_is_captured_once_and_again_only_after_the_cooldown() {
     assert_eq!(listed(&daemon).len(), 1);
 }
 
+/// As it was done on a node: asked for again and again, until the captures that told of trouble were gone.
+#[test]
+fn asking_again_and_again_is_refused_and_erases_no_evidence() {
+    let settings = ["--set", "captures.after=200ms", "--set", "captures.before=1s", "--set", "captures.most_files=5"];
+    let daemon = Daemon::start(&[["serve", "--source", "sim:spike"].as_slice(), &settings].concat()).ready();
+    let mark = json!({"event": "mark", "name": "oom", "job": "story", "rank": 3});
+    assert_eq!(daemon.post("/api/v1/annotations", &mark).0, 200);
+    let evidence = finished(&daemon, |capture| capture["reason"] == "oom");
+    let (mut taken, mut waits) = (0, Vec::new());
+    for _ in 0..22 {
+        // One at a time; the last one may be listed as complete a moment before the next is taken.
+        let mut answer = eventually(WITHIN, "an answer", || {
+            let url = format!("http://{}/api/v1/captures", daemon.address());
+            let asked = json!({"seconds_before": 0, "seconds_after": 0});
+            let answer = agent().post(url).send_json(asked).expect("an answer");
+            (answer.status() != 409).then_some(answer)
+        });
+        match answer.status().as_u16() {
+            202 => {
+                taken += 1;
+                let id = json_of(&answer.body_mut().read_to_string().expect("text"))["id"].clone();
+                finished(&daemon, |capture| capture["id"] == id);
+            }
+            429 => waits.push(answer.headers()["retry-after"].to_str().expect("text").parse::<u64>().expect("seconds")),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!((taken, waits.len()), (3, 19), "{waits:?}");
+    assert!(waits.iter().all(|wait| (1..=100).contains(wait)), "{waits:?}");
+    let kept = listed(&daemon);
+    assert!(kept.iter().any(|capture| capture["id"] == evidence["id"]), "{kept:?}");
+    assert!((count(&daemon, "highwater_captures_total{outcome=\"too_often\"}") - waits.len() as f64).abs() < 0.1);
+}
+
 /// The demo's second job runs short of memory ten seconds after it began.
 #[test]
 fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
@@ -308,9 +342,53 @@ fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
     });
     let warnings = || process.printed().lines().filter(|line| line.contains("WARN")).count();
     eventually(WITHIN, "that it is told", || (warnings() > 0).then_some(()));
+    let mut listed = agent().get(format!("{base}/api/v1/captures")).call().expect("an answer");
+    let listed = json_of(&listed.body_mut().read_to_string().expect("text"))["captures"][0].clone();
+    assert_eq!(listed["state"], "failed", "{listed}");
+    let trouble = listed["trouble"].as_str().expect("why");
+    let id = listed["id"].as_str().expect("an id");
+    let answer = agent().get(format!("{base}/api/v1/captures/{id}")).call().expect("an answer");
+    let is_kept = listed["bytes"].as_u64().expect("bytes") > 0;
+    assert_eq!(answer.status(), if is_kept { 200 } else { 410 }, "{trouble}");
     let taken = metric("highwater_sampler_ticks_taken_total");
     eventually(WITHIN, "more samples", || (metric("highwater_sampler_ticks_taken_total") > taken).then_some(()));
     assert_eq!(warnings(), 1, "{}", process.printed());
+}
+
+#[test]
+fn a_capture_that_comes_to_nothing_after_its_202_says_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let captures = folder.path().join("captures");
+    let mut daemon = command();
+    daemon.args(["serve", "--source", "sim:spike"]);
+    let (_process, base) = start_in(&captures, daemon, &[]);
+    let ask = |what: &str| {
+        eventually(WITHIN, what, || {
+            let mut answer =
+                agent().post(format!("{base}/api/v1/captures")).send_json(json!({"seconds_after": 0})).ok()?;
+            let body = answer.body_mut().read_to_string().ok()?;
+            (answer.status() == 202).then(|| json_of(&body)["id"].as_str().expect("an id").to_owned())
+        })
+    };
+    let download = |id: &str| {
+        let mut answer = agent().get(format!("{base}/api/v1/captures/{id}")).call().expect("an answer");
+        (answer.status().as_u16(), answer.body_mut().read_to_vec().expect("a body"))
+    };
+    let whole = ask("a capture");
+    eventually(WITHIN, "its file", || (download(&whole).0 == 200).then_some(()));
+    std::fs::rename(&captures, folder.path().join("away")).expect("renamed");
+    let failed = ask("a second capture");
+    let body = eventually(WITHIN, "why", || Some(download(&failed)).filter(|(status, _)| *status == 410)).1;
+    let problem = json_of(&String::from_utf8(body).expect("text"));
+    let trouble = problem["trouble"].as_str().expect("why");
+    assert!(trouble.contains("was moved or replaced"), "{problem}");
+    let mut listed = agent().get(format!("{base}/api/v1/captures")).call().expect("an answer");
+    let listed = json_of(&listed.body_mut().read_to_string().expect("text"));
+    assert_eq!(
+        (&listed["captures"][0]["state"], &listed["captures"][0]["trouble"]),
+        (&json!("failed"), &json!(trouble))
+    );
+    assert_eq!(download(&whole).0, 200, "what was opened stays the same folder");
 }
 
 #[test]
