@@ -6,6 +6,7 @@
 mod keys;
 mod load;
 mod locate;
+mod yaml;
 
 pub use keys::{KEYS, Key, SourceSpec};
 pub use load::{Fault, Faults, Layers, load};

@@ -289,7 +289,7 @@ fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
     if let Some(shipped) = Scenario::shipped(name) {
         return Ok(Some(shipped));
     }
-    let text = std::fs::read_to_string(name);
+    let text = Scenario::text(Path::new(name));
     let text = text.with_context(|| format!("no scenario `{name}` is shipped, and no such file can be read"))?;
     Ok(Some(Scenario::parse(&text, name)?))
 }

@@ -9,6 +9,7 @@ use crate::clock::Manual;
 use crate::config::Settings;
 use crate::detect::evaluate::{Score, Truth, score};
 use crate::detect::{Detect, Kind, Sign};
+use crate::files::read_text;
 use crate::node::Node;
 use crate::replay::{Options, Replay};
 use crate::sample;
@@ -18,6 +19,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// The largest `truth.json`.
+const MOST_TRUTH_BYTES: u64 = 16 << 20;
 
 /// What to evaluate.
 #[derive(Debug, clap::Args)]
@@ -73,7 +77,7 @@ impl ReplayEval {
 
 fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
     let path = recording.join("truth.json");
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let signs = signs_of(recording, settings)?;
     let scores = Kind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));

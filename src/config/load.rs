@@ -3,12 +3,17 @@
 use super::Settings;
 use super::keys::KEYS;
 use super::locate::line_of;
+use super::yaml;
+use crate::files::read_text;
 use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Variables with the daemon's prefix that are no settings: what jobs say of themselves, and what tests use.
 const OTHER_VARIABLES: [&str; 2] = ["HIGHWATER_JOB", "HIGHWATER_FAKE_NVML"];
+
+/// The largest settings file: some fifty times all settings with their help.
+const MOST_FILE_BYTES: u64 = 1 << 20;
 
 /// Where settings come from, beside the defaults.
 #[derive(Debug, Clone, Default)]
@@ -99,16 +104,26 @@ fn read(path: &Path) -> Result<String, Fault> {
         key: None,
         problem: format!("cannot be read: {error}"),
     };
-    std::fs::read_to_string(path).map_err(problem)
+    read_text(path, MOST_FILE_BYTES).map_err(problem)
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
+/// What the parser would expand, or go into, without end.
+fn check_yaml(path: &Path, text: &str) -> Result<(), Fault> {
+    let fault = |(line, problem)| Fault { place: format!("{}:{line}", path.display()), key: None, problem };
+    yaml::refusal(text).map_or(Ok(()), |refused| Err(fault(refused)))
 }
 
 fn merge(layers: &Layers, text: Option<&str>) -> Result<Vec<(String, Value)>, Fault> {
     let mut builder = Config::builder();
     if let (Some(path), Some(text)) = (&layers.file, text) {
-        let format = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("yaml" | "yml") => FileFormat::Yaml,
-            _ => FileFormat::Toml,
-        };
+        let format = if is_yaml(path) { FileFormat::Yaml } else { FileFormat::Toml };
+        if format == FileFormat::Yaml {
+            check_yaml(path, text)?;
+        }
         builder = builder.add_source(File::from_str(text, format));
     }
     builder = builder.add_source(Given { layer: "environment", values: environment(layers) });

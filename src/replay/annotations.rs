@@ -1,7 +1,7 @@
 //! What the ranks of a recorded job said, from JSON lines.
 //!
 //! A file is checked once and then read again as it is played, so that a recording of hours needs no more memory than
-//! it does on disk. Only a file whose times go back is kept whole, to be put in order.
+//! one of seconds. Only a file whose times go back is kept whole, to be put in order.
 
 use super::folder::Folder;
 use super::lines::{File, SkippedLines};
@@ -11,6 +11,9 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::sync::Arc;
+
+/// The largest file whose lines are put in order, bytes, unpacked. They take some ten times that in memory.
+const MOST_SORTED_BYTES: u64 = 32 << 20;
 
 /// One rank's annotations.
 #[derive(Debug)]
@@ -54,14 +57,19 @@ pub(super) fn read(folder: &Folder, skipped: &mut SkippedLines) -> Result<Vec<Ra
 impl RankFile {
     fn read(file: File, job: &Arc<Job>, skipped: &mut SkippedLines) -> Result<Self, OpenError> {
         let (mut begin_ns, mut end_ns, mut ordered) = (i64::MAX, i64::MIN, true);
-        file.parse(
+        let bytes = file.parse(
             skipped,
             |text| job.annotation(text).map(|said| said.time_unix_nano),
             |at_ns| {
                 ordered &= end_ns <= at_ns;
                 (begin_ns, end_ns) = (begin_ns.min(at_ns), end_ns.max(at_ns));
+                Ok(())
             },
         )?;
+        if !ordered && bytes > MOST_SORTED_BYTES {
+            let problem = format!("its times go back, and it has more than {MOST_SORTED_BYTES} bytes to put in order");
+            return Err(file.too_large(problem));
+        }
         let mut rank = Self { job: Arc::clone(job), file, span: (begin_ns, end_ns), sorted: None };
         if !ordered {
             let mut all: Vec<Annotation> = rank.in_order().collect();

@@ -1,5 +1,6 @@
 //! Which files a recording is made of.
 
+use crate::files::read_text;
 use crate::source::OpenError;
 use serde::Deserialize;
 use std::fs;
@@ -9,6 +10,8 @@ const MEMORY: &str = "nvml_1khz.csv";
 const ANNOTATIONS: &str = "annotations_rank";
 const FACTS: &str = "gpus.json";
 const UTILIZATION: &str = "utilization.csv";
+/// The largest [`FACTS`].
+const MOST_FACTS_BYTES: u64 = 1 << 20;
 
 /// A recording's folder.
 #[derive(Debug)]
@@ -81,12 +84,12 @@ impl Folder {
 
     /// What is known of the GPUs; nothing where there is no `gpus.json`.
     pub(super) fn gpu_facts(&self) -> Result<Vec<GpuFacts>, OpenError> {
-        let text = match fs::read(&self.facts) {
+        let text = match read_text(&self.facts, MOST_FACTS_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(refuse("recording_unreadable", &self.facts, error)),
         };
-        serde_json::from_slice(&text).map_err(|error| refuse("recording_unreadable", &self.facts, error))
+        serde_json::from_str(&text).map_err(|error| refuse("recording_unreadable", &self.facts, error))
     }
 }
 

@@ -1,16 +1,31 @@
 //! Files read line by line, packed or not, with what could not be read told by file and line.
+//!
+//! Invariant: what is in memory of a file is one line, however large it is and however far it unpacks; a file beyond the
+//! bounds of `docs/recordings.md` is refused with its name and the bound.
 
 use super::folder::refuse;
 use crate::source::OpenError;
 use flate2::read::MultiGzDecoder;
 use std::fmt;
 use std::fs;
-use std::io::{BufRead, BufReader, Cursor};
+use std::io::{self, BufRead as _, BufReader, Read};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How many skipped lines are kept for people to look at; all are counted.
 const KEPT: usize = 1_000;
+/// The longest message of one of them, characters: it may quote the line.
+const LONGEST_MESSAGE: usize = 200;
+/// The longest line, bytes.
+const MOST_LINE_BYTES: usize = 1 << 20;
+/// The most that a file may have, unpacked.
+const MOST_FILE_BYTES: u64 = 1 << 30;
+/// A packed file may unpack to this many times its size; to [`EASY_BYTES`] it always may. Recordings pack 3 to 20 times.
+const MOST_RATIO: u64 = 100;
+const EASY_BYTES: u64 = 64 << 20;
+/// The most lines of a file that are kept: 256 MiB of points.
+const MOST_LINES: usize = 1 << 24;
 
 /// A line that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,80 +54,185 @@ pub struct SkippedLines {
 }
 
 impl SkippedLines {
-    fn add(&mut self, file: &Path, line: usize, message: String) {
+    fn add(&mut self, file: &Path, line: usize, message: &str) {
         self.count += 1;
         if self.first.len() < KEPT {
-            self.first.push(Skipped { file: file.to_owned(), line, message });
+            self.first.push(Skipped { file: file.to_owned(), line, message: shortened(message) });
         }
     }
 }
 
-/// A whole file, as it is stored: packed if it was packed.
+fn shortened(message: &str) -> String {
+    let mut short: String = message.chars().take(LONGEST_MESSAGE).collect();
+    if short.len() < message.len() {
+        short.push('…');
+    }
+    short
+}
+
+/// A file that stays open, so that it is the same one each time it is read.
 #[derive(Debug, Clone)]
 pub(super) struct File {
     path: PathBuf,
-    stored: Arc<[u8]>,
+    stored: Arc<fs::File>,
+    most_bytes: u64,
+}
+
+/// What is wrong.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// With one line.
+    Line(String),
+    /// With the whole file, which is read no further.
+    File(String),
 }
 
 impl File {
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        let stored = fs::read(path).map_err(|error| refuse("recording_unreadable", path, error))?;
-        Ok(Self { path: path.to_owned(), stored: stored.into() })
+        let unreadable = |error| refuse("recording_unreadable", path, error);
+        let stored = fs::File::open(path).map_err(unreadable)?;
+        let found = stored.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(refuse("recording_unreadable", path, "is no regular file"));
+        }
+        let unpacked = found.len().saturating_mul(MOST_RATIO).clamp(EASY_BYTES, MOST_FILE_BYTES);
+        let most_bytes = if is_packed(path) { unpacked } else { MOST_FILE_BYTES };
+        Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes })
     }
 
     /// Its lines with their numbers from 1, without blank ones; a line that is no text, and the place from which a
-    /// packed file is broken, as an error.
-    pub(super) fn lines(&self) -> impl Iterator<Item = (usize, Result<String, String>)> + Send + use<> {
-        let stored = Cursor::new(Arc::clone(&self.stored));
-        let mut reader: Box<dyn BufRead + Send> = if self.path.extension().is_some_and(|ending| ending == "gz") {
-            Box::new(BufReader::new(MultiGzDecoder::new(stored)))
+    /// packed file is broken or a file is too large, as a fault.
+    pub(super) fn lines(&self) -> Lines {
+        let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
+        let reader: Box<dyn Read + Send> = if is_packed(&self.path) {
+            Box::new(MultiGzDecoder::new(BufReader::new(stored)))
         } else {
             Box::new(stored)
         };
-        let mut broken = false;
-        let read = move || {
-            let mut bytes = Vec::new();
-            match reader.read_until(b'\n', &mut bytes) {
-                _ if broken => None,
-                Ok(0) => None,
-                Ok(_) => Some(String::from_utf8(bytes).map_err(|_| "this is no UTF-8 text".to_owned())),
-                Err(error) => {
-                    broken = true;
-                    Some(Err(format!("the file cannot be read from here on: {error}")))
-                }
-            }
-        };
-        let blank = |line: &Result<String, String>| line.as_ref().is_ok_and(|text| text.trim().is_empty());
-        std::iter::from_fn(read).zip(1..).map(|(line, number)| (number, line)).filter(move |(_, line)| !blank(line))
+        Lines {
+            reader: BufReader::new(reader),
+            number: 0,
+            left_bytes: self.most_bytes,
+            file: self.clone(),
+            is_over: false,
+        }
     }
 
-    /// All lines that `parse` takes. A line that it gives `None` for, such as a comment, is passed over.
+    /// All lines that `parse` takes. A line that it gives `None` for, such as a comment, is passed over; what `take`
+    /// gives an error for is a fault of the whole file. Returns the file's bytes, unpacked.
     pub(super) fn parse<T>(
         &self,
         skipped: &mut SkippedLines,
         parse: impl Fn(&str) -> Result<Option<T>, String>,
-        mut take: impl FnMut(T),
-    ) -> Result<(), OpenError> {
+        mut take: impl FnMut(T) -> Result<(), String>,
+    ) -> Result<u64, OpenError> {
         let mut taken = 0_usize;
         let mut first_problem = None;
-        for (number, line) in self.lines() {
-            match line.and_then(|text| parse(text.trim())) {
+        let mut lines = self.lines();
+        for (number, line) in &mut lines {
+            match line.and_then(|text| parse(text.trim()).map_err(Fault::Line)) {
                 Ok(Some(good)) => {
                     taken += 1;
-                    take(good);
+                    let most = || format!("it has more than {MOST_LINES} lines");
+                    let kept = if taken > MOST_LINES { Err(most()) } else { take(good) };
+                    kept.map_err(|problem| refuse("recording_too_large", &self.path, problem))?;
                 }
                 Ok(None) => {}
-                Err(message) => {
-                    first_problem.get_or_insert_with(|| format!("line {number}: {message}"));
-                    skipped.add(&self.path, number, message);
+                Err(Fault::File(problem)) => return Err(refuse("recording_too_large", &self.path, problem)),
+                Err(Fault::Line(message)) => {
+                    first_problem.get_or_insert_with(|| format!("line {number}: {}", shortened(&message)));
+                    skipped.add(&self.path, number, &message);
                 }
             }
         }
         let problem = || first_problem.unwrap_or_else(|| "the file is empty".to_owned());
         if taken > 0 {
-            Ok(())
+            Ok(self.most_bytes - lines.left_bytes)
         } else {
             Err(refuse("recording_unreadable", &self.path, format!("no line is good: {}", problem())))
         }
+    }
+
+    /// An error about the whole file.
+    pub(super) fn too_large(&self, problem: impl fmt::Display) -> OpenError {
+        refuse("recording_too_large", &self.path, problem)
+    }
+}
+
+fn is_packed(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "gz")
+}
+
+/// A file from a place of its own on.
+struct Stored {
+    file: Arc<fs::File>,
+    at: u64,
+}
+
+impl Read for Stored {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// The lines of a file.
+pub(super) struct Lines {
+    reader: BufReader<Box<dyn Read + Send>>,
+    number: usize,
+    left_bytes: u64,
+    file: File,
+    is_over: bool,
+}
+
+impl Lines {
+    /// The next line, blank or not.
+    fn read(&mut self) -> Option<Result<String, Fault>> {
+        let mut bytes = Vec::new();
+        // One byte more than there may be is enough to know that it is too long.
+        let read = (&mut self.reader).take(MOST_LINE_BYTES as u64 + 1).read_until(b'\n', &mut bytes);
+        self.number += 1;
+        self.is_over = true;
+        if let Err(error) = read {
+            return Some(Err(Fault::Line(format!("the file cannot be read from here on: {error}"))));
+        }
+        if bytes.is_empty() {
+            return None;
+        }
+        let Some(left_bytes) = self.left_bytes.checked_sub(bytes.len() as u64) else {
+            return Some(Err(Fault::File(self.beyond())));
+        };
+        if bytes.len() > MOST_LINE_BYTES {
+            let problem = format!("line {} is longer than {MOST_LINE_BYTES} bytes", self.number);
+            return Some(Err(Fault::File(problem)));
+        }
+        (self.left_bytes, self.is_over) = (left_bytes, false);
+        Some(String::from_utf8(bytes).map_err(|_| Fault::Line("this is no UTF-8 text".to_owned())))
+    }
+
+    fn beyond(&self) -> String {
+        let most = self.file.most_bytes;
+        if is_packed(&self.file.path) && most < MOST_FILE_BYTES {
+            format!(
+                "it unpacks to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
+            )
+        } else {
+            format!("it has more than {most} bytes, unpacked")
+        }
+    }
+}
+
+impl Iterator for Lines {
+    type Item = (usize, Result<String, Fault>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.is_over {
+            let line = self.read()?;
+            if !line.as_ref().is_ok_and(|text| text.trim().is_empty()) {
+                return Some((self.number, line));
+            }
+        }
+        None
     }
 }

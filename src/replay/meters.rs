@@ -1,6 +1,7 @@
 //! Utilization and power of each GPU, where the recording has them: `realtime_ns,gpu,utilization_percent,power_mw` lines.
 
 use super::lines::{File, SkippedLines};
+use super::points::gpu_of;
 use crate::clock::SECOND_NS;
 use crate::source::{Medium, OpenError};
 use std::collections::BTreeMap;
@@ -28,8 +29,10 @@ impl Meters {
     /// Reads a file of them.
     pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Self, OpenError> {
         let mut meters = Self::default();
-        File::open(path)?
-            .parse(skipped, parse, |(gpu, reading)| meters.by_gpu.entry(gpu).or_default().push(reading))?;
+        File::open(path)?.parse(skipped, parse, |(gpu, reading)| {
+            gpu_of(&mut meters.by_gpu, gpu)?.push(reading);
+            Ok(())
+        })?;
         meters.by_gpu.values_mut().for_each(|readings| readings.sort_by_key(|reading| reading.at_ns));
         Ok(meters)
     }

@@ -5,6 +5,9 @@ use crate::source::OpenError;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// GPUs of one recording; more are not those of a node.
+const MOST_GPUS: usize = 256;
+
 /// One GPU's change points.
 #[derive(Debug)]
 pub(super) struct Track {
@@ -17,13 +20,24 @@ pub(super) struct Track {
 /// Reads all points, by GPU in order of its number.
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Vec<Track>, OpenError> {
     let mut by_gpu: BTreeMap<u32, Vec<(i64, u64)>> = BTreeMap::new();
-    File::open(path)?.parse(skipped, parse, |(at_ns, gpu, used)| by_gpu.entry(gpu).or_default().push((at_ns, used)))?;
+    File::open(path)?.parse(skipped, parse, |(at_ns, gpu, used)| {
+        gpu_of(&mut by_gpu, gpu)?.push((at_ns, used));
+        Ok(())
+    })?;
     let track = |(gpu, mut points): (u32, Vec<(i64, u64)>)| {
         points.sort_by_key(|(at_ns, _)| *at_ns);
         points.shrink_to_fit();
         Track { gpu, points }
     };
     Ok(by_gpu.into_iter().map(track).collect())
+}
+
+/// What a file says of one GPU so far.
+pub(super) fn gpu_of<T: Default>(by_gpu: &mut BTreeMap<u32, T>, gpu: u32) -> Result<&mut T, String> {
+    if by_gpu.len() >= MOST_GPUS && !by_gpu.contains_key(&gpu) {
+        return Err(format!("it has more than {MOST_GPUS} GPUs"));
+    }
+    Ok(by_gpu.entry(gpu).or_default())
 }
 
 fn parse(line: &str) -> Result<Option<(i64, u32, u64)>, String> {

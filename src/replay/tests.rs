@@ -294,3 +294,49 @@ proptest! {
         }
     }
 }
+
+/// So many packed files one after the other, which is a packed file too.
+fn bomb(text: &str, times: usize) -> Vec<u8> {
+    gzip(text.as_bytes()).repeat(times)
+}
+
+#[test]
+fn a_file_that_unpacks_without_end_is_refused_with_its_bound() {
+    let zeros = "\0".repeat(1 << 24);
+    let comments = "# nothing\n".repeat(1 << 20);
+    let blank = "\n".repeat(1 << 24);
+    let lines = "1,0,1\n".repeat(1 << 21);
+    for (name, packed, told) in [
+        ("one line", bomb(&zeros, 96), "line 1 is longer than 1048576 bytes"),
+        ("comments", bomb(&comments, 150), "it unpacks to more than "),
+        ("blank lines", bomb(&blank, 96), "it unpacks to more than "),
+        ("good lines", bomb(&lines, 120), "it "),
+    ] {
+        let size = packed.len() as u64;
+        assert!(size < 12 << 20, "{name}: {size} bytes");
+        let folder = folder(&[("nvml_1khz.csv.gz", &packed)]);
+        let (reason, message) = refusal(folder.path());
+        assert_eq!(reason, "recording_too_large", "{name}: {message}");
+        assert!(message.starts_with(&format!("DIR/nvml_1khz.csv.gz: {told}")), "{name}: {message}");
+    }
+}
+
+#[test]
+fn what_is_kept_of_a_file_is_bounded() {
+    let line = format!("1,0,{}\n", "x".repeat(1 << 19));
+    let long = folder(&[("nvml_1khz.csv", format!("1,0,1\n{}", line.repeat(20)).as_bytes())]);
+    let replay = open(long.path());
+    assert_eq!(replay.skipped().count, 20);
+    assert!(replay.skipped().first.iter().all(|skipped| skipped.message.len() < 300), "a message quotes the line");
+    let gpus: String = (0..300).map(|gpu| format!("1,{gpu},1\n")).collect();
+    let many = folder(&[("nvml_1khz.csv", gpus.as_bytes())]);
+    let (reason, message) = refusal(many.path());
+    assert_eq!((reason, message.as_str()), ("recording_too_large", "DIR/nvml_1khz.csv: it has more than 256 GPUs"));
+    let said = |ts: i64| format!("{{\"ts\":{ts},\"rank\":0,\"ev\":\"{}\"}}\n", "x".repeat(1 << 19));
+    let back: String = (0..70).rev().map(said).collect();
+    let unordered = folder(&[("nvml_1khz.csv", b"1,0,1\n"), ("annotations_rank0.jsonl", back.as_bytes())]);
+    let (reason, message) = refusal(unordered.path());
+    assert!(reason == "recording_too_large" && message.contains("its times go back"), "{reason} {message}");
+    let facts = folder(&[("nvml_1khz.csv", b"1,0,1\n"), ("gpus.json", " ".repeat(1 << 21).as_bytes())]);
+    assert!(refusal(facts.path()).1.contains("gpus.json: it is longer than 1048576 bytes"));
+}

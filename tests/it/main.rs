@@ -17,6 +17,7 @@ mod tools;
 // The stories.
 mod alerts;
 mod annotations;
+mod bombs;
 mod captures;
 mod container;
 mod dashboards;

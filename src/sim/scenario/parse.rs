@@ -2,8 +2,8 @@
 
 use super::place::Places;
 use super::{Scenario, check};
-use std::fmt;
 use std::path::Path;
+use std::{fmt, io};
 
 /// The scenarios that come with the program, by name.
 pub(super) const SHIPPED: &[(&str, &str)] = &[
@@ -11,6 +11,9 @@ pub(super) const SHIPPED: &[(&str, &str)] = &[
     ("spike", include_str!("../../../config/scenarios/spike.toml")),
     ("faults", include_str!("../../../config/scenarios/faults.toml")),
 ];
+
+/// The largest file of a scenario: a thousand times the longest that is shipped.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// One thing that is wrong in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +53,14 @@ impl fmt::Display for ScenarioError {
 }
 
 impl Scenario {
+    /// The text of a scenario's file.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or is longer than a mebibyte.
+    pub fn text(path: &Path) -> io::Result<String> {
+        crate::files::read_text(path, MOST_BYTES)
+    }
+
     /// Reads a scenario. `file_name` is told in errors, and gives the scenario its name.
     ///
     /// # Errors
