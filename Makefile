@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench gpu image clean tools-test tools-lint
+.PHONY: help demo test lint bench soak gpu image clean tools-test tools-lint
 
 include tests/tools.env
 TOOLS := target/tools
@@ -21,6 +21,7 @@ demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
 test: tools-test ## All tests, with the tools they need installed first; where one is missing its story skips loudly
 	cargo test --workspace --locked
 	python3 -m unittest discover -q benches/gpu
+	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom
 	RUSTFLAGS="--cfg highwater_loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 		cargo test --release --locked --lib --target-dir target/loom ring::tests::interleavings | tee target/loom/models.log
@@ -36,6 +37,11 @@ lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning
 
 bench: ## Benchmarks, each beside the figure that it has to hold
 	cargo bench --locked
+
+MINUTES ?= 60
+soak: ## A daemon with everything on for MINUTES=60, whose memory, files and threads must stand still
+	cargo build --release --locked
+	HIGHWATER=target/release/highwater python3 benches/soak/soak.py --minutes $(MINUTES) --out target/soak.csv
 
 gpu: ## How to measure on real GPUs
 	@echo "On a machine with NVIDIA GPUs, a C compiler and the driver:"
