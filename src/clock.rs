@@ -25,6 +25,11 @@ pub trait Clock: Send + Sync {
 
     /// Waits until the timeline has reached `at_ns`; returns at once where it has.
     fn sleep_until(&self, at_ns: i64);
+
+    /// Waits likewise, or until the thread is unparked. It may return for no reason.
+    fn wait_until(&self, at_ns: i64) {
+        self.sleep_until(at_ns);
+    }
 }
 
 /// The running system's clock.
@@ -69,6 +74,13 @@ impl Clock for Live {
         while rustix::thread::clock_nanosleep_absolute(rustix::time::ClockId::Monotonic, &until)
             == Err(rustix::io::Errno::INTR)
         {}
+    }
+
+    fn wait_until(&self, at_ns: i64) {
+        let left_ns = u64::try_from(at_ns.saturating_sub(self.now_ns())).unwrap_or(0);
+        if left_ns > 0 {
+            thread::park_timeout(Duration::from_nanos(left_ns));
+        }
     }
 }
 

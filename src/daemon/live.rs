@@ -9,7 +9,7 @@ use crate::config::SourceSpec;
 use crate::detect::Told;
 use crate::node::{Counted, Node};
 use crate::ring;
-use crate::sample::{self, Health, RARE_TURNS};
+use crate::sample::{self, GpuState, Health, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::trim;
@@ -155,13 +155,18 @@ impl DeviceWatch {
     /// Whether two looks have shown others: instances are made one by one. A driver that hangs on one GPU is not asked
     /// for all.
     fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
-        if now_ns < self.next_ns || node.gpus.iter().any(|gpu| gpu.health() == Health::Hung) {
+        if now_ns < self.next_ns || node.gpus.iter().any(may_hang) {
             return false;
         }
         let had_changed = std::mem::replace(&mut self.has_changed, node.source.has_changed(&node.calls));
         self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLED_NS) } else { self.period_ns };
         had_changed && self.has_changed
     }
+}
+
+/// Whether a call on this GPU may hang: one does, or it has yet to be seen that it answers.
+fn may_hang(gpu: &GpuState) -> bool {
+    gpu.health() == Health::Hung || gpu.is_doubted()
 }
 
 /// The threads of one node.
@@ -183,26 +188,13 @@ impl Lanes {
 fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -> anyhow::Result<()> {
     let sampler = lanes.node.sampler(writers);
     let (lane, watched) = (shared.lane(), sampler.share());
+    let node = &lanes.node;
+    let roll = Arc::new(RollCall::new(&node.gpus, &node.calls, Arc::clone(&node.ticks), lane.hang_after_ns));
+    let watched_roll = Arc::clone(&roll);
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
-    lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, stop))?;
-    let units = sample::units(&lanes.node.gpus);
-    let spacing_ns = shared.settings.slow_period_ns / i64::try_from(units.len().max(1)).unwrap_or(i64::MAX);
-    for (unit, offset_ns) in units.into_iter().zip((0..).map(|number: i64| number * spacing_ns)) {
-        let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
-        let processes_always = shared.settings.processes;
-        lanes.start("hw-gpu", move |node, stop| {
-            let lanes = sample::Lanes {
-                source: &*node.source,
-                clock: &*node.clock,
-                calls: &node.calls,
-                gpus: &node.gpus,
-                processes: &processes,
-                processes_always,
-                medium_period_ns: periods.medium_ns,
-                slow_period_ns: periods.slow_ns,
-            };
-            sample::run_unit(&lanes, &unit, offset_ns, stop);
-        })?;
+    lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, &watched_roll, stop))?;
+    for number in 0..roll.units().len() {
+        start_unit(shared, lanes, Arc::clone(&roll), number)?;
     }
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
     let shared_by_join = shared.clone();
@@ -214,6 +206,26 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
         })?;
     }
     Ok(())
+}
+
+/// Starts the thread of one physical GPU.
+fn start_unit(shared: &Shared, lanes: &mut Lanes, roll: Arc<RollCall>, number: usize) -> anyhow::Result<()> {
+    let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
+    let processes_always = shared.settings.processes;
+    lanes.start("hw-gpu", move |node, stop| {
+        let Some(unit) = roll.units().get(number) else { return };
+        let lanes = sample::Lanes {
+            source: &*node.source,
+            clock: &*node.clock,
+            calls: &unit.calls,
+            gpus: &node.gpus,
+            processes: &processes,
+            processes_always,
+            medium_period_ns: periods.medium_ns,
+            slow_period_ns: periods.slow_ns,
+        };
+        sample::run_unit(&lanes, &roll, number, stop);
+    })
 }
 
 fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {

@@ -83,6 +83,13 @@ impl Backoff {
         Self { budget, period_ns: budget.period_ns, baseline_ns: 0.0, learned: 0, window: Window::default(), calm: 0 }
     }
 
+    /// Backed off to `period_ns`, as a thread before was, within what the budget allows.
+    #[must_use]
+    pub fn resumed(budget: Budget, period_ns: i64) -> Self {
+        let longest_ns = budget.max_period_ns.max(budget.period_ns);
+        Self { period_ns: period_ns.clamp(budget.period_ns, longest_ns), ..Self::new(budget) }
+    }
+
     /// The period in force, nanoseconds.
     #[must_use]
     pub fn period_ns(&self) -> i64 {

@@ -1,22 +1,15 @@
-//! The fast lane's loops: paced by the clock for live sources, by its own times for a recording; and the watchdog
-//! that gives the lane a new thread when a call does not come back.
+//! The fast lane's loops: paced by the clock for live sources, by its own times for a recording.
 
 use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
-use super::latest::Health;
 use super::sweep::{Cause, Sampler, Ticked};
 use crate::clock::{Clock, MILLISECOND_NS, Manual};
 use crate::source::NextTick;
-use crate::thread;
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
-/// How often the watchdog looks at least: for a stop too.
-const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
-
 /// The longest time from one tick of a replay to the next: the period of the join over live readings.
 const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 
@@ -29,16 +22,19 @@ pub struct FastLane {
     pub hang_after_ns: i64,
 }
 
-/// Samples at absolute deadlines until `stop` or until another thread has taken over. The whole hot path is here and
-/// in [`Sampler::tick`].
-pub fn run_paced(mut sampler: Sampler, budget: Budget, stop: &AtomicBool) {
+/// Samples at absolute deadlines until `stop` or until another thread has taken over.
+pub fn run_paced(sampler: Sampler, budget: Budget, stop: &AtomicBool) {
+    run(sampler, Backoff::new(budget), stop);
+}
+
+/// As [`run_paced`], backed off so far. The whole hot path is here and in [`Sampler::tick`].
+pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, stop: &AtomicBool) {
     // Without this the kernel may delay each wake-up by 50 µs. Refused only by sandboxes, which cost those 50 µs.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-    let mut backoff = Backoff::new(budget);
     let started_ns = sampler.clock().now_ns();
-    let mut deadlines = Deadlines::starting(started_ns, budget.period_ns);
+    let mut deadlines = Deadlines::starting(started_ns, backoff.period_ns());
     sampler.stats().accounted_ns.store(started_ns, Ordering::Relaxed);
-    set_period(&mut sampler, budget.period_ns);
+    set_period(&mut sampler, backoff.period_ns());
     while !stop.load(Ordering::Relaxed) {
         sampler.clock().sleep_until(deadlines.next_ns());
         let begin_ns = sampler.clock().now_ns();
@@ -49,10 +45,14 @@ pub fn run_paced(mut sampler: Sampler, budget: Budget, stop: &AtomicBool) {
         let end_ns = sampler.clock().now_ns();
         let outcome = deadlines.taken(begin_ns, end_ns);
         let stats = sampler.stats();
-        if ticked == Ticked::Taken {
-            stats.take(outcome.lateness_ns);
-            stats.miss(Cause::Late, outcome.missed_late);
-            stats.miss(Cause::Driver, outcome.missed_driver);
+        match ticked {
+            Ticked::Taken => {
+                stats.take(outcome.lateness_ns);
+                stats.miss(Cause::Late, outcome.missed_late);
+                stats.miss(Cause::Driver, outcome.missed_driver);
+            }
+            Ticked::Blocked => stats.miss(Cause::Driver, 1 + outcome.missed_late + outcome.missed_driver),
+            Ticked::Nothing | Ticked::Replaced => {}
         }
         stats.accounted_ns.store(deadlines.next_ns() - backoff.period_ns(), Ordering::Relaxed);
         if let Some(period_ns) = backoff.sweep(begin_ns, end_ns) {
@@ -94,42 +94,4 @@ pub fn run_replay(
         after(at_ns);
     }
     false
-}
-
-/// Watches the fast lane until `stop`: a GPU whose call has not come back for too long is set aside, and a new thread
-/// samples the others. The old one is never joined; when its call returns it finds itself replaced and ends.
-pub fn watch(sampler: &Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
-    let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
-    let mut looked_ns = sampler.clock().now_ns();
-    // The successor that no thread could be started for yet.
-    let mut waiting: Option<Sampler> = None;
-    while !stop.load(Ordering::Relaxed) {
-        looked_ns = sampler.clock().now_ns().max(looked_ns + 1);
-        sampler.clock().sleep_until(looked_ns + period_ns);
-        let now_ns = sampler.clock().now_ns();
-        if let Some(successor) = waiting.take() {
-            sampler.stats().account_missed(now_ns, Cause::Late);
-            waiting = start(successor, lane, stop);
-            continue;
-        }
-        let Some(stuck) = sampler.stats().stuck_since(now_ns - lane.hang_after_ns) else { continue };
-        let Some(gpu) = sampler.gpus().get(stuck.gpu) else { continue };
-        gpu.set_health(Health::Hung);
-        if !sampler.stats().is_stuck(stuck) {
-            // It came back between the two looks; whether its thread saw the mark is not known.
-            gpu.lose_if_hung();
-            continue;
-        }
-        let successor = sampler.successor();
-        sampler.stats().account_missed(now_ns, Cause::Driver);
-        waiting = start(successor, lane, stop);
-    }
-}
-
-/// Starts a thread for a sampler, and gives it back where the system has none to give.
-fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
-    let (runner, stop) = (sampler.share(), Arc::clone(stop));
-    let error = thread::spawn("hw-fast", move || run_paced(runner, lane.budget, &stop)).err()?;
-    tracing::error!(%error, "cannot start a new sampling thread; it is tried again");
-    Some(sampler)
 }

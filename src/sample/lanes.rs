@@ -4,9 +4,10 @@
 //! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
 use super::latest::{CONTEXT_BYTES, GpuState, Health, OnGpus, Processes};
+use super::roll::RollCall;
 use crate::clock::{Clock, SECOND_NS};
 use crate::source::{Call, CallStats, Error, Event, Process, Source};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -53,37 +54,42 @@ pub struct Lanes<'a> {
     pub slow_period_ns: i64,
 }
 
-/// Positions of the GPUs and instances that are one physical GPU each.
-#[must_use]
-pub fn units(gpus: &[GpuState]) -> Vec<Vec<usize>> {
-    let mut units = BTreeMap::<&str, Vec<usize>>::new();
-    for (position, gpu) in gpus.iter().enumerate() {
-        let physical = gpu.device.parent_uuid.as_deref().unwrap_or(&gpu.device.uuid);
-        units.entry(physical).or_default().push(position);
-    }
-    units.into_values().collect()
-}
-
-/// Runs the medium and slow lanes of one physical GPU until `stop`. Its slow turns begin `offset_ns` from now.
-pub fn run_unit(lanes: &Lanes<'_>, unit: &[usize], offset_ns: i64, stop: &AtomicBool) {
-    let mut medium_ns = lanes.clock.now_ns();
-    let mut slow_ns = medium_ns + offset_ns;
-    let mut turns = Turns::new(unit.len(), lanes.slow_period_ns);
+/// Runs the medium and slow lanes of the physical GPU with this number until `stop`.
+pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &AtomicBool) {
+    let Some(unit) = roll.units().get(number) else { return };
+    unit.begin();
+    let begin_ns = lanes.clock.now_ns();
+    // Its turns are its own, so that the driver is never asked for all GPUs at once, and that of many threads one soon
+    // sees that the fast lane is stuck.
+    let offset_ns = |period_ns: i64| offset_ns(period_ns, number, roll.units().len());
+    let mut medium_ns = begin_ns - lanes.medium_period_ns + offset_ns(lanes.medium_period_ns);
+    let mut slow_ns = begin_ns + offset_ns(lanes.slow_period_ns);
+    let mut turns = Turns::new(unit.positions.len(), lanes.slow_period_ns);
     while !stop.load(Ordering::Relaxed) {
+        roll.look(lanes.clock.now_ns());
+        roll.answer(unit, lanes.gpus, lanes.source, lanes.clock.now_ns());
         if lanes.clock.now_ns() >= medium_ns {
-            unit.iter().for_each(|position| lanes.read_medium(*position));
+            unit.positions.iter().for_each(|position| lanes.read_medium(*position));
             medium_ns = (medium_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
         }
         if lanes.clock.now_ns() >= slow_ns {
-            lanes.slow_turn(unit, &mut turns);
+            lanes.slow_turn(&unit.positions, &mut turns);
             // A thread that the driver kept while others took over must not tell what is theirs.
             if !stop.load(Ordering::Relaxed) {
                 lanes.processes.set(process_table(lanes.gpus));
             }
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
         }
-        sleep_in_steps(lanes.clock, medium_ns.min(slow_ns), stop);
+        wait_in_steps(lanes.clock, medium_ns.min(slow_ns), || {
+            stop.load(Ordering::Relaxed) || unit.is_called(lanes.gpus)
+        });
     }
+}
+
+/// How long after the first of `count` turns the one with this number begins, within a period.
+fn offset_ns(period_ns: i64, number: usize, count: usize) -> i64 {
+    let [number, count] = [number, count.max(1)].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+    (period_ns / count).saturating_mul(number)
 }
 
 /// What is due in which slow turn of one physical GPU.
@@ -236,10 +242,10 @@ impl Lanes<'_> {
     }
 }
 
-/// Sleeps until `until_ns` in steps short enough for a shutdown.
-fn sleep_in_steps(clock: &dyn Clock, until_ns: i64, stop: &AtomicBool) {
-    while !stop.load(Ordering::Relaxed) && clock.now_ns() < until_ns {
-        clock.sleep_until(until_ns.min(clock.now_ns() + SECOND_NS / 2));
+/// Waits until `until_ns` in steps short enough for a shutdown, or until there is something else to do.
+fn wait_in_steps(clock: &dyn Clock, until_ns: i64, is_wanted: impl Fn() -> bool) {
+    while !is_wanted() && clock.now_ns() < until_ns {
+        clock.wait_until(until_ns.min(clock.now_ns() + SECOND_NS / 2));
     }
 }
 
@@ -298,7 +304,7 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(%error, "waiting for driver events fails; it goes on trying");
                 }
-                sleep_in_steps(clock, clock.now_ns() + SECOND_NS, stop);
+                wait_in_steps(clock, clock.now_ns() + SECOND_NS, || stop.load(Ordering::Relaxed));
             }
         }
     }

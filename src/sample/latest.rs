@@ -5,7 +5,7 @@ use super::series::Series;
 use crate::source::{Device, Medium, Pcie, Process, Rare, Slow};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Whether a GPU answers.
@@ -53,6 +53,10 @@ pub struct GpuState {
     health: AtomicU8,
     /// What is known of its memory call, as [`Memory`].
     memory: AtomicU8,
+    /// Calls of the fast lane on it that have not returned: one of a thread that was replaced, and one of its successor.
+    fast_calls: AtomicU32,
+    /// Whether its own thread has yet to read its memory before the fast lane asks it again.
+    doubted: AtomicBool,
     /// Why it does not answer.
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
@@ -87,6 +91,8 @@ impl GpuState {
             lists_all: true,
             health: AtomicU8::new(Health::Up as u8),
             memory: AtomicU8::new(Memory::Unknown as u8),
+            fast_calls: AtomicU32::new(0),
+            doubted: AtomicBool::new(false),
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
@@ -163,6 +169,55 @@ impl GpuState {
         if self.health() == Health::Hung {
             self.lose("a call on it hung");
         }
+    }
+
+    /// A call on it has not come back for too long. Nothing where it came back meanwhile: whoever made it may have looked
+    /// before.
+    pub(super) fn hang(&self) {
+        self.set_health(Health::Hung);
+        if !self.is_left_alone() {
+            self.lose_if_hung();
+        }
+    }
+
+    /// The fast lane begins a call on it.
+    pub(super) fn begin_fast_call(&self) {
+        self.fast_calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A call of the fast lane on it has returned.
+    pub(super) fn end_fast_call(&self) {
+        self.fast_calls.fetch_sub(1, Ordering::SeqCst);
+        self.lose_if_hung();
+    }
+
+    /// Whether a call of the fast lane on it has not returned.
+    pub(super) fn is_in_fast_call(&self) -> bool {
+        self.fast_calls.load(Ordering::SeqCst) > 0
+    }
+
+    /// From now on the fast lane leaves it alone until its own thread has read its memory.
+    pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::SeqCst);
+    }
+
+    /// Its own thread has read its memory, or was refused: it answers.
+    pub(super) fn end_doubt(&self) {
+        self.doubted.store(false, Ordering::SeqCst);
+        if !self.is_in_fast_call() {
+            self.lose_if_hung();
+        }
+    }
+
+    /// Whether its own thread has yet to read its memory, because a call of the fast lane does not return.
+    #[must_use]
+    pub fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::SeqCst)
+    }
+
+    /// Whether the fast lane asks it nothing for now: it may not answer, while others do.
+    pub(super) fn is_left_alone(&self) -> bool {
+        self.is_doubted() || self.is_in_fast_call()
     }
 
     /// Forgets what was read of a GPU that does not answer: it is not known any more.

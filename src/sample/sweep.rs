@@ -69,6 +69,8 @@ pub(super) struct Stuck {
     mark: u64,
     /// Position of its GPU.
     pub gpu: usize,
+    /// When it began, nanoseconds of the timeline.
+    pub since_ns: i64,
 }
 
 impl TickStats {
@@ -123,7 +125,8 @@ impl TickStats {
     pub(super) fn stuck_since(&self, before_ns: i64) -> Option<Stuck> {
         let mark = self.call.load(Ordering::SeqCst);
         let gpu = usize::try_from(mark & ((1 << GPU_BITS) - 1)).ok()?.checked_sub(1)?;
-        (self.call_since_ns.load(Ordering::SeqCst) < before_ns).then_some(Stuck { mark, gpu })
+        let since_ns = self.call_since_ns.load(Ordering::SeqCst);
+        (since_ns < before_ns).then_some(Stuck { mark, gpu, since_ns })
     }
 
     /// Whether this call still has not come back.
@@ -131,13 +134,15 @@ impl TickStats {
         self.call.load(Ordering::SeqCst) == stuck.mark
     }
 
-    fn begin_call(&self, gpu: usize, at_ns: i64) {
+    /// Notes the call that is being made.
+    pub(super) fn begin_call(&self, gpu: usize, at_ns: i64) {
         self.call_since_ns.store(at_ns, Ordering::SeqCst);
         let number = (self.call.load(Ordering::Relaxed) >> GPU_BITS) + 1;
         self.call.store((number << GPU_BITS) | (gpu as u64 + 1), Ordering::SeqCst);
     }
 
-    fn end_call(&self) {
+    /// Notes that it has returned.
+    pub(super) fn end_call(&self) {
         let number = self.call.load(Ordering::Relaxed) >> GPU_BITS;
         self.call.store(number << GPU_BITS, Ordering::SeqCst);
     }
@@ -154,8 +159,10 @@ impl TickStats {
 /// What became of one tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ticked {
-    /// Every GPU that is up was asked.
+    /// Every GPU that is up was asked, but for those that are left alone.
     Taken,
+    /// Every GPU that is up is left alone: the driver answers for none of them.
+    Blocked,
     /// No GPU is up: nothing was due.
     Nothing,
     /// Another thread has taken over: this one must end.
@@ -206,7 +213,9 @@ impl Sampler {
     ) -> Self {
         let sinks = writers.into_iter().map(|writer| Sink { writer, last_good_ns: None }).collect::<Vec<_>>();
         let (readings, failing_since_ns) = (Vec::with_capacity(sinks.len()), vec![None; sinks.len()]);
-        let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.load(Ordering::SeqCst));
+        // A thread of the node before may still hang in the driver: what it writes when it comes back is discarded too.
+        let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
+        stats.end_call();
         let (gap_after_ns, swept_ns) = (i64::MAX, 0);
         Self {
             source,
@@ -294,22 +303,24 @@ impl Sampler {
         let mut begin_ns = self.clock.now_ns();
         self.swept_ns = begin_ns;
         for position in 0..self.gpus.len() {
-            if !self.gpus[position].is_sampled() {
+            let gpu = &self.gpus[position];
+            if !gpu.is_sampled() || gpu.is_left_alone() {
+                if gpu.is_sampled() && ticked == Ticked::Nothing {
+                    ticked = Ticked::Blocked;
+                }
                 self.readings.push((begin_ns, None));
                 continue;
             }
             ticked = Ticked::Taken;
             self.stats.begin_call(position, begin_ns);
+            gpu.begin_fast_call();
             let answer = self.source.memory_used(position, at_ns);
+            // A GPU whose call hung answers after all: it is tried again before it is sampled.
+            gpu.end_fast_call();
             if !self.is_current() {
-                // The call hung and a successor runs. The GPU answers after all: it is tried again before it is sampled.
-                // Where the call came back just before, this is another GPU's, which has done nothing.
-                self.gpus[position].lose_if_hung();
                 return Ticked::Replaced;
             }
             self.stats.end_call();
-            // The watchdog may have given this call up just when it came back.
-            self.gpus[position].lose_if_hung();
             let end_ns = self.clock.now_ns();
             self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
             observe(end_ns - begin_ns);

@@ -1,6 +1,7 @@
 //! What each driver call costs: a histogram a call, and the share of time spent inside the driver.
 
 use crate::metrics::histogram::Histogram;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -83,13 +84,21 @@ pub const BOUNDS_S: &[f64] =
     &[1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
 
 /// Durations and failures of every call, written by the lanes and read by scrapes, without locks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CallStats {
+    counted: Arc<Counted>,
+    /// Grows by one when a call begins and when it returns: odd while one is under way.
+    progress: AtomicU64,
+}
+
+/// What every call has cost so far.
+#[derive(Debug)]
+struct Counted {
     durations: [Histogram; Call::ALL.len()],
     failures: [AtomicU64; Call::ALL.len()],
 }
 
-impl Default for CallStats {
+impl Default for Counted {
     fn default() -> Self {
         Self {
             durations: std::array::from_fn(|_| Histogram::new(BOUNDS_S)),
@@ -99,6 +108,20 @@ impl Default for CallStats {
 }
 
 impl CallStats {
+    /// The same counts for a thread that alone makes calls through them, so that its [`progress`](Self::progress) can be
+    /// watched.
+    #[must_use]
+    pub fn for_one_thread(&self) -> Self {
+        Self { counted: Arc::clone(&self.counted), progress: AtomicU64::new(0) }
+    }
+
+    /// A number that is odd while the one thread that makes calls through this waits in the driver, and another one after
+    /// each call: while it stays the same odd number, one call does not return.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.progress.load(Ordering::SeqCst)
+    }
+
     /// Makes one call and keeps what it cost and whether it failed. `None` stands for "not available".
     pub fn time<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Option<T> {
         self.time_all(call, make).ok()
@@ -110,7 +133,9 @@ impl CallStats {
     /// Those of the call.
     pub fn time_all<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Result<T, super::Error> {
         let begin = Instant::now();
+        self.progress.fetch_add(1, Ordering::SeqCst);
         let answer = make();
+        self.progress.fetch_add(1, Ordering::SeqCst);
         self.observe_ns(call, i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
         if answer.as_ref().is_err_and(|error| *error != super::Error::Unsupported) {
             self.fail(call);
@@ -120,29 +145,29 @@ impl CallStats {
 
     /// Keeps the duration of one call that was timed elsewhere.
     pub fn observe_ns(&self, call: Call, duration_ns: i64) {
-        self.durations[call as usize].observe_ns(duration_ns);
+        self.counted.durations[call as usize].observe_ns(duration_ns);
     }
 
     /// Counts one failed call.
     pub fn fail(&self, call: Call) {
-        self.failures[call as usize].fetch_add(1, Ordering::Relaxed);
+        self.counted.failures[call as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// The durations of one call.
     #[must_use]
     pub fn durations(&self, call: Call) -> &Histogram {
-        &self.durations[call as usize]
+        &self.counted.durations[call as usize]
     }
 
     /// How often one call failed.
     #[must_use]
     pub fn failures(&self, call: Call) -> u64 {
-        self.failures[call as usize].load(Ordering::Relaxed)
+        self.counted.failures[call as usize].load(Ordering::Relaxed)
     }
 
     /// Nanoseconds spent inside the driver since the start, by all lanes.
     #[must_use]
     pub fn busy_ns(&self) -> u64 {
-        self.durations.iter().map(Histogram::sum_ns).sum()
+        self.counted.durations.iter().map(Histogram::sum_ns).sum()
     }
 }

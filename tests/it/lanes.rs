@@ -115,6 +115,54 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
+/// The functions of the fast and of the medium lane. Each GPU's own thread meets the hang with its first call.
+const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"];
+/// Every second GPU of 64.
+const HUNG: fn(usize) -> bool = |gpu| gpu % 2 == 1;
+
+/// The others keep 99 % of 30 s: with a delay of 1 s for each GPU that hangs they would lose 32 s.
+#[test]
+fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
+    let mut control = gpus(64);
+    // A period that 64 GPUs of the fake fit into, on two cores beside other stories, and no back-off from it.
+    let settings = ["sampling.period=5ms", "sampling.max_period=5ms", "sampling.budget=1"];
+    let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
+    node.until("every GPU", |metrics| (0..64).all(|gpu| value(metrics, &used(gpu)).is_some()));
+    let ticks = |metrics: &str| {
+        ["due_total", "missed_total{cause=\"driver_blocked\"}"]
+            .map(|name| value(metrics, &format!("highwater_sampler_ticks_{name}")).expect("told"))
+    };
+    let before = ticks(&node.daemon.get("/metrics"));
+    for gpu in (0..64).filter(|gpu| HUNG(*gpu)) {
+        control["gpus"][gpu]["hang"] = json!(EVERY_LANE);
+    }
+    node.control.put(&control);
+    let down = |metrics: &str| (0..64).filter(|gpu| value(metrics, &up(*gpu)) == Some(0.0)).collect::<Vec<_>>();
+    node.until("that 32 hang", |metrics| {
+        let down = down(metrics);
+        assert!(down.iter().all(|gpu| HUNG(*gpu)), "one that answers is called down: {down:?}");
+        down.len() == 32
+    });
+    let metrics = node.until("6,000 ticks", |metrics| ticks(metrics)[0] >= before[0] + 6_000.0);
+    let [due, blocked] = [0, 1].map(|at| ticks(&metrics)[at] - before[at]);
+    println!("of {due} ticks due {blocked} were blocked; {} sampling threads", sampling_threads(&node));
+    assert!(blocked <= 0.01 * due, "{blocked} of {due} ticks");
+    assert_eq!(down(&metrics).len(), 32);
+    assert!(sampling_threads(&node) <= 33, "one for each GPU that hangs, at most");
+    control["gpus"].as_array_mut().expect("GPUs").iter_mut().for_each(|gpu| gpu["hang"] = json!([]));
+    node.control.put(&control);
+    node.until("their return", |metrics| {
+        (0..64).all(|gpu| value(metrics, &used(gpu)) == Some((gpu as u64 + 1) as f64 * GIB as f64))
+    });
+}
+
+/// How many threads of the daemon sample, or hang while they do.
+fn sampling_threads(node: &Node) -> usize {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", node.daemon.pid())).expect("threads");
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "hw-fast").count()
+}
+
 /// Deadlines are counted by what became of them. That none is forgotten is seen from the clock: as many are due as
 /// periods have passed, also while the driver blocks every sweep and while a thread hangs in it.
 #[test]

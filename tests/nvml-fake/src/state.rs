@@ -118,7 +118,8 @@ pub fn obey(
     let at = function as usize;
     spin(rules(&state).map_or(Duration::ZERO, |rules| rules.delay[at]));
     while rules(&state).is_some_and(|rules| rules.hang[at]) {
-        std::thread::sleep(Duration::from_millis(1));
+        // Seldom enough that the calls of many GPUs that hang leave the processor to the others.
+        std::thread::sleep(Duration::from_millis(20));
         state = current().ok_or(UNKNOWN)?;
     }
     match rules(&state).map_or(0, |rules| rules.errors[at]) {

@@ -1,0 +1,164 @@
+//! The watchdog of the fast lane: it gives the lane a new thread when a call does not return while other GPUs answer.
+//!
+//! A call that takes long is either for a GPU that hangs or waits with all others, because the driver is busy. So after
+//! a tenth of a second every GPU is doubted, and its own thread reads its memory once. The first that answers while the
+//! call still does not return proves that the driver is not busy as a whole: a new thread samples those that have
+//! answered, and each further one from its own answer on. A GPU of which no call returns for `hang_after` is hung. So k
+//! GPUs that hang at once cost the others one delay, not k, and a driver that blocks every call costs no GPU its health.
+
+use super::backoff::Backoff;
+use super::fast::{self, FastLane};
+use super::roll::RollCall;
+use super::sweep::{Cause, Sampler, Stuck};
+use crate::clock::MILLISECOND_NS;
+use crate::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How often the watchdog looks at least: for a stop too.
+const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
+/// How long the fast lane's call has to return once another GPU has answered. Where the driver was busy as a whole all
+/// calls return at once, in any order.
+const GRACE_NS: i64 = 2 * MILLISECOND_NS;
+
+/// Watches the fast lane until `stop`: a GPU whose call does not return is set aside, and a new thread samples the
+/// others. The old one is never joined; when its call returns it finds itself replaced and ends.
+pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<AtomicBool>) {
+    roll.i_am_the_watchdog();
+    let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
+    let mut watchdog = Watchdog::new(sampler, lane.hang_after_ns, roll);
+    // The successor that no thread could be started for yet.
+    let mut waiting: Option<Sampler> = None;
+    while !stop.load(Ordering::Relaxed) {
+        sampler.clock().wait_until(sampler.clock().now_ns() + period_ns.max(1));
+        let now_ns = sampler.clock().now_ns();
+        if let Some(successor) = waiting.take() {
+            sampler.stats().account_missed(now_ns, Cause::Late);
+            waiting = start(successor, lane, stop);
+            // Without a pause a thread that is unparked again and again would try again and again.
+            sampler.clock().sleep_until(now_ns + period_ns);
+            continue;
+        }
+        let Some(stuck) = watchdog.look(now_ns) else { continue };
+        sampler.clock().sleep_until(now_ns + GRACE_NS);
+        if sampler.stats().is_stuck(stuck) {
+            let successor = watchdog.replace(stuck);
+            waiting = start(successor, lane, stop);
+        }
+    }
+}
+
+/// Starts a thread for a sampler, and gives it back where the system has none to give.
+fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
+    let (runner, stop) = (sampler.share(), Arc::clone(stop));
+    let backoff = Backoff::resumed(lane.budget, sampler.stats().period_ns.load(Ordering::Relaxed));
+    let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, &stop)).err()?;
+    tracing::error!(%error, "cannot start a new sampling thread; it is tried again");
+    Some(sampler)
+}
+
+/// What the watchdog knows of the calls that do not return.
+struct Watchdog<'a> {
+    sampler: &'a Sampler,
+    roll: &'a RollCall,
+    hang_after_ns: i64,
+    /// The call for which the roll was called last, and which devices are doubted because of it.
+    called: Option<(Stuck, Vec<bool>)>,
+    /// The call that each unit's own thread waits for, by its progress, and when it was first seen.
+    own: Vec<(u64, i64)>,
+    /// Since when a call of a replaced thread has been under way, by the device's position.
+    replaced_since_ns: Vec<Option<i64>>,
+}
+
+impl<'a> Watchdog<'a> {
+    fn new(sampler: &'a Sampler, hang_after_ns: i64, roll: &'a RollCall) -> Self {
+        let (own, replaced_since_ns) = (vec![(0, 0); roll.units().len()], vec![None; sampler.gpus().len()]);
+        Self { sampler, roll, hang_after_ns, called: None, own, replaced_since_ns }
+    }
+
+    /// Looks at every call that is under way. Returns the fast lane's, where another thread should go on without it.
+    fn look(&mut self, now_ns: i64) -> Option<Stuck> {
+        self.note_own_calls(now_ns);
+        self.hang_silent(now_ns);
+        let Some(stuck) = self.roll.stuck(now_ns) else {
+            self.called = None;
+            return None;
+        };
+        if self.called.as_ref().is_none_or(|(called, _)| *called != stuck) {
+            self.call_roll(stuck);
+        }
+        if stuck.since_ns <= now_ns - self.hang_after_ns {
+            self.sampler.gpus().get(stuck.gpu)?.hang();
+            return Some(stuck);
+        }
+        self.has_an_answer(stuck).then_some(stuck)
+    }
+
+    /// Notes which call each unit's thread waits for.
+    fn note_own_calls(&mut self, now_ns: i64) {
+        for (unit, own) in self.roll.units().iter().zip(&mut self.own) {
+            let progress = unit.calls.progress();
+            if own.0 != progress {
+                *own = (progress, now_ns);
+            }
+        }
+    }
+
+    /// Since when the own thread of a device waits for one call, if it does.
+    fn own_since_ns(&self, position: usize) -> Option<i64> {
+        let (progress, since_ns) = *self.own.get(self.roll.unit_of(position)?)?;
+        (progress % 2 == 1).then_some(since_ns)
+    }
+
+    /// Doubts every GPU whose own thread can say whether it answers: not where that has waited for an answer to another
+    /// question since long before, while the fast lane had its own.
+    fn call_roll(&mut self, stuck: Stuck) {
+        let long_before_ns = stuck.since_ns - self.roll.stuck_after_ns();
+        let is_doubted = |(position, gpu): (usize, &super::GpuState)| {
+            let can_answer = self.own_since_ns(position).is_none_or(|since_ns| since_ns > long_before_ns);
+            let is_doubted = gpu.is_sampled() && can_answer;
+            if is_doubted {
+                gpu.doubt();
+            }
+            is_doubted
+        };
+        let doubted = self.sampler.gpus().iter().enumerate().map(is_doubted).collect();
+        self.called = Some((stuck, doubted));
+        self.roll.call();
+    }
+
+    /// Whether a GPU that was doubted has answered, but for the one that is waited for.
+    fn has_an_answer(&self, stuck: Stuck) -> bool {
+        let Some((_, doubted)) = &self.called else { return false };
+        let gpus = self.sampler.gpus().iter().zip(doubted).enumerate();
+        gpus.filter(|(position, (_, doubted))| **doubted && *position != stuck.gpu)
+            .any(|(_, (gpu, _))| gpu.is_sampled() && !gpu.is_left_alone())
+    }
+
+    /// Calls those hung that are left alone and of which one call has been under way for too long.
+    fn hang_silent(&mut self, now_ns: i64) {
+        let before_ns = now_ns - self.hang_after_ns;
+        for (position, gpu) in self.sampler.gpus().iter().enumerate() {
+            let own_ns = self.own_since_ns(position).filter(|_| gpu.is_doubted());
+            let replaced_ns = &mut self.replaced_since_ns[position];
+            *replaced_ns = replaced_ns.filter(|_| gpu.is_in_fast_call());
+            if gpu.is_sampled() && own_ns.into_iter().chain(*replaced_ns).any(|since_ns| since_ns <= before_ns) {
+                gpu.hang();
+            }
+        }
+    }
+
+    /// The successor of the sampler whose call does not return. The deadlines until now were missed.
+    fn replace(&mut self, stuck: Stuck) -> Sampler {
+        if let Some(since_ns) = self.replaced_since_ns.get_mut(stuck.gpu) {
+            *since_ns = Some(stuck.since_ns);
+        }
+        self.called = None;
+        let successor = self.sampler.successor();
+        successor.stats().account_missed(self.sampler.clock().now_ns(), Cause::Driver);
+        successor
+    }
+}
+
+#[cfg(test)]
+mod tests;
