@@ -18,6 +18,8 @@
 //! | | | `111111` | a gap begins |
 //!
 //! The time's widths are for a resolution of 1 µs; a finer one adds the bits that it adds to the same deviation.
+//!
+//! Words that no encoder wrote decode to other numbers, never to a panic: every sum wraps around.
 
 /// The most bits that one change point can take.
 pub(super) const MAX_POINT_BITS: u32 = 2 * (PREFIX_BITS + 64);
@@ -26,7 +28,7 @@ const PREFIX_BITS: u32 = 6;
 const TIME_WIDTHS: [u32; 6] = [6, 8, 10, 12, 15, 20];
 const NOMINAL_PERIOD_NS: i64 = 1_000_000;
 const NOMINAL_RESOLUTION_NS: i64 = 1_000;
-const NEAR_UNITS: i64 = 64;
+const NEAR_UNITS: u64 = 64;
 /// Smoothing of the period: the deviation counts an eighth.
 const PERIOD_SHIFT: u32 = 3;
 
@@ -70,7 +72,7 @@ impl Code {
 #[derive(Debug, Clone)]
 pub(super) struct Coder {
     widths: [u32; TIME_WIDTHS.len()],
-    near: i64,
+    near: u64,
     period: i64,
     last_distance: i64,
     used_bytes: u64,
@@ -117,10 +119,10 @@ impl Coder {
             // Most of them: a branch of its own lets the processor go on before the width is known.
             let width = self.widths[0];
             bits.skip(1 + width);
-            self.period + signed(word << 1, width)
+            self.period.wrapping_add(signed(word << 1, width))
         } else if let Some(&width) = self.widths.get(class as usize) {
             bits.skip(class + 1 + width);
-            self.period + signed(word << (class + 1), width)
+            self.period.wrapping_add(signed(word << (class + 1), width))
         } else {
             bits.skip(PREFIX_BITS);
             bits.raw().cast_signed()
@@ -131,10 +133,10 @@ impl Coder {
 
     /// The period follows small deviations slowly, and jumps where two distances agree on another one.
     fn follow(&mut self, distance: i64) {
-        let deviation = distance - self.period;
-        if deviation.abs() < self.near {
-            self.period += deviation >> PERIOD_SHIFT;
-        } else if (distance - self.last_distance).abs() < self.near {
+        let deviation = distance.wrapping_sub(self.period);
+        if deviation.unsigned_abs() < self.near {
+            self.period = self.period.wrapping_add(deviation >> PERIOD_SHIFT);
+        } else if distance.wrapping_sub(self.last_distance).unsigned_abs() < self.near {
             self.period = distance;
         }
         self.last_distance = distance;

@@ -93,6 +93,17 @@ impl Begin {
 }
 
 impl Copied {
+    /// A block of these words, whoever wrote them: from a time on, with a value, in a gap or not.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn of_words(data: &[u64], (at_ns, used_bytes, gap): (i64, u64, bool)) -> Self {
+        let mut words = [0; MAX_DATA_WORDS];
+        let length = data.len().min(words.len());
+        words[..length].copy_from_slice(&data[..length]);
+        #[allow(clippy::cast_possible_truncation, reason = "371 words at most")]
+        let length_bits = length as u32 * u64::BITS;
+        Self { begin: Begin { at_ns, used_bytes, gap }, length_bits, words }
+    }
+
     /// Its change points after the first, which is its begin.
     pub(super) fn points(&self, resolution_ns: i64) -> Points<'_> {
         Points {
@@ -122,7 +133,10 @@ impl Iterator for Points<'_> {
         if self.bits.position() >= self.length_bits {
             return None;
         }
-        self.at_ns += self.coder.decode_time(&mut self.bits) * self.resolution_ns;
+        // Times never go back. Where words that no encoder wrote say so, or leave the range of times, they end.
+        let distance = self.coder.decode_time(&mut self.bits);
+        let distance_ns = distance.checked_mul(self.resolution_ns).filter(|distance_ns| *distance_ns >= 0)?;
+        self.at_ns = self.at_ns.checked_add(distance_ns)?;
         Some((self.at_ns, self.coder.decode_value(&mut self.bits)))
     }
 }

@@ -1,6 +1,7 @@
 //! Codes: what was written is read back, and costs the bits that the table says.
 
 use crate::ring::code::{Bits, Coder};
+use crate::ring::store::Copied;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -77,4 +78,30 @@ proptest! {
         }
         prop_assert_eq!(bits.position(), codes.iter().map(|code| width(*code)).sum::<u32>());
     }
+
+    /// Words that no encoder wrote: numbers or an end, in an order of time, and no panic.
+    #[test]
+    fn words_that_nobody_wrote_come_to_an_end(
+        words in prop::collection::vec(word(), 0..400),
+        resolution_ns in prop::sample::select(vec![1, 50, 1_000, 1_000_000_000]),
+        begin in any::<(i64, u64, bool)>(),
+    ) {
+        let copied = Copied::of_words(&words, begin);
+        let mut reached_ns = begin.0;
+        for (at_ns, _) in copied.points(resolution_ns) {
+            prop_assert!(at_ns >= reached_ns);
+            reached_ns = at_ns;
+        }
+    }
+}
+
+/// Random words, and those with long runs of ones: escapes with times and values at the ends of their ranges.
+fn word() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        any::<u64>(),
+        Just(u64::MAX),
+        Just(0),
+        (any::<u64>(), 0..64_u32).prop_map(|(word, ones)| word | !(u64::MAX >> ones)),
+        (0..64_u32).prop_map(|ones| u64::MAX >> ones),
+    ]
 }
