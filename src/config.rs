@@ -31,6 +31,8 @@ pub struct Settings {
     pub nvml_library: Option<PathBuf>,
     /// Where HTTP listens.
     pub listen: SocketAddr,
+    /// Where only the probes are served; `None` for nowhere.
+    pub health_listen: Option<SocketAddr>,
     /// The fast lane's period, nanoseconds.
     pub period_ns: i64,
     /// The longest period that it backs off to, nanoseconds.
@@ -77,6 +79,7 @@ impl Default for Settings {
             source: SourceSpec::Nvml,
             nvml_library: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 10450)),
+            health_listen: None,
             period_ns: MILLISECOND_NS,
             max_period_ns: 100 * MILLISECOND_NS,
             budget: 0.15,

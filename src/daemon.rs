@@ -4,6 +4,7 @@
 //! those that read a source in `live`; below it the fast lane's watchdog alone starts another, in place of one that hangs in
 //! the driver.
 
+mod listeners;
 mod live;
 mod playback;
 
@@ -22,6 +23,7 @@ use crate::sample::{Budget, FastLane, Processes};
 use crate::sim::Scenario;
 use crate::web::{self, Site};
 use anyhow::Context as _;
+use listeners::{Listeners, Servers};
 use playback::Playback;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -44,8 +46,7 @@ pub struct Daemon {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     socket: Option<Arc<Socket>>,
-    server: tokio::task::JoinHandle<()>,
-    stop_http: tokio::sync::oneshot::Sender<()>,
+    servers: Servers,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
     /// Ends with the thread that reads the source.
     reading: tokio::sync::oneshot::Receiver<()>,
@@ -73,7 +74,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let scenario = scenario(&settings)?;
     let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
-    let Doors { access, listener, address, socket } = Doors::open(&settings).await?;
+    let Doors { access, listeners, socket } = Doors::open(&settings)?;
+    let address = listeners.address()?;
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
@@ -92,6 +94,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
         recorder: recorder.clone(),
         answers: web::LongAnswers::default(),
+        web: Arc::default(),
     };
     let shared =
         Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
@@ -116,13 +119,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     };
     threads.push(reader);
 
-    let (stop_http, stopped) = tokio::sync::oneshot::channel::<()>();
-    let routes = web::router(site.clone(), access);
-    let server = tokio::spawn(web::serve::serve(listener, routes, async {
-        // Either word ends it: that it was sent, or that the daemon was dropped.
-        let _ = stopped.await;
-    }));
-    Ok(Daemon { address, site, stop, threads, socket, server, stop_http, stop_otlp, reading })
+    let servers = listeners.serve(&site, web::router(site.clone(), access), &mut threads)?;
+    Ok(Daemon { address, site, stop, threads, socket, servers, stop_otlp, reading })
 }
 
 impl Daemon {
@@ -130,19 +128,13 @@ impl Daemon {
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
-        // The server may have ended by itself; then nobody hears this.
-        let _ = self.stop_http.send(());
         let export_the_end = async {
             // Only now nothing is read any more, so that what is exported last is all. A source that hangs is not waited
             // for, and an exporter that has ended by itself does not hear the second.
             let _ = tokio::time::timeout(HTTP_DRAIN, self.reading).await;
             let _ = self.stop_otlp.map(|stop_otlp| stop_otlp.send(()));
         };
-        match tokio::join!(tokio::time::timeout(HTTP_DRAIN, self.server), export_the_end).0 {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "HTTP ended by a panic"),
-            Err(_) => tracing::info!("requests that were still under way are cut off"),
-        }
+        tokio::join!(self.servers.stop(), export_the_end);
         let drained = tokio::task::spawn_blocking(move || join_all(self.threads, DRAIN)).await;
         if !drained.unwrap_or(false) {
             tracing::warn!("a thread did not end in time; it is left behind");
@@ -232,18 +224,15 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
 /// Where the daemon is spoken to.
 struct Doors {
     access: Access,
-    listener: tokio::net::TcpListener,
-    address: SocketAddr,
+    listeners: Listeners,
     socket: Option<Arc<Socket>>,
 }
 
 impl Doors {
-    /// Opens both, and tells where annotations are taken.
-    async fn open(settings: &Settings) -> anyhow::Result<Self> {
+    /// Opens all, and tells where annotations are taken.
+    fn open(settings: &Settings) -> anyhow::Result<Self> {
         let access = access(settings)?;
-        let listener = tokio::net::TcpListener::bind(settings.listen).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
-        let address = listener.local_addr()?;
+        let listeners = Listeners::open(settings)?;
         let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
         if let Some(socket) = &socket {
             tracing::info!(socket = %socket.path().display(), "taking annotations");
@@ -253,7 +242,7 @@ impl Doors {
                 "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
             );
         }
-        Ok(Self { access, listener, address, socket })
+        Ok(Self { access, listeners, socket })
     }
 }
 

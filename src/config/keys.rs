@@ -2,6 +2,7 @@
 
 use super::Settings;
 use crate::units::{parse_bytes, parse_duration_ns};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// What the daemon reads.
@@ -48,7 +49,9 @@ keys! {
     "nvml_library" = "", "Path of libnvidia-ml.so.1; the loader finds it if not set.",
         |s, v| { s.nvml_library = path(v); Ok(()) };
     "listen" = "127.0.0.1:10450", "Where HTTP listens. On an address that is not loopback, annotations over TCP need a token.",
-        |s, v| { s.listen = v.parse().map_err(|_| "is not ADDRESS:PORT, as 127.0.0.1:10450".to_owned())?; Ok(()) };
+        |s, v| { s.listen = address(v)?; Ok(()) };
+    "health.listen" = "", "Where only /healthz and /readyz are served, as 0.0.0.0:10451: with connections and a thread of their own, without TLS and passwords. Nowhere if not set; `listen` serves them in any case.",
+        |s, v| { s.health_listen = address_or_none(v)?; Ok(()) };
     "sampling.period" = "1ms", "Period of the fast lane: memory of all GPUs.",
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
     "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver suffers.",
@@ -149,6 +152,15 @@ fn source(text: &str) -> Result<SourceSpec, String> {
         Some(("replay", recording)) if !recording.is_empty() => Ok(SourceSpec::Replay(recording.into())),
         _ => Err("is none of nvml, sim, sim:SCENARIO, replay:PATH".into()),
     }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "is not ADDRESS:PORT, as 127.0.0.1:10450".to_owned())
+}
+
+/// An address that a layer above can take back with `none`.
+fn address_or_none(text: &str) -> Result<Option<SocketAddr>, String> {
+    (!text.is_empty() && text != "none").then(|| address(text)).transpose()
 }
 
 fn path(text: &str) -> Option<PathBuf> {

@@ -201,6 +201,16 @@ metrics! {
         "How often the file of a request in `otlp.queue_dir` could not be read for now. The request keeps its place.";
     OTLP_SENT_BYTES = Counter "highwater_otlp_sent_bytes_total" ["signal"]
         "Bytes of the requests that OTLP receivers took, before compression.";
+    HTTP_CONNECTIONS_OPEN = Gauge "highwater_http_open_connections" ["listener"]
+        "Connections that are open: of `listen` (http), `annotations.listen` and `health.listen`.";
+    HTTP_CONNECTIONS = Counter "highwater_http_connections_total" ["listener", "outcome"]
+        "Connections that ended: closed by either side, idle for 20 s, evicted for a newer one when all places were taken, timed_out because the client was too slow, or handshake_failed.";
+    HTTP_ACCEPT_FAILURES = Counter "highwater_http_accept_failures_total" ["listener"]
+        "Connections that the system could not give, for want of file descriptors for example.";
+    HTTP_REQUESTS_REFUSED = Counter "highwater_http_requests_refused_total" ["reason"]
+        "Requests that were refused unread: for their Host, by the rate limit, for want of a valid user and password, or because too many passwords were being checked. docs/web-config.md has each.";
+    WEB_CONFIG_READS = Counter "highwater_web_config_reads_total" ["outcome"]
+        "How often the web configuration file was read after a change: taken, or refused, when the one before stays in force. Absent where there is none.";
     BUILD_INFO = Gauge "highwater_build_info" ["version", "rustc"]
         "What was built, always 1.";
     PROCESS_CPU = Counter "process_cpu_seconds_total" []

@@ -8,6 +8,7 @@ use crate::clock::Clock;
 use crate::export::otlp::Stats;
 use crate::node::Slot;
 use crate::record::Recorder;
+use crate::web::counts as web;
 use std::sync::Arc;
 
 /// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.
@@ -25,6 +26,8 @@ pub struct Snapshots {
     pub otlp: Option<Arc<Stats>>,
     /// The flight recorder.
     pub recorder: Recorder,
+    /// What HTTP takes in, where it listens.
+    pub web: Option<Arc<web::Stats>>,
 }
 
 impl Snapshots {
@@ -34,6 +37,9 @@ impl Snapshots {
         let mut out = collect(&self.slot, &self.intake, &*self.clock, self.processes);
         if let Some(stats) = self.recorder.stats() {
             own::captures(stats, &mut out);
+        }
+        if let Some(stats) = &self.web {
+            own::web(stats, &mut out);
         }
         if let Some(stats) = &self.otlp {
             own::otlp(stats, &mut out);

@@ -7,6 +7,7 @@ use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
 use crate::record;
 use crate::source::Call;
+use crate::web::counts as web;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -58,6 +59,25 @@ pub(super) fn captures(stats: &record::Stats, out: &mut Families) {
     }
     out.count(&c::CAPTURES_REMOVED, &[], Some(stats.removed()));
     out.count(&c::CAPTURES_BYTES, &[], Some(stats.bytes()));
+}
+
+/// Collects what became of connections and requests.
+pub(super) fn web(stats: &web::Stats, out: &mut Families) {
+    for (listener, connections) in stats.listeners() {
+        let listener = listener.label();
+        out.count(&c::HTTP_CONNECTIONS_OPEN, &[listener], Some(connections.open()));
+        for ending in web::Ending::ALL {
+            out.count(&c::HTTP_CONNECTIONS, &[listener, ending.label()], Some(connections.ended(ending)));
+        }
+        out.count(&c::HTTP_ACCEPT_FAILURES, &[listener], Some(connections.failed()));
+    }
+    for reason in web::Refused::ALL {
+        out.count(&c::HTTP_REQUESTS_REFUSED, &[reason.label()], Some(stats.refused(reason)));
+    }
+    if let Some((taken, refused)) = stats.config_reads() {
+        out.count(&c::WEB_CONFIG_READS, &["taken"], Some(taken));
+        out.count(&c::WEB_CONFIG_READS, &["refused"], Some(refused));
+    }
 }
 
 /// Collects what became of the points that were to be exported over OTLP.

@@ -6,13 +6,17 @@
 mod answers;
 mod api;
 mod captures;
+pub mod counts;
+pub mod descriptors;
 mod exposition;
 mod findings;
 mod health;
 mod landing;
 mod phases;
+mod places;
 pub mod problem;
 pub mod serve;
+mod stream;
 
 use crate::annotate::Intake;
 use crate::annotate::http::{Access, Door, post};
@@ -45,6 +49,8 @@ pub struct Site {
     pub recorder: Recorder,
     /// Long answers under way.
     pub answers: LongAnswers,
+    /// What HTTP takes in.
+    pub web: Arc<counts::Stats>,
 }
 
 /// Long answers under way: of their kind for each server.
@@ -62,6 +68,7 @@ impl Site {
             processes: self.processes,
             otlp: self.otlp.clone(),
             recorder: self.recorder.clone(),
+            web: Some(Arc::clone(&self.web)),
         }
     }
 }
@@ -89,6 +96,17 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
         .merge(captures)
         .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+/// What the kubelet asks, and nothing else.
+pub fn probes(site: Site) -> axum::Router {
+    let elsewhere = || async { problem::Problem::new(StatusCode::NOT_FOUND, "here are only `/healthz` and `/readyz`") };
+    axum::Router::new()
+        .route("/healthz", routing::get(health::live))
+        .route("/readyz", routing::get(health::ready))
+        .with_state(site)
+        .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
 }
 

@@ -1,42 +1,42 @@
 //! The HTTP server: accepts connections, and bounds what each may take.
 //!
-//! Enters: a listener and the routes. Leaves: nothing, when told to stop. A client that sends its request slowly, opens
-//! connections and says nothing, or takes nothing of its answer, is cut off after `PATIENCE`, so that it keeps scrapes from
-//! being answered no longer than that.
+//! Enters: listeners and their routes. Leaves: nothing, when told to stop. Everyone who comes gets a place at once
+//! (`places`); a client that sends its request slowly, opens connections and says nothing, or takes nothing of its answer, is
+//! cut off, and gives way before that when others come. Invariant: accepting waits for no client and no handler.
 
+use super::counts::{Ending, Listener, Seldom, Stats};
+use super::places::{Place, Places, Seat};
 use super::problem::Problem;
+use super::stream::Watched;
+use crate::dial::Stream;
 use axum::Router;
-use axum::http::{Request, StatusCode};
-use hyper::body::Incoming;
+use axum::body::{Body, Bytes};
+use axum::http::{Request, Response, StatusCode};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::Service;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustix::io::Errno;
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, Sleep};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tower_service::Service as _;
 
-/// Connections at a time; more wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 256;
-/// How long a client may take for the head of its request, and for the body; how long a kept connection may say nothing, and
-/// how long an answer may wait for a client who takes none of it.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long one connection lives at most: scrapers open another one.
-const LIFETIME: Duration = Duration::from_secs(600);
+/// Connections that the kernel completes before they are accepted: those of a burst, while each is given a place.
+const BACKLOG: u32 = 4096;
+/// How long a client may take for the body of its request.
+const BODY_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest head, bytes.
 const MOST_HEAD_BYTES: usize = 16 << 10;
-/// How long to wait where accepting fails: no file descriptors are left, say.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long to wait where accepting fails and no connection can give way.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
 /// Both ends of the connection that a request came over: an extension of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,21 +47,18 @@ pub struct Peer {
     pub local: SocketAddr,
 }
 
-/// The routes for the requests of one connection.
-struct Routes {
-    routes: TowerToHyperService<Router>,
-    peer: Peer,
-}
-
-impl Service<Request<Incoming>> for Routes {
-    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
-    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
-    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(self.peer);
-        self.routes.call(request)
-    }
+/// One listener and what it serves.
+pub struct Server {
+    /// Which one it is, for metrics.
+    pub name: Listener,
+    /// Where clients come.
+    pub listener: TcpListener,
+    /// What they may ask.
+    pub routes: Router,
+    /// Connections at a time.
+    pub places: usize,
+    /// What becomes of them.
+    pub stats: Arc<Stats>,
 }
 
 /// The body that `read` reads, if it comes in time.
@@ -69,146 +66,189 @@ impl Service<Request<Incoming>> for Routes {
 /// # Errors
 /// That it did not.
 pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
-    tokio::time::timeout(PATIENCE, read).await.map_err(|_| {
-        let detail = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+    tokio::time::timeout(BODY_PATIENCE, read).await.map_err(|_| {
+        let detail = format!("the body did not arrive within {} s", BODY_PATIENCE.as_secs());
         Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
     })
 }
 
-/// Serves until `stop`, then waits until requests under way are answered.
-pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let graceful = GracefulShutdown::new();
-    let mut stop = std::pin::pin!(stop);
-    loop {
-        let accepted = tokio::select! {
-            () = &mut stop => break,
-            accepted = accept(&listener, &places) => accepted,
-        };
-        let Some((stream, peer, place)) = accepted else {
-            tokio::time::sleep(ACCEPT_RETRY).await;
-            continue;
-        };
-        let service = Routes { routes: TowerToHyperService::new(routes.clone()), peer };
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .max_buf_size(MOST_HEAD_BYTES)
-            .serve_connection(TokioIo::new(Taken::by(stream)), service);
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // How a connection ends is the client's affair.
-            let _ = tokio::time::timeout(LIFETIME, connection).await;
-            drop(place);
-        });
-    }
-    graceful.shutdown().await;
+/// Listens on `address`.
+///
+/// # Errors
+/// Where it cannot be had.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
-/// The next connection once there is a place for it; `None` where the system cannot give one now.
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(TcpStream, Peer, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
-    let accepted = listener.accept().await.and_then(|(stream, peer)| {
-        let local = stream.local_addr()?;
-        Ok((stream, Peer { peer, local }))
-    });
-    match accepted {
-        Ok((stream, peer)) => {
-            // Answers are written whole; without this a small one may wait for the client's acknowledgement.
-            let _ = stream.set_nodelay(true);
-            Some((stream, peer, place))
-        }
-        Err(error) => {
-            tracing::debug!(%error, "a connection could not be accepted");
-            None
-        }
-    }
-}
-
-/// A connection whose writing fails once the client has taken nothing for too long.
-struct Taken {
-    stream: TcpStream,
-    /// Until when it must take something, while it is waited for, and what it had not taken when the waiting began, bytes.
-    waiting: Option<(Pin<Box<Sleep>>, i32)>,
-}
-
-impl Taken {
-    fn by(stream: TcpStream) -> Self {
-        Self { stream, waiting: None }
-    }
-
-    /// What became of a write, unless it has waited for too long. The kernel asks for more only when a third of its buffer
-    /// is free, which a slow client may take long for: one who takes anything is waited for.
-    fn patiently<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.waiting = None;
-            return written;
-        }
-        let queued_bytes = queued_bytes(&self.stream);
-        let (until, before_bytes) =
-            self.waiting.get_or_insert_with(|| (Box::pin(tokio::time::sleep(PATIENCE)), queued_bytes));
-        while until.as_mut().poll(cx).is_ready() {
-            if queued_bytes >= *before_bytes {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+impl Server {
+    /// Serves until `stop`, then waits until requests under way are answered.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let places = Places::new(self.name, self.places, Arc::clone(&self.stats));
+        let graceful = GracefulShutdown::new();
+        let failing = Seldom::default();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break,
+                accepted = accept(&self.listener) => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let Some(place) = places.take().await else { break };
+                    tokio::spawn(self.connection(stream, peer, place, graceful.watcher()));
+                }
+                Err(error) => self.failed(&error, &places, &failing).await,
             }
-            *before_bytes = queued_bytes;
-            until.as_mut().reset(Instant::now() + PATIENCE);
         }
-        Poll::Pending
+        graceful.shutdown().await;
+    }
+
+    /// One connection, from its first byte to its last.
+    fn connection(
+        &self,
+        stream: TcpStream,
+        peer: Peer,
+        place: Place,
+        watcher: Watcher,
+    ) -> impl Future<Output = ()> + use<> {
+        let seat = Arc::clone(&place.seat);
+        let service = Routes { routes: self.routes.clone(), peer, seat: Arc::clone(&seat) };
+        place.keep(async move { speak(Box::new(Watched::new(stream, seat)), service, watcher).await })
+    }
+
+    /// Counts and logs that the system gave no connection, and makes room where it has none.
+    async fn failed(&self, error: &io::Error, places: &Places, failing: &Seldom) {
+        self.stats.connections(self.name).fail();
+        if let Some(since) = failing.due() {
+            tracing::warn!(listener = self.name.label(), %error, "{since} connections could not be accepted");
+        }
+        let of_one_client = [Errno::CONNABORTED, Errno::CONNRESET, Errno::INTR];
+        if of_one_client.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) {
+            return;
+        }
+        if !places.make_room().await {
+            tokio::time::sleep(ACCEPT_RETRY).await;
+        }
     }
 }
 
-/// What was written and the client has not taken yet, bytes; 0 where the kernel does not tell, which counts as nothing taken.
-fn queued_bytes(stream: &TcpStream) -> i32 {
-    let mut bytes = 0;
-    // SAFETY: the descriptor is the stream's own, and the call writes one number.
-    unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    bytes
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
+    let (stream, peer) = listener.accept().await?;
+    let local = stream.local_addr()?;
+    // Answers are written whole; without this a small one may wait for the client's acknowledgement.
+    let _ = stream.set_nodelay(true);
+    Ok((stream, Peer { peer, local }))
 }
 
-impl AsyncRead for Taken {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
+/// HTTP/1 on one stream.
+async fn speak(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> Ending {
+    // The head's time is the place's to measure: this server's own timer would count a kept connection's silence to it.
+    let connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_buf_size(MOST_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    // How a connection ends is the client's affair.
+    let _ = watcher.watch(connection).await;
+    Ending::Closed
+}
+
+/// The routes for the requests of one connection.
+struct Routes {
+    routes: Router,
+    peer: Peer,
+    seat: Arc<Seat>,
+}
+
+impl Service<Request<Incoming>> for Routes {
+    type Response = Response<Answer>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let seat = Arc::clone(&self.seat);
+        seat.asked(!hyper::body::Body::is_end_stream(request.body()));
+        let mut request = request.map(|body| Body::new(Asked { body, seat: Arc::clone(&seat) }));
+        request.extensions_mut().insert(self.peer);
+        // A router is always ready.
+        let answered = self.routes.clone().call(request);
+        Box::pin(async move {
+            let answer = answered.await?;
+            seat.heard_all();
+            Ok(answer.map(|body| Answer { body, seat }))
+        })
     }
 }
 
-impl AsyncWrite for Taken {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
-        this.patiently(written, cx)
+/// A request's body, which tells its place when all of it has come.
+struct Asked {
+    body: Incoming,
+    seat: Arc<Seat>,
+}
+
+impl hyper::body::Body for Asked {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if self.body.is_end_stream() || matches!(frame, Poll::Ready(None)) {
+            self.seat.heard_all();
+        }
+        frame
     }
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
-        this.patiently(written, cx)
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An answer's body, which tells its place when all of it is with the stream.
+struct Answer {
+    body: Body,
+    seat: Arc<Seat>,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.seat.answered();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::web::stream::TAKE_PATIENCE;
     use std::io::{Read as _, Write as _};
+    use tokio::time::Instant;
+
+    async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
+        let name = Listener::Http;
+        Server { name, listener, routes, places: 8, stats: Arc::default() }.run(stop).await;
+    }
 
     #[tokio::test]
     async fn a_request_has_both_ends_of_its_connection() {
@@ -242,7 +282,7 @@ mod tests {
         // Ends when nobody is connected any more, which takes the client's patience, or else the connection's lifetime.
         let begun = Instant::now();
         serve(listener, routes, tokio::time::sleep(Duration::from_secs(1))).await;
-        assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < 2 * TAKE_PATIENCE, "{:?}", begun.elapsed());
         let mut taken = Vec::new();
         // It may be cut off rather than ended.
         let _ = client.read_to_end(&mut taken);

@@ -26,16 +26,31 @@ impl Daemon {
 
     /// As [`start`](Self::start), with these variables and no other setting in its environment.
     pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        let directory = TempDir::new().expect("a temporary directory");
         let mut command = command();
         command.envs(environment.iter().copied());
+        Self::run(command, arguments)
+    }
+
+    /// As [`start`](Self::start), where the system lets it open so many files and no more.
+    pub fn start_limited(arguments: &[&str], descriptors: u64) -> Self {
+        let program = command();
+        let mut limited = Command::new("sh");
+        for (name, _) in program.get_envs() {
+            limited.env_remove(name);
+        }
+        limited.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"")]).arg(program.get_program());
+        Self::run(limited, arguments)
+    }
+
+    fn run(mut command: Command, arguments: &[&str]) -> Self {
+        let directory = TempDir::new().expect("a temporary directory");
         command.args(arguments).args(["--listen", "127.0.0.1:0"]);
         command.arg("--annotations-socket").arg(socket_in(directory.path()));
         command.env("XDG_RUNTIME_DIR", directory.path()).env("XDG_STATE_HOME", directory.path());
         let process = Process::start(command);
         let base = process.wait_for(LISTENS_WITHIN, "line `listening on`", |line| {
-            let address = line.split_once("listening on http://")?.1;
-            Some(format!("http://{}", address.split_whitespace().next()?.trim_end_matches('/')))
+            let address = line.split_once("listening on ")?.1;
+            Some(address.split_whitespace().next()?.trim_end_matches('/').to_owned())
         });
         Self { process, base, directory }
     }
@@ -53,7 +68,16 @@ impl Daemon {
 
     /// `127.0.0.1:PORT`: what Prometheus calls the instance.
     pub fn address(&self) -> &str {
-        self.base.trim_start_matches("http://")
+        self.base.split_once("://").map_or(&*self.base, |(_, address)| address)
+    }
+
+    /// The address that its log names on the line with `what`, as `serving probes`.
+    pub fn address_of(&self, what: &str) -> String {
+        let printed = self.printed();
+        let line = printed.lines().find(|line| line.contains(what));
+        let address = line.and_then(|line| line.split_once("address=")).map(|(_, address)| address);
+        let address = address.and_then(|address| address.split_whitespace().next());
+        address.unwrap_or_else(|| panic!("no address on a line with `{what}`: {printed}")).to_owned()
     }
 
     /// Its annotations socket.

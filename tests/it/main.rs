@@ -7,6 +7,7 @@
 mod alertmanager;
 mod authority;
 mod collector;
+mod crowd;
 mod daemon;
 mod http_server;
 mod process;
@@ -19,6 +20,7 @@ mod alerts;
 mod annotations;
 mod bombs;
 mod captures;
+mod connections;
 mod container;
 mod dashboards;
 mod fake_nvml;

@@ -141,6 +141,11 @@ names! {
     OTLP_ATTEMPTS => "highwater.otlp.attempts" "{request}" CountInt;
     OTLP_READ_FAILURES => "highwater.otlp.read_failures" "{failure}" CountInt;
     OTLP_SENT_BYTES => "highwater.otlp.sent.io" "By" CountInt;
+    HTTP_CONNECTIONS_OPEN => "highwater.http.open_connections" "{connection}" UpDown;
+    HTTP_CONNECTIONS => "highwater.http.connections" "{connection}" CountInt;
+    HTTP_ACCEPT_FAILURES => "highwater.http.accept.failures" "{connection}" CountInt;
+    HTTP_REQUESTS_REFUSED => "highwater.http.requests.refused" "{request}" CountInt;
+    WEB_CONFIG_READS => "highwater.web_config.reads" "{read}" CountInt;
     BUILD_INFO => "highwater.build.info" "1" GaugeInt;
     PROCESS_CPU => "process.cpu.time" "s" Count;
     PROCESS_RESIDENT => "process.memory.usage" "By" UpDown;

@@ -88,6 +88,7 @@ impl Bench {
             processes: false,
             otlp: Some(Arc::clone(&stats)),
             recorder: highwater::record::Recorder::default(),
+            web: None,
         };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();

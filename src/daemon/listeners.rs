@@ -1,0 +1,123 @@
+//! The TCP listeners, and what each serves: everything, annotations, and the probes.
+//!
+//! Enters: settings and routes. Leaves: servers that run until they are stopped. Probes have a thread of their own, so
+//! that neither connections nor requests elsewhere keep them waiting.
+
+use super::{HTTP_DRAIN, spawn};
+use crate::config::Settings;
+use crate::web::counts::Listener;
+use crate::web::serve::{Server, listen};
+use crate::web::{self, descriptors};
+use anyhow::Context as _;
+use axum::Router;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Connections at a time, of each listener, and which share of all file descriptors they may take.
+const PLACES: (usize, u64) = (256, 4);
+const HEALTH_PLACES: (usize, u64) = (32, 16);
+
+/// What listens, before it serves.
+pub(super) struct Listeners {
+    http: TcpListener,
+    health: Option<TcpListener>,
+}
+
+/// What serves.
+pub(super) struct Servers {
+    stop: watch::Sender<()>,
+    running: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Listeners {
+    /// Opens every listener.
+    pub(super) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        Ok(Self {
+            http: open("listen", settings.listen)?,
+            health: settings.health_listen.map(|address| open("health.listen", address)).transpose()?,
+        })
+    }
+
+    /// Where everything is served.
+    pub(super) fn address(&self) -> anyhow::Result<SocketAddr> {
+        Ok(self.http.local_addr()?)
+    }
+
+    /// Serves all of them. The thread for probes is one of `threads`.
+    pub(super) fn serve(
+        self,
+        site: &web::Site,
+        routes: Router,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> anyhow::Result<Servers> {
+        let descriptors = descriptors::raise();
+        let (stop, stopping) = watch::channel(());
+        let server = |name, listener, routes, (most, share)| {
+            let places = descriptors::places(descriptors, most, share);
+            Server { name, listener, routes, places, stats: Arc::clone(&site.web) }
+        };
+        if let Some(listener) = self.health {
+            let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);
+            threads.push(spawn_health(health, stopping.clone())?);
+        }
+        let http = server(Listener::Http, self.http, routes, PLACES);
+        let running = vec![tokio::spawn(http.run(stopped(stopping)))];
+        Ok(Servers { stop, running })
+    }
+}
+
+impl Servers {
+    /// Takes no more requests, and waits for those under way.
+    pub(super) async fn stop(self) {
+        // Servers that have ended by themselves do not hear it.
+        let _ = self.stop.send(());
+        let all = async {
+            for server in self.running {
+                if let Err(error) = server.await {
+                    tracing::error!(%error, "HTTP ended by a panic");
+                }
+            }
+        };
+        if tokio::time::timeout(HTTP_DRAIN, all).await.is_err() {
+            tracing::info!("requests that were still under way are cut off");
+        }
+    }
+}
+
+fn open(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    listen(address).with_context(|| format!("{setting}: cannot listen on {address}"))
+}
+
+/// Ends when it is said, or when whoever would say it is gone.
+async fn stopped(mut stopping: watch::Receiver<()>) {
+    let _ = stopping.changed().await;
+}
+
+/// Probes on a thread and a runtime of their own.
+fn spawn_health(health: Server, stopping: watch::Receiver<()>) -> anyhow::Result<JoinHandle<()>> {
+    tracing::info!(address = %health.listener.local_addr()?, "serving probes");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the runtime for probes")?;
+    // Moved from the runtime that opened it to its own.
+    let listener = health.listener.into_std()?;
+    spawn("hw-health", move || {
+        crate::cli::serve::stand_back();
+        runtime.block_on(async {
+            let listener = match TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::error!(%error, "probes are not served"),
+            };
+            let cut_off = async {
+                stopped(stopping.clone()).await;
+                tokio::time::sleep(HTTP_DRAIN).await;
+            };
+            tokio::select! {
+                () = Server { listener, ..health }.run(stopped(stopping.clone())) => {}
+                () = cut_off => {}
+            }
+        });
+    })
+}

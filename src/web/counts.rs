@@ -1,0 +1,220 @@
+//! What became of connections and requests, for `/metrics`; and which of it is worth a line of the log.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How often one kind of trouble is logged at most.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// By its client, or after its last answer.
+    Closed,
+    /// It was kept open between two requests for as long as that is allowed.
+    Idle,
+    /// It was the longest silent one when all places were taken.
+    Evicted,
+    /// Its client was too slow: with TLS's handshake, a request's head, or taking an answer; or it lived too long.
+    TimedOut,
+    /// TLS could not be agreed on.
+    HandshakeFailed,
+}
+
+impl Ending {
+    /// Every ending, in the order of their counters.
+    pub const ALL: [Self; 5] = [Self::Closed, Self::Idle, Self::Evicted, Self::TimedOut, Self::HandshakeFailed];
+
+    /// Its label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        ["closed", "idle", "evicted", "timed_out", "handshake_failed"][self as usize]
+    }
+}
+
+/// Why a request was refused before its handler saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Its `Host` is not one of the daemon's names.
+    Host,
+    /// There were more requests than `rate_limit` allows.
+    Rate,
+    /// It had no valid user and password.
+    Credentials,
+    /// Too many passwords were being checked.
+    Busy,
+}
+
+impl Refused {
+    /// Every reason, in the order of their counters.
+    pub const ALL: [Self; 4] = [Self::Host, Self::Rate, Self::Credentials, Self::Busy];
+
+    /// Its label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        ["host", "rate", "credentials", "busy"][self as usize]
+    }
+}
+
+/// The connections of one listener.
+#[derive(Debug, Default)]
+pub struct Connections {
+    is_on: AtomicBool,
+    accepted: AtomicU64,
+    ended: [AtomicU64; Ending::ALL.len()],
+    failed: AtomicU64,
+}
+
+impl Connections {
+    pub(super) fn switch_on(&self) {
+        self.is_on.store(true, Relaxed);
+    }
+
+    pub(super) fn accept(&self) {
+        self.accepted.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn end(&self, ending: Ending) {
+        self.ended[ending as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn fail(&self) {
+        self.failed.fetch_add(1, Relaxed);
+    }
+
+    /// Those that ended so.
+    #[must_use]
+    pub fn ended(&self, ending: Ending) -> u64 {
+        self.ended[ending as usize].load(Relaxed)
+    }
+
+    /// Those that the system could not give.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Relaxed)
+    }
+
+    /// Those that are open.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        // Read first, so that what ends meanwhile makes no difference below 0.
+        let ended: u64 = Ending::ALL.into_iter().map(|ending| self.ended(ending)).sum();
+        self.accepted.load(Relaxed).saturating_sub(ended)
+    }
+}
+
+/// What listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listener {
+    /// `listen`.
+    Http,
+    /// `annotations.listen`.
+    Annotations,
+    /// `health.listen`.
+    Health,
+}
+
+impl Listener {
+    /// Every listener, in the order of their counters.
+    pub const ALL: [Self; 3] = [Self::Http, Self::Annotations, Self::Health];
+
+    /// Its label value.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        ["http", "annotations", "health"][self as usize]
+    }
+}
+
+/// Counts of everything that HTTP takes in.
+#[derive(Debug, Default)]
+pub struct Stats {
+    connections: [Connections; Listener::ALL.len()],
+    refused: [AtomicU64; Refused::ALL.len()],
+    /// Whether there is a web configuration file, how often it was read, and how often it could not be used.
+    config: (AtomicBool, AtomicU64, AtomicU64),
+}
+
+impl Stats {
+    /// The connections of one listener.
+    #[must_use]
+    pub fn connections(&self, of: Listener) -> &Connections {
+        &self.connections[of as usize]
+    }
+
+    /// The listeners that there are.
+    pub fn listeners(&self) -> impl Iterator<Item = (Listener, &Connections)> {
+        let all = Listener::ALL.into_iter().map(|listener| (listener, self.connections(listener)));
+        all.filter(|(_, connections)| connections.is_on.load(Relaxed))
+    }
+
+    pub(super) fn refuse(&self, reason: Refused) {
+        self.refused[reason as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Requests that were refused so.
+    #[must_use]
+    pub fn refused(&self, reason: Refused) -> u64 {
+        self.refused[reason as usize].load(Relaxed)
+    }
+
+    pub(super) fn read_config(&self, is_good: bool) {
+        self.config.0.store(true, Relaxed);
+        if is_good { &self.config.1 } else { &self.config.2 }.fetch_add(1, Relaxed);
+    }
+
+    /// How often the web configuration file was taken and refused; `None` where there is none.
+    #[must_use]
+    pub fn config_reads(&self) -> Option<(u64, u64)> {
+        self.config.0.load(Relaxed).then(|| (self.config.1.load(Relaxed), self.config.2.load(Relaxed)))
+    }
+}
+
+/// One kind of trouble that may come a thousand times a second, and is logged once a minute.
+#[derive(Debug)]
+pub(super) struct Seldom {
+    begin: Instant,
+    /// When the last line was due, milliseconds after `begin`, plus one; 0 for never.
+    last_ms: AtomicU64,
+    since: AtomicU64,
+}
+
+impl Default for Seldom {
+    fn default() -> Self {
+        Self { begin: Instant::now(), last_ms: AtomicU64::new(0), since: AtomicU64::new(0) }
+    }
+}
+
+impl Seldom {
+    /// Counts one, and gives how many there were since the last line where another line is due.
+    pub(super) fn due(&self) -> Option<u64> {
+        self.since.fetch_add(1, Relaxed);
+        let now_ms = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+        let last_ms = self.last_ms.load(Relaxed);
+        let is_due = last_ms == 0 || now_ms - last_ms.min(now_ms) >= LOG_EVERY.as_millis() as u64;
+        let won = is_due && self.last_ms.compare_exchange(last_ms, now_ms, Relaxed, Relaxed).is_ok();
+        won.then(|| self.since.swap(0, Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_is_logged_once_a_minute_with_its_count() {
+        let seldom = Seldom::default();
+        assert_eq!(seldom.due(), Some(1));
+        assert_eq!((seldom.due(), seldom.due()), (None, None));
+        tokio::time::advance(LOG_EVERY).await;
+        assert_eq!((seldom.due(), seldom.due()), (Some(3), None));
+    }
+
+    #[test]
+    fn what_was_accepted_is_open_or_ended() {
+        let connections = Connections::default();
+        (0..7).for_each(|_| connections.accept());
+        Ending::ALL.into_iter().for_each(|ending| connections.end(ending));
+        assert_eq!(connections.open(), 2);
+    }
+}

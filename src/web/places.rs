@@ -1,0 +1,392 @@
+//! Places for connections: how many there are, who has one, and who gives way when another client comes.
+//!
+//! Enters: clients, and each sign of life of theirs. Leaves: a place for everyone who comes. When all are taken, the
+//! connection that has been silent longest gives way at once. Those whose request is being answered give way after all
+//! others while they have no more than half of the places. Beyond that the longest silent of them is the next, so that
+//! clients who ask for much and take nothing cannot leave one single place for all who come.
+
+use super::counts::{Ending, Listener, Seldom, Stats};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// How long a client may take for TLS's handshake and the head of its request.
+const HEAD_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a kept connection may say nothing.
+const IDLE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long one connection lives at most: scrapers open another one.
+const LIFETIME: Duration = Duration::from_secs(600);
+/// How long to wait for one who gives way before another one has to: its task may be busy.
+const LEAVE_PATIENCE: Duration = Duration::from_millis(50);
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Turn {
+    /// The rest of the handshake or of a request's head.
+    Head,
+    /// The next request.
+    Idle,
+    /// The rest of a request's body.
+    Body,
+    /// The answer, or that the client takes it.
+    Answer,
+}
+
+/// All places of one listener.
+#[derive(Debug)]
+pub(super) struct Places {
+    listener: Listener,
+    most: usize,
+    free: Arc<Semaphore>,
+    taken: Mutex<Vec<Arc<Seat>>>,
+    /// Signalled for each connection that has ended.
+    left: Notify,
+    stats: Arc<Stats>,
+    full: Seldom,
+}
+
+/// One connection's signs of life.
+#[derive(Debug)]
+pub(super) struct Seat {
+    begin: Instant,
+    /// When it last took or gave a byte, or its turn changed: microseconds after `begin`.
+    heard_us: AtomicU64,
+    /// When its turn began: microseconds after `begin`.
+    since_us: AtomicU64,
+    turn: AtomicU8,
+    /// Whether the whole answer is with the stream that writes it.
+    is_answered: AtomicBool,
+    /// Whether its client took nothing for too long.
+    has_stalled: AtomicBool,
+    leave: Notify,
+    born: Instant,
+}
+
+/// A taken place, which is free again when dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The connection that has it.
+    pub seat: Arc<Seat>,
+    places: Arc<Places>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Places {
+    pub(super) fn new(listener: Listener, most: usize, stats: Arc<Stats>) -> Arc<Self> {
+        stats.connections(listener).switch_on();
+        let (free, full) = (Arc::new(Semaphore::new(most)), Seldom::default());
+        Arc::new(Self { listener, most, free, taken: Mutex::default(), left: Notify::new(), stats, full })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one who has come; whoever has been silent longest gives way where there is none.
+    pub(super) async fn take(self: &Arc<Self>) -> Option<Place> {
+        let permit = loop {
+            match Arc::clone(&self.free).try_acquire_owned() {
+                Ok(permit) => break permit,
+                Err(_) => self.evict(),
+            };
+            match timeout(LEAVE_PATIENCE, Arc::clone(&self.free).acquire_owned()).await {
+                Ok(permit) => break permit.ok()?,
+                Err(_) => continue,
+            }
+        };
+        let seat = Arc::new(Seat::new());
+        self.taken().push(Arc::clone(&seat));
+        self.stats.connections(self.listener).accept();
+        Some(Place { seat, places: Arc::clone(self), _permit: permit })
+    }
+
+    /// Sends away whoever gives way next; returns whether there is one.
+    fn evict(&self) -> bool {
+        let mut taken = self.taken();
+        let answering = taken.iter().filter(|seat| seat.turn() == Turn::Answer).count();
+        let from_answering = answering * 2 > self.most || answering == taken.len();
+        let of_class = taken.iter().enumerate().filter(|(_, seat)| (seat.turn() == Turn::Answer) == from_answering);
+        let Some((position, _)) = of_class.min_by_key(|(_, seat)| seat.heard()) else { return false };
+        taken.remove(position).leave.notify_one();
+        drop(taken);
+        if let Some(since) = self.full.due() {
+            tracing::warn!(
+                listener = self.listener.label(),
+                places = self.most,
+                closed = since,
+                "every place for connections is taken; those that are silent longest give way"
+            );
+        }
+        true
+    }
+
+    /// Sends one away and waits until it has gone, where the system has no room for another connection. Returns whether
+    /// one went.
+    pub(super) async fn make_room(&self) -> bool {
+        let left = self.left.notified();
+        self.evict() && timeout(LEAVE_PATIENCE, left).await.is_ok()
+    }
+}
+
+impl Place {
+    /// Runs the connection until it ends, its client is too slow, or it has to give way.
+    pub(super) async fn keep(self, connection: impl Future<Output = Ending>) {
+        let seat = Arc::clone(&self.seat);
+        let ending = {
+            let (mut connection, mut leave) = (pin!(connection), pin!(seat.leave.notified()));
+            let mut patience = pin!(sleep_until(seat.deadline()));
+            poll_fn(|cx| {
+                if leave.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Ending::Evicted);
+                }
+                if let Poll::Ready(ending) = connection.as_mut().poll(cx) {
+                    return Poll::Ready(if seat.has_stalled.load(Relaxed) { Ending::TimedOut } else { ending });
+                }
+                // Only the connection itself moves its deadline, and it was polled just now.
+                let deadline = seat.deadline();
+                if patience.deadline() != deadline {
+                    patience.as_mut().reset(deadline);
+                }
+                let overdue = if seat.turn() == Turn::Idle { Ending::Idle } else { Ending::TimedOut };
+                patience.as_mut().poll(cx).map(|()| overdue)
+            })
+            .await
+        };
+        // The connection is closed by now; only then its place is free.
+        self.places.stats.connections(self.places.listener).end(ending);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken().retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+        self.places.left.notify_waiters();
+    }
+}
+
+impl Seat {
+    fn new() -> Self {
+        /// The origin of all times, so that they compare.
+        static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        let now = Instant::now();
+        let seat = Self {
+            begin: *BEGIN.get_or_init(|| now),
+            heard_us: AtomicU64::new(0),
+            since_us: AtomicU64::new(0),
+            turn: AtomicU8::new(0),
+            is_answered: AtomicBool::new(false),
+            has_stalled: AtomicBool::new(false),
+            leave: Notify::new(),
+            born: now,
+        };
+        seat.begin_turn(Turn::Head);
+        seat
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(Instant::now().saturating_duration_since(self.begin).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn turn(&self) -> Turn {
+        match self.turn.load(Relaxed) {
+            0 => Turn::Head,
+            1 => Turn::Idle,
+            2 => Turn::Body,
+            _ => Turn::Answer,
+        }
+    }
+
+    fn begin_turn(&self, turn: Turn) {
+        let now_us = self.now_us();
+        self.heard_us.store(now_us, Relaxed);
+        self.since_us.store(now_us, Relaxed);
+        self.turn.store(turn as u8, Relaxed);
+    }
+
+    fn heard(&self) -> u64 {
+        self.heard_us.load(Relaxed)
+    }
+
+    fn deadline(&self) -> Instant {
+        let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
+        let end = self.born + LIFETIME;
+        match self.turn() {
+            Turn::Head => end.min(since + HEAD_PATIENCE),
+            Turn::Idle => end.min(since + IDLE_PATIENCE),
+            Turn::Body | Turn::Answer => end,
+        }
+    }
+
+    /// Some bytes came from the client.
+    pub(super) fn read(&self) {
+        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.wrote() }
+    }
+
+    /// The client took some bytes.
+    pub(super) fn wrote(&self) {
+        self.heard_us.store(self.now_us(), Relaxed);
+    }
+
+    /// The client has taken nothing for too long.
+    pub(super) fn stall(&self) {
+        self.has_stalled.store(true, Relaxed);
+    }
+
+    /// TLS was agreed on.
+    pub(super) fn shook_hands(&self) {
+        self.begin_turn(Turn::Head);
+    }
+
+    /// The head of a request came, and its body, if it has one, is still to come.
+    pub(super) fn asked(&self, has_body: bool) {
+        self.is_answered.store(false, Relaxed);
+        self.begin_turn(if has_body { Turn::Body } else { Turn::Answer });
+    }
+
+    /// The whole request is there, or is answered without the rest of it.
+    pub(super) fn heard_all(&self) {
+        if self.turn() == Turn::Body {
+            self.begin_turn(Turn::Answer);
+        }
+    }
+
+    /// The whole answer is with the stream.
+    pub(super) fn answered(&self) {
+        self.is_answered.store(true, Relaxed);
+    }
+
+    /// The stream has given the kernel all that it had.
+    pub(super) fn flushed(&self) {
+        if self.turn() == Turn::Answer && self.is_answered.load(Relaxed) {
+            self.begin_turn(Turn::Idle);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    const MOST: usize = 8;
+
+    fn places() -> Arc<Places> {
+        Places::new(Listener::Http, MOST, Arc::default())
+    }
+
+    fn ended(places: &Places, ending: Ending) -> u64 {
+        places.stats.connections(Listener::Http).ended(ending)
+    }
+
+    /// Takes every place, a millisecond apart each, with connections that never end.
+    async fn fill(places: &Arc<Places>) -> Vec<Arc<Seat>> {
+        let mut seats = Vec::new();
+        for _ in 0..MOST {
+            let place = places.take().await.expect("a place");
+            seats.push(Arc::clone(&place.seat));
+            tokio::spawn(place.keep(pending()));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        seats
+    }
+
+    fn is_there(places: &Places, seat: &Arc<Seat>) -> bool {
+        places.taken().iter().any(|taken| Arc::ptr_eq(taken, seat))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_silent_gives_way() {
+        let places = places();
+        let seats = fill(&places).await;
+        seats[0].read();
+        seats[1].wrote();
+        let newcomer = places.take().await.expect("a place");
+        let there: Vec<_> = seats.iter().map(|seat| is_there(&places, seat)).collect();
+        assert_eq!(there, [true, true, false, true, true, true, true, true]);
+        assert!(is_there(&places, &newcomer.seat));
+        assert_eq!(ended(&places, Ending::Evicted), 1);
+        assert_eq!(places.stats.connections(Listener::Http).open(), MOST as u64);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_being_answered_gives_way_last() {
+        let places = places();
+        let seats = fill(&places).await;
+        seats[0].asked(false);
+        seats[1].asked(true);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        seats[2..].iter().for_each(|seat| seat.read());
+        // The body of the second has not come, so that it is silent.
+        drop(places.take().await);
+        assert!(is_there(&places, &seats[0]) && !is_there(&places, &seats[1]));
+    }
+
+    /// Else one place would be left, and each who comes would push out the one who came before.
+    #[tokio::test(start_paused = true)]
+    async fn those_who_are_being_answered_keep_half_of_the_places() {
+        let places = places();
+        let seats = fill(&places).await;
+        seats[..5].iter().for_each(|seat| seat.asked(false));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let first = places.take().await.expect("a place");
+        let second = places.take().await.expect("a place");
+        let there: Vec<_> = seats.iter().map(|seat| is_there(&places, seat)).collect();
+        assert_eq!(there, [false, true, true, true, true, false, true, true], "one of the five, then one of the rest");
+        assert!(is_there(&places, &first.seat) && is_there(&places, &second.seat));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_has_three_seconds_and_a_kept_connection_twenty() {
+        let places = places();
+        let place = places.take().await.expect("a place");
+        let begun = Instant::now();
+        // Drips, and never ends its head.
+        let seat = Arc::clone(&place.seat);
+        place
+            .keep(async {
+                loop {
+                    tokio::time::sleep(Duration::from_millis(700)).await;
+                    seat.read();
+                }
+            })
+            .await;
+        assert_eq!((begun.elapsed(), ended(&places, Ending::TimedOut)), (HEAD_PATIENCE, 1));
+        let place = places.take().await.expect("a place");
+        place.seat.asked(false);
+        place.seat.flushed();
+        assert_eq!(place.seat.turn(), Turn::Answer, "what was flushed is not the whole answer");
+        place.seat.answered();
+        place.seat.flushed();
+        let begun = Instant::now();
+        place.keep(pending()).await;
+        assert_eq!((begun.elapsed(), ended(&places, Ending::Idle)), (IDLE_PATIENCE, 1));
+        assert_eq!(places.stats.connections(Listener::Http).open(), 0);
+        assert_eq!(places.free.available_permits(), MOST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_whose_task_is_busy_is_not_waited_for() {
+        let places = places();
+        let mut busy = Vec::new();
+        for _ in 0..2 {
+            busy.push(places.take().await.expect("a place"));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        fill_rest(&places, MOST - 2).await;
+        // The two are the longest silent, and are not polled, so that the third is sent away in the end.
+        assert!(places.take().await.is_some());
+        assert_eq!(ended(&places, Ending::Evicted), 1);
+    }
+
+    async fn fill_rest(places: &Arc<Places>, count: usize) {
+        for _ in 0..count {
+            tokio::spawn(places.take().await.expect("a place").keep(pending()));
+        }
+    }
+}
