@@ -219,8 +219,6 @@ impl Directory {
     fn recover(&self, id: &str) -> Result<bool, Box<dyn std::error::Error>> {
         let partial = partial(id);
         self.folder.check_sole(&partial)?;
-        // SQLite takes a journal that it cannot look at for one that is not there; what it has would be removed.
-        self.folder.size(&journal(&partial))?;
         let connection = schema::reopen(&self.folder.path_of(&partial)?)?;
         let tables: i64 =
             connection.query_row("SELECT count(*) FROM sqlite_master WHERE name = 'meta'", [], |row| row.get(0))?;

@@ -541,7 +541,8 @@ fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
     let left = folder.join("20261120T204011.009Z-oom.partial.sqlite");
     std::fs::write(&left, "").unwrap();
     // An empty database has no table; what was committed may be in its journal, which cannot be looked at.
-    std::fs::create_dir(folder.join("20261120T204011.009Z-oom.partial.sqlite-wal")).unwrap();
+    let journal = folder.join("20261120T204011.009Z-oom.partial.sqlite-wal");
+    std::os::unix::fs::symlink(&journal, &journal).unwrap();
     let directory = Directory::open(&folder).unwrap();
     let (listed, is_left) = directory.recover_and_list().unwrap();
     assert!(listed.is_empty() && is_left && left.exists());

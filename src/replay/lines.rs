@@ -76,6 +76,7 @@ pub(super) struct File {
     path: PathBuf,
     stored: Arc<fs::File>,
     most_bytes: u64,
+    most_lines: usize,
 }
 
 /// What is wrong.
@@ -97,7 +98,7 @@ impl File {
         }
         let unpacked = found.len().saturating_mul(MOST_RATIO).clamp(EASY_BYTES, MOST_FILE_BYTES);
         let most_bytes = if is_packed(path) { unpacked } else { MOST_FILE_BYTES };
-        Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes })
+        Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes, most_lines: MOST_LINES })
     }
 
     /// Its lines with their numbers from 1, without blank ones; a line that is no text, and the place from which a
@@ -133,8 +134,8 @@ impl File {
             match line.and_then(|text| parse(text.trim()).map_err(Fault::Line)) {
                 Ok(Some(good)) => {
                     taken += 1;
-                    let most = || format!("it has more than {MOST_LINES} lines");
-                    let kept = if taken > MOST_LINES { Err(most()) } else { take(good) };
+                    let most = || format!("it has more than {} lines", self.most_lines);
+                    let kept = if taken > self.most_lines { Err(most()) } else { take(good) };
                     kept.map_err(|problem| refuse("recording_too_large", &self.path, problem))?;
                 }
                 Ok(None) => {}
@@ -234,5 +235,29 @@ impl Iterator for Lines {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_lines_are_kept_than_there_may_be() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it.csv");
+        fs::write(&path, "#\n1\n2\n\n3\n").expect("written");
+        let parse = |most_lines| {
+            let file = File { most_lines, ..File::open(&path).expect("there") };
+            let take = |line: &str| Ok((line != "#").then(|| line.to_owned()));
+            file.parse(&mut SkippedLines::default(), take, |_| Ok(()))
+        };
+        assert_eq!(parse(3).expect("as many as there may be"), 9);
+        let error = parse(2).expect_err("one more");
+        assert!(
+            error.reason == "recording_too_large" && error.message.ends_with("it has more than 2 lines"),
+            "{error:?}"
+        );
+        assert_eq!(File::open(&path).expect("there").most_lines, 16_777_216);
     }
 }
