@@ -10,6 +10,7 @@ mod playback;
 
 use crate::annotate::Intake;
 use crate::annotate::http::Access;
+use crate::annotate::seqpacket::Listener;
 use crate::annotate::socket::Socket;
 use crate::clock::{Clock, Live, park_for};
 use crate::config::{Settings, SourceSpec};
@@ -46,6 +47,7 @@ pub struct Daemon {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     socket: Option<Arc<Socket>>,
+    seqpacket: Option<Arc<Listener>>,
     servers: Servers,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
     /// Ends with the thread that reads the source.
@@ -74,7 +76,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let scenario = scenario(&settings)?;
     let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
-    let Doors { access, listeners, socket } = Doors::open(&settings)?;
+    let Doors { access, listeners, socket, seqpacket } = Doors::open(&settings)?;
     let address = listeners.address()?;
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -106,6 +108,10 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
         threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
     }
+    if let Some(listener) = seqpacket.clone() {
+        let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
+        threads.push(spawn("hw-seqpacket", move || listener.run(&intake, &stop))?);
+    }
     if let Some(kubelet) = kubelet {
         let (clock, stop) = (Arc::clone(&shared.clock), Arc::clone(&stop));
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
@@ -120,7 +126,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.push(reader);
 
     let servers = listeners.serve(&site, web::router(site.clone(), access), &mut threads)?;
-    Ok(Daemon { address, site, stop, threads, socket, servers, stop_otlp, reading })
+    Ok(Daemon { address, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
 }
 
 impl Daemon {
@@ -148,6 +154,9 @@ impl Daemon {
         self.site.recorder.wake();
         if let Some(socket) = &self.socket {
             socket.close();
+        }
+        if let Some(listener) = &self.seqpacket {
+            listener.close();
         }
     }
 }
@@ -206,6 +215,11 @@ fn export(
     Ok(stop)
 }
 
+fn listen(beside: &Path) -> anyhow::Result<Listener> {
+    let context = || format!("cannot bind the seqpacket socket beside {} (set annotations.socket)", beside.display());
+    Listener::beside(beside).with_context(context)
+}
+
 fn bind(path: &Path) -> anyhow::Result<Socket> {
     let context = || format!("cannot bind the annotation socket {} (set annotations.socket)", path.display());
     Socket::bind(path).with_context(context)
@@ -226,6 +240,7 @@ struct Doors {
     access: Access,
     listeners: Listeners,
     socket: Option<Arc<Socket>>,
+    seqpacket: Option<Arc<Listener>>,
 }
 
 impl Doors {
@@ -234,15 +249,17 @@ impl Doors {
         let access = access(settings)?;
         let listeners = Listeners::open(settings)?;
         let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
-        if let Some(socket) = &socket {
-            tracing::info!(socket = %socket.path().display(), "taking annotations");
+        let seqpacket = settings.annotations_socket.as_deref().map(listen).transpose()?.map(Arc::new);
+        if let (Some(socket), Some(seqpacket)) = (&socket, &seqpacket) {
+            let (socket, seqpacket) = (socket.path().display(), seqpacket.path().display());
+            tracing::info!(%socket, %seqpacket, "taking annotations");
         }
         if matches!(access, Access::Closed) {
             tracing::info!(
                 "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
             );
         }
-        Ok(Self { access, listeners, socket })
+        Ok(Self { access, listeners, socket, seqpacket })
     }
 }
 

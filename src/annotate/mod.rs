@@ -1,4 +1,4 @@
-//! What jobs say of themselves: steps, phases, layers and marks, over HTTP and a Unix datagram socket.
+//! What jobs say of themselves: steps, phases, layers and marks, over HTTP and two Unix sockets.
 //!
 //! Enters: JSON from untrusted peers. Leaves: ended phases for [`attribute`](crate::attribute) and the state of each
 //! job for scrapes. Invariants: a bad event refuses itself alone, with a reason that is counted; everything kept is
@@ -19,6 +19,7 @@ mod peer;
 mod place;
 mod rank;
 mod refusal;
+pub mod seqpacket;
 pub mod socket;
 mod speak;
 mod split;

@@ -7,6 +7,7 @@ use super::account::Sender;
 use super::intake::Intake;
 use super::refusal::Refusal;
 use crate::files::Bound;
+use rustix::net::SocketType;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
@@ -37,7 +38,8 @@ impl Socket {
     /// # Errors
     /// Where the directory cannot be made, the path is something else than a socket, or another daemon has it.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let (socket, bound) = Bound::datagram(path, 0o666)?;
+        let (socket, bound) = Bound::socket(path, SocketType::DGRAM, 0o666)?;
+        let socket = UnixDatagram::from(socket);
         socket.set_read_timeout(Some(RECEIVE_WAIT))?;
         rustix::net::sockopt::set_socket_passcred(&socket, true)?;
         // As much as the system allows: a burst waits here while the thread is not scheduled.

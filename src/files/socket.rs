@@ -1,4 +1,4 @@
-//! The name of a Unix datagram socket, in a folder that may be others' too, as `/tmp` is.
+//! The name of a Unix socket, in a folder that may be others' too, as `/tmp` is.
 //!
 //! The kernel follows no link where it binds. What others can prepare there is refused with its name, or is a socket
 //! that nobody listens on, whose name is removed. Permissions are given to the socket that was bound, by its descriptor:
@@ -7,11 +7,11 @@
 use super::walk::reach;
 use super::{about, is_trusted, refuse};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 /// A bound socket's name. It is removed when this is dropped, if it is still that socket's.
@@ -31,12 +31,16 @@ impl Bound {
     /// # Errors
     /// Where the folder cannot be reached or made, the name is taken by something else than a socket, or somebody
     /// listens on that.
-    pub fn datagram(path: &Path, mode: u32) -> io::Result<(UnixDatagram, Self)> {
+    pub fn socket(path: &Path, kind: SocketType, mode: u32) -> io::Result<(OwnedFd, Self)> {
         let name = path.file_name().ok_or_else(|| refuse(path, "is no name of a socket"))?.to_owned();
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = reach(above, true)?;
-        remove_stale(&folder, &name, path)?;
-        let socket = UnixDatagram::bind(path).map_err(|error| about(path, error))?;
+        let address = address(path)?;
+        let unbound = |flags| socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | flags, None);
+        // Whoever listens may let others wait.
+        remove_stale(&folder, &name, path, &unbound(SocketFlags::NONBLOCK)?, &address)?;
+        let socket = unbound(SocketFlags::empty())?;
+        bind(&socket, &address).map_err(|error| about(path, error))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let bound = openat(&folder, &name, flags, Mode::empty()).map_err(|error| about(path, error))?;
         let stat = fstat(&bound).map_err(|error| about(path, error))?;
@@ -76,7 +80,17 @@ fn is_socket(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Socket
 }
 
-fn remove_stale(folder: &OwnedFd, name: &OsString, path: &Path) -> io::Result<()> {
+fn address(path: &Path) -> io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).map_err(|error| about(path, error))
+}
+
+fn remove_stale(
+    folder: &OwnedFd,
+    name: &OsString,
+    path: &Path,
+    probe: &OwnedFd,
+    address: &SocketAddrUnix,
+) -> io::Result<()> {
     let found = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => found,
         Err(rustix::io::Errno::NOENT) => return Ok(()),
@@ -86,8 +100,8 @@ fn remove_stale(folder: &OwnedFd, name: &OsString, path: &Path) -> io::Result<()
     if !is_socket(&found) {
         return taken(io::ErrorKind::AlreadyExists, "the path exists and is not a socket".into());
     }
-    let probe = UnixDatagram::unbound()?;
-    if probe.connect(path).is_ok() {
+    // One of another kind that somebody listens on says so.
+    if matches!(connect(probe, address), Ok(()) | Err(rustix::io::Errno::PROTOTYPE | rustix::io::Errno::AGAIN)) {
         let problem = format!("another daemon listens on it, a process of user {}", found.st_uid);
         return taken(io::ErrorKind::AddrInUse, problem);
     }

@@ -1,6 +1,7 @@
 //! What another user of the node can prepare, and that nothing of it is followed or written to.
 
 use super::*;
+use rustix::net::SocketType;
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::UnixDatagram;
@@ -128,7 +129,10 @@ fn what_another_user_prepared_is_refused() {
     for prepared in [&theirs, &link] {
         let told = problem(Folder::open(&prepared.join("captures")), prepared);
         assert!(told.contains("could prepare it"), "{told}");
-        assert!(problem(Bound::datagram(&prepared.join("socket"), 0o666), prepared).contains("could prepare it"));
+        assert!(
+            problem(Bound::socket(&prepared.join("socket"), SocketType::DGRAM, 0o666), prepared)
+                .contains("could prepare it")
+        );
     }
     allow(&rig.folder, 0o755);
     std::fs::write(rig.folder.join("file"), SECRET).expect("written");
@@ -166,19 +170,19 @@ fn a_lock_is_one_process_s_and_truncates_nothing() {
 fn a_socket_takes_the_place_of_a_dead_one_and_of_nothing_else() {
     let rig = Rig::new();
     let path = rig.folder.join("made/socket");
-    let (socket, bound) = Bound::datagram(&path, 0o666).expect("bound");
+    let (socket, bound) = Bound::socket(&path, SocketType::DGRAM, 0o666).expect("bound");
     let mode = std::fs::symlink_metadata(&path).expect("there").permissions().mode();
     assert_eq!(mode & 0o777, 0o666);
-    assert!(problem(Bound::datagram(&path, 0o666), &path).contains("another daemon listens"));
+    assert!(problem(Bound::socket(&path, SocketType::DGRAM, 0o666), &path).contains("another daemon listens"));
     drop(socket);
-    let (_socket, second) = Bound::datagram(&path, 0o666).expect("nobody listens on the first");
+    let (_socket, second) = Bound::socket(&path, SocketType::DGRAM, 0o666).expect("nobody listens on the first");
     drop(bound);
     assert!(path.exists(), "the first one leaves the second one's name alone");
     drop(second);
     assert!(!path.exists());
     symlink(&rig.victim, &path).expect("made");
     allow(&rig.victim, 0o600);
-    assert!(problem(Bound::datagram(&path, 0o666), &path).contains("is not a socket"));
+    assert!(problem(Bound::socket(&path, SocketType::DGRAM, 0o666), &path).contains("is not a socket"));
     rig.check_victim();
     assert_eq!(std::fs::metadata(&rig.victim).expect("there").permissions().mode() & 0o777, 0o600);
 }

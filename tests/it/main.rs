@@ -26,6 +26,7 @@ mod dashboards;
 mod fake_nvml;
 mod findings;
 mod helm;
+mod hostile;
 mod kubelet;
 mod lanes;
 mod lifecycle;
