@@ -2,6 +2,7 @@
 
 use super::Site;
 use super::problem::Problem;
+use crate::sample::{GpuState, Health};
 use axum::extract::State;
 use axum::http::StatusCode;
 
@@ -10,7 +11,7 @@ pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// 200 once a source is open and its first sample taken; 503 with the reason until then.
+/// 200 once a source is open and its first sample taken, while a GPU answers; 503 with the reason otherwise.
 pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Problem> {
     let unready = |detail: String| Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
     let Some(node) = site.slot.node() else {
@@ -20,5 +21,17 @@ pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Prob
     if node.rings.iter().all(|ring| ring.newest_ns().is_none()) {
         return unready("no memory has been read yet".into());
     }
+    if node.gpus.iter().all(|gpu| gpu.health() != Health::Up) {
+        let told = node.gpus.iter().map(|gpu| format!("{}: {}", gpu.device.index, trouble(gpu)));
+        return unready(format!("no GPU answers: {}", told.collect::<Vec<_>>().join("; ")));
+    }
     Ok("ready\n")
+}
+
+fn trouble(gpu: &GpuState) -> String {
+    match (gpu.health(), gpu.trouble()) {
+        (Health::Hung, _) => "a call on it has not come back".to_owned(),
+        (_, trouble) if trouble.is_empty() => "lost".to_owned(),
+        (_, trouble) => trouble,
+    }
 }

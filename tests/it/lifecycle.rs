@@ -1,11 +1,15 @@
 //! How the daemon begins and ends, and what it tells without a GPU.
 
 use crate::daemon::{Daemon, command};
+use crate::fake_nvml::Control;
+use crate::process::eventually;
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::process::Child;
 use std::time::{Duration, Instant};
+
+const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn without_a_driver_it_says_so_and_serves() {
@@ -26,6 +30,28 @@ fn without_a_driver_it_says_so_and_serves() {
     assert_eq!(status, 503);
     assert!(why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
     assert!(daemon.get("/").contains("/nonexistent/libnvidia-ml.so.1"));
+}
+
+/// A GPU that answers is something to tell; none is not, however many there were.
+#[test]
+fn it_is_not_ready_while_no_gpu_answers() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fake = Control::new(folder.path());
+    let gpus = |lost: [bool; 2]| serde_json::json!({"gpus": [{"lost": lost[0]}, {"lost": lost[1]}]});
+    fake.put(&gpus([false, false]));
+    let library = fake.library().display().to_string();
+    let daemon = Daemon::start(&["serve", "--nvml-library", &library]).ready();
+    let is_down = |gpu: u32| {
+        let sample = format!("highwater_gpu_up{{gpu=\"{gpu}\"");
+        daemon.get("/metrics").lines().any(|line| line.starts_with(&sample) && line.ends_with(" 0"))
+    };
+    fake.put(&gpus([false, true]));
+    eventually(SOON, "the loss of one", || is_down(1).then_some(()));
+    assert_eq!(daemon.ask("/readyz").0, 200);
+    fake.put(&gpus([true, true]));
+    let why = eventually(SOON, "no GPU", || Some(daemon.ask("/readyz")).filter(|(status, _)| *status == 503)).1;
+    assert!(why.contains("no GPU answers: 0: ") && why.contains("; 1: "), "{why}");
+    assert_eq!(daemon.ask("/healthz").0, 200, "a restart would mend nothing");
 }
 
 #[test]
