@@ -94,6 +94,12 @@ async fn take(intake: &Intake, sender: &Sender, mut body: Body) -> Result<Option
 }
 
 impl Access {
+    /// Whether there is a token and a request with these headers has it.
+    #[must_use]
+    pub fn has_token(&self, headers: &HeaderMap) -> bool {
+        matches!(self, Access::Token(token) if same(bearer(headers).as_bytes(), token.as_bytes()))
+    }
+
     /// Whether a request with these headers may write; `what` it writes, for the answer.
     ///
     /// # Errors
@@ -114,13 +120,20 @@ impl Access {
             }
             Access::Token(token) => token,
         };
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
-        if same(given.as_bytes(), token.as_bytes()) {
+        if same(bearer(headers).as_bytes(), token.as_bytes()) {
             return Ok(());
         }
         let detail = format!("{what} need `Authorization: Bearer <token>` with the token of `annotations.token_file`");
         Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+    }
+}
+
+/// The token of a request, empty where it has none. The scheme is written in any case (RFC 9110, 11.1).
+fn bearer(headers: &HeaderMap) -> &str {
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    match given.and_then(|value| value.split_once(' ')) {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
+        _ => "",
     }
 }
 
@@ -134,6 +147,26 @@ mod tests {
     use super::*;
     use crate::annotate::Limits;
     use crate::clock::Manual;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn the_scheme_of_a_token_is_written_in_any_case() {
+        let access = Access::Token("0123456789abcdef".into());
+        let takes = |text: &str| {
+            let value = HeaderValue::from_str(text).expect("a header");
+            let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+            assert_eq!(access.check(&headers, "annotations").is_ok(), access.has_token(&headers), "{text}");
+            access.has_token(&headers)
+        };
+        for good in ["Bearer 0123456789abcdef", "bearer 0123456789abcdef", "BEARER  0123456789abcdef"] {
+            assert!(takes(good), "{good}");
+        }
+        for bad in ["Basic 0123456789abcdef", "Bearer", "Bearer ", "Bearer0123456789abcdef", "Bearer 0123456789abcdeF"]
+        {
+            assert!(!takes(bad), "{bad}");
+        }
+        assert!(!access.has_token(&HeaderMap::new()) && !Access::Open.has_token(&HeaderMap::new()));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_is_not_waited_for() {
