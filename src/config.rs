@@ -19,6 +19,7 @@ use crate::kubelet;
 use crate::node::Periods;
 use crate::record;
 use crate::ring;
+use crate::web::hosts::Hosts;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -53,6 +54,12 @@ pub struct Settings {
     pub annotations_socket: Option<PathBuf>,
     /// The file with the token that annotations over TCP need.
     pub token_file: Option<PathBuf>,
+    /// Where annotations over TCP are taken, if not where everything is.
+    pub annotations_listen: Option<SocketAddr>,
+    /// The exporters' common web configuration file.
+    pub web_config_file: Option<PathBuf>,
+    /// The names that requests may call the daemon by.
+    pub web_hosts: Hosts,
     /// Bounds on what jobs send.
     pub limits: Limits,
     /// How the kubelet is asked which GPUs pods have.
@@ -90,6 +97,9 @@ impl Default for Settings {
             ring_max_bytes: 2 << 20,
             annotations_socket: Some(default_socket()),
             token_file: None,
+            annotations_listen: None,
+            web_config_file: None,
+            web_hosts: Hosts::default(),
             limits: Limits::default(),
             kubelet: kubelet::Settings::default(),
             captures: record::Settings::default(),

@@ -42,6 +42,8 @@ const HTTP_DRAIN: Duration = Duration::from_millis(500);
 pub struct Daemon {
     /// Where HTTP listens.
     pub address: SocketAddr,
+    /// Whether clients speak TLS there.
+    pub is_tls: bool,
     /// What its handlers look at.
     pub site: Site,
     stop: Arc<AtomicBool>,
@@ -76,8 +78,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let scenario = scenario(&settings)?;
     let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
-    let Doors { access, listeners, socket, seqpacket } = Doors::open(&settings)?;
-    let address = listeners.address()?;
+    let Doors { listeners, socket, seqpacket } = Doors::open(&settings)?;
+    let (address, is_tls) = (listeners.address()?, listeners.is_tls());
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
@@ -96,7 +98,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
         recorder: recorder.clone(),
         answers: web::LongAnswers::default(),
-        web: Arc::default(),
+        web: Arc::clone(&listeners.gate.stats),
     };
     let shared =
         Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
@@ -125,8 +127,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     };
     threads.push(reader);
 
-    let servers = listeners.serve(&site, web::router(site.clone(), access), &mut threads)?;
-    Ok(Daemon { address, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
+    let servers = listeners.serve(&site, &mut threads)?;
+    Ok(Daemon { address, is_tls, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
 }
 
 impl Daemon {
@@ -227,7 +229,8 @@ fn bind(path: &Path) -> anyhow::Result<Socket> {
 
 fn access(settings: &Settings) -> anyhow::Result<Access> {
     let Some(path) = &settings.token_file else {
-        return Ok(if settings.listen.ip().is_loopback() { Access::Open } else { Access::Closed });
+        let listen = settings.annotations_listen.unwrap_or(settings.listen);
+        return Ok(if listen.ip().is_loopback() { Access::Open } else { Access::Closed });
     };
     let token = std::fs::read_to_string(path);
     let token = token.with_context(|| format!("annotations.token_file: cannot read {}", path.display()))?;
@@ -237,7 +240,6 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
 
 /// Where the daemon is spoken to.
 struct Doors {
-    access: Access,
     listeners: Listeners,
     socket: Option<Arc<Socket>>,
     seqpacket: Option<Arc<Listener>>,
@@ -247,19 +249,20 @@ impl Doors {
     /// Opens all, and tells where annotations are taken.
     fn open(settings: &Settings) -> anyhow::Result<Self> {
         let access = access(settings)?;
-        let listeners = Listeners::open(settings)?;
+        let is_closed = matches!(access, Access::Closed);
+        let listeners = Listeners::open(settings, access)?;
         let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
         let seqpacket = settings.annotations_socket.as_deref().map(listen).transpose()?.map(Arc::new);
         if let (Some(socket), Some(seqpacket)) = (&socket, &seqpacket) {
             let (socket, seqpacket) = (socket.path().display(), seqpacket.path().display());
             tracing::info!(%socket, %seqpacket, "taking annotations");
         }
-        if matches!(access, Access::Closed) {
+        if is_closed {
             tracing::info!(
                 "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
             );
         }
-        Ok(Self { access, listeners, socket, seqpacket })
+        Ok(Self { listeners, socket, seqpacket })
     }
 }
 
@@ -272,6 +275,7 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
         scenario(settings).map(|_| ()),
         Playback::open(settings, &Live::start()).map(|_| ()),
         access(settings).map(|_| ()),
+        listeners::guard(settings, &Arc::default()).map(|_| ()),
     ];
     let faults: Vec<_> = read.into_iter().filter_map(Result::err).chain(bad_certificates(settings)).collect();
     if faults.is_empty() { Ok(()) } else { Err(faults) }

@@ -49,7 +49,8 @@ pub fn stand_back() {
 
 /// The line that people and tests wait for.
 pub(super) fn tell(daemon: &Daemon) {
-    terminal::tell_line(format_args!("listening on http://{}", daemon.address));
+    let scheme = if daemon.is_tls { "https" } else { "http" };
+    terminal::tell_line(format_args!("listening on {scheme}://{}", daemon.address));
 }
 
 /// The signals that end the daemon. From when they are listened to, one of them kills nothing any more: it is kept until

@@ -2,6 +2,7 @@
 
 use super::Settings;
 use crate::units::{parse_bytes, parse_duration_ns};
+use crate::web::hosts::Hosts;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -52,6 +53,10 @@ keys! {
         |s, v| { s.listen = address(v)?; Ok(()) };
     "health.listen" = "", "Where only /healthz and /readyz are served, as 0.0.0.0:10451: with connections and a thread of their own, without TLS and passwords. Nowhere if not set; `listen` serves them in any case.",
         |s, v| { s.health_listen = address_or_none(v)?; Ok(()) };
+    "web.config_file" = "", "The exporters' common web configuration file: TLS, users and passwords, a rate of requests. It is read again when it changes. docs/web-config.md has what is supported.",
+        |s, v| { s.web_config_file = path(v); Ok(()) };
+    "web.hosts" = "", "Names, with commas between, that requests may have in `Host` beside addresses, `localhost` and the machine's name; `*` for any. If not set, other names are refused on connections to loopback addresses, against DNS rebinding, and taken on others.",
+        |s, v| { s.web_hosts = Hosts::parse(v)?; Ok(()) };
     "sampling.period" = "1ms", "Period of the fast lane: memory of all GPUs.",
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
     "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver suffers.",
@@ -76,6 +81,8 @@ keys! {
         |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
     "annotations.token_file" = "", "File with the token that annotations over TCP need; must be set to take them on an address that is not loopback.",
         |s, v| { s.token_file = path(v); Ok(()) };
+    "annotations.listen" = "", "Where annotations over TCP and requests for captures are taken, as 0.0.0.0:10452, in place of `listen`. Taken at `listen` if not set.",
+        |s, v| { s.annotations_listen = address_or_none(v)?; Ok(()) };
     "annotations.max_jobs" = "128", "Jobs that are known at a time; each is a label value. Of this and the other limits over all jobs one sender alone gets half.",
         |s, v| { s.limits.jobs = count(v, 1, 10_000)?; Ok(()) };
     "annotations.max_ranks" = "512", "Ranks that are known at a time, over all jobs.",

@@ -4,12 +4,14 @@
 //! that neither connections nor requests elsewhere keep them waiting.
 
 use super::{HTTP_DRAIN, spawn};
+use crate::annotate::http::Access;
 use crate::config::Settings;
-use crate::web::counts::Listener;
+use crate::web::counts::{Listener, Stats};
+use crate::web::gate::{Gate, Refusals};
+use crate::web::guard::Guard;
 use crate::web::serve::{Server, listen};
 use crate::web::{self, descriptors};
 use anyhow::Context as _;
-use axum::Router;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,12 +20,16 @@ use tokio::sync::watch;
 
 /// Connections at a time, of each listener, and which share of all file descriptors they may take.
 const PLACES: (usize, u64) = (256, 4);
+const ANNOTATIONS_PLACES: (usize, u64) = (128, 8);
 const HEALTH_PLACES: (usize, u64) = (32, 16);
 
 /// What listens, before it serves.
 pub(super) struct Listeners {
     http: TcpListener,
+    annotations: Option<TcpListener>,
     health: Option<TcpListener>,
+    /// What requests pass, but those of the probes' listener.
+    pub(super) gate: Arc<Gate>,
 }
 
 /// What serves.
@@ -34,10 +40,16 @@ pub(super) struct Servers {
 
 impl Listeners {
     /// Opens every listener.
-    pub(super) fn open(settings: &Settings) -> anyhow::Result<Self> {
+    pub(super) fn open(settings: &Settings, access: Access) -> anyhow::Result<Self> {
+        let stats = Arc::<Stats>::default();
+        let guard = guard(settings, &stats)?;
+        let hosts = settings.web_hosts.clone();
+        let optional = |setting, address: Option<_>| address.map(|address| open(setting, address)).transpose();
         Ok(Self {
             http: open("listen", settings.listen)?,
-            health: settings.health_listen.map(|address| open("health.listen", address)).transpose()?,
+            annotations: optional("annotations.listen", settings.annotations_listen)?,
+            health: optional("health.listen", settings.health_listen)?,
+            gate: Arc::new(Gate { hosts, guard, access, stats, refusals: Refusals::default() }),
         })
     }
 
@@ -46,25 +58,33 @@ impl Listeners {
         Ok(self.http.local_addr()?)
     }
 
+    /// Whether TLS is spoken at all but the probes'.
+    pub(super) fn is_tls(&self) -> bool {
+        self.gate.guard.as_ref().is_some_and(|guard| guard.has_tls())
+    }
+
     /// Serves all of them. The thread for probes is one of `threads`.
-    pub(super) fn serve(
-        self,
-        site: &web::Site,
-        routes: Router,
-        threads: &mut Vec<JoinHandle<()>>,
-    ) -> anyhow::Result<Servers> {
+    pub(super) fn serve(self, site: &web::Site, threads: &mut Vec<JoinHandle<()>>) -> anyhow::Result<Servers> {
         let descriptors = descriptors::raise();
         let (stop, stopping) = watch::channel(());
         let server = |name, listener, routes, (most, share)| {
             let places = descriptors::places(descriptors, most, share);
-            Server { name, listener, routes, places, stats: Arc::clone(&site.web) }
+            let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
+            Server { name, listener, routes, places, stats: Arc::clone(&site.web), guard }
         };
         if let Some(listener) = self.health {
             let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);
             threads.push(spawn_health(health, stopping.clone())?);
         }
-        let http = server(Listener::Http, self.http, routes, PLACES);
-        let running = vec![tokio::spawn(http.run(stopped(stopping)))];
+        let routes = web::router(site.clone(), Arc::clone(&self.gate), self.annotations.is_none());
+        let mut servers = vec![server(Listener::Http, self.http, routes, PLACES)];
+        if let Some(listener) = self.annotations {
+            tracing::info!(address = %listener.local_addr()?, "taking annotations over TCP");
+            let routes = web::annotations(site, Arc::clone(&self.gate));
+            servers.push(server(Listener::Annotations, listener, routes, ANNOTATIONS_PLACES));
+        }
+        let serving = servers.into_iter().map(|server| tokio::spawn(server.run(stopped(stopping.clone()))));
+        let running = serving.collect();
         Ok(Servers { stop, running })
     }
 }
@@ -85,6 +105,11 @@ impl Servers {
             tracing::info!("requests that were still under way are cut off");
         }
     }
+}
+
+/// Reads the web configuration file, where there is one.
+pub(super) fn guard(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Arc<Guard>>> {
+    settings.web_config_file.as_deref().map(|path| Guard::open(path, Arc::clone(stats))).transpose()
 }
 
 fn open(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {

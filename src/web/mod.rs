@@ -10,16 +10,20 @@ pub mod counts;
 pub mod descriptors;
 mod exposition;
 mod findings;
+pub mod gate;
+pub mod guard;
 mod health;
+pub mod hosts;
 mod landing;
 mod phases;
 mod places;
 pub mod problem;
+mod seat;
 pub mod serve;
 mod stream;
 
 use crate::annotate::Intake;
-use crate::annotate::http::{Access, Door, post};
+use crate::annotate::http::{Door, post};
 use crate::clock::Clock;
 use crate::metrics::Snapshots;
 use crate::node::Slot;
@@ -30,6 +34,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Exposition;
+use gate::Gate;
+use problem::Problem;
 use std::sync::Arc;
 
 /// What the handlers look at.
@@ -73,14 +79,14 @@ impl Site {
     }
 }
 
-/// All routes.
-pub fn router(site: Site, access: Access) -> axum::Router {
-    let desk = captures::Desk { recorder: site.recorder.clone(), access: access.clone() };
-    let door = Door { intake: Arc::clone(&site.intake), access };
+/// What `listen` serves: everything, or everything but what jobs send where that has a listener of its own.
+pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Router {
+    let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
     let captures = axum::Router::new()
-        .route("/api/v1/captures", routing::get(captures::list).post(captures::ask))
+        .route("/api/v1/captures", routing::get(captures::list))
         .route("/api/v1/captures/{id}", routing::get(captures::download))
         .with_state(desk);
+    let sent = if takes_annotations { sent(&site, &gate) } else { sent_elsewhere() };
     let exposition = Arc::<Exposition>::default();
     axum::Router::new()
         .route("/", routing::get(landing::page))
@@ -93,15 +99,40 @@ pub fn router(site: Site, access: Access) -> axum::Router {
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
         .route("/api/v1/findings", routing::get(findings::findings))
         .with_state(site)
-        .merge(axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door))
+        .merge(sent)
         .merge(captures)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
+}
+
+/// What `annotations.listen` serves: what jobs send, and nothing to read.
+pub fn annotations(site: &Site, gate: Arc<Gate>) -> axum::Router {
+    let elsewhere =
+        || async { Problem::new(StatusCode::NOT_FOUND, "here are only annotations and requests for captures") };
+    sent(site, &gate)
+        .fallback(elsewhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
+}
+
+/// What jobs send.
+fn sent(site: &Site, gate: &Gate) -> axum::Router {
+    let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
+    let door = Door { intake: Arc::clone(&site.intake), access: gate.access.clone() };
+    let captures = axum::Router::new().route("/api/v1/captures", routing::post(captures::ask)).with_state(desk);
+    axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door).merge(captures)
+}
+
+fn sent_elsewhere() -> axum::Router {
+    let elsewhere =
+        || async { Problem::new(StatusCode::FORBIDDEN, "this is taken at `annotations.listen`, and not here") };
+    gate::TAKE_TOKENS.into_iter().fold(axum::Router::new(), |routes, path| routes.route(path, routing::post(elsewhere)))
 }
 
 /// What the kubelet asks, and nothing else.
 pub fn probes(site: Site) -> axum::Router {
-    let elsewhere = || async { problem::Problem::new(StatusCode::NOT_FOUND, "here are only `/healthz` and `/readyz`") };
+    let elsewhere = || async { Problem::new(StatusCode::NOT_FOUND, "here are only `/healthz` and `/readyz`") };
     axum::Router::new()
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
@@ -116,17 +147,16 @@ async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Respo
         Ok(text) => text.response(crate::export::prometheus::CONTENT_TYPE),
         Err(error) => {
             tracing::error!(%error, "exposition failed");
-            problem::Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; the log tells why")
-                .into_response()
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; the log tells why").into_response()
         }
     }
 }
 
-async fn not_found(uri: axum::http::Uri) -> problem::Problem {
+async fn not_found(uri: axum::http::Uri) -> Problem {
     let detail = format!("there is no `{}`; `/` lists what there is", uri.path());
-    problem::Problem::new(StatusCode::NOT_FOUND, detail)
+    Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
-async fn wrong_method(method: axum::http::Method, uri: axum::http::Uri) -> problem::Problem {
-    problem::Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("`{}` does not take {method}", uri.path()))
+async fn wrong_method(method: axum::http::Method, uri: axum::http::Uri) -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("`{}` does not take {method}", uri.path()))
 }

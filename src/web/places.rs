@@ -6,37 +6,20 @@
 //! clients who ask for much and take nothing cannot leave one single place for all who come.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
+use super::seat::{Seat, Turn};
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
-/// How long a client may take for TLS's handshake and the head of its request.
-const HEAD_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a kept connection may say nothing.
-const IDLE_PATIENCE: Duration = Duration::from_secs(20);
-/// How long one connection lives at most: scrapers open another one.
-const LIFETIME: Duration = Duration::from_secs(600);
 /// How long to wait for one who gives way before another one has to: its task may be busy.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(50);
 
-/// What a connection waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Turn {
-    /// The rest of the handshake or of a request's head.
-    Head,
-    /// The next request.
-    Idle,
-    /// The rest of a request's body.
-    Body,
-    /// The answer, or that the client takes it.
-    Answer,
-}
+/// How long one who is being answered may be silent where descriptors are short.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// All places of one listener.
 #[derive(Debug)]
@@ -49,23 +32,6 @@ pub(super) struct Places {
     left: Notify,
     stats: Arc<Stats>,
     full: Seldom,
-}
-
-/// One connection's signs of life.
-#[derive(Debug)]
-pub(super) struct Seat {
-    begin: Instant,
-    /// When it last took or gave a byte, or its turn changed: microseconds after `begin`.
-    heard_us: AtomicU64,
-    /// When its turn began: microseconds after `begin`.
-    since_us: AtomicU64,
-    turn: AtomicU8,
-    /// Whether the whole answer is with the stream that writes it.
-    is_answered: AtomicBool,
-    /// Whether its client took nothing for too long.
-    has_stalled: AtomicBool,
-    leave: Notify,
-    born: Instant,
 }
 
 /// A taken place, which is free again when dropped.
@@ -93,8 +59,8 @@ impl Places {
         let permit = loop {
             match Arc::clone(&self.free).try_acquire_owned() {
                 Ok(permit) => break permit,
-                Err(_) => self.evict(),
-            };
+                Err(_) => self.evict_for_another(),
+            }
             match timeout(LEAVE_PATIENCE, Arc::clone(&self.free).acquire_owned()).await {
                 Ok(permit) => break permit.ok()?,
                 Err(_) => continue,
@@ -106,15 +72,26 @@ impl Places {
         Some(Place { seat, places: Arc::clone(self), _permit: permit })
     }
 
-    /// Sends away whoever gives way next; returns whether there is one.
-    fn evict(&self) -> bool {
-        let mut taken = self.taken();
+    /// Who gives way to another client.
+    fn next_of_all(&self) -> Option<Arc<Seat>> {
+        let taken = self.taken();
         let answering = taken.iter().filter(|seat| seat.turn() == Turn::Answer).count();
         let from_answering = answering * 2 > self.most || answering == taken.len();
-        let of_class = taken.iter().enumerate().filter(|(_, seat)| (seat.turn() == Turn::Answer) == from_answering);
-        let Some((position, _)) = of_class.min_by_key(|(_, seat)| seat.heard()) else { return false };
-        taken.remove(position).leave.notify_one();
-        drop(taken);
+        let of_class = taken.iter().filter(|seat| (seat.turn() == Turn::Answer) == from_answering);
+        of_class.min_by_key(|seat| seat.heard()).cloned()
+    }
+
+    /// Who gives way to the system: nobody who is being answered at this moment.
+    fn next_but_answered(&self) -> Option<Arc<Seat>> {
+        let taken = self.taken();
+        let may_go = |seat: &&Arc<Seat>| seat.turn() != Turn::Answer || seat.is_silent_for(ANSWER_PATIENCE);
+        taken.iter().filter(may_go).min_by_key(|seat| seat.heard()).cloned()
+    }
+
+    fn evict_for_another(&self) {
+        if !self.evict(self.next_of_all()) {
+            return;
+        }
         if let Some(since) = self.full.due() {
             tracing::warn!(
                 listener = self.listener.label(),
@@ -123,6 +100,13 @@ impl Places {
                 "every place for connections is taken; those that are silent longest give way"
             );
         }
+    }
+
+    /// Sends one away; returns whether there is one.
+    fn evict(&self, seat: Option<Arc<Seat>>) -> bool {
+        let Some(seat) = seat else { return false };
+        self.taken().retain(|taken| !Arc::ptr_eq(taken, &seat));
+        seat.leave.notify_one();
         true
     }
 
@@ -130,7 +114,7 @@ impl Places {
     /// one went.
     pub(super) async fn make_room(&self) -> bool {
         let left = self.left.notified();
-        self.evict() && timeout(LEAVE_PATIENCE, left).await.is_ok()
+        self.evict(self.next_but_answered()) && timeout(LEAVE_PATIENCE, left).await.is_ok()
     }
 }
 
@@ -146,7 +130,7 @@ impl Place {
                     return Poll::Ready(Ending::Evicted);
                 }
                 if let Poll::Ready(ending) = connection.as_mut().poll(cx) {
-                    return Poll::Ready(if seat.has_stalled.load(Relaxed) { Ending::TimedOut } else { ending });
+                    return Poll::Ready(if seat.has_stalled() { Ending::TimedOut } else { ending });
                 }
                 // Only the connection itself moves its deadline, and it was polled just now.
                 let deadline = seat.deadline();
@@ -170,109 +154,12 @@ impl Drop for Place {
     }
 }
 
-impl Seat {
-    fn new() -> Self {
-        /// The origin of all times, so that they compare.
-        static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-        let now = Instant::now();
-        let seat = Self {
-            begin: *BEGIN.get_or_init(|| now),
-            heard_us: AtomicU64::new(0),
-            since_us: AtomicU64::new(0),
-            turn: AtomicU8::new(0),
-            is_answered: AtomicBool::new(false),
-            has_stalled: AtomicBool::new(false),
-            leave: Notify::new(),
-            born: now,
-        };
-        seat.begin_turn(Turn::Head);
-        seat
-    }
-
-    fn now_us(&self) -> u64 {
-        u64::try_from(Instant::now().saturating_duration_since(self.begin).as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn turn(&self) -> Turn {
-        match self.turn.load(Relaxed) {
-            0 => Turn::Head,
-            1 => Turn::Idle,
-            2 => Turn::Body,
-            _ => Turn::Answer,
-        }
-    }
-
-    fn begin_turn(&self, turn: Turn) {
-        let now_us = self.now_us();
-        self.heard_us.store(now_us, Relaxed);
-        self.since_us.store(now_us, Relaxed);
-        self.turn.store(turn as u8, Relaxed);
-    }
-
-    fn heard(&self) -> u64 {
-        self.heard_us.load(Relaxed)
-    }
-
-    fn deadline(&self) -> Instant {
-        let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
-        let end = self.born + LIFETIME;
-        match self.turn() {
-            Turn::Head => end.min(since + HEAD_PATIENCE),
-            Turn::Idle => end.min(since + IDLE_PATIENCE),
-            Turn::Body | Turn::Answer => end,
-        }
-    }
-
-    /// Some bytes came from the client.
-    pub(super) fn read(&self) {
-        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.wrote() }
-    }
-
-    /// The client took some bytes.
-    pub(super) fn wrote(&self) {
-        self.heard_us.store(self.now_us(), Relaxed);
-    }
-
-    /// The client has taken nothing for too long.
-    pub(super) fn stall(&self) {
-        self.has_stalled.store(true, Relaxed);
-    }
-
-    /// TLS was agreed on.
-    pub(super) fn shook_hands(&self) {
-        self.begin_turn(Turn::Head);
-    }
-
-    /// The head of a request came, and its body, if it has one, is still to come.
-    pub(super) fn asked(&self, has_body: bool) {
-        self.is_answered.store(false, Relaxed);
-        self.begin_turn(if has_body { Turn::Body } else { Turn::Answer });
-    }
-
-    /// The whole request is there, or is answered without the rest of it.
-    pub(super) fn heard_all(&self) {
-        if self.turn() == Turn::Body {
-            self.begin_turn(Turn::Answer);
-        }
-    }
-
-    /// The whole answer is with the stream.
-    pub(super) fn answered(&self) {
-        self.is_answered.store(true, Relaxed);
-    }
-
-    /// The stream has given the kernel all that it had.
-    pub(super) fn flushed(&self) {
-        if self.turn() == Turn::Answer && self.is_answered.load(Relaxed) {
-            self.begin_turn(Turn::Idle);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::web::seat::{HEAD_PATIENCE, IDLE_PATIENCE};
     use std::future::pending;
+    use tokio::time::Instant;
 
     const MOST: usize = 8;
 
@@ -382,6 +269,20 @@ mod tests {
         // The two are the longest silent, and are not polled, so that the third is sent away in the end.
         assert!(places.take().await.is_some());
         assert_eq!(ended(&places, Ending::Evicted), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_descriptors_are_short_nobody_who_is_being_answered_goes() {
+        let places = places();
+        let seats = fill(&places).await;
+        seats[1..].iter().for_each(|seat| seat.asked(false));
+        assert!(places.make_room().await);
+        assert!(!is_there(&places, &seats[0]));
+        assert!(!places.make_room().await, "they are all being answered");
+        tokio::time::advance(ANSWER_PATIENCE * 2).await;
+        seats[2..].iter().for_each(|seat| seat.wrote());
+        assert!(places.make_room().await);
+        assert!(!is_there(&places, &seats[1]) && is_there(&places, &seats[2]));
     }
 
     async fn fill_rest(places: &Arc<Places>, count: usize) {

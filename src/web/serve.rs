@@ -5,8 +5,10 @@
 //! cut off, and gives way before that when others come. Invariant: accepting waits for no client and no handler.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
-use super::places::{Place, Places, Seat};
+use super::guard::Guard;
+use super::places::{Place, Places};
 use super::problem::Problem;
+use super::seat::Seat;
 use super::stream::Watched;
 use crate::dial::Stream;
 use axum::Router;
@@ -17,6 +19,7 @@ use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::future::Future;
@@ -59,6 +62,8 @@ pub struct Server {
     pub places: usize,
     /// What becomes of them.
     pub stats: Arc<Stats>,
+    /// The web configuration, whose TLS they speak.
+    pub guard: Option<Arc<Guard>>,
 }
 
 /// The body that `read` reads, if it comes in time.
@@ -116,11 +121,27 @@ impl Server {
     ) -> impl Future<Output = ()> + use<> {
         let seat = Arc::clone(&place.seat);
         let service = Routes { routes: self.routes.clone(), peer, seat: Arc::clone(&seat) };
-        place.keep(async move { speak(Box::new(Watched::new(stream, seat)), service, watcher).await })
+        let guard = self.guard.clone();
+        place.keep(async move {
+            match secured(Watched::new(stream, Arc::clone(&seat)), guard).await {
+                Ok(stream) => {
+                    seat.shook_hands();
+                    speak(stream, service, watcher).await
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %peer.peer, %error, "TLS was not agreed on");
+                    Ending::HandshakeFailed
+                }
+            }
+        })
     }
 
     /// Counts and logs that the system gave no connection, and makes room where it has none.
     async fn failed(&self, error: &io::Error, places: &Places, failing: &Seldom) {
+        // The kernel looks for a free descriptor first, and fails without one also where nobody has come.
+        if !has_come(&self.listener) {
+            return tokio::time::sleep(ACCEPT_RETRY).await;
+        }
         self.stats.connections(self.name).fail();
         if let Some(since) = failing.due() {
             tracing::warn!(listener = self.name.label(), %error, "{since} connections could not be accepted");
@@ -135,12 +156,27 @@ impl Server {
     }
 }
 
+/// Whether somebody waits to be accepted, as far as the kernel tells.
+fn has_come(listener: &TcpListener) -> bool {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
+}
+
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let (stream, peer) = listener.accept().await?;
     let local = stream.local_addr()?;
     // Answers are written whole; without this a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
     Ok((stream, Peer { peer, local }))
+}
+
+/// The stream inside TLS, where that is spoken.
+async fn secured(stream: Watched, guard: Option<Arc<Guard>>) -> io::Result<Box<dyn Stream>> {
+    let Some(guard) = guard else { return Ok(Box::new(stream)) };
+    match guard.rules().await.tls() {
+        Some(acceptor) => Ok(Box::new(acceptor.accept(stream).await?)),
+        None => Ok(Box::new(stream)),
+    }
 }
 
 /// HTTP/1 on one stream.
@@ -247,7 +283,7 @@ mod tests {
 
     async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
         let name = Listener::Http;
-        Server { name, listener, routes, places: 8, stats: Arc::default() }.run(stop).await;
+        Server { name, listener, routes, places: 8, stats: Arc::default(), guard: None }.run(stop).await;
     }
 
     #[tokio::test]

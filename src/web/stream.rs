@@ -1,6 +1,6 @@
 //! The stream of one connection: tells its place of each byte, and gives up clients who take nothing.
 
-use super::places::Seat;
+use super::seat::Seat;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::pin::Pin;

@@ -1,6 +1,8 @@
 //! An authority that only its own story trusts, and certificates of it.
 
-use rcgen::{BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+};
 use std::path::{Path, PathBuf};
 
 /// The authority.
@@ -32,7 +34,10 @@ impl Authority {
     /// A certificate for `name`, which may be an address, and its key.
     pub fn issue(&self, name: &str) -> (Certificate, KeyPair) {
         let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        // OpenSSL takes a certificate that is called what its authority is called for signed by itself.
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
         (params.signed_by(&key, &self.0).expect("signed"), key)
     }
 

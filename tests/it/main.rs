@@ -37,3 +37,4 @@ mod prometheus;
 mod replay;
 mod settings;
 mod spikes;
+mod web_config;

@@ -37,6 +37,11 @@ impl Scraper {
         Self::start(program, &scraping(&addresses), &[])
     }
 
+    /// Starts the Prometheus at `program` on one daemon, with more lines in its scrape configuration.
+    pub fn with(program: &Path, daemon: &Daemon, lines: &str) -> Self {
+        Self::start(program, &format!("{}{lines}", scraping(&[daemon.address()])), &[])
+    }
+
     /// Starts the Prometheus at `program` on what serves metrics at `address`, with the rules in the folder `rules`, which
     /// it evaluates every second, and the Alertmanager at `alertmanager`.
     pub fn alerting(program: &Path, address: &str, rules: &Path, alertmanager: &str) -> Self {

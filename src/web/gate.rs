@@ -1,0 +1,171 @@
+//! What every request passes before its handler: its `Host`, the rate of requests, and who asks.
+//!
+//! Leaves: the handler's answer with the configured headers, or a problem. A bearer token opens only what it is for,
+//! annotations and requests for captures, and opens them without a user. Absent on purpose: probes at their own listener,
+//! which pass no gate.
+
+use super::counts::{Refused, Seldom, Stats};
+use super::guard::{Entry, Guard, Rules};
+use super::hosts::Hosts;
+use super::problem::Problem;
+use super::serve::Peer;
+use crate::annotate::http::Access;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+/// What takes the token of annotations.
+pub(super) const TAKE_TOKENS: [&str; 2] = ["/api/v1/annotations", "/api/v1/captures"];
+
+/// The gate.
+pub struct Gate {
+    /// The names that requests may call the daemon by.
+    pub hosts: Hosts,
+    /// The web configuration, where there is one.
+    pub guard: Option<Arc<Guard>>,
+    /// Who may send annotations.
+    pub access: Access,
+    /// What is refused is counted here.
+    pub stats: Arc<Stats>,
+    /// Who is refused is logged so often.
+    pub refusals: Refusals,
+}
+
+/// Lines of the log about refused users.
+#[derive(Debug, Default)]
+pub struct Refusals(Seldom);
+
+/// Lets a request pass, or answers it.
+pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>().copied();
+    let local = peer.map(|peer| peer.local.ip());
+    if let Err(host) = gate.hosts.check(request.headers(), request.uri(), local) {
+        return gate.refuse(Refused::Host, misdirected(&host).into_response());
+    }
+    let Some(guard) = &gate.guard else { return next.run(request).await };
+    // Taken out first: a request cannot be looked at while something is waited for.
+    let given = if gate.is_job(&request) { Given::Token } else { given(request.headers()) };
+    let rules = guard.rules().await;
+    let refused = match rules.take() {
+        Err(wait) => Some((Refused::Rate, too_many(wait.as_secs_f64()))),
+        Ok(()) => gate.unknown(&rules, given, peer).await,
+    };
+    let mut answer = match refused {
+        None => next.run(request).await,
+        Some((reason, answer)) => gate.refuse(reason, answer),
+    };
+    for (name, value) in &rules.headers {
+        answer.headers_mut().insert(name.clone(), value.clone());
+    }
+    answer
+}
+
+impl Gate {
+    fn refuse(&self, reason: Refused, answer: Response) -> Response {
+        self.stats.refuse(reason);
+        answer
+    }
+
+    /// Why the sender of this request may not ask, where it may not.
+    async fn unknown(&self, rules: &Rules, given: Given, peer: Option<Peer>) -> Option<(Refused, Response)> {
+        let address = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.peer.ip());
+        let entry = match given {
+            Given::Token => Entry::Open,
+            _ if !rules.has_users() => Entry::Open,
+            Given::Password(user, password) => rules.check(&user, &password, address).await,
+            Given::Nothing => Entry::Closed,
+        };
+        match entry {
+            Entry::Open => None,
+            Entry::Busy => Some((Refused::Busy, busy())),
+            Entry::Closed => {
+                if let Some(since) = self.refusals.0.due() {
+                    tracing::warn!(last = %address, "{since} requests had no valid user and password");
+                }
+                Some((Refused::Credentials, unauthorized()))
+            }
+        }
+    }
+
+    /// Whether it has the token of annotations and asks for what that is for.
+    fn is_job(&self, request: &Request) -> bool {
+        let takes_tokens = request.method() == Method::POST && TAKE_TOKENS.contains(&request.uri().path());
+        takes_tokens && self.access.has_token(request.headers())
+    }
+}
+
+/// What a request has to show for itself.
+#[derive(Debug, PartialEq, Eq)]
+enum Given {
+    /// The token of annotations, where it opens something.
+    Token,
+    /// A user and a password.
+    Password(String, Vec<u8>),
+    Nothing,
+}
+
+fn given(headers: &HeaderMap) -> Given {
+    credentials(headers).map_or(Given::Nothing, |(user, password)| Given::Password(user, password))
+}
+
+/// User and password of basic authentication, whose scheme is written in any case.
+fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
+    let (scheme, encoded) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = STANDARD.decode(encoded.trim()).ok()?;
+    let colon = decoded.iter().position(|byte| *byte == b':')?;
+    let (user, password) = decoded.split_at(colon);
+    Some((String::from_utf8(user.to_vec()).ok()?, password.get(1..)?.to_vec()))
+}
+
+fn misdirected(host: &str) -> Problem {
+    let host: String = host.chars().take(100).collect();
+    let detail = format!("`{host}` is not a name of this daemon; the setting `web.hosts` lists those that are");
+    Problem::new(StatusCode::MISDIRECTED_REQUEST, detail)
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds, rounded up")]
+fn too_many(wait_s: f64) -> Response {
+    let detail = "more requests than `rate_limit` of the web configuration file allows";
+    let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, detail);
+    ([(header::RETRY_AFTER, (wait_s.ceil() as u64).max(1).to_string())], problem).into_response()
+}
+
+fn busy() -> Response {
+    let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many passwords are being checked; ask again");
+    ([(header::RETRY_AFTER, "1")], problem).into_response()
+}
+
+fn unauthorized() -> Response {
+    let problem =
+        Problem::new(StatusCode::UNAUTHORIZED, "a user and a password of the web configuration file are needed");
+    let challenge = HeaderValue::from_static("Basic realm=\"highwater\", charset=\"UTF-8\"");
+    ([(header::WWW_AUTHENTICATE, challenge)], problem).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_read_whatever_the_case_of_their_scheme() {
+        let of = |text: &str| {
+            let value = HeaderValue::from_str(text).expect("a header");
+            credentials(&HeaderMap::from_iter([(header::AUTHORIZATION, value)]))
+        };
+        // alice:a:b
+        let expected = Some(("alice".to_owned(), b"a:b".to_vec()));
+        assert_eq!(of("Basic YWxpY2U6YTpi"), expected);
+        assert_eq!(of("bAsIc  YWxpY2U6YTpi"), expected);
+        for bad in ["Basic", "Basic !", "Bearer YWxpY2U6YTpi", "Basic YWxpY2U=", "BasicYWxpY2U6YTpi"] {
+            assert_eq!(of(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! One connection's signs of life: what it waits for, when it was last heard of, and until when it is waited for.
+//!
+//! Enters: what the stream and the server see of it. Leaves: its silence and its deadline, for its place.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long a client may take for TLS's handshake and the head of its request.
+pub(super) const HEAD_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a kept connection may say nothing.
+pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long one connection lives at most: scrapers open another one.
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Turn {
+    /// The rest of the handshake or of a request's head.
+    Head,
+    /// The next request.
+    Idle,
+    /// The rest of a request's body.
+    Body,
+    /// The answer, or that the client takes it.
+    Answer,
+}
+
+/// One connection's signs of life.
+#[derive(Debug)]
+pub(super) struct Seat {
+    begin: Instant,
+    /// When it last took or gave a byte, or its turn changed: microseconds after `begin`.
+    heard_us: AtomicU64,
+    /// When its turn began: microseconds after `begin`.
+    since_us: AtomicU64,
+    turn: AtomicU8,
+    /// Whether the whole answer is with the stream that writes it.
+    is_answered: AtomicBool,
+    /// Whether its client took nothing for too long.
+    has_stalled: AtomicBool,
+    /// Signalled where it has to give way.
+    pub leave: Notify,
+    born: Instant,
+}
+
+impl Seat {
+    pub(super) fn new() -> Self {
+        /// The origin of all times, so that they compare.
+        static BEGIN: OnceLock<Instant> = OnceLock::new();
+        let now = Instant::now();
+        let seat = Self {
+            begin: *BEGIN.get_or_init(|| now),
+            heard_us: AtomicU64::new(0),
+            since_us: AtomicU64::new(0),
+            turn: AtomicU8::new(0),
+            is_answered: AtomicBool::new(false),
+            has_stalled: AtomicBool::new(false),
+            leave: Notify::new(),
+            born: now,
+        };
+        seat.begin_turn(Turn::Head);
+        seat
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(Instant::now().saturating_duration_since(self.begin).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn turn(&self) -> Turn {
+        match self.turn.load(Relaxed) {
+            0 => Turn::Head,
+            1 => Turn::Idle,
+            2 => Turn::Body,
+            _ => Turn::Answer,
+        }
+    }
+
+    fn begin_turn(&self, turn: Turn) {
+        let now_us = self.now_us();
+        self.heard_us.store(now_us, Relaxed);
+        self.since_us.store(now_us, Relaxed);
+        self.turn.store(turn as u8, Relaxed);
+    }
+
+    /// When it was last heard of; compares with that of others.
+    pub(super) fn heard(&self) -> u64 {
+        self.heard_us.load(Relaxed)
+    }
+
+    /// Whether it has been silent for longer than that.
+    pub(super) fn is_silent_for(&self, time: Duration) -> bool {
+        u128::from(self.now_us().saturating_sub(self.heard())) > time.as_micros()
+    }
+
+    /// Until when it is waited for, if nothing changes.
+    pub(super) fn deadline(&self) -> Instant {
+        let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
+        let end = self.born + LIFETIME;
+        match self.turn() {
+            Turn::Head => end.min(since + HEAD_PATIENCE),
+            Turn::Idle => end.min(since + IDLE_PATIENCE),
+            Turn::Body | Turn::Answer => end,
+        }
+    }
+
+    /// Some bytes came from the client.
+    pub(super) fn read(&self) {
+        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.wrote() }
+    }
+
+    /// The client took some bytes.
+    pub(super) fn wrote(&self) {
+        self.heard_us.store(self.now_us(), Relaxed);
+    }
+
+    /// The client has taken nothing for too long.
+    pub(super) fn stall(&self) {
+        self.has_stalled.store(true, Relaxed);
+    }
+
+    /// Whether the client took nothing for too long.
+    pub(super) fn has_stalled(&self) -> bool {
+        self.has_stalled.load(Relaxed)
+    }
+
+    /// TLS was agreed on.
+    pub(super) fn shook_hands(&self) {
+        self.begin_turn(Turn::Head);
+    }
+
+    /// The head of a request came, and its body, if it has one, is still to come.
+    pub(super) fn asked(&self, has_body: bool) {
+        self.is_answered.store(false, Relaxed);
+        self.begin_turn(if has_body { Turn::Body } else { Turn::Answer });
+    }
+
+    /// The whole request is there, or is answered without the rest of it.
+    pub(super) fn heard_all(&self) {
+        if self.turn() == Turn::Body {
+            self.begin_turn(Turn::Answer);
+        }
+    }
+
+    /// The whole answer is with the stream.
+    pub(super) fn answered(&self) {
+        self.is_answered.store(true, Relaxed);
+    }
+
+    /// The stream has given the kernel all that it had.
+    pub(super) fn flushed(&self) {
+        if self.turn() == Turn::Answer && self.is_answered.load(Relaxed) {
+            self.begin_turn(Turn::Idle);
+        }
+    }
+}
