@@ -12,7 +12,9 @@ use yaml_rust2::{Yaml, YamlLoader};
 /// Everything that is off by default, on.
 const EVERYTHING: &str = r#"
 config: {sampling: {period: 2ms}}
-annotations: {socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
+annotations: {port: 10452, socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
+health: {port: 10999}
+web: {existingSecret: hw-web, key: web.yml}
 captures: {mostBytes: 1Gi, hostPath: {enabled: true, path: /var/lib/hw}}
 nvidia: {deviceList: volume-mounts}
 runtimeClassName: nvidia
@@ -24,10 +26,10 @@ extraVolumes: [{name: authority, configMap: {name: authority}}]
 extraVolumeMounts: [{name: authority, mountPath: /etc/highwater/otlp, readOnly: true}]
 podAnnotations: {example.com/team: gpu}
 commonLabels: {team: gpu}
-serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s}
+serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s, scheme: https, tlsConfig: {insecureSkipVerify: true}}
 prometheusRule: {enabled: true, namespace: monitoring, labels: {release: kps}}
 dashboards: {enabled: true, annotations: {grafana_folder: GPUs}}
-networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
+networkPolicy: {from: [{namespaceSelector: {matchLabels: {name: monitoring}}}], annotationsFrom: [{podSelector: {}}]}
 "#;
 
 #[test]
@@ -40,7 +42,7 @@ fn helm_lint_has_nothing_to_say() {
 #[test]
 fn by_default_the_pod_can_do_nothing_but_read_gpus() {
     let Some(objects) = render("") else { return };
-    assert_eq!(kinds(&objects), ["DaemonSet", "Service", "ServiceAccount"]);
+    assert_eq!(kinds(&objects), ["DaemonSet", "NetworkPolicy", "Service", "ServiceAccount"]);
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
@@ -75,9 +77,12 @@ fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
     let node = json!({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}});
     assert!(env.contains(&node), "what OTLP tells of the pod: {env:?}");
     assert!(env.contains(&json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"})), "{env:?}");
-    assert_eq!(container["livenessProbe"]["httpGet"], json!({"path": "/healthz", "port": "http"}));
-    assert_eq!(container["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "http"}));
-    assert_eq!(container["ports"], json!([{"name": "http", "containerPort": 10450}]));
+    assert_eq!(container["livenessProbe"]["httpGet"], json!({"path": "/healthz", "port": "health"}));
+    assert_eq!(container["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "health"}));
+    let ports = json!([{"name": "http", "containerPort": 10450}, {"name": "health", "containerPort": 10451}]);
+    assert_eq!(container["ports"], ports);
+    let args = container["args"].as_array().expect("args");
+    assert!(args.contains(&json!("--set=health.listen=0.0.0.0:10451")), "{args:?}");
     let service = &one(&objects, "Service")["spec"];
     assert_eq!(service["internalTrafficPolicy"], "Local");
     let labels = &one(&objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"];
@@ -112,7 +117,58 @@ fn everything_can_be_switched_on() {
     }
     let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
     assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
+    assert_eq!((&endpoint["scheme"], &endpoint["tlsConfig"]["insecureSkipVerify"]), (&json!("https"), &json!(true)));
+    assert_eq!(volume("web").expect("web")["secret"]["secretName"], "hw-web");
     assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series survive the pod");
+}
+
+/// Whatever else is set: who may scrape, who may send annotations, and the kubelet each have a port.
+#[test]
+fn the_network_policy_keeps_its_ports_apart() {
+    let Some(objects) = render("") else { return };
+    let policy = &one(&objects, "NetworkPolicy")["spec"];
+    assert_eq!(policy["policyTypes"], json!(["Ingress", "Egress"]));
+    assert_eq!(policy["ingress"], json!([{"ports": [{"port": "http"}]}, {"ports": [{"port": "health"}]}]));
+    assert_eq!(policy["egress"], json!([]));
+    let Some(objects) = render(EVERYTHING) else { return };
+    let policy = &one(&objects, "NetworkPolicy")["spec"];
+    let monitoring = json!([{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]);
+    let expected = json!([
+        {"ports": [{"port": "http"}], "from": monitoring},
+        {"ports": [{"port": "annotations"}], "from": [{"podSelector": {}}]},
+        {"ports": [{"port": "health"}]},
+    ]);
+    assert_eq!(policy["ingress"], expected);
+    let service = &one(&objects, "Service")["spec"]["ports"];
+    let annotations = json!({"name": "annotations", "port": 10452, "targetPort": "annotations"});
+    assert_eq!((service.as_array().map(Vec::len), &service[1]), (Some(2), &annotations));
+    let container = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+    let named = |name: &str| {
+        let port = container["ports"].as_array().into_iter().flatten().find(|port| port["name"] == name);
+        port.map(|port| port["containerPort"].clone())
+    };
+    assert_eq!((named("health"), named("annotations")), (Some(json!(10999)), Some(json!(10452))));
+    assert!(!kinds(&render("networkPolicy: {enabled: false}").expect("Helm is there")).contains(&"NetworkPolicy"));
+}
+
+/// Else what is pushed would wait for ever for a receiver that the policy hides.
+#[test]
+fn otlp_needs_a_way_out_of_the_network_policy() {
+    let Some(helm) = tools::find("helm") else { return };
+    let way_out = "networkPolicy: {egress: [{ports: [{port: 4317}]}]}";
+    for pushes in [
+        "env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: 'http://c:4318'}]",
+        "env: [{name: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, value: 'http://c:4318'}]",
+        "env: [{name: HIGHWATER_OTLP_ENDPOINT, value: 'http://c:4318'}]",
+        "config: {otlp: {endpoint: 'http://c:4318'}}",
+    ] {
+        let output = template(&helm, pushes);
+        assert!(!output.status.success() && said(&output).contains("networkPolicy.egress"), "{}", said(&output));
+        for allows in [way_out, "networkPolicy: {enabled: false}"] {
+            let output = template(&helm, &format!("{pushes}\n{allows}\n"));
+            assert!(output.status.success(), "{allows}: {}", said(&output));
+        }
+    }
 }
 
 /// The kubelet's socket is root's; nothing else of what root could do comes with it.
@@ -230,8 +286,12 @@ fn the_daemon_takes_what_the_chart_renders() {
                 .expect("writable");
             file
         });
+        let web = directory.path().join("web.yml");
+        std::fs::write(&web, "rate_limit: {interval: 1s, burst: 9}\n").expect("writable");
+        let web = format!("--set=web.config_file={}", web.display());
         let arguments = arguments.as_array().expect("args").iter().map(|argument| match (argument.as_str(), &config) {
             (Some("--config=/etc/highwater/highwater.yaml"), Some(file)) => format!("--config={}", file.display()),
+            (Some("--set=web.config_file=/etc/highwater/web/web.yml"), _) => web.clone(),
             (argument, _) => argument.unwrap_or_default().to_owned(),
         });
         let output = run(daemon::command().args(arguments).arg("--check-config"));
@@ -247,6 +307,9 @@ fn values_that_cannot_work_are_refused() {
         ("{unknown: 1}", "unknown"),
         ("{listen: {port: 80}}", "/listen/port"),
         ("{listen: {address: localhost}}", "/listen/address"),
+        ("{health: {port: 443}}", "/health/port"),
+        ("{annotations: {port: 443}}", "/annotations/port"),
+        ("{web: {file: x}}", "file"),
         ("{service: {internalTrafficPolicy: Node}}", "/service/internalTrafficPolicy"),
         ("{serviceMonitor: {interval: 15}}", "/serviceMonitor/interval"),
         ("{nvidia: {deviceList: magic}}", "/nvidia/deviceList"),

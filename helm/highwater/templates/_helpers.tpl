@@ -43,6 +43,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The port that takes annotations over TCP. */}}
+{{- define "highwater.annotationsPort" -}}
+{{- default .Values.listen.port .Values.annotations.port -}}
+{{- end -}}
+
+{{/* Not empty where the values say that the daemon pushes over OTLP. */}}
+{{- define "highwater.pushes" -}}
+{{- with .Values.config.otlp }}{{ .endpoint }}{{ end -}}
+{{- range .Values.env }}{{ if regexMatch "^(HIGHWATER_OTLP|OTEL_EXPORTER_OTLP_(METRICS_|TRACES_)?)_?ENDPOINT$" .name }}{{ .name }}{{ end }}{{ end -}}
+{{- end -}}
+
 {{/* Room for captures: what the daemon keeps to, and a quarter more, because a pod that exceeds it is evicted. */}}
 {{- define "highwater.capturesLimit" -}}
 {{- $most := .Values.captures.mostBytes -}}
