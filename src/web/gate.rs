@@ -42,8 +42,8 @@ pub struct Refusals(Seldom);
 
 /// Lets a request pass, or answers it.
 pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<Peer>().copied();
-    let local = peer.map(|peer| peer.local.ip());
+    let peer = request.extensions().get::<Peer>().cloned();
+    let local = peer.as_ref().map(|peer| peer.local.ip());
     if let Err(host) = gate.hosts.check(request.headers(), request.uri(), local) {
         return gate.refuse(Refused::Host, misdirected(&host).into_response());
     }

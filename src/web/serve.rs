@@ -26,7 +26,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -42,12 +42,22 @@ const MOST_HEAD_BYTES: usize = 16 << 10;
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
 /// Both ends of the connection that a request came over: an extension of every request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Peer {
     /// The client's address.
     pub peer: SocketAddr,
     /// The address that it connected to.
     pub local: SocketAddr,
+    /// The client's user, once the kernel has been asked for it: `None` in it where the kernel does not say.
+    pub user: Arc<OnceLock<Option<u32>>>,
+}
+
+impl Peer {
+    /// The two ends of a connection.
+    #[must_use]
+    pub fn new(peer: SocketAddr, local: SocketAddr) -> Self {
+        Self { peer, local, user: Arc::default() }
+    }
 }
 
 /// One listener and what it serves.
@@ -120,6 +130,7 @@ impl Server {
         watcher: Watcher,
     ) -> impl Future<Output = ()> + use<> {
         let seat = Arc::clone(&place.seat);
+        let client = peer.peer;
         let service = Routes { routes: self.routes.clone(), peer, seat: Arc::clone(&seat) };
         let guard = self.guard.clone();
         place.keep(async move {
@@ -129,7 +140,7 @@ impl Server {
                     speak(stream, service, watcher).await
                 }
                 Err(error) => {
-                    tracing::debug!(peer = %peer.peer, %error, "TLS was not agreed on");
+                    tracing::debug!(peer = %client, %error, "TLS was not agreed on");
                     Ending::HandshakeFailed
                 }
             }
@@ -167,7 +178,7 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let local = stream.local_addr()?;
     // Answers are written whole; without this a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
-    Ok((stream, Peer { peer, local }))
+    Ok((stream, Peer::new(peer, local)))
 }
 
 /// The stream inside TLS, where that is spoken.
@@ -207,7 +218,7 @@ impl Service<Request<Incoming>> for Routes {
         let seat = Arc::clone(&self.seat);
         seat.asked(!hyper::body::Body::is_end_stream(request.body()));
         let mut request = request.map(|body| Body::new(Asked { body, seat: Arc::clone(&seat) }));
-        request.extensions_mut().insert(self.peer);
+        request.extensions_mut().insert(self.peer.clone());
         // A router is always ready.
         let answered = self.routes.clone().call(request);
         Box::pin(async move {
