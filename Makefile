@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench soak gpu image clean tools-test tools-lint
+.PHONY: help demo test lint bench fuzz soak gpu image clean tools-test tools-lint tools-fuzz
 
 include tests/tools.env
 TOOLS := target/tools
@@ -38,10 +38,14 @@ lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning
 bench: ## Benchmarks, each beside the figure that it has to hold
 	cargo bench --locked
 
-MINUTES ?= 60
+soak: MINUTES ?= 60
 soak: ## A daemon with everything on for MINUTES=60, whose memory, files and threads must stand still
 	cargo build --release --locked
 	HIGHWATER=target/release/highwater python3 benches/soak/soak.py --minutes $(MINUTES) --out target/soak.csv
+
+fuzz: MINUTES ?= 1
+fuzz: tools-fuzz ## A minute of each fuzz target; MINUTES=10 or RUNS=10000000 for more
+	MINUTES="$(MINUTES)" RUNS="$(RUNS)" fuzz/run
 
 gpu: ## How to measure on real GPUs
 	@echo "On a machine with NVIDIA GPUs, a C compiler and the driver:"
@@ -60,3 +64,6 @@ tools-test:
 
 tools-lint:
 	tests/install-tools.sh lint
+
+tools-fuzz:
+	tests/install-tools.sh fuzz

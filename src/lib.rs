@@ -14,6 +14,9 @@ pub mod detect;
 pub mod dial;
 pub mod export;
 pub mod files;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grpc;
 pub mod join;
 pub mod kubelet;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the tests (`test`) or the lints (`lint`) run beside cargo, where it is missing:
+# Installs what the tests (`test`), the lints (`lint`) or the fuzz targets (`fuzz`) run beside cargo, where it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
 #   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
-#   helm, cargo-deny       from the Go and Rust registries, pinned in tests/tools.env, under target/tools
+#   helm, cargo-deny, cargo-fuzz   from the Go and Rust registries, pinned in tests/tools.env, under target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
@@ -133,13 +133,14 @@ kubelet_from_go() {
         { note "target/tools/kubelet.log says why"; return 1; }
 }
 
-cargo_deny() {
-    local root=$tools/cargo-deny-$CARGO_DENY_VERSION
-    if [ -x "$root/bin/cargo-deny" ]; then return; fi
-    note "building cargo-deny $CARGO_DENY_VERSION (a few minutes, once)"
-    # Its own profile spends minutes on link-time optimisation that a lint does not need.
+# The program $1 of crates.io in version $2.
+from_crates() {
+    local root=$tools/$1-$2
+    if [ -x "$root/bin/$1" ]; then return; fi
+    note "building $1 $2 (a few minutes, once)"
+    # Its own profile may spend minutes on link-time optimisation that a tool does not need.
     CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-        cargo install --quiet --locked --root "$root" "cargo-deny@$CARGO_DENY_VERSION"
+        cargo install --quiet --locked --root "$root" "$1@$2"
 }
 
 containers() { buildah --storage-driver vfs --root "$tools/containers/root" --runroot "$tools/containers/run" "$@"; }
@@ -184,10 +185,13 @@ test)
     want "the base image" base_image
     ;;
 lint)
-    want cargo-deny cargo_deny
+    want cargo-deny from_crates cargo-deny "$CARGO_DENY_VERSION"
+    ;;
+fuzz)
+    want cargo-fuzz from_crates cargo-fuzz "$CARGO_FUZZ_VERSION"
     ;;
 *)
-    echo "usage: $0 test|lint" >&2
+    echo "usage: $0 test|lint|fuzz" >&2
     exit 2
     ;;
 esac

@@ -4,7 +4,7 @@
 //! the bytes are bounded, whatever jobs send; a note copies some 60 bytes under a lock that a reader holds no longer
 //! than it takes to copy one block; what is no longer kept is told. Absent on purpose: events that were refused.
 
-mod code;
+pub(super) mod code;
 
 use super::event::Event;
 use std::collections::VecDeque;

@@ -9,6 +9,8 @@ mod batch;
 mod complaints;
 mod ended;
 mod event;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+pub(crate) mod fuzzing;
 pub mod gpus;
 pub mod http;
 mod intake;

@@ -6,6 +6,8 @@
 //! pod of the same name may have had others then. Absent on purpose: the API server.
 
 mod container;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+pub(crate) mod fuzzing;
 mod wire;
 
 pub use container::{Container, Home};

@@ -33,7 +33,12 @@
 //! 5. A gap is a gap: no value is made up for it, and it counts for no minimum, mean or threshold.
 
 mod code;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+pub(crate) mod fuzzing;
 mod layout;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+#[allow(dead_code, reason = "the stories ask it more than the fuzz target")]
+mod model;
 mod points;
 mod reader;
 mod scan;

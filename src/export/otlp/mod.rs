@@ -23,6 +23,8 @@ mod disk;
 mod endpoint;
 mod follow;
 mod found;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+pub(crate) mod fuzzing;
 mod grpc;
 mod levels;
 mod metrics;

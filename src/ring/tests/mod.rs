@@ -8,10 +8,11 @@ mod contention;
 #[cfg(highwater_loom)]
 mod interleavings;
 #[cfg(not(highwater_loom))]
-mod model;
-#[cfg(not(highwater_loom))]
 mod properties;
 #[cfg(not(highwater_loom))]
 mod sizes;
 #[cfg(not(highwater_loom))]
 mod stories;
+
+#[cfg(not(highwater_loom))]
+use super::model;

@@ -1,0 +1,56 @@
+//! Bodies and datagrams of jobs, through the intake, the join, the detectors and the exposition.
+
+use super::{parts, world};
+use crate::annotate::{Batch, Intake, Limits, Resource, Sender};
+use crate::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
+use crate::export::prometheus;
+use crate::metrics;
+use crate::node::Slot;
+use std::sync::Arc;
+
+/// Bodies of one input.
+const MOST_BODIES: usize = 64;
+/// From one body to the next.
+const BETWEEN_NS: i64 = 50 * MILLISECOND_NS;
+/// Refusals that one answer lists.
+const MOST_LISTED: usize = 100;
+
+/// Takes each part of the input as one body, joins now and then, and now and then tells all of it as Prometheus would be
+/// told: that takes ten times as long as the rest, so that one ending of an input in eight asks for it.
+pub fn annotations(data: &[u8]) {
+    let clock = Arc::new(Manual::at(world::END_NS - 4 * SECOND_NS));
+    let (intake, slot) = (world::intake(&clock), world::slot());
+    for (number, body) in parts(data).take(MOST_BODIES).enumerate() {
+        clock.advance_to(clock.now_ns() + BETWEEN_NS);
+        // Some users, whose events are told apart; and bodies that come in pieces.
+        let sender = Sender::process(None, u32::try_from(number % 3).unwrap_or(0));
+        let mut batch = Batch::begin(&intake, &sender);
+        body.chunks(if number % 2 == 0 { 7 } else { usize::MAX }).for_each(|piece| batch.push(piece));
+        let answer = batch.end();
+        assert!(answer.refusals.len() <= answer.refused.min(MOST_LISTED), "{answer:?}");
+        if number % 8 == 7 {
+            join(&intake, &slot, clock.now_ns());
+        }
+    }
+    join(&intake, &slot, world::END_NS);
+    assert!(intake.accounts().held(Resource::Bytes) <= Limits::default().bytes);
+    if data.last().is_none_or(|last| last.is_multiple_of(8)) {
+        let families = metrics::collect(&slot, &intake, &*clock, false);
+        check(&prometheus::encode(families).expect("the catalogue's families are encoded"));
+    }
+}
+
+fn join(intake: &Intake, slot: &Slot, now_ns: i64) {
+    let node = world::node();
+    node.join.advance(intake, now_ns);
+    slot.detect().advance(&node, intake, now_ns);
+}
+
+/// Each line of an exposition is a comment, or a series and a number.
+fn check(text: &[u8]) {
+    let text = std::str::from_utf8(text).expect("the exposition is text");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let value = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+        assert!(value.is_some() && (line.starts_with("highwater_") || line.starts_with("process_")), "{line}");
+    }
+}

@@ -1,0 +1,38 @@
+//! A folder for what is read from files: made once for each thread, and removed with it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+/// An own folder of this thread.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes it where temporary files go.
+    pub(super) fn make(what: &str) -> io::Result<Self> {
+        let thread = format!("{:?}", std::thread::current().id());
+        let digits: String = thread.chars().filter(char::is_ascii_digit).collect();
+        let path = std::env::temp_dir().join(format!("highwater-fuzz-{what}-{}-{digits}", std::process::id()));
+        // Exclusively: nobody else has prepared it.
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+
+    /// The path of a file in it.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Its own path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays is some kilobytes where temporary files are.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,87 @@
+//! The files of a recording, packed or not, and the source that plays them.
+
+use super::folder::Folder;
+use super::parts;
+use crate::replay::{Options, Replay};
+use crate::source::{CallStats, NextTick, Source as _};
+use flate2::Crc;
+use std::fs;
+use std::path::Path;
+
+/// The files, in the order of the parts, each with the bits of the first byte that pack it and that say that it is packed.
+const FILES: [(&str, u8); 4] = [
+    ("nvml_1khz.csv", 1),
+    ("annotations_rank0.jsonl", 1 << 2),
+    ("utilization.csv", 1 << 4),
+    ("annotations_rank1.jsonl", 1 << 6),
+];
+/// Ticks and annotations that are played.
+const MOST_PLAYED: usize = 64;
+
+/// Plays the recording that the parts of the input are the files of. The first byte tells which are packed, or only
+/// said to be; the last part is `gpus.json`.
+pub fn replay(data: &[u8]) {
+    thread_local!(static FOLDER: Folder = Folder::make("replay").expect("a folder for temporary files"));
+    let Some((packed, data)) = data.split_first() else { return };
+    FOLDER.with(|folder| {
+        let mut parts = parts(data);
+        for (name, bit) in FILES {
+            put(folder.path(), name, parts.next(), packed & bit != 0, packed & (bit << 1) != 0);
+        }
+        put(folder.path(), "gpus.json", parts.next(), false, false);
+        if let Ok(replay) = Replay::open(folder.path(), Options { shift_to_now: None }) {
+            play(&replay);
+        }
+    });
+}
+
+/// Leaves one file of this name, packed or not, or none.
+fn put(folder: &Path, name: &str, content: Option<&[u8]>, packs: bool, is_called_packed: bool) {
+    let (plain, gz) = (folder.join(name), folder.join(format!("{name}.gz")));
+    let (wanted, other) = if packs || is_called_packed { (gz, plain) } else { (plain, gz) };
+    // Not there after most inputs.
+    let _ = fs::remove_file(other);
+    match content {
+        Some(content) if packs => fs::write(wanted, gzip(content)).expect("written"),
+        Some(content) => fs::write(wanted, content).expect("written"),
+        None => {
+            // Not there after most inputs.
+            let _ = fs::remove_file(wanted);
+        }
+    }
+}
+
+/// Packed without being made shorter: packing would take longer than all that reads it.
+fn gzip(content: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let mut chunks = content.chunks(usize::from(u16::MAX)).peekable();
+    while let Some(chunk) = chunks.next() {
+        let length = u16::try_from(chunk.len()).unwrap_or(u16::MAX);
+        packed.push(u8::from(chunks.peek().is_none()));
+        packed.extend([length.to_le_bytes(), (!length).to_le_bytes()].concat());
+        packed.extend(chunk);
+    }
+    let mut sum = Crc::new();
+    sum.update(content);
+    packed.extend([sum.sum().to_le_bytes(), sum.amount().to_le_bytes()].concat());
+    packed
+}
+
+fn play(replay: &Replay) {
+    let (calls, mut at_ns) = (CallStats::default(), i64::MIN);
+    for _ in 0..MOST_PLAYED {
+        at_ns = match replay.next_tick(at_ns) {
+            NextTick::At(next_ns) => {
+                assert!(next_ns > at_ns, "time goes on");
+                next_ns
+            }
+            _ => break,
+        };
+        for gpu in 0..replay.devices().len().min(4) {
+            // Nothing is known before the first reading.
+            let _ = replay.memory_used(gpu, at_ns);
+            replay.medium(gpu, at_ns, &calls);
+        }
+    }
+    replay.annotations().take(MOST_PLAYED).for_each(drop);
+}

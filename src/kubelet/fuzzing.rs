@@ -1,0 +1,25 @@
+//! What the kubelet answers, and the control groups of processes.
+
+use super::container::{Container, Home};
+use super::{Listed, wire};
+use crate::fuzzing::parts;
+use prost::Message as _;
+
+/// Reads the parts of the input: the kubelet's answer, a process's control groups, and the names of links, a line each.
+pub fn kubelet(data: &[u8]) {
+    let mut parts = parts(data);
+    // The control groups first: they are text, and an answer may have any byte.
+    let [cgroups, links] = [(); 2].map(|()| String::from_utf8_lossy(parts.next().unwrap_or_default()));
+    let answer = parts.next().unwrap_or_default();
+    let home = Home::of_process(&cgroups, || Ok(links.lines().map(str::to_owned).collect()));
+    let Ok(pods) = wire::Pods::decode(answer) else { return };
+    let listed = Listed::new(0, &pods);
+    for pod in &pods.pods {
+        let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
+        let uuids = listed.find(&Container { namespace, pod, name: None, id: None }).unwrap_or_default();
+        assert!(uuids.iter().all(|uuid| uuid.starts_with("GPU-") || uuid.starts_with("MIG-")), "{uuids:?}");
+    }
+    if let Ok(Home::Container(container)) = home {
+        listed.find(&container);
+    }
+}
