@@ -8,6 +8,9 @@ mod listeners;
 mod live;
 mod playback;
 
+#[cfg(test)]
+mod bounds;
+
 use crate::annotate::Intake;
 use crate::annotate::http::Access;
 use crate::annotate::seqpacket::Listener;

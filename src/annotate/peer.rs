@@ -31,12 +31,12 @@ const VARIABLES: [&str; 8] = [
     "SLURM_LOCALID",
 ];
 /// Processes remembered at a time.
-const MOST_PEERS: usize = 1024;
+pub(crate) const MOST_PEERS: usize = 1024;
 /// A longer value of a variable is not kept, bytes: as of attributes.
-const MOST_BYTES: usize = 1024;
+pub(crate) const MOST_BYTES: usize = 1024;
 /// How much of an environment is read: what the kernel lets a single variable have. A process may say that terabytes are
 /// its environment.
-const MOST_ENVIRON_BYTES: u64 = 128 << 10;
+pub(crate) const MOST_ENVIRON_BYTES: u64 = 128 << 10;
 /// How much of the list of control groups is read.
 const MOST_CGROUP_BYTES: u64 = 64 << 10;
 /// How long what was read is believed: a process id can be used again.
@@ -52,7 +52,7 @@ const MOST_PARKED: usize = 256;
 /// Reads of one owner that hang before no other process of it is read.
 const MOST_STUCK: usize = 2;
 /// Threads that read, those that hang among them.
-const MOST_READERS: usize = 8;
+pub(crate) const MOST_READERS: usize = 8;
 /// How often what has been parked meanwhile is looked for, before its order counts for less than the end.
 const MOST_ROUNDS: usize = 16;
 

@@ -19,9 +19,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Connections at a time, of each listener, and which share of all file descriptors they may take.
-const PLACES: (usize, u64) = (256, 4);
+pub(super) const PLACES: (usize, u64) = (256, 4);
 const ANNOTATIONS_PLACES: (usize, u64) = (128, 8);
-const HEALTH_PLACES: (usize, u64) = (32, 16);
+pub(super) const HEALTH_PLACES: (usize, u64) = (32, 16);
 
 /// What listens, before it serves.
 pub(super) struct Listeners {

@@ -15,7 +15,7 @@ mod file;
 mod found;
 mod id;
 mod recorder;
-mod schema;
+pub(crate) mod schema;
 mod settings;
 mod shares;
 mod stats;

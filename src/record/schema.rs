@@ -29,7 +29,7 @@ pub(super) enum Trouble {
 /// Bytes of a page: SQLite's default.
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Kibibytes of SQLite's own cache. What does not fit spills into the journal.
-const CACHE_KIB: i64 = 1024;
+pub(crate) const CACHE_KIB: i64 = 1024;
 
 const TABLES: &str = "
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;

@@ -12,7 +12,7 @@ mod fast;
 mod lanes;
 mod latest;
 mod roll;
-mod series;
+pub(crate) mod series;
 mod sweep;
 mod ticks;
 mod watch;

@@ -12,9 +12,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes of all long answers under way.
-pub(super) const MOST_BYTES: usize = 16 << 20;
+pub(crate) const MOST_BYTES: usize = 8 << 20;
 /// Bytes that are handed to a connection at once: what it keeps while its client reads nothing.
-const PIECE_BYTES: usize = 16 << 10;
+pub(crate) const PIECE_BYTES: usize = 8 << 10;
 
 /// The long answers under way, oldest first.
 #[derive(Debug, Default)]

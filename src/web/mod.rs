@@ -3,7 +3,7 @@
 //! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
 //! anything that waits for a lane or the driver.
 
-mod answers;
+pub(crate) mod answers;
 mod api;
 mod captures;
 pub mod counts;

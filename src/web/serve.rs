@@ -37,7 +37,7 @@ const BACKLOG: u32 = 4096;
 /// How long a client may take for the body of its request.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest head, bytes.
-const MOST_HEAD_BYTES: usize = 16 << 10;
+pub(crate) const MOST_HEAD_BYTES: usize = 16 << 10;
 /// How long to wait where accepting fails and no connection can give way.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 

@@ -1,0 +1,87 @@
+//! The sum of everything that the daemon may be made to keep, beside the limit that the chart gives it.
+//!
+//! Each row is a bound of the code, taken from where it is kept, with what it costs at the most. Two rows are measured:
+//! the daemon at rest with NVML (docs/performance.md), and the making of an exposition.
+
+use super::listeners::{HEALTH_PLACES, PLACES};
+use crate::annotate::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_PEERS, MOST_READERS};
+use crate::annotate::split::MOST_EVENT_BYTES;
+use crate::annotate::{MOST_BATCHED_BYTES, socket::MOST_DATAGRAM_BYTES};
+use crate::config::Settings;
+use crate::record::schema::CACHE_KIB;
+use crate::sample::series;
+use crate::web::{answers, serve};
+use std::fmt::Write as _;
+
+const MIB: usize = 1 << 20;
+/// GPUs of a large node.
+const GPUS: usize = 8;
+/// The program, its heap at rest and NVML's libraries: the most that was measured on four H200s, 28.4 MiB with 8 MiB of it
+/// in rows below; the bare loop of NVML calls in C takes 20.5.
+const AT_REST: usize = 26 * MIB;
+/// A scrape of 2,048 phases with series: its samples and their text while that is made.
+const EXPOSITION: usize = 8 * MIB;
+/// Stack of a thread that has run, and of its reads.
+const STACK: usize = 64 << 10;
+/// A finding's texts and evidence; 256 go on and 256 have ended.
+const FINDINGS: usize = 512 * 3 * 1024;
+/// What detectors keep of one rank: baselines of some dozens of steps.
+const OF_RANK: usize = 4 << 10;
+/// A connection's task and what TCP's library keeps of it, beside its buffers.
+const CONNECTION: usize = 6 << 10;
+/// One point of power and utilization.
+const POINT: usize = 40;
+/// A capture's transaction under way, beside SQLite's cache.
+const CAPTURE: usize = 2 * MIB;
+
+/// Every bound with what it takes at the most, bytes.
+fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
+    let limits = settings.limits;
+    let sqlite = usize::try_from(CACHE_KIB).unwrap_or(usize::MAX) << 10;
+    let reads = usize::try_from(MOST_ENVIRON_BYTES).unwrap_or(usize::MAX) * 2 + STACK;
+    let connection = serve::MOST_HEAD_BYTES + MOST_EVENT_BYTES.max(2 * answers::PIECE_BYTES) + CONNECTION;
+    vec![
+        ("program, heap at rest, NVML (measured)", AT_REST),
+        ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
+        ("power and utilization", GPUS * series::MOST_POINTS * POINT),
+        ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 12),
+        ("events for captures", settings.captures.event_log().bytes),
+        ("what jobs have open (`annotations.max_bytes`)", limits.bytes),
+        ("what has ended (`annotations.max_ended_bytes`)", limits.ended_bytes),
+        ("detectors' baselines", limits.ranks * OF_RANK),
+        ("findings", FINDINGS),
+        ("processes of senders", MOST_PEERS * (3 * MOST_BYTES + 512)),
+        ("reads of processes", MOST_READERS * reads),
+        ("events of bodies under way", MOST_BATCHED_BYTES),
+        ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),
+        ("seqpacket connections, receive buffers", limits.connections * 512 + 2 * MOST_DATAGRAM_BYTES),
+        ("long answers under way", answers::MOST_BYTES),
+        ("making an exposition (measured)", EXPOSITION),
+        ("a capture being written", sqlite + CAPTURE),
+    ]
+}
+
+/// The chart's limit of memory, bytes.
+fn chart_limit() -> usize {
+    let values = include_str!("../../helm/highwater/values.yaml");
+    let limits = values.split("\n  limits:\n").nth(1).expect("limits");
+    let memory = limits.lines().find_map(|line| line.trim().strip_prefix("memory: ")).expect("a limit of memory");
+    memory.strip_suffix("Mi").expect("mebibytes").parse::<usize>().expect("a number") * MIB
+}
+
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "mebibytes to a tenth")]
+fn all_that_can_be_kept_fits_the_charts_limit() {
+    let settings = Settings { captures: crate::record::Settings { directory: Some("/x".into()), ..Default::default() }, ..Settings::default() };
+    let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);
+    let sum: usize = bounds.iter().map(|(_, bytes)| bytes).sum();
+    let mut table = String::from(
+        "# Bounds of memory\n\nMade by a test from the bounds in the code, for 8 GPUs and the default settings. What waits to be pushed over OTLP\n(`otlp.queue_bytes`, 64 MiB) comes on top where an endpoint is set and the queue is in memory.\n\n| what | at most (MiB) |\n|---|---|\n",
+    );
+    for (what, bytes) in &bounds {
+        let _ = writeln!(table, "| {what} | {:.1} |", mib(*bytes));
+    }
+    let _ = writeln!(table, "| all together | {:.1} |\n| the chart's limit | {:.1} |", mib(sum), mib(chart_limit()));
+    expect_test::expect_file!["../../docs/memory-bounds.md"].assert_eq(&table);
+    assert!(sum <= chart_limit(), "{:.1} MiB", mib(sum));
+}
