@@ -88,7 +88,9 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let processes = Arc::new(Processes::default());
     let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
-    let intake = Arc::new(intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()));
+    let intake = Arc::new(
+        intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()).with_live_clock(Arc::clone(&live)),
+    );
     intake.start_reader().context("cannot start the thread that reads senders' processes")?;
     let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
@@ -317,7 +319,7 @@ impl Shared {
 
     /// Joins, looks for causes, and tells of them.
     fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
-        self.intake.advance(now_ns);
+        self.intake.advance();
         node.join.advance(&self.intake, now_ns);
         let change = self.slot.detect().advance(node, &self.intake, now_ns);
         self.recorder.found(&change);

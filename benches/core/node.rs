@@ -102,7 +102,16 @@ impl Busy {
             series: None,
         };
         let (job, gpus) = ("bench".into(), Some(Arc::from([0_usize].as_slice())));
-        Ended { job, rank: 0, open, end_ns: begin_ns + 100 * MILLISECOND_NS, memory: None, gpus, pid: None }
+        Ended {
+            job,
+            rank: 0,
+            open,
+            end_ns: begin_ns + 100 * MILLISECOND_NS,
+            memory: None,
+            gpus,
+            pid: None,
+            waiting: None,
+        }
     }
 
     /// Lets the join take what has ended, so that no queue fills up.

@@ -51,6 +51,28 @@ pub struct Pod {
     pub name: String,
 }
 
+/// Where on the node a sender is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub enum Within {
+    /// In no pod; everybody, where no kubelet is asked.
+    #[default]
+    Node,
+    /// In this pod.
+    Pod(Pod),
+    /// Perhaps in one: its container is not known, or it sends over TCP while pods are told apart.
+    Unknown,
+}
+
+impl Within {
+    /// Whether both are on the node itself, or in one namespace.
+    fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Within::Pod(one), Within::Pod(other)) => one.namespace == other.namespace,
+            (one, other) => one == other,
+        }
+    }
+}
+
 /// Who answers for what a sender makes the daemon keep.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Owner {
@@ -60,19 +82,19 @@ pub enum Owner {
     User {
         /// By the kernel's word.
         uid: u32,
-        /// `None` outside of pods, and where nobody knows.
-        pod: Option<Pod>,
+        /// Where on the node.
+        within: Within,
     },
     /// Whoever sends from this address; of an IPv6 address the network of 64 bits.
     Address(IpAddr),
 }
 
 impl Owner {
-    /// Who answers for this sender, which is in this pod.
+    /// Who answers for this sender, which is there.
     #[must_use]
-    pub fn of(sender: &Sender, pod: Option<Pod>) -> Self {
+    pub fn of(sender: &Sender, within: Within) -> Self {
         match (sender.uid, sender.address) {
-            (Some(uid), _) => Owner::User { uid, pod },
+            (Some(uid), _) => Owner::User { uid, within },
             (None, Some(IpAddr::V6(address))) => {
                 let network = u128::from(address) & !u128::from(u64::MAX);
                 Owner::Address(IpAddr::V6(network.into()))
@@ -86,14 +108,20 @@ impl Owner {
     /// a node and are replaced under other names, so the pod does not count here.
     #[must_use]
     pub fn speaks_for(&self, other: &Self) -> bool {
-        let namespace = |pod: &Option<Pod>| pod.as_ref().map(|pod| pod.namespace.clone());
         match (self, other) {
-            (Owner::User { uid, pod }, Owner::User { uid: other_uid, pod: other_pod }) => {
-                // What a process began before its pod was known belongs to its pod.
-                uid == other_uid && (other_pod.is_none() || namespace(pod) == namespace(other_pod))
+            (Owner::User { uid, within }, Owner::User { uid: other_uid, within: other }) => {
+                uid == other_uid && within.is_beside(other)
             }
             (one, other) => one == other,
         }
+    }
+
+    /// Whether this owner, now that its pod is known, is the one that `other` was while it was not. One process of both
+    /// shows that.
+    #[must_use]
+    pub fn is_known_as(&self, other: &Self) -> bool {
+        let Owner::User { uid, within: Within::Unknown } = other else { return false };
+        matches!(self, Owner::User { uid: own, .. } if own == uid)
     }
 
     /// The label value of its refusals: without the pod, of which there may be any number.
@@ -109,7 +137,9 @@ impl Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Owner::User { uid, pod: Some(pod) } => write!(f, "uid {uid} in pod {}/{}", pod.namespace, pod.name),
+            Owner::User { uid, within: Within::Pod(pod) } => {
+                write!(f, "uid {uid} in pod {}/{}", pod.namespace, pod.name)
+            }
             Owner::Address(address) => write!(f, "a sender at {address}"),
             owner => f.write_str(&owner.label()),
         }
@@ -132,9 +162,11 @@ pub enum Resource {
     Series,
     /// Connections to the seqpacket socket.
     Connections,
+    /// What has ended and waits for its memory.
+    Pending,
 }
 
-const RESOURCES: usize = Resource::Connections as usize + 1;
+const RESOURCES: usize = Resource::Pending as usize + 1;
 
 /// Why an owner may have no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,12 +249,6 @@ impl Account {
         Held { account: Arc::clone(self), resource, amount }
     }
 
-    /// Whether all owners together hold more than there is.
-    #[must_use]
-    pub fn overdraws(&self, resource: Resource) -> bool {
-        self.book.held[resource as usize].load(Ordering::Relaxed) > self.book.limits[resource as usize]
-    }
-
     /// The limit that all owners share.
     #[must_use]
     pub fn limit(&self, resource: Resource) -> usize {
@@ -243,7 +269,7 @@ impl Account {
         self.heard_ns.store(now_ns, Ordering::Relaxed);
         let active = self.book.active.load(Ordering::Relaxed).max(1);
         #[allow(clippy::cast_precision_loss, reason = "thousands of events")]
-        let (most, events) = ((self.book.most_events / active) as f64, events as f64);
+        let (most, events) = ((self.book.most_events / active).max(1) as f64, events as f64);
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         #[allow(clippy::cast_precision_loss, reason = "a second or so")]
         let seconds = bucket.filled_ns.map_or(1.0, |filled_ns| (now_ns.saturating_sub(filled_ns)).max(0) as f64 * 1e-9);
@@ -307,6 +333,7 @@ impl Accounts {
             (Resource::Ranks, limits.ranks),
             (Resource::Series, limits.phase_series),
             (Resource::Connections, limits.connections),
+            (Resource::Pending, limits.pending),
         ] {
             of[resource as usize] = limit;
         }
@@ -374,7 +401,7 @@ mod tests {
     use super::*;
 
     fn user(uid: u32) -> Owner {
-        Owner::User { uid, pod: None }
+        Owner::User { uid, within: Within::Node }
     }
 
     fn accounts(jobs: usize) -> Accounts {
@@ -437,15 +464,21 @@ mod tests {
 
     #[test]
     fn owners_are_told_apart_by_user_and_namespace() {
-        let pod = |namespace: &str, name: &str| Some(Pod { namespace: namespace.into(), name: name.into() });
-        let of = |uid, pod| Owner::User { uid, pod };
+        let pod = |namespace: &str, name: &str| Within::Pod(Pod { namespace: namespace.into(), name: name.into() });
+        let of = |uid, within| Owner::User { uid, within };
         assert!(of(0, pod("a", "x")).speaks_for(&of(0, pod("a", "y"))), "a pod that was replaced");
         assert!(!of(0, pod("a", "x")).speaks_for(&of(0, pod("b", "x"))));
-        assert!(of(0, pod("a", "x")).speaks_for(&of(0, None)), "begun before the pod was known");
-        assert!(!of(0, None).speaks_for(&of(0, pod("a", "x"))), "not known is not enough");
+        for (one, other) in
+            [(Within::Node, Within::Unknown), (pod("a", "x"), Within::Node), (pod("a", "x"), Within::Unknown)]
+        {
+            assert!(!of(0, one.clone()).speaks_for(&of(0, other.clone())) && !of(0, other).speaks_for(&of(0, one)));
+        }
+        assert!(of(0, pod("a", "x")).is_known_as(&of(0, Within::Unknown)));
+        assert!(!of(1, pod("a", "x")).is_known_as(&of(0, Within::Unknown)), "another user");
+        assert!(!of(0, pod("a", "x")).is_known_as(&of(0, Within::Node)), "the node itself is known");
         assert!(!user(1).speaks_for(&user(2)));
         let address = |text: &str| Sender { address: text.parse().ok(), ..Sender::default() };
-        let of_address = |text| Owner::of(&address(text), None);
+        let of_address = |text| Owner::of(&address(text), Within::Node);
         assert_eq!(of_address("2001:db8::1"), of_address("2001:db8::2"), "one network");
         assert_ne!(of_address("10.0.0.1"), of_address("10.0.0.2"));
     }

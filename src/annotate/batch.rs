@@ -6,7 +6,7 @@
 
 use super::account::Sender;
 use super::intake::{Answer, Arrival, Intake};
-use super::refusal::Refusal;
+use super::refusal::{Outcome, Refusal};
 use super::split::{Element, MOST_EVENT_BYTES, Splitter};
 use super::wire::Annotation;
 use std::sync::atomic::Ordering;
@@ -16,6 +16,9 @@ pub const MOST_BATCHED_BYTES: usize = 4 << 20;
 /// Events of one batch that are put in order: longer ones are taken so many at a time.
 const MOST_EVENTS: usize = 4_096;
 
+/// Refused events of one body after which the rest are refused without a look.
+const MOST_REFUSED: usize = 1_000;
+
 /// A body under way.
 pub struct Batch<'a> {
     intake: &'a Intake,
@@ -23,6 +26,9 @@ pub struct Batch<'a> {
     splitter: Splitter,
     window: Window,
     answer: Answer,
+    /// Events that were refused without a look, because so many before them were: for their rate, and as malformed.
+    unseen: (u64, u64),
+    is_over_rate: bool,
 }
 
 /// Parsed events, with their positions in the body.
@@ -37,16 +43,15 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn begin(intake: &'a Intake, sender: &Sender) -> Self {
         let (arrival, answer) = (intake.arrival(sender), Answer::default());
-        Self { intake, arrival, splitter: Splitter::new(), window: Window::default(), answer }
+        let (splitter, window) = (Splitter::new(), Window::default());
+        Self { intake, arrival, splitter, window, answer, unseen: (0, 0), is_over_rate: false }
     }
 
     /// Takes a body that is here as a whole.
     pub fn push_whole(&mut self, body: &[u8]) {
         // Most are one event.
-        if body.len() <= MOST_EVENT_BYTES
-            && body.first() == Some(&b'{')
-            && let Ok(annotation) = serde_json::from_slice(body)
-        {
+        let is_one = body.len() <= MOST_EVENT_BYTES && body.first() == Some(&b'{') && body.last() == Some(&b'}');
+        if is_one && let Ok(annotation) = serde_json::from_slice(body) {
             let allowed = self.within_rate().map(|()| annotation);
             self.splitter.skip_one();
             self.intake.take_one(0, allowed, &self.arrival, &mut self.answer);
@@ -55,8 +60,9 @@ impl<'a> Batch<'a> {
         self.push(body);
     }
 
-    /// Takes one more piece.
+    /// Takes one more piece, which arrives now.
     pub fn push(&mut self, piece: &[u8]) {
+        self.intake.arrives_now(&mut self.arrival);
         let mut splitter = std::mem::replace(&mut self.splitter, Splitter::new());
         splitter.push(piece, |index, element| self.found(index, &element));
         self.splitter = splitter;
@@ -71,17 +77,30 @@ impl<'a> Batch<'a> {
             self.intake.take_one(index, malformed, &self.arrival, &mut self.answer);
         }
         self.flush();
+        let (over_rate, malformed) = self.unseen;
+        self.intake.refuse_unseen(Outcome::OverRate, over_rate, &self.arrival);
+        self.intake.refuse_unseen(Outcome::Malformed, malformed, &self.arrival);
+        self.answer.refused += usize::try_from(over_rate + malformed).unwrap_or(usize::MAX);
         self.answer.refusals.sort_by_key(|refused| refused.index);
         std::mem::take(&mut self.answer)
     }
 
     fn within_rate(&self) -> Result<(), Refusal> {
         let account = &self.arrival.account;
-        let may = account.may_send(1, self.arrival.at_ns);
+        let may = account.may_send(1, self.arrival.live_ns);
         if may { Ok(()) } else { Err(Refusal::OverRate(account.most_events())) }
     }
 
     fn found(&mut self, index: usize, element: &Element<'_>) {
+        // A body of thousands of refusals costs little more than one of a thousand: nobody reads them.
+        if self.is_over_rate {
+            self.unseen.0 += 1;
+            return;
+        }
+        if self.answer.refused >= MOST_REFUSED {
+            self.unseen.1 += 1;
+            return;
+        }
         // Before it is parsed, which costs more than all else.
         let parsed = self.within_rate().and_then(|()| match element {
             Element::TooLong => Err(Refusal::TooLarge { limit: MOST_EVENT_BYTES }),
@@ -89,7 +108,10 @@ impl<'a> Batch<'a> {
         });
         match parsed {
             Ok(annotation) => self.wait(index, annotation),
-            Err(refusal) => self.intake.take_one(index, Err(refusal), &self.arrival, &mut self.answer),
+            Err(refusal) => {
+                self.is_over_rate = matches!(refusal, Refusal::OverRate(_));
+                self.intake.take_one(index, Err(refusal), &self.arrival, &mut self.answer);
+            }
         }
     }
 
@@ -116,8 +138,8 @@ impl<'a> Batch<'a> {
 }
 
 impl Drop for Batch<'_> {
-    /// A body that never ended: what came of it whole is taken.
+    /// Of a body that never ended, what still waited for it to is not taken: whoever sends it again sends nothing twice.
     fn drop(&mut self) {
-        self.flush();
+        self.intake.batched_bytes.fetch_sub(self.window.bytes, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@ use super::account::Owner;
 use super::refusal::Refusal;
 use crate::clock::SECOND_NS;
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 
 /// Refusals of one owner that are logged in one period.
 const MOST_LOGGED: u32 = 6;
@@ -28,12 +29,17 @@ pub(super) struct Complaints {
 
 impl Complaints {
     /// Logs a refusal, unless enough of its owner have been.
-    pub fn refused(&mut self, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
-        if !self.is_worth_a_line(owner, now_ns) {
-            self.silent += 1;
-            return;
-        }
-        let (reason, detail, silent) = (refusal.outcome().label(), detail(refusal), std::mem::take(&mut self.silent));
+    pub fn refused(this: &Mutex<Self>, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
+        let silent = {
+            let mut complaints = this.lock().unwrap_or_else(PoisonError::into_inner);
+            if !complaints.is_worth_a_line(owner, now_ns) {
+                complaints.silent += 1;
+                return;
+            }
+            std::mem::take(&mut complaints.silent)
+        };
+        // Without the lock: whoever reads the log may be slow.
+        let (reason, detail) = (refusal.outcome().label(), detail(refusal));
         tracing::warn!(sender = %owner, pid, reason, detail = ?detail, not_logged = silent, "annotation refused");
     }
 
@@ -64,10 +70,11 @@ pub(super) fn detail(refusal: &Refusal) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::annotate::account::Within;
 
     #[test]
     fn each_owner_has_its_own_few_lines() {
-        let (mut complaints, owner) = (Complaints::default(), |uid| Owner::User { uid, pod: None });
+        let (mut complaints, owner) = (Complaints::default(), |uid| Owner::User { uid, within: Within::Node });
         let lines = |complaints: &mut Complaints, uid, now_ns| {
             (0..100).filter(|_| complaints.is_worth_a_line(&owner(uid), now_ns)).count()
         };

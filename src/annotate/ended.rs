@@ -16,15 +16,24 @@ const ENTRY_BYTES: usize = size_of::<Attributed>() + 96;
 /// The log.
 #[derive(Debug, Default)]
 pub(super) struct EndedLog {
-    /// By owner, oldest first, each with its number.
-    by_owner: BTreeMap<usize, VecDeque<Entry>>,
+    /// By owner.
+    by_owner: BTreeMap<usize, Own>,
     count: u64,
     kept: usize,
+    bytes: usize,
+}
+
+/// What one owner has in it, oldest first.
+#[derive(Debug, Default)]
+struct Own {
+    entries: VecDeque<Entry>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
     number: u64,
+    bytes: usize,
     attributed: Arc<Attributed>,
 }
 
@@ -36,47 +45,44 @@ impl EndedLog {
 
     /// Adds one, and forgets others where that is needed.
     pub fn push(&mut self, mut attributed: Attributed, limits: &Limits) {
-        // What nobody answers for, a test's, stands beside what owners hold.
-        let before = attributed.ended.open.held.take();
-        let account = before.map(|held| Arc::clone(held.account()));
+        attributed.ended.waiting = None;
+        // What nobody answers for, a test's, stands beside what owners have.
+        let account = attributed.ended.open.held.take().map(|held| Arc::clone(held.account()));
         let owner = account.as_ref().map_or(0, |account| Arc::as_ptr(account) as usize);
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, super::event::weight);
+        // On the account for as long as anybody keeps it; here it counts for as long as it is in the log.
         attributed.ended.open.held = account.as_ref().map(|account| account.hold(Resource::Ended, bytes));
-        let entry = Entry { number: self.count, attributed: Arc::new(attributed) };
-        self.by_owner.entry(owner).or_default().push_back(entry);
+        let entry = Entry { number: self.count, bytes, attributed: Arc::new(attributed) };
+        let own = self.by_owner.entry(owner).or_default();
+        own.bytes += bytes;
+        own.entries.push_back(entry);
         self.count += 1;
         self.kept += 1;
-        let is_full = |log: &Self| {
-            let held = account.as_ref().is_some_and(|account| account.overdraws(Resource::Ended));
-            log.kept > limits.ended || held
-        };
-        while is_full(self) && self.forget_one() {}
+        self.bytes += bytes;
+        while (self.kept > limits.ended || self.bytes > limits.ended_bytes) && self.forget_one() {}
     }
 
     /// Forgets the oldest of the owner that has the most; returns whether there was one.
     fn forget_one(&mut self) -> bool {
-        let bytes = |entries: &VecDeque<Entry>| {
-            let held = entries.front().and_then(|entry| entry.attributed.ended.open.held.as_ref());
-            held.map_or(0, |held| held.account().holds(Resource::Ended))
-        };
-        let largest = self.by_owner.iter().max_by_key(|(_, entries)| (bytes(entries), entries.len()));
-        let Some(owner) = largest.map(|(owner, _)| *owner) else { return false };
-        let Some(entries) = self.by_owner.get_mut(&owner) else { return false };
-        let is_gone = entries.pop_front().is_some();
-        if entries.is_empty() {
+        let largest = self.by_owner.iter_mut().max_by_key(|(_, own)| own.bytes);
+        let Some((owner, own)) = largest.map(|(owner, own)| (*owner, own)) else { return false };
+        if let Some(gone) = own.entries.pop_front() {
+            own.bytes -= gone.bytes;
+            self.bytes -= gone.bytes;
+            self.kept -= 1;
+        }
+        if own.entries.is_empty() {
             self.by_owner.remove(&owner);
         }
-        self.kept -= usize::from(is_gone);
-        is_gone
+        true
     }
 
     /// Those from number `count` on, oldest first, and how many of these are not kept any more.
     pub fn since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
-        let new = |entries: &VecDeque<Entry>| entries.partition_point(|entry| entry.number < count);
-        let mut found: Vec<&Entry> =
-            self.by_owner.values().flat_map(|entries| entries.iter().skip(new(entries))).collect();
+        let new = |own: &Own| own.entries.partition_point(|entry| entry.number < count);
+        let mut found: Vec<&Entry> = self.by_owner.values().flat_map(|own| own.entries.iter().skip(new(own))).collect();
         found.sort_unstable_by_key(|entry| entry.number);
         let lost = self.count.saturating_sub(count).saturating_sub(found.len() as u64);
         (found.into_iter().map(|entry| Arc::clone(&entry.attributed)).collect(), lost)
@@ -88,16 +94,21 @@ impl EndedLog {
         let mut found: Vec<&Entry> = self
             .by_owner
             .values()
-            .flat_map(|entries| entries.iter().rev())
+            .flat_map(|own| own.entries.iter().rev())
             .filter(|entry| entry.number < before && &*entry.attributed.ended.job == job)
             .collect();
         found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
         found.into_iter().map(|entry| (entry.number, &entry.attributed))
     }
 
+    /// Whether it has any of this job.
+    pub fn has_job(&self, job: &str) -> bool {
+        self.by_owner.values().flat_map(|own| &own.entries).any(|entry| &*entry.attributed.ended.job == job)
+    }
+
     /// Forgets all.
     pub fn clear(&mut self) {
         self.by_owner.clear();
-        self.kept = 0;
+        (self.kept, self.bytes) = (0, 0);
     }
 }

@@ -13,12 +13,16 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 /// The longest body, bytes: some 5,000 events.
 pub const MOST_BODY_BYTES: usize = 1 << 20;
 /// How much of a longer one is still read, and forgotten: a client that is cut off while it writes never sees why.
 const MOST_FORGOTTEN_BYTES: usize = 32 << 20;
+
+/// Whoever sends where the server does not say from where, which it always does: an owner like any other.
+const UNKNOWN: Sender = Sender { pid: None, uid: None, address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
 
 /// The door for annotations over TCP.
 #[derive(Clone)]
@@ -46,7 +50,7 @@ pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, heade
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
-    let sender = peer.map_or(Sender::DAEMON, |Extension(peer)| tcp::sender(&peer));
+    let sender = peer.map_or(UNKNOWN, |Extension(peer)| tcp::sender(&peer));
     let answer = match in_time(take(&door.intake, &sender, body)).await {
         Err(problem) => return problem.into_response(),
         Ok(Ok(Some(answer))) => answer,

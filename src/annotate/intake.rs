@@ -1,28 +1,34 @@
 //! The one way in for annotations, from either door: parse, check, take, count, answer.
 
-use super::account::{Account, Accounts, Held, Owner, Resource, Sender};
+use super::account::{Account, Accounts, Held, Owner, Resource, Sender, Shortage, Within};
 use super::batch::Batch;
 use super::complaints::{Complaints, detail};
 use super::event::{Context, Event};
 use super::gpus::Gpus;
+use super::home::{At, Homes};
 use super::jobs::Jobs;
 use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
-use super::peer::{Peer, Peers, Told};
+use super::peer::{self, Peer, Peers};
 use super::place::Search;
 use super::refusal::{Outcome, OutcomeCounts, Refusal};
 use super::wire::{Annotation, EventType, Kind};
-use crate::clock::Clock;
+use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use crate::kubelet::{Container, Home, Kubelet};
 use crate::sample::{OnGpus, Processes};
 use crate::source::Device;
 use arc_swap::ArcSwapOption;
 use serde::Serialize;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Refusals that one answer lists; the others are counted in it.
 const MOST_LISTED: usize = 100;
+
+/// How often what goes by time is brought up to date at the least, while events come.
+const ADVANCE_NS: i64 = 100 * MILLISECOND_NS;
+/// How often processes that could not be read in time are logged.
+const LOG_NS: i64 = 60 * SECOND_NS;
 
 /// What is told of one batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -55,7 +61,16 @@ pub struct Intake {
     clock: Arc<dyn Clock>,
     jobs: Mutex<Jobs>,
     accounts: Accounts,
+    homes: Homes,
     peers: Peers<Parked>,
+    /// The timeline that rates and deadlines go by, which goes on when a recording has ended.
+    live: Arc<dyn Clock>,
+    /// When what goes by time was last brought up to date.
+    advanced_ns: AtomicI64,
+    /// When processes that could not be read in time were last logged.
+    logged_overdue_ns: AtomicI64,
+    /// Itself, once it has threads that read.
+    itself: OnceLock<Weak<Intake>>,
     /// Bytes of the events that batches hold to put them in order.
     pub(super) batched_bytes: AtomicUsize,
     complaints: Mutex<Complaints>,
@@ -76,10 +91,15 @@ impl Intake {
     pub fn new(limits: Limits, clock: Arc<dyn Clock>, processes: Arc<Processes>) -> Self {
         Self {
             limits,
+            live: Arc::clone(&clock),
             clock,
             jobs: Mutex::new(Jobs::new(limits)),
             accounts: Accounts::new(&limits),
+            homes: Homes::new(None, "/proc".into()),
             peers: Peers::default(),
+            advanced_ns: AtomicI64::new(i64::MIN),
+            logged_overdue_ns: AtomicI64::new(i64::MIN),
+            itself: OnceLock::new(),
             batched_bytes: AtomicUsize::new(0),
             complaints: Mutex::default(),
             gpus: ArcSwapOption::empty(),
@@ -102,8 +122,15 @@ impl Intake {
     /// The same, which also asks the kubelet which GPUs the senders' containers have.
     #[must_use]
     pub fn with_kubelet(mut self, kubelet: Option<Arc<Kubelet>>) -> Self {
-        self.peers = Peers::with_kubelet(kubelet.clone());
+        self.homes = Homes::new(kubelet.clone(), "/proc".into());
         self.kubelet = kubelet;
+        self
+    }
+
+    /// The same, whose rates and deadlines go by this timeline: that of a recording stands still at its end.
+    #[must_use]
+    pub fn with_live_clock(mut self, live: Arc<dyn Clock>) -> Self {
+        self.live = live;
         self
     }
 
@@ -192,8 +219,15 @@ impl Intake {
     pub(super) fn refuse(&self, refusal: &Refusal, arrival: &Arrival) {
         self.counts.count(refusal.outcome());
         self.accounts.refused(&arrival.account.owner, 1);
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-        complaints.refused(&arrival.account.owner, arrival.sender.pid, refusal, arrival.at_ns);
+        Complaints::refused(&self.complaints, &arrival.account.owner, arrival.sender.pid, refusal, arrival.live_ns);
+    }
+
+    /// Counts events that were refused without a look at each.
+    pub(super) fn refuse_unseen(&self, outcome: Outcome, events: u64, arrival: &Arrival) {
+        if events > 0 {
+            self.counts.add(outcome, events);
+            self.accounts.refused(&arrival.account.owner, events);
+        }
     }
 
     /// Counts what could not even be read: a datagram that was too long.
@@ -203,23 +237,49 @@ impl Intake {
 
     /// The moment at which a batch of this sender arrives.
     pub(super) fn arrival(&self, sender: &Sender) -> Arrival {
+        let live_ns = self.live.now_ns();
+        // Whoever keeps this up to date may wait for a driver.
+        let advanced_ns = self.advanced_ns.load(Ordering::Relaxed);
+        if live_ns.saturating_sub(advanced_ns) >= ADVANCE_NS {
+            self.advance();
+        }
         let (at_ns, unix_shift_ns) = (self.clock.now_ns(), self.clock.unix_shift_ns());
-        Arrival { at_ns, unix_shift_ns, sender: *sender, account: self.accounts.of(&Owner::of(sender, None)) }
+        Arrival { at_ns, live_ns, unix_shift_ns, sender: *sender, account: self.account_of(sender) }
+    }
+
+    /// Sets an arrival to now.
+    pub(super) fn arrives_now(&self, arrival: &mut Arrival) {
+        (arrival.at_ns, arrival.live_ns) = (self.clock.now_ns(), self.live.now_ns());
+    }
+
+    /// The account of a sender.
+    pub(super) fn account_of(&self, sender: &Sender) -> Arc<Account> {
+        let within =
+            if sender.uid.is_some() { self.homes.within(sender.pid, self.live.now_ns()) } else { Within::Node };
+        self.accounts.of(&Owner::of(sender, within))
     }
 
     /// Brings up to date what goes by time: processes that take too long to be read, and the owners that share the rate.
-    pub fn advance(self: &Arc<Self>, now_ns: i64) {
+    pub fn advance(&self) {
+        let now_ns = self.live.now_ns();
+        self.advanced_ns.store(now_ns, Ordering::Relaxed);
         self.accounts.advance(now_ns);
         let overdue = self.peers.advance(now_ns);
-        for pid in overdue.pids {
+        if let Some(pid) = overdue.pids.first()
+            && now_ns.saturating_sub(self.logged_overdue_ns.load(Ordering::Relaxed)) >= LOG_NS
+        {
+            self.logged_overdue_ns.store(now_ns, Ordering::Relaxed);
+            let processes = overdue.pids.len();
             tracing::warn!(
                 pid,
-                "a sender's process could not be read in time; its events are taken without what it says"
+                processes,
+                "senders' processes could not be read in time; their events are taken as they are"
             );
-            self.peers.drain(pid, |parked| self.take_parked(parked));
         }
+        overdue.pids.iter().for_each(|pid| self.has_been_read(*pid));
         if overdue.needs_reader
-            && let Err(error) = self.start_reader()
+            && let Some(intake) = self.itself.get().and_then(Weak::upgrade)
+            && let Err(error) = intake.start_reader()
         {
             tracing::error!(%error, "cannot start another thread that reads processes; it is tried again");
         }
@@ -231,10 +291,12 @@ impl Intake {
     /// Where the system gives no thread.
     pub fn start_reader(self: &Arc<Self>) -> std::io::Result<()> {
         self.peers.set_threaded();
+        // Refused where it is known already.
+        let _ = self.itself.set(Arc::downgrade(self));
         let intake = Arc::clone(self);
         // It may hang in another process for ever, so nobody waits for its end.
         crate::thread::spawn("hw-peer", move || {
-            intake.peers.read_until_ended(|| intake.clock.now_ns(), |pid| intake.has_been_read(pid));
+            intake.peers.read_until_ended(|| intake.live.now_ns(), |pid| intake.has_been_read(pid));
         })
         .map(drop)
     }
@@ -246,7 +308,7 @@ impl Intake {
 
     /// Takes what waited for a process, and looks for the GPUs of its ranks.
     fn has_been_read(&self, pid: u32) {
-        self.peers.drain(pid, |parked| self.take_parked(parked));
+        self.peers.drain(pid, |peer, parked| parked.into_iter().for_each(|parked| self.take_parked(peer, parked)));
         let now_ns = self.clock.now_ns();
         let (gpus, searches) = (self.gpus.load(), self.jobs().searches_of(pid));
         for (job, rank, account, search) in searches {
@@ -256,31 +318,33 @@ impl Intake {
         }
     }
 
-    fn take_parked(&self, parked: Vec<Parked>) {
-        for Parked { annotation, arrival, .. } in parked {
-            match self.check_and_take(annotation, &arrival) {
-                Ok(outcome) => outcome.into_iter().for_each(|outcome| self.counts.count(outcome)),
-                Err(refusal) => self.refuse(&refusal, &arrival),
-            }
+    fn take_parked(&self, peer: &Arc<Peer>, parked: Parked) {
+        let Parked { annotation, arrival, held } = parked;
+        drop(held);
+        match self.check_with(annotation, Some(peer), &arrival) {
+            Ok(outcome) => self.counts.count(outcome),
+            Err(refusal) => self.refuse(&refusal, &arrival),
         }
     }
 
     /// Takes an annotation; `None` where it waits for its sender's process to be read.
     fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
-        let (raw, peer) = match self.peer_of(raw, arrival)? {
-            Some(known) => known,
-            None => return Ok(None),
-        };
+        let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
+        self.check_with(raw, peer.as_ref(), arrival).map(Some)
+    }
+
+    /// Takes an annotation with what is known of its sender's process.
+    fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
         let gpus = self.gpus.load();
         let (now_ns, pid) = (arrival.at_ns, arrival.sender.pid);
         let unix_shift_ns = arrival.unix_shift_ns;
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
-        let account = self.account_in_pod(arrival, peer.as_deref());
-        let (job, rank) = peer.filter(|_| raw.job.is_none()).map_or((None, None), |peer| (peer.job.clone(), peer.rank));
+        let account = &arrival.account;
+        let (job, rank) = if raw.job.is_none() { self.job_of(peer, arrival) } else { (None, None) };
         let event = context.check(raw, job, rank)?;
         let (out_of_order, search) = {
             let mut jobs = self.jobs();
-            let out_of_order = jobs.take(&event, &account, now_ns)?;
+            let out_of_order = jobs.take(&event, account, now_ns)?;
             if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
             }
@@ -295,43 +359,45 @@ impl Intake {
         let mut knows_gpus = search.is_none();
         // Looked for without the jobs, which others wait for.
         if let Some(search) = search
-            && let Some(found) = self.find_gpus(event.pid, &account, &search, gpus.as_deref(), now_ns)
+            && let Some(found) = self.find_gpus(event.pid, account, &search, gpus.as_deref(), now_ns)
         {
             self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
         }
-        Ok(Some(match (out_of_order, knows_gpus) {
+        Ok(match (out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
-        }))
+        })
     }
 
-    /// The annotation, with what is known of its sender's process where that is needed: an event without a job is its
-    /// process's, and with a kubelet an owner is a pod's. `None` where the process is read first, and the event waits.
+    /// The annotation, with what its sender's environment says where that is needed: an event without a job is its
+    /// process's. `None` where the process is read first, and the event waits.
     fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<(Annotation, Option<Arc<Peer>>)>, Refusal> {
-        let needs_peer = raw.job.is_none() || self.kubelet.is_some();
-        let Some(pid) = arrival.sender.pid.filter(|_| needs_peer) else { return Ok(Some((raw, None))) };
-        let account = &arrival.account;
-        let over = |short| Refusal::OverBudget { what: "bytes", short, limit: account.limit(Resource::Bytes) };
-        let bytes = size_of::<Parked>() + raw.weight();
-        account.may_hold(Resource::Bytes, bytes).map_err(over)?;
+        let Some(pid) = arrival.sender.pid.filter(|_| raw.job.is_none()) else { return Ok(Some((raw, None))) };
+        let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
+        let over = |what, short| Refusal::OverBudget { what, short, limit: account.limit(Resource::Bytes) };
+        account.may_hold(Resource::Bytes, bytes).map_err(|short| over("bytes", short))?;
         let held = account.hold(Resource::Bytes, bytes);
-        let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), _held: held });
-        match (self.peers.ask(pid, account, arrival.at_ns, &mut parked), parked) {
-            (Told::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
-            (Told::Full, _) => Err(Refusal::Missing("too many events of this sender wait for its process to be read")),
-            // Where it is known and the event was taken along all the same, it will come back with the others.
-            (Told::Later | Told::Known(_), _) => Ok(None),
+        let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), held });
+        match (self.peers.ask(pid, account, arrival.live_ns, &mut parked), parked) {
+            (peer::Answer::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
+            (peer::Answer::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
+            (peer::Answer::Later | peer::Answer::Known(_), _) => Ok(None),
         }
     }
 
-    /// The account of the sender in its pod, where that is known.
-    fn account_in_pod(&self, arrival: &Arrival, peer: Option<&Peer>) -> Arc<Account> {
-        match peer.and_then(Peer::pod) {
-            Some(pod) => self.accounts.of(&Owner::of(&arrival.sender, Some(pod))),
-            None => Arc::clone(&arrival.account),
-        }
+    /// The job and rank of a process that does not name them in its events.
+    fn job_of(&self, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> (Option<String>, Option<u32>) {
+        let Some(peer) = peer else { return (None, None) };
+        // Where the environment may not be read, it may name the job, and does name the rank.
+        let of_pod = || match &arrival.account.owner {
+            Owner::User { within: Within::Pod(pod), .. } if peer.is_read => {
+                Some(format!("{}/{}", pod.namespace, pod.name))
+            }
+            _ => None,
+        };
+        (peer.job.clone().or_else(of_pod), peer.rank)
     }
 
     /// At the begin of a step, or of what is in no step, the GPUs on which the driver lists the sender: a process may have
@@ -356,21 +422,23 @@ impl Intake {
             return Some(found);
         }
         let gpus = gpus?;
-        let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
-            Some(Told::Known(peer)) => Peer::clone(&peer),
+        let peer = match pid.map(|pid| self.peers.ask(pid, account, self.live.now_ns(), &mut None)) {
+            Some(peer::Answer::Known(peer)) => Peer::clone(&peer),
             // It is looked for again once its process has been read.
-            Some(Told::Later | Told::Full) => return None,
+            Some(peer::Answer::Later | peer::Answer::Full) => return None,
             None => Peer::default(),
         };
+        let home = pid.map(|pid| self.homes.of(pid, now_ns));
+        let At { home, since_ns: home_since_ns } = home.unwrap_or_default();
         let place = search.place_of(pid, peer.place);
         let since_ns = search.since_ns.unwrap_or(now_ns);
         let asked = |kubelet: &Kubelet, container: &Container, since_ns: i64| {
             self.positions(gpus, &kubelet.gpus_of(container, since_ns, now_ns).unwrap_or_default())
         };
-        let given = match (&self.kubelet, &peer.home, place.container()) {
+        let given = match (&self.kubelet, &home, place.container()) {
             (None, ..) | (Some(_), Home::Host, None) => None,
             // What the kernel tells of the sender goes before what the sender tells of itself.
-            (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, peer.since_ns)),
+            (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, home_since_ns)),
             (Some(kubelet), _, Some(container)) => Some(asked(kubelet, &container, since_ns)),
             // In which container is not known, so that no index tells anything.
             (Some(_), Home::Unknown, None) => Some(Vec::new()),
@@ -395,9 +463,11 @@ impl Intake {
 #[derive(Debug, Clone)]
 pub(super) struct Arrival {
     pub at_ns: i64,
+    /// On the timeline that rates and deadlines go by.
+    pub live_ns: i64,
     pub unix_shift_ns: i64,
     pub sender: Sender,
-    /// Of the sender, whichever pod it is in.
+    /// Of the sender, where it is.
     pub account: Arc<Account>,
 }
 
@@ -406,7 +476,7 @@ pub(super) struct Arrival {
 struct Parked {
     annotation: Annotation,
     arrival: Arrival,
-    _held: Held,
+    held: Held,
 }
 
 #[cfg(test)]

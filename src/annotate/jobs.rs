@@ -30,14 +30,17 @@ pub struct Ended {
     pub gpus: Option<Arc<[usize]>>,
     /// The rank's process, where known.
     pub pid: Option<u32>,
+    /// Its place among those that wait for their memory.
+    pub waiting: Option<Held>,
 }
 
 /// One job.
 #[derive(Debug)]
 pub struct Job {
     name: Arc<str>,
-    /// Who first spoke for it, and alone may.
+    /// Who first spoke for it, and alone may, with the process that did.
     owner: Owner,
+    begun_by: Option<u32>,
     /// Its processes on this node.
     pub ranks: BTreeMap<u32, Rank>,
     phase_names: Names,
@@ -45,6 +48,9 @@ pub struct Job {
     /// The job's place and its bytes on its owner's account.
     _held: [Held; 2],
 }
+
+/// The GPUs and the process of a rank, where known.
+type Of = (Option<Arc<[usize]>>, Option<u32>);
 
 /// Names of one kind, each with its bytes on an account.
 type Names = BTreeMap<Arc<str>, Held>;
@@ -139,6 +145,12 @@ impl Jobs {
         self.ended.of_job(job, before)
     }
 
+    /// Whether anything that has ended of this job is kept.
+    #[must_use]
+    pub fn has_ended(&self, job: &str) -> bool {
+        self.ended.has_job(job)
+    }
+
     /// How many have ended with their memory so far, over all jobs.
     #[must_use]
     pub fn ended_count(&self) -> u64 {
@@ -169,8 +181,8 @@ impl Jobs {
         let plan = self.plan(event, account)?;
         let place = self.place(event, account);
         let Self { jobs, .. } = self;
-        let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, account));
-        job.adopt(&account.owner);
+        let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, event.pid, account));
+        job.adopt(&account.owner, event.pid);
         let name = job.intern(event, account);
         let rank = job.ranks.entry(event.rank).or_insert_with(|| {
             Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)])
@@ -180,14 +192,14 @@ impl Jobs {
         let closed = rank.take(event, name, plan, place);
         rank.locate(event, now_ns);
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
-        self.note(event, job, closed, gpus, pid);
+        self.note(event, account, job, closed, (gpus, pid));
         Ok(out_of_order)
     }
 
     /// What an event would do, if there is room for it everywhere.
     fn plan(&self, event: &Event, account: &Arc<Account>) -> Result<Plan, Refusal> {
         let job = self.jobs.get(event.job.as_str());
-        if job.is_some_and(|job| !account.owner.speaks_for(&job.owner)) {
+        if job.is_some_and(|job| !job.may_be_spoken_for(&account.owner, event.pid)) {
             return Err(Refusal::NotOwner(event.job.clone()));
         }
         let rank = job.and_then(|job| job.ranks.get(&event.rank));
@@ -237,7 +249,8 @@ impl Jobs {
         self.jobs.get_mut(job)?.ranks.get_mut(&rank)
     }
 
-    fn note(&mut self, event: &Event, job: Arc<str>, closed: Closed, gpus: Option<Arc<[usize]>>, pid: Option<u32>) {
+    fn note(&mut self, event: &Event, account: &Arc<Account>, job: Arc<str>, closed: Closed, of: Of) {
+        let (gpus, pid) = of;
         self.outcomes.superseded += closed.superseded;
         self.outcomes.step_ended += closed.step_ended;
         if event.event == EventType::Mark {
@@ -247,12 +260,14 @@ impl Jobs {
                 self.marks.pop_front();
             }
         } else if let Some(open) = closed.ended {
-            if self.pending.len() >= self.limits.pending {
+            // Of those that end faster than they are joined, each owner loses its own.
+            if account.may_hold(Resource::Pending, 1).is_err() {
                 self.outcomes.overflow += 1;
                 return;
             }
             let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
-            self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid });
+            let waiting = Some(account.hold(Resource::Pending, 1));
+            self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid, waiting });
         }
     }
 
@@ -399,11 +414,12 @@ fn open_bytes(event: &Event) -> usize {
 }
 
 impl Job {
-    fn new(name: &Arc<str>, account: &Arc<Account>) -> Self {
+    fn new(name: &Arc<str>, begun_by: Option<u32>, account: &Arc<Account>) -> Self {
         let bytes = account.hold(Resource::Bytes, JOB_BYTES + name.len());
         Self {
             name: Arc::clone(name),
             owner: account.owner.clone(),
+            begun_by,
             ranks: BTreeMap::new(),
             phase_names: Names::new(),
             layer_names: Names::new(),
@@ -411,12 +427,19 @@ impl Job {
         }
     }
 
+    fn may_be_spoken_for(&self, owner: &Owner, pid: Option<u32>) -> bool {
+        owner.speaks_for(&self.owner) || self.is_of_same_process(owner, pid)
+    }
+
+    /// Whether the job was begun by this process while its pod was not known.
+    fn is_of_same_process(&self, owner: &Owner, pid: Option<u32>) -> bool {
+        pid.is_some() && pid == self.begun_by && owner.is_known_as(&self.owner)
+    }
+
     /// A job that was begun before its sender's pod was known is that pod's.
-    fn adopt(&mut self, owner: &Owner) {
-        if let (Owner::User { pod: known @ None, .. }, Owner::User { pod: pod @ Some(_), .. }) =
-            (&mut self.owner, owner)
-        {
-            known.clone_from(pod);
+    fn adopt(&mut self, owner: &Owner, pid: Option<u32>) {
+        if self.is_of_same_process(owner, pid) {
+            self.owner.clone_from(owner);
         }
     }
 

@@ -12,6 +12,7 @@ mod event;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 pub(crate) mod fuzzing;
 pub mod gpus;
+mod home;
 pub mod http;
 mod intake;
 mod jobs;
@@ -29,7 +30,7 @@ mod stats;
 mod tcp;
 pub mod wire;
 
-pub use account::{Account, Accounts, Owner, Resource, Sender};
+pub use account::{Account, Accounts, Owner, Pod, Resource, Sender, Within};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use event::{Attributes, Event};
 pub use intake::{Answer, Intake, Refused};

@@ -1,15 +1,15 @@
-//! What the system says of a sending process, where its events do not: its environment its job and its rank, its
-//! control groups its container.
+//! What the environment of a sending process says, where its events do not: its job, its rank, its devices.
 //!
 //! Reading a process's environment takes that process's memory-map lock, and reads whatever memory it says that its
 //! environment is: a process can make that slow, or endless. So it is read on threads that do nothing else, to a bounded
-//! length, for a bounded time; events that wait for it are parked with it, and nobody else waits. Invariants: no lock is
-//! held while a process is read; of one owner at most [`MOST_STUCK`] reads hang, after which its processes are not read.
+//! length, for a bounded time, once for each process; events that wait for it are parked with it and taken in their order,
+//! and nobody else waits. Invariants: no lock is held while a process is read; of one owner at most [`MOST_STUCK`] reads
+//! hang, after which its processes are not read; owners have their turns by how many of their processes are being read.
 
-use super::account::{Account, Pod};
+use super::account::Account;
+use super::home::started;
 use super::place::Place;
-use crate::clock::SECOND_NS;
-use crate::kubelet::{Home, Kubelet};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use std::collections::{HashMap, VecDeque};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -37,24 +37,24 @@ pub(crate) const MOST_BYTES: usize = 1024;
 /// How much of an environment is read: what the kernel lets a single variable have. A process may say that terabytes are
 /// its environment.
 pub(crate) const MOST_ENVIRON_BYTES: u64 = 128 << 10;
-/// How much of the list of control groups is read.
-const MOST_CGROUP_BYTES: u64 = 64 << 10;
-/// How long what was read is believed: a process id can be used again.
-const KEEP_NS: i64 = 10 * SECOND_NS;
-/// How long it is believed that a process's container is not known.
-const LOOK_AGAIN_NS: i64 = SECOND_NS;
-/// How long a process is waited for.
+/// How long what was read is believed without a look at when the process started: its id can be used again.
+pub(super) const KEEP_NS: i64 = 10 * SECOND_NS;
+/// How long it is believed that nothing is known of a process.
+pub(super) const LOOK_AGAIN_NS: i64 = SECOND_NS;
+/// How long the reading of a process may take.
 pub(super) const DEADLINE_NS: i64 = SECOND_NS;
+/// How long a process may wait until it is read: behind others that take their time.
+const WAIT_NS: i64 = 3 * SECOND_NS;
+/// How long the oldest waits before another thread is to read too.
+const IMPATIENCE_NS: i64 = 100 * MILLISECOND_NS;
 /// Processes of one owner that wait to be read.
 const MOST_WAITING: usize = 32;
 /// Events that wait for one process.
-const MOST_PARKED: usize = 256;
+const MOST_PARKED: usize = 1024;
 /// Reads of one owner that hang before no other process of it is read.
 const MOST_STUCK: usize = 2;
 /// Threads that read, those that hang among them.
 pub(crate) const MOST_READERS: usize = 8;
-/// How often what has been parked meanwhile is looked for, before its order counts for less than the end.
-const MOST_ROUNDS: usize = 16;
 
 /// What is known of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,26 +62,16 @@ pub(super) struct Peer {
     pub job: Option<String>,
     pub rank: Option<u32>,
     pub place: Place,
-    /// Which container it is in; not known where no kubelet is asked.
-    pub home: Home,
-    /// Since when it is known to be there, nanoseconds of the timeline.
-    pub since_ns: i64,
-}
-
-impl Peer {
-    /// The pod that it is in, where known.
-    pub fn pod(&self) -> Option<Pod> {
-        let Home::Container(container) = &self.home else { return None };
-        Some(Pod { namespace: container.namespace.clone(), name: container.pod.clone() })
-    }
+    /// Whether its environment could be read: then what it does not name it does not have.
+    pub is_read: bool,
 }
 
 /// What became of a question.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum Answer {
     /// This is known.
     Known(Arc<Peer>),
-    /// It is being read.
+    /// It is being read, and the event waits for it.
     Later,
     /// Too much waits for this owner's processes already.
     Full,
@@ -89,10 +79,8 @@ pub(super) enum Told {
 
 /// Processes looked at lately. `Event` is what waits for them.
 pub(super) struct Peers<Event> {
-    /// Where the system tells of processes.
+    /// Where the system keeps files about processes.
     proc: PathBuf,
-    /// Who knows which container is which; `None` where nobody is to be asked.
-    kubelet: Option<Arc<Kubelet>>,
     /// Whether there are threads that read; else whoever asks reads: tools that play recordings, and tests.
     is_threaded: AtomicBool,
     state: Mutex<State<Event>>,
@@ -100,7 +88,7 @@ pub(super) struct Peers<Event> {
 }
 
 struct State<Event> {
-    known: HashMap<u32, (i64, Arc<Peer>)>,
+    known: HashMap<u32, Known>,
     /// Processes that are read, or will be.
     lookups: HashMap<u32, Lookup<Event>>,
     queue: VecDeque<u32>,
@@ -110,20 +98,34 @@ struct State<Event> {
     is_ended: bool,
 }
 
+struct Known {
+    read_ns: i64,
+    /// When the process started; `None` of a guess, and where the system does not say.
+    started: Option<u64>,
+    keep_ns: i64,
+    peer: Arc<Peer>,
+}
+
 struct Lookup<Event> {
     account: Arc<Account>,
-    asked_ns: i64,
-    is_begun: bool,
-    /// What is known already: its container.
-    so_far: Peer,
+    stage: Stage,
     parked: Vec<Event>,
+}
+
+/// How far a lookup has come, each since a time of the timeline, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting(i64),
+    Reading(i64),
+    /// What waited for it is being taken.
+    Draining,
 }
 
 /// What a turn of [`Peers::advance`] leaves to do.
 pub(super) struct Overdue {
     /// Processes that are waited for no longer.
     pub pids: Vec<u32>,
-    /// Whether another thread is to read, because one hangs.
+    /// Whether another thread is to read.
     pub needs_reader: bool,
 }
 
@@ -132,78 +134,88 @@ impl<Event> Default for Peers<Event> {
         let (known, lookups, queue) = (HashMap::new(), HashMap::new(), VecDeque::new());
         let state = State { known, lookups, queue, stuck: Vec::new(), readers: 0, is_ended: false };
         let (is_threaded, state, wanted) = (AtomicBool::new(false), Mutex::new(state), Condvar::new());
-        Self { proc: "/proc".into(), kubelet: None, is_threaded, state, wanted }
+        Self { proc: "/proc".into(), is_threaded, state, wanted }
     }
 }
 
 impl<Event> Peers<Event> {
-    /// Those of a node with this kubelet.
-    pub fn with_kubelet(kubelet: Option<Arc<Kubelet>>) -> Self {
-        Self { kubelet, ..Self::default() }
-    }
-
-    /// The same, told by files elsewhere.
+    /// The same, by files elsewhere.
     #[cfg(test)]
     pub fn at(self, proc: PathBuf) -> Self {
         Self { proc, ..self }
     }
 
     /// What is known of this process, whose owner has this account. Where it has to be read first, `event` is kept with it,
-    /// if there is one, until [`drain`](Self::drain) gives it back. A process that may not be looked at, or is gone, has
-    /// nothing known.
-    pub fn ask(&self, pid: u32, account: &Arc<Account>, now_ns: i64, event: &mut Option<Event>) -> Told {
+    /// if there is one, until [`drain`](Self::drain) gives it back. Nothing is known of a process that may not be looked at,
+    /// or is gone.
+    pub fn ask(&self, pid: u32, account: &Arc<Account>, now_ns: i64, event: &mut Option<Event>) -> Answer {
+        // Looked at before the lock is taken: the file of another process.
+        let is_same = || started(&self.process(pid));
+        if let Some(peer) = self.believed(pid, now_ns, is_same) {
+            return Answer::Known(peer);
+        }
         if !self.is_threaded.load(Ordering::Relaxed) {
-            return self.ask_here(pid, now_ns);
+            let peer = self.read(pid);
+            return Answer::Known(self.state().learn(pid, peer, started(&self.process(pid)), KEEP_NS, now_ns));
         }
         let mut state = self.state();
         if let Some(lookup) = state.lookups.get_mut(&pid) {
             if event.is_some() && lookup.parked.len() >= MOST_PARKED {
-                return Told::Full;
+                return Answer::Full;
             }
             lookup.parked.extend(event.take());
-            return Told::Later;
+            return Answer::Later;
         }
-        if let Some(peer) = state.fresh(pid, self.kubelet.is_some(), now_ns) {
-            return Told::Known(peer);
-        }
-        if state.stuck.iter().filter(|(_, of)| Arc::ptr_eq(of, account)).count() >= MOST_STUCK {
-            return Told::Known(Arc::new(Peer { since_ns: now_ns, ..Peer::default() }));
+        if state.stuck_of(account) >= MOST_STUCK {
+            return Answer::Known(Arc::default());
         }
         if state.lookups.values().filter(|lookup| Arc::ptr_eq(&lookup.account, account)).count() >= MOST_WAITING {
-            return Told::Full;
+            return Answer::Full;
         }
-        let parked = event.take().into_iter().collect();
-        let (account, so_far) = (Arc::clone(account), Peer::default());
-        state.lookups.insert(pid, Lookup { account, asked_ns: now_ns, is_begun: false, so_far, parked });
+        let (account, stage, parked) =
+            (Arc::clone(account), Stage::Waiting(now_ns), event.take().into_iter().collect());
+        state.lookups.insert(pid, Lookup { account, stage, parked });
         state.queue.push_back(pid);
         drop(state);
         self.wanted.notify_one();
-        Told::Later
+        Answer::Later
     }
 
-    fn ask_here(&self, pid: u32, now_ns: i64) -> Told {
-        if let Some(peer) = self.state().fresh(pid, self.kubelet.is_some(), now_ns) {
-            return Told::Known(peer);
+    /// What is known of a process that nobody reads just now, if it can still be believed.
+    fn believed(&self, pid: u32, now_ns: i64, start: impl FnOnce() -> Option<u64>) -> Option<Arc<Peer>> {
+        let (known_start, peer) = {
+            let state = self.state();
+            if state.lookups.contains_key(&pid) {
+                return None;
+            }
+            let known = state.known.get(&pid)?;
+            if now_ns.saturating_sub(known.read_ns) <= known.keep_ns {
+                return Some(Arc::clone(&known.peer));
+            }
+            (known.started?, Arc::clone(&known.peer))
+        };
+        // An environment is what a process began with. Where it has ended since, its last events are still on their way.
+        let is_same = start().is_none_or(|started| started == known_start);
+        if is_same && let Some(known) = self.state().known.get_mut(&pid) {
+            known.read_ns = now_ns;
         }
-        let peer = self.read_environ(pid, self.read_home(pid, now_ns));
-        Told::Known(self.state().learn(pid, peer, now_ns))
+        is_same.then_some(peer)
     }
 
     /// Reads processes as they are asked for, until [`end`](Self::end). `read` hears of each that is known now, and drains
     /// it. A thread whose read was given up ends when that comes back, where another has taken its place.
     pub fn read_until_ended(&self, now_ns: impl Fn() -> i64, read: impl Fn(u32)) {
         self.state().readers += 1;
-        while let Some(pid) = self.next() {
-            let so_far = self.read_home(pid, now_ns());
-            if let Some(lookup) = self.state().lookups.get_mut(&pid) {
-                lookup.so_far.clone_from(&so_far);
-            }
-            let peer = self.read_environ(pid, so_far);
+        while let Some(pid) = self.next(&now_ns) {
+            let (start, peer) = (started(&self.process(pid)), self.read(pid));
             let was_given_up = {
                 let mut state = self.state();
-                state.learn(pid, peer, now_ns());
+                state.learn(pid, peer, start, KEEP_NS, now_ns());
                 let before = state.stuck.len();
                 state.stuck.retain(|(stuck, _)| *stuck != pid);
+                if let Some(lookup) = state.lookups.get_mut(&pid) {
+                    lookup.stage = Stage::Draining;
+                }
                 before > state.stuck.len()
             };
             read(pid);
@@ -214,18 +226,15 @@ impl<Event> Peers<Event> {
         self.state().readers -= 1;
     }
 
-    fn next(&self) -> Option<u32> {
+    /// The next process to be read: of an owner with the fewest that are.
+    fn next(&self, now_ns: &impl Fn() -> i64) -> Option<u32> {
         let mut state = self.state();
         loop {
             if state.is_ended {
                 return None;
             }
-            if let Some(pid) = state.queue.pop_front() {
-                if let Some(lookup) = state.lookups.get_mut(&pid) {
-                    lookup.is_begun = true;
-                    return Some(pid);
-                }
-                continue;
+            if let Some(pid) = state.next_of_least(now_ns()) {
+                return Some(pid);
             }
             state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -245,44 +254,55 @@ impl<Event> Peers<Event> {
     /// Gives up what takes too long.
     pub fn advance(&self, now_ns: i64) -> Overdue {
         let mut state = self.state();
-        let is_late = |lookup: &Lookup<Event>| now_ns.saturating_sub(lookup.asked_ns) >= DEADLINE_NS;
-        let late: Vec<u32> = state.lookups.iter().filter(|(_, lookup)| is_late(lookup)).map(|(pid, _)| *pid).collect();
-        for pid in &late {
-            let Some((account, is_begun, peer)) = state
-                .lookups
-                .get(pid)
-                .map(|lookup| (Arc::clone(&lookup.account), lookup.is_begun, lookup.so_far.clone()))
-            else {
-                continue;
-            };
+        let is_late = |stage| match stage {
+            Stage::Waiting(since_ns) => now_ns.saturating_sub(since_ns) >= WAIT_NS,
+            Stage::Reading(since_ns) => now_ns.saturating_sub(since_ns) >= DEADLINE_NS,
+            Stage::Draining => false,
+        };
+        let late: Vec<(u32, Stage, Arc<Account>)> = state
+            .lookups
+            .iter_mut()
+            .filter(|(_, lookup)| is_late(lookup.stage))
+            .map(|(pid, lookup)| {
+                (*pid, std::mem::replace(&mut lookup.stage, Stage::Draining), Arc::clone(&lookup.account))
+            })
+            .collect();
+        for (pid, stage, account) in &late {
             state.queue.retain(|waiting| waiting != pid);
-            if is_begun && !state.stuck.iter().any(|(stuck, _)| stuck == pid) {
-                state.stuck.push((*pid, account));
+            if matches!(stage, Stage::Reading(_)) {
+                state.stuck.push((*pid, Arc::clone(account)));
             }
             // What was known before is likelier than nothing.
-            let known = state.known.get(pid).map(|(_, peer)| Peer::clone(peer));
-            state.learn(*pid, known.unwrap_or(peer), now_ns);
+            let known = state.known.get(pid).map(|known| Peer::clone(&known.peer));
+            state.learn(*pid, known.unwrap_or_default(), None, LOOK_AGAIN_NS, now_ns);
         }
-        let is_short = state.stuck.len() >= state.readers && state.readers < MOST_READERS;
-        Overdue { pids: late, needs_reader: is_short && !state.is_ended && self.is_threaded.load(Ordering::Relaxed) }
+        let is_impatient = state.queue.iter().any(|pid| match state.lookups.get(pid).map(|lookup| lookup.stage) {
+            Some(Stage::Waiting(since_ns)) => now_ns.saturating_sub(since_ns) >= IMPATIENCE_NS,
+            _ => false,
+        });
+        let is_short = (is_impatient || state.stuck.len() >= state.readers) && state.readers < MOST_READERS;
+        let needs_reader = is_short && !state.is_ended && self.is_threaded.load(Ordering::Relaxed);
+        Overdue { pids: late.into_iter().map(|(pid, ..)| pid).collect(), needs_reader }
     }
 
-    /// What waited for this process, until nothing more does; each round is given to `take`.
-    pub fn drain(&self, pid: u32, mut take: impl FnMut(Vec<Event>)) {
-        for round in 0.. {
-            let parked = {
+    /// Gives what waits for this process to `take`, in its order, until nothing more does. Events that come meanwhile wait
+    /// behind it, so that none overtakes another; there are only so many of them.
+    pub fn drain(&self, pid: u32, mut take: impl FnMut(&Arc<Peer>, Vec<Event>)) {
+        loop {
+            let (peer, parked) = {
                 let mut state = self.state();
+                let peer = state.known.get(&pid).map(|known| Arc::clone(&known.peer)).unwrap_or_default();
                 let Some(lookup) = state.lookups.get_mut(&pid) else { return };
                 let parked = std::mem::take(&mut lookup.parked);
-                if parked.is_empty() || round >= MOST_ROUNDS {
+                if parked.is_empty() {
                     state.lookups.remove(&pid);
                 }
-                parked
+                (peer, parked)
             };
             if parked.is_empty() {
                 return;
             }
-            take(parked);
+            take(&peer, parked);
         }
     }
 
@@ -290,24 +310,10 @@ impl<Event> Peers<Event> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_home(&self, pid: u32, now_ns: i64) -> Peer {
-        let cgroup = || read_at_most(&self.process(pid).join("cgroup"), MOST_CGROUP_BYTES);
-        let home =
-            self.kubelet.as_ref().and_then(|kubelet| Some(kubelet.home_of(&String::from_utf8_lossy(&cgroup()?))));
-        Peer { since_ns: now_ns, home: home.unwrap_or_default(), ..Peer::default() }
-    }
-
-    fn read_environ(&self, pid: u32, so_far: Peer) -> Peer {
+    fn read(&self, pid: u32) -> Peer {
         // A process that has just ended has an empty one.
         let environ = read_at_most(&self.process(pid).join("environ"), MOST_ENVIRON_BYTES);
-        let environ = environ.filter(|environ| !environ.is_empty());
-        let parsed = environ.as_deref().map(parse).unwrap_or_default();
-        let mut peer = Peer { home: so_far.home, since_ns: so_far.since_ns, ..parsed };
-        // Where the environment may not be read, it may name the job, and does name the rank.
-        if let (Some(_), Home::Container(container)) = (environ, &peer.home) {
-            peer.job.get_or_insert_with(|| format!("{}/{}", container.namespace, container.pod));
-        }
-        peer
+        environ.filter(|environ| !environ.is_empty()).as_deref().map(parse).unwrap_or_default()
     }
 
     fn process(&self, pid: u32) -> PathBuf {
@@ -316,32 +322,36 @@ impl<Event> Peers<Event> {
 }
 
 impl<Event> State<Event> {
-    /// What is known of a process and can still be believed.
-    fn fresh(&self, pid: u32, asks_kubelet: bool, now_ns: i64) -> Option<Arc<Peer>> {
-        let (read_ns, peer) = self.known.get(&pid)?;
-        // A container that has just begun gets its link a little later.
-        let keep_ns = if asks_kubelet && peer.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS };
-        (now_ns.saturating_sub(*read_ns) <= keep_ns).then(|| Arc::clone(peer))
+    fn stuck_of(&self, account: &Arc<Account>) -> usize {
+        self.stuck.iter().filter(|(_, of)| Arc::ptr_eq(of, account)).count()
     }
 
-    fn learn(&mut self, pid: u32, mut peer: Peer, now_ns: i64) -> Arc<Peer> {
-        if let Some((_, before)) = self.known.get(&pid).filter(|(_, before)| before.home == peer.home) {
-            peer.since_ns = before.since_ns;
-        }
+    fn next_of_least(&mut self, now_ns: i64) -> Option<u32> {
+        let reading = |account: &Arc<Account>| {
+            let is_reading = |lookup: &&Lookup<Event>| matches!(lookup.stage, Stage::Reading(_));
+            let of = |lookup: &&Lookup<Event>| Arc::ptr_eq(&lookup.account, account);
+            self.lookups.values().filter(is_reading).filter(of).count() + self.stuck_of(account)
+        };
+        let account = |pid: &u32| self.lookups.get(pid).map(|lookup| &lookup.account);
+        let (position, _) = self.queue.iter().enumerate().min_by_key(|(_, pid)| account(pid).map_or(0, reading))?;
+        let pid = self.queue.remove(position)?;
+        self.lookups.get_mut(&pid)?.stage = Stage::Reading(now_ns);
+        Some(pid)
+    }
+
+    fn learn(&mut self, pid: u32, peer: Peer, started: Option<u64>, keep_ns: i64, now_ns: i64) -> Arc<Peer> {
         if self.known.len() >= MOST_PEERS && !self.known.contains_key(&pid) {
-            self.known.retain(|_, (read_ns, _)| now_ns.saturating_sub(*read_ns) <= LOOK_AGAIN_NS);
-            if self.known.len() >= MOST_PEERS {
-                self.known.clear();
-            }
+            let oldest = self.known.iter().min_by_key(|(_, known)| known.read_ns).map(|(pid, _)| *pid);
+            oldest.and_then(|oldest| self.known.remove(&oldest));
         }
         let peer = Arc::new(peer);
-        self.known.insert(pid, (now_ns, Arc::clone(&peer)));
+        self.known.insert(pid, Known { read_ns: now_ns, started, keep_ns, peer: Arc::clone(&peer) });
         peer
     }
 }
 
 /// The begin of a file; `None` where it cannot be read, as of a process of another user.
-fn read_at_most(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
+pub(super) fn read_at_most(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path).ok()?.take(most_bytes).read_to_end(&mut bytes).ok()?;
     Some(bytes)
@@ -361,7 +371,7 @@ fn parse(environ: &[u8]) -> Peer {
             kept("CUDA_VISIBLE_DEVICES").map(str::to_owned),
             number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
         ),
-        ..Peer::default()
+        is_read: true,
     }
 }
 

@@ -130,6 +130,11 @@ impl OutcomeCounts {
         self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts some events.
+    pub fn add(&self, outcome: Outcome, events: u64) {
+        self.0[outcome as usize].fetch_add(events, Ordering::Relaxed);
+    }
+
     /// How many events had this outcome since the start.
     #[must_use]
     pub fn get(&self, outcome: Outcome) -> u64 {

@@ -1,11 +1,11 @@
 //! The Unix seqpacket socket: a connection for each sender, one event a line, several lines a message, no answer.
 //!
-//! Beside the datagram socket it gives each sender a queue of its own: whoever floods fills its own and waits, or is told by
-//! the kernel that it is full. One thread reads all connections in turn, a few messages of each, so that a flood costs others
-//! nothing but that. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared
-//! among users as everything else is ([`Accounts`](super::Accounts)).
+//! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with `EAGAIN`.
+//! One thread reads all connections in rounds; in a round an account has only so many messages read, over all of its
+//! connections. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared among
+//! owners as everything else is ([`Accounts`](super::Accounts)).
 
-use super::account::{Account, Owner, Resource, Sender};
+use super::account::{Account, Held, Resource, Sender};
 use super::intake::Intake;
 use super::refusal::Refusal;
 use super::socket::MOST_DATAGRAM_BYTES;
@@ -18,18 +18,21 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Messages of one connection that are read before others have their turn.
+/// Messages of one account that are read in one round.
 const AT_ONCE: usize = 8;
-/// Connections whose turn comes in one round, before the listener's.
+/// Connections that have their turn in one round, and new ones that are accepted in it.
 const EVENTS: usize = 64;
 /// How long a round waits at most: the longest that this thread keeps a shutdown waiting where [`Listener::close`] does not
 /// wake it.
 const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// The same while nobody is accepted.
+const WAIT_PAUSED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long the listener is left alone where the system gives no descriptor.
-const RETRY: std::time::Duration = std::time::Duration::from_millis(100);
+const RETRY: Duration = Duration::from_millis(100);
 /// The number of the listener among what is waited for; connections have others.
 const LISTENER: u64 = 0;
 
@@ -45,7 +48,21 @@ pub struct Listener {
 struct Connection {
     socket: OwnedFd,
     sender: Sender,
-    _held: super::account::Held,
+    account: Arc<Account>,
+    _held: Held,
+}
+
+/// What the thread that reads keeps.
+struct Reader<'a> {
+    listener: &'a Listener,
+    intake: &'a Intake,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    buffer: Vec<u8>,
+    /// Until when nobody is accepted, because the system gave no descriptor.
+    paused: Option<Instant>,
+    /// Messages of each account in this round, by its address.
+    read: HashMap<usize, usize>,
 }
 
 impl Listener {
@@ -76,82 +93,125 @@ impl Listener {
 
     /// Takes what senders send until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
-        let (mut connections, mut next) = (HashMap::new(), LISTENER + 1);
-        let mut buffer = vec![0u8; MOST_DATAGRAM_BYTES];
+        let (connections, read, buffer) = (HashMap::new(), HashMap::new(), vec![0u8; MOST_DATAGRAM_BYTES]);
+        let mut reader = Reader { listener: self, intake, connections, next: LISTENER + 1, buffer, paused: None, read };
         let mut events = Vec::with_capacity(EVENTS);
         while !stop.load(Ordering::Relaxed) {
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&WAIT)) {
+            let wait = if reader.paused.is_some() { &WAIT_PAUSED } else { &WAIT };
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(wait)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "the seqpacket socket cannot be waited for");
                     std::thread::sleep(RETRY);
                 }
             }
-            for event in events.drain(..) {
-                let number = event.data.u64();
-                if number == LISTENER {
-                    self.accept(intake, &mut connections, &mut next);
-                } else if let Some(connection) = connections.get(&number)
-                    && !connection.read(intake, &mut buffer)
-                {
-                    // Closing it takes it out of what is waited for.
-                    connections.remove(&number);
+            reader.round(&events);
+        }
+    }
+
+    /// Lets new connections wait, or not.
+    fn listen_for(&self, flags: epoll::EventFlags) {
+        let data = epoll::EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, &self.socket, data, flags) {
+            tracing::warn!(%error, "the seqpacket socket's connections cannot be waited for");
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn round(&mut self, events: &[epoll::Event]) {
+        self.read.clear();
+        if self.paused.is_some_and(|until| Instant::now() >= until) {
+            self.paused = None;
+            self.listener.listen_for(epoll::EventFlags::IN);
+        }
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                number => self.turn(number),
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..EVENTS {
+            match accept_with(&self.listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.admit(socket),
+                Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return,
+                // Shut down, or out of descriptors: those who are connected go on.
+                Err(error) => {
+                    tracing::debug!(%error, "a connection to the seqpacket socket could not be accepted");
+                    self.paused = Some(Instant::now() + RETRY);
+                    return self.listener.listen_for(epoll::EventFlags::empty());
                 }
             }
         }
     }
 
-    fn accept(&self, intake: &Intake, connections: &mut HashMap<u64, Connection>, next: &mut u64) {
-        let socket = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => socket,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => return,
-            // Shut down, or out of descriptors.
-            Err(error) => {
-                tracing::debug!(%error, "a connection to the seqpacket socket could not be accepted");
-                return std::thread::sleep(RETRY);
-            }
-        };
+    /// Gives a new sender its place, where its owner may have one.
+    fn admit(&mut self, socket: OwnedFd) {
         let sender = match credentials(&socket) {
             Ok(sender) => sender,
             Err(error) => return tracing::warn!(%error, "a sender without credentials was turned away"),
         };
-        let account = intake.accounts().of(&Owner::of(&sender, None));
+        let account = self.intake.account_of(&sender);
         if let Err(short) = account.may_hold(Resource::Connections, 1) {
             let limit = account.limit(Resource::Connections);
-            return intake.refuse_unread(&Refusal::OverBudget { what: "connections", short, limit }, &sender);
+            return self.intake.refuse_unread(&Refusal::OverBudget { what: "connections", short, limit }, &sender);
         }
-        let added = epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(*next), epoll::EventFlags::IN);
-        if let Err(error) = added {
+        let data = epoll::EventData::new_u64(self.next);
+        if let Err(error) = epoll::add(&self.listener.epoll, &socket, data, epoll::EventFlags::IN) {
             return tracing::warn!(%error, "a connection cannot be waited for and is closed");
         }
-        connections.insert(*next, Connection::new(socket, sender, &account));
-        *next += 1;
+        let held = account.hold(Resource::Connections, 1);
+        self.connections.insert(self.next, Connection { socket, sender, account, _held: held });
+        self.next += 1;
+    }
+
+    /// Takes a message of a connection, and more while its account has not had enough in this round; what is left comes again
+    /// in the next.
+    fn turn(&mut self, number: u64) {
+        let Some(connection) = self.connections.get(&number) else { return };
+        let read = self.read.entry(Arc::as_ptr(&connection.account) as usize).or_default();
+        loop {
+            *read += 1;
+            match connection.read_one(self.intake, &mut self.buffer) {
+                After::More if *read < AT_ONCE => {}
+                After::More | After::Nothing => return,
+                After::End => {
+                    // Closing it takes it out of what is waited for.
+                    self.connections.remove(&number);
+                    return;
+                }
+            }
+        }
     }
 }
 
-impl Connection {
-    fn new(socket: OwnedFd, sender: Sender, account: &Arc<Account>) -> Self {
-        Self { socket, sender, _held: account.hold(Resource::Connections, 1) }
-    }
+/// What follows a message.
+enum After {
+    More,
+    Nothing,
+    End,
+}
 
-    /// Takes some messages; returns whether more may come. Open files that are sent along are dropped by the kernel, because
-    /// nobody asks for them.
-    fn read(&self, intake: &Intake, buffer: &mut [u8]) -> bool {
-        for _ in 0..AT_ONCE {
-            match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
-                // The end, or an empty message, which nobody sends who has something to say.
-                Ok((_, 0)) => return false,
-                Ok((length, whole)) if whole > length => {
-                    intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &self.sender);
-                }
-                // What is refused is counted and logged with its sender.
-                Ok((length, _)) => drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender)),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return true,
-                Err(_) => return false,
+impl Connection {
+    /// Takes a message. Open files that are sent along are dropped by the kernel, because nobody asks for them.
+    fn read_one(&self, intake: &Intake, buffer: &mut [u8]) -> After {
+        match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
+            // The end, or an empty message, which nobody sends who has something to say.
+            Ok((_, 0)) => return After::End,
+            Ok((length, whole)) if whole > length => {
+                intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &self.sender);
             }
+            // What is refused is counted and logged with its sender.
+            Ok((length, _)) => drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender)),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return After::Nothing,
+            Err(_) => return After::End,
         }
-        true
+        After::More
     }
 }
 

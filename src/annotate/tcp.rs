@@ -81,7 +81,10 @@ fn parse(answer: &[u8]) -> Option<u32> {
     if kind != SOCK_DIAG_BY_FAMILY {
         return None;
     }
-    Some(u32::from_ne_bytes(answer.get(UID_AT..UID_AT + 4)?.try_into().ok()?))
+    let number = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
+    // A client that has closed its end has no file any more, and the kernel writes 0 for its user, which is not root.
+    let has_file = number(UID_AT + 4)? != 0;
+    number(UID_AT).filter(|_| has_file)
 }
 
 #[cfg(test)]
@@ -104,6 +107,14 @@ mod tests {
             let sender = sender(&peer);
             assert_eq!(sender.uid, Some(rustix::process::geteuid().as_raw()), "{address}");
         }
+    }
+
+    /// The kernel then says 0, which as root would look right.
+    #[test]
+    fn a_client_that_has_closed_its_end_has_no_user() {
+        let (client, peer) = connected("127.0.0.1:0").expect("loopback");
+        drop(client);
+        assert_eq!(sender(&peer).uid, None);
     }
 
     #[test]

@@ -72,7 +72,10 @@ fn chart_limit() -> usize {
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "mebibytes to a tenth")]
 fn all_that_can_be_kept_fits_the_charts_limit() {
-    let settings = Settings { captures: crate::record::Settings { directory: Some("/x".into()), ..Default::default() }, ..Settings::default() };
+    let settings = Settings {
+        captures: crate::record::Settings { directory: Some("/x".into()), ..Default::default() },
+        ..Settings::default()
+    };
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);
     let sum: usize = bounds.iter().map(|(_, bytes)| bytes).sum();
     let mut table = String::from(

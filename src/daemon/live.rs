@@ -61,7 +61,7 @@ fn wait_without_node(shared: &Shared) {
     let until_ns = shared.clock.now_ns() + RETRY_NS;
     while !shared.stopped() && shared.clock.now_ns() < until_ns {
         let now_ns = shared.clock.now_ns();
-        shared.intake.advance(now_ns);
+        shared.intake.advance();
         crate::join::advance_without_node(&shared.intake, now_ns);
         shared.slot.detect().advance_without_node(&shared.intake, now_ns);
         shared.wait(WITHOUT_NODE_PERIOD_NS);

@@ -94,10 +94,16 @@ fn a_process_whose_environment_has_no_end_costs_its_bound() {
     let socket = daemon.socket().display().to_string();
     let _attackers: Vec<_> =
         (0..8).map(|_| Attacker::start("environment.py", &["6000000000", &socket], None)).collect();
-    // Nobody else is kept waiting meanwhile.
+    // Nobody else is kept waiting meanwhile, nor one whose job its environment names.
     let honest = UnixDatagram::unbound().expect("a socket");
     honest.send_to(br#"{"event":"begin","name":"forward","job":"honest"}"#, daemon.socket()).expect("sent");
-    eventually(WITHIN, "the honest job", || daemon.get("/api/v1/jobs").contains("honest").then_some(()));
+    let sends = "import socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\ns.sendto(b'{\"event\":\"mark\",\"name\":\"m\"}',sys.argv[1])\nsys.stdin.read()";
+    let mut unnamed = Command::new("python3");
+    unnamed.args(["-c", sends, &socket]).env("HIGHWATER_JOB", "by-environment").stdin(Stdio::piped());
+    let _unnamed = Attacker(unnamed.spawn().expect("python3"));
+    for job in ["honest", "by-environment"] {
+        eventually(WITHIN, job, || daemon.get("/api/v1/jobs").contains(job).then_some(()));
+    }
     // Their environments name no job: each is refused once it was read, to its bound.
     eventually(WITHIN, "eight refusals", || (outcome(&daemon, "malformed") >= 8.0).then_some(()));
     check_peak(&daemon, "8 environments of 6 GB");
@@ -237,7 +243,7 @@ fn beside(datagrams: &Path) -> PathBuf {
 }
 
 #[test]
-fn an_honest_sender_loses_nothing_beside_two_that_send_all_they_can() {
+fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
     use rustix::net::{SendFlags, send};
     let daemon = simulated();
     let path = beside(&daemon.socket());
@@ -248,6 +254,7 @@ fn an_honest_sender_loses_nothing_beside_two_that_send_all_they_can() {
     let attackers = [
         Attacker::start("flood.py", &["seqpacket", &text], other),
         Attacker::start("flood.py", &["dgram", &datagrams], other),
+        Attacker::start("flood.py", &["seqpacket", &text, "100"], other),
     ];
     // It never waits: what the kernel has no room for is lost.
     let (sent, lost) = send_honestly(|json| send(&honest, json, SendFlags::DONTWAIT).is_ok());

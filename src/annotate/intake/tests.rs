@@ -27,10 +27,11 @@ fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     let clock = Arc::new(Manual::at(0));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
     let intake = intake.with_kubelet(Some(kubelet.into()));
-    let peers = Peers::with_kubelet(intake.kubelet.clone()).at(folder.path().to_owned());
+    let homes = Homes::new(intake.kubelet.clone(), folder.path().to_owned());
+    let peers = Peers::default().at(folder.path().to_owned());
     let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
     intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
-    (Intake { peers, ..intake }, clock, folder)
+    (Intake { homes, peers, ..intake }, clock, folder)
 }
 
 fn process(pid: u32) -> Sender {
@@ -398,9 +399,76 @@ fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_n
     intake.take_json(event.to_string().as_bytes(), &process(7));
     assert_eq!(intake.counts.get(Outcome::Malformed), 0);
     assert!(intake.accounts.held(Resource::Bytes) > 0, "what waits is on its owner's account");
-    clock.advance_to(super::super::peer::DEADLINE_NS);
+    // Nobody reads it: it waits for a turn that does not come.
+    clock.advance_to(10 * super::super::peer::DEADLINE_NS);
     intake.peers.end();
-    intake.advance(super::super::peer::DEADLINE_NS);
+    intake.advance();
     assert_eq!(intake.counts.get(Outcome::Malformed), 1, "it names no job, and nobody else does");
     assert_eq!(intake.accounts.held(Resource::Bytes), 0);
+}
+
+/// In a node whose pods are told apart: 1 is on the node itself, 2 and 3 are in a pod, 5 in a container of nobody's.
+#[test]
+fn a_pod_cannot_take_over_the_job_of_another_place() {
+    let (intake, _clock, _folder) = node();
+    let root = |pid: u32| Sender::process(Some(pid), 0);
+    let refused =
+        |job: &str, pid: u32| intake.take_json(&begins(job, &["a"]), &root(pid)).refusals.first().map(|r| r.reason);
+    assert_eq!((refused("of the node", 1), refused("of the node", 2)), (None, Some("not_owner")));
+    assert_eq!((refused("of the pod", 2), refused("of the pod", 1)), (None, Some("not_owner")));
+    assert_eq!(refused("of the pod", 3), None, "another process of the pod");
+    assert_eq!((refused("of the pod", 5), refused("unknown", 5)), (Some("not_owner"), None));
+    assert_eq!((refused("unknown", 2), refused("unknown", 5)), (Some("not_owner"), None));
+    // Over TCP nobody knows from which pod.
+    let over_tcp = Sender { pid: None, uid: Some(0), address: None };
+    assert_eq!(intake.take_json(&begins("of the pod", &["a"]), &over_tcp).refused, 1);
+}
+
+#[test]
+fn a_job_begun_before_its_pod_was_known_goes_on_as_the_pods() {
+    let (intake, clock, folder) = node();
+    let cgroup = folder.path().join("2/cgroup");
+    let known = std::fs::read(&cgroup).expect("read");
+    std::fs::write(&cgroup, "0::/\n").expect("written");
+    let say = |pid: u32| intake.take_json(&begins("j", &["a"]), &Sender::process(Some(pid), 0)).refused;
+    assert_eq!(say(2), 0);
+    std::fs::write(&cgroup, known).expect("written");
+    clock.advance_to(2 * SECOND_NS);
+    assert_eq!(say(3), 1, "another process, whose pod is known");
+    assert_eq!(say(2), 0, "the one that began it");
+    assert_eq!(say(3), 0, "its pod's");
+}
+
+/// Phases that end faster than they are joined are lost by those who send them.
+#[test]
+fn one_user_does_not_make_another_lose_phases() {
+    let (intake, ..) = node();
+    let pair = |job: &str| {
+        let event = |event: &str| json!({"event": event, "name": "a", "job": job, "rank": 0});
+        serde_json::to_vec(&json!([event("begin"), event("end")])).expect("JSON")
+    };
+    let (hostile, honest) = (pair("hostile"), pair("honest"));
+    for _ in 0..20_000 {
+        intake.take_json(&hostile, &user(666));
+    }
+    let lost = intake.jobs().outcomes().overflow;
+    assert!(lost > 0);
+    for _ in 0..100 {
+        intake.take_json(&honest, &user(1));
+    }
+    assert_eq!(intake.jobs().outcomes().overflow, lost);
+}
+
+#[test]
+fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
+    let (intake, ..) = node();
+    let answer = intake.take_json(&b"1\n".repeat(32_768), &user(1));
+    assert_eq!((answer.refused, answer.refusals.len()), (32_768, MOST_LISTED));
+    assert_eq!(intake.counts.get(Outcome::Malformed), 32_768);
+    assert_eq!(intake.accounts.refusals(), [("uid 1".to_owned(), 32_768)].into());
+    // Once over its rate, a sender is so for the rest of its message.
+    let limits = Limits { events_a_second: 10, ..Limits::default() };
+    let intake = Intake { accounts: Accounts::new(&limits), ..intake };
+    let answer = intake.take_json(&begins("j", &["a"; 100]), &user(1));
+    assert_eq!((answer.accepted, answer.refused, intake.counts.get(Outcome::OverRate)), (10, 90, 90));
 }

@@ -1,38 +1,6 @@
 //! Stories of processes that are asked about, and of those that do not want to be read.
 
 use super::*;
-use crate::kubelet::{Container, Home, Settings};
-
-#[test]
-fn a_process_in_a_pod_has_the_pods_name_for_its_job_and_its_own_for_its_rank() {
-    let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
-    let process = folder.path().join("77");
-    let write = |name: &str, text: &[u8]| std::fs::write(process.join(name), text).expect("written");
-    std::fs::create_dir_all(&process).expect("a folder");
-    write("cgroup", format!("0::/kubepods.slice/cri-containerd-{id}.scope\n").as_bytes());
-    let logs = folder.path().join("logs");
-    std::fs::create_dir_all(&logs).expect("a folder");
-    let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
-    let kubelet = Kubelet::new(&settings).map(Arc::new);
-    let peers = Peers::<()>::with_kubelet(kubelet).at(folder.path().to_owned());
-    let get = |pid, now_ns| match peers.ask(pid, &Account::alone(), now_ns, &mut None) {
-        Told::Known(peer) => Peer::clone(&peer),
-        told => panic!("{told:?}"),
-    };
-    assert_eq!(get(77, 0).home, Home::Unknown, "its link is not there yet");
-    std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
-    let peer = get(77, LOOK_AGAIN_NS + 1);
-    let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
-    let container = Container { namespace, pod, name: Some("trainer".into()), id: Some(id) };
-    assert_eq!(peer.home, Home::Container(container));
-    assert_eq!(peer.job, None, "its environment, which may not be read, may name the job");
-    write("environ", b"RANK=5\0LOCAL_RANK=1\0");
-    let peer = get(77, 2 * KEEP_NS);
-    assert_eq!((peer.job.as_deref(), peer.rank, peer.place.local_rank), (Some("research/llama-0"), Some(5), Some(1)));
-    write("environ", b"HIGHWATER_JOB=llama\0");
-    assert_eq!(get(77, 4 * KEEP_NS).job.as_deref(), Some("llama"), "what the job says goes before");
-    assert_eq!(get(78, 0), Peer::default(), "no such process, at 0");
-}
 
 #[test]
 fn the_first_variable_that_names_a_job_wins() {
@@ -40,11 +8,11 @@ fn the_first_variable_that_names_a_job_wins() {
     assert_eq!(peer.job.as_deref(), Some("slurm-77"));
     assert_eq!((peer.rank, peer.place.local_rank), (Some(3), Some(1)));
     assert_eq!(parse(b"SLURM_JOB_ID=77\0HIGHWATER_JOB=llama").job.as_deref(), Some("llama"));
-    assert_eq!(parse(b"HIGHWATER_JOB=\0RANK=x"), Peer::default());
+    assert_eq!(parse(b"HIGHWATER_JOB=\0RANK=x"), Peer { is_read: true, ..Peer::default() });
     let hidden = parse(b"CUDA_VISIBLE_DEVICES=\0").place.visible_devices;
     assert_eq!(hidden.as_deref(), Some(""), "all devices are hidden");
     let endless = [b"CUDA_VISIBLE_DEVICES=".as_slice(), &[b'0'; MOST_BYTES + 1]].concat();
-    assert_eq!(parse(&endless), Peer::default());
+    assert_eq!(parse(&endless), Peer { is_read: true, ..Peer::default() });
 }
 
 /// A process whose environment does not come: nobody writes to the other end.
@@ -81,7 +49,7 @@ fn start_reader(peers: &Arc<Peers<u32>>, tell: std::sync::mpsc::Sender<(u32, Vec
             || 0,
             |pid| {
                 let mut waited = Vec::new();
-                of_thread.drain(pid, |events| waited.extend(events));
+                of_thread.drain(pid, |_, events| waited.extend(events));
                 // The test may have ended.
                 let _ = tell.send((pid, waited));
             },
@@ -97,23 +65,23 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let (peers, told) = threaded(folder.path());
     let (hostile, honest) = (Account::alone(), Account::alone());
     let ask = |pid, account, event: u32, now_ns| peers.ask(pid, account, now_ns, &mut Some(event));
-    assert!(matches!(ask(1, &hostile, 10, 0), Told::Later));
-    assert!(matches!(ask(1, &hostile, 11, 0), Told::Later));
+    assert!(matches!(ask(1, &hostile, 10, 0), Answer::Later));
+    assert!(matches!(ask(1, &hostile, 11, 0), Answer::Later));
     // The only thread hangs in process 1: what is asked next waits until that is given up.
-    while !peers.state().lookups[&1].is_begun {
+    while !matches!(peers.state().lookups[&1].stage, Stage::Reading(_)) {
         std::thread::yield_now();
     }
-    assert!(matches!(ask(2, &honest, 20, DEADLINE_NS / 2), Told::Later));
+    assert!(matches!(ask(2, &honest, 20, DEADLINE_NS / 2), Answer::Later));
     let overdue = peers.advance(DEADLINE_NS);
     assert_eq!((overdue.pids.as_slice(), overdue.needs_reader), (&[1][..], true));
     let mut waited = Vec::new();
-    peers.drain(1, |events| waited.extend(events));
+    peers.drain(1, |_, events| waited.extend(events));
     assert_eq!(waited, [10, 11], "nothing is lost with it");
     let (tell, told_by_second) = std::sync::mpsc::channel();
     start_reader(&peers, tell);
     assert_eq!(told_by_second.recv().expect("it is read"), (2, vec![20]));
-    assert!(matches!(ask(2, &honest, 21, DEADLINE_NS), Told::Known(peer) if peer.job.as_deref() == Some("honest")));
-    assert!(matches!(ask(1, &hostile, 12, DEADLINE_NS), Told::Known(peer) if peer.job.is_none()), "given up for now");
+    assert!(matches!(ask(2, &honest, 21, DEADLINE_NS), Answer::Known(peer) if peer.job.as_deref() == Some("honest")));
+    assert!(matches!(ask(1, &hostile, 12, DEADLINE_NS), Answer::Known(peer) if peer.job.is_none()), "given up for now");
     release(folder.path(), 1);
     assert_eq!(told.recv().expect("it comes back"), (1, vec![]));
     assert!(peers.state().stuck.is_empty());
@@ -132,14 +100,14 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
     for pid in 0..count {
         let now_ns = i64::from(pid) * 2 * DEADLINE_NS;
         let told = peers.ask(pid, &hostile, now_ns, &mut Some(pid));
-        if !matches!(told, Told::Later) {
+        if !matches!(told, Answer::Later) {
             break;
         }
-        while !peers.state().lookups[&pid].is_begun {
+        while !matches!(peers.state().lookups[&pid].stage, Stage::Reading(_)) {
             std::thread::yield_now();
         }
         let overdue = peers.advance(now_ns + DEADLINE_NS);
-        peers.drain(pid, drop);
+        peers.drain(pid, |_, events| drop(events));
         if overdue.needs_reader {
             start_reader(&peers, std::sync::mpsc::channel().0);
             threads += 1;
@@ -150,14 +118,93 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
     start_reader(&peers, tell.clone());
     start_reader(&peers, tell);
     let now_ns = i64::from(count) * 2 * DEADLINE_NS;
-    if matches!(peers.ask(99, &honest, now_ns, &mut Some(1)), Told::Later) {
-        while !peers.state().known.contains_key(&99) {
-            std::thread::yield_now();
-        }
+    assert!(matches!(peers.ask(99, &honest, now_ns, &mut Some(1)), Answer::Later));
+    while !peers.state().known.contains_key(&99) {
+        std::thread::yield_now();
     }
     drop(told);
     (0..u32::try_from(MOST_STUCK).expect("a few")).for_each(|pid| release(folder.path(), pid));
     peers.end();
+}
+
+/// Events that come while others are taken wait behind them.
+#[test]
+fn nothing_overtakes_what_waits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    process(folder.path(), 1, b"HIGHWATER_JOB=j");
+    let peers = Peers::<u32>::default().at(folder.path().to_owned());
+    peers.set_threaded();
+    let account = Account::alone();
+    let ask = |event: u32| peers.ask(1, &account, 0, &mut Some(event));
+    assert!(matches!(ask(0), Answer::Later));
+    let (asked, taken) = (std::cell::Cell::new(1), std::cell::RefCell::new(Vec::new()));
+    let read = |pid| {
+        assert_eq!(pid, 1);
+        peers.drain(1, |peer, events| {
+            assert_eq!(peer.job.as_deref(), Some("j"));
+            taken.borrow_mut().extend(events);
+            if asked.get() < 100 {
+                assert!(matches!(ask(asked.get()), Answer::Later), "behind those that are taken");
+                asked.set(asked.get() + 1);
+            }
+        });
+        peers.end();
+    };
+    peers.read_until_ended(|| 0, read);
+    assert_eq!(taken.into_inner(), (0..100).collect::<Vec<_>>());
+    assert!(matches!(ask(100), Answer::Known(_)));
+    assert!(peers.state().lookups.is_empty());
+}
+
+#[test]
+fn the_owner_with_the_fewest_reads_is_next_and_the_oldest_does_not_wait_for_one_thread() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let peers = Peers::<u32>::default().at(folder.path().to_owned());
+    peers.set_threaded();
+    let (hostile, honest) = (Account::alone(), Account::alone());
+    for pid in 1..20 {
+        assert!(matches!(peers.ask(pid, &hostile, 0, &mut Some(1)), Answer::Later));
+    }
+    assert!(matches!(peers.ask(50, &honest, 0, &mut Some(1)), Answer::Later));
+    peers.state().readers = 1;
+    assert!(!peers.advance(IMPATIENCE_NS - 1).needs_reader);
+    assert!(peers.advance(IMPATIENCE_NS).needs_reader);
+    assert_eq!(peers.state().next_of_least(0), Some(1));
+    assert_eq!(peers.state().next_of_least(0), Some(50), "before the other eighteen");
+    // Reading has its own time; waiting for a turn is no reason to give up.
+    assert_eq!(peers.advance(DEADLINE_NS).pids.len(), 2);
+    assert_eq!(peers.state().stuck.len(), 2);
+    assert_eq!(peers.advance(WAIT_NS).pids.len(), 18);
+    assert_eq!(peers.state().stuck.len(), 2);
+    // What was given up is not believed for long, and nothing is given up twice.
+    assert!(peers.advance(10 * WAIT_NS).pids.is_empty());
+    assert!(peers.believed(50, DEADLINE_NS + LOOK_AGAIN_NS, || None).is_none(), "it is being drained");
+    peers.drain(50, |_, events| drop(events));
+    assert!(peers.believed(50, DEADLINE_NS + LOOK_AGAIN_NS, || None).is_some());
+    assert!(peers.believed(50, DEADLINE_NS + LOOK_AGAIN_NS + 1, || None).is_none());
+}
+
+#[test]
+fn an_environment_is_read_once_for_each_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stat = |start: u64| {
+        std::fs::write(folder.path().join("7/stat"), format!("7 (x) S {} {start} 0", "0 ".repeat(18)))
+            .expect("written");
+    };
+    process(folder.path(), 7, b"HIGHWATER_JOB=first");
+    stat(100);
+    let peers = Peers::<()>::default().at(folder.path().to_owned());
+    let job = |now_ns| match peers.ask(7, &Account::alone(), now_ns, &mut None) {
+        Answer::Known(peer) => peer.job.clone().unwrap_or_default(),
+        answer => panic!("{answer:?}"),
+    };
+    assert_eq!(job(0), "first");
+    process(folder.path(), 7, b"HIGHWATER_JOB=second");
+    assert_eq!(job(2 * KEEP_NS), "first", "the same process");
+    stat(101);
+    assert_eq!(job(4 * KEEP_NS), "second", "another one with its id");
+    std::fs::remove_dir_all(folder.path().join("7")).expect("gone");
+    assert_eq!(job(6 * KEEP_NS), "second", "its last events");
 }
 
 #[test]
@@ -169,7 +216,7 @@ fn an_environment_without_end_is_read_to_its_bound() {
     let read = read_at_most(&path, MOST_ENVIRON_BYTES).expect("read");
     assert_eq!(read.len() as u64, MOST_ENVIRON_BYTES);
     assert!(read.capacity() as u64 <= 2 * MOST_ENVIRON_BYTES, "{}", read.capacity());
-    assert_eq!(parse(&read), Peer::default());
+    assert_eq!(parse(&read), Peer { is_read: true, ..Peer::default() });
 }
 
 #[test]
@@ -179,8 +226,8 @@ fn what_waits_for_one_owner_is_bounded() {
     let peers = Peers::<u32>::default().at(folder.path().to_owned());
     peers.set_threaded();
     let account = Account::alone();
-    let waits = |pid| matches!(peers.ask(pid, &account, 0, &mut Some(1)), Told::Later);
-    assert_eq!((0..1_000).filter(|_| waits(1)).count(), MOST_PARKED);
+    let waits = |pid| matches!(peers.ask(pid, &account, 0, &mut Some(1)), Answer::Later);
+    assert_eq!((0..2 * MOST_PARKED).filter(|_| waits(1)).count(), MOST_PARKED);
     assert_eq!(1 + (2..1_000).filter(|pid| waits(*pid)).count(), MOST_WAITING);
-    assert!(matches!(peers.ask(5_000, &Account::alone(), 0, &mut Some(1)), Told::Later), "another owner");
+    assert!(matches!(peers.ask(5_000, &Account::alone(), 0, &mut Some(1)), Answer::Later), "another owner");
 }

@@ -1,0 +1,151 @@
+//! Which container a sending process is in, by its control groups.
+//!
+//! Reading them takes no lock that the process could hold, unlike its environment ([`peer`](super::peer)), so it is done at
+//! once, before a sender's first event is taken: an owner is a user in a pod. Invariant: a process that has ended keeps what
+//! was known of it for a minute; one of the same id that started at another time does not have it.
+
+use super::account::{Pod, Within};
+use super::peer::{KEEP_NS, LOOK_AGAIN_NS, MOST_PEERS, read_at_most};
+use crate::clock::SECOND_NS;
+use crate::kubelet::{Home, Kubelet};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How much of the list of control groups is read, and of a process's state.
+const MOST_FILE_BYTES: u64 = 64 << 10;
+/// How long what was known of a process that cannot be looked at any more is believed.
+const REMEMBER_NS: i64 = 60 * SECOND_NS;
+/// Where in `/proc/PID/stat` a process's start stands, behind its name.
+const START_FIELD: usize = 22 - 3;
+
+/// Where a process is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct At {
+    pub home: Home,
+    /// Since when it is known to be there, nanoseconds of the timeline.
+    pub since_ns: i64,
+}
+
+/// Processes looked at lately.
+pub(super) struct Homes {
+    proc: PathBuf,
+    /// Who knows which container is which; `None` where nobody is to be asked.
+    kubelet: Option<Arc<Kubelet>>,
+    known: Mutex<HashMap<u32, Known>>,
+}
+
+struct Known {
+    read_ns: i64,
+    started: Option<u64>,
+    at: At,
+}
+
+impl Homes {
+    /// Those of a node with this kubelet, told by files below `proc`.
+    pub fn new(kubelet: Option<Arc<Kubelet>>, proc: PathBuf) -> Self {
+        Self { proc, kubelet, known: Mutex::default() }
+    }
+
+    /// Where this process is; not known where no kubelet is asked.
+    pub fn of(&self, pid: u32, now_ns: i64) -> At {
+        let Some(kubelet) = &self.kubelet else { return At { home: Home::Unknown, since_ns: now_ns } };
+        if let Some(known) = self.known().get(&pid)
+            && now_ns.saturating_sub(known.read_ns) <= known.keep_ns()
+        {
+            return known.at.clone();
+        }
+        let process = self.proc.join(pid.to_string());
+        let cgroups = read_at_most(&process.join("cgroup"), MOST_FILE_BYTES);
+        let home = cgroups.map(|cgroups| kubelet.home_of(&String::from_utf8_lossy(&cgroups))).unwrap_or_default();
+        self.learn(pid, started(&process), home, now_ns)
+    }
+
+    /// What an owner's account goes by.
+    pub fn within(&self, pid: Option<u32>, now_ns: i64) -> Within {
+        match (&self.kubelet, pid) {
+            (None, _) => Within::Node,
+            (Some(_), None) => Within::Unknown,
+            (Some(_), Some(pid)) => match self.of(pid, now_ns).home {
+                Home::Host => Within::Node,
+                Home::Unknown => Within::Unknown,
+                Home::Container(container) => Within::Pod(Pod { namespace: container.namespace, name: container.pod }),
+            },
+        }
+    }
+
+    fn learn(&self, pid: u32, started: Option<u64>, home: Home, now_ns: i64) -> At {
+        let mut all = self.known();
+        let before = all.get(&pid).filter(|before| started.is_none() || started == before.started);
+        if let Some(before) = before {
+            let is_gone = home == Home::Unknown && now_ns.saturating_sub(before.read_ns) <= REMEMBER_NS;
+            if is_gone && before.at.home != Home::Unknown {
+                return before.at.clone();
+            }
+        }
+        let since_ns = before.filter(|before| before.at.home == home).map_or(now_ns, |before| before.at.since_ns);
+        if all.len() >= MOST_PEERS && !all.contains_key(&pid) {
+            let oldest = all.iter().min_by_key(|(_, known)| known.read_ns).map(|(pid, _)| *pid);
+            oldest.and_then(|oldest| all.remove(&oldest));
+        }
+        let at = At { home, since_ns };
+        all.insert(pid, Known { read_ns: now_ns, started, at: at.clone() });
+        at
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<u32, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn keep_ns(&self) -> i64 {
+        // A container that has just begun gets its link a little later.
+        if self.at.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS }
+    }
+}
+
+/// When a process started, ticks since the system did; `None` where it is gone.
+pub(super) fn started(process: &Path) -> Option<u64> {
+    let stat = read_at_most(&process.join("stat"), MOST_FILE_BYTES)?;
+    // Its name may have any bytes, brackets too.
+    let behind = stat.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(stat.get(behind + 1..)?).ok()?;
+    fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::{Container, Settings};
+
+    #[test]
+    fn a_process_that_ended_keeps_its_pod_and_one_of_the_same_id_has_its_own() {
+        let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
+        let process = folder.path().join("77");
+        let write = |name: &str, text: &str| std::fs::write(process.join(name), text).expect("written");
+        std::fs::create_dir_all(&process).expect("a folder");
+        write("cgroup", &format!("0::/kubepods.slice/cri-containerd-{id}.scope\n"));
+        write("stat", &format!("77 (a ) name) S {} 4711 0\n", "0 ".repeat(18)));
+        let logs = folder.path().join("logs");
+        std::fs::create_dir_all(&logs).expect("a folder");
+        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
+        let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
+        assert_eq!(homes.of(77, 0).home, Home::Unknown, "its link is not there yet");
+        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
+        let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
+        let container = Home::Container(Container { namespace, pod, name: Some("trainer".into()), id: Some(id) });
+        let read_ns = LOOK_AGAIN_NS + 1;
+        assert_eq!(homes.of(77, read_ns), At { home: container.clone(), since_ns: read_ns });
+        assert_eq!(started(&process), Some(4711));
+        // It is ending: its control group is the root's.
+        write("cgroup", "0::/\n");
+        assert_eq!(homes.of(77, read_ns + KEEP_NS + 1).home, container);
+        std::fs::remove_dir_all(&process).expect("gone");
+        assert_eq!(homes.of(77, read_ns + KEEP_NS + 2).home, container);
+        std::fs::create_dir_all(&process).expect("a folder");
+        write("cgroup", "0::/user.slice\n");
+        write("stat", &format!("77 (other) S {} 4712 0\n", "0 ".repeat(18)));
+        assert_eq!(homes.of(77, read_ns + KEEP_NS + 3).home, Home::Host, "another process");
+    }
+}
