@@ -13,6 +13,9 @@ const BEGIN_NS: i64 = 1_800_000_000 * SECOND_NS;
 /// When its last reading was. What jobs say is of the seconds before.
 pub(super) const END_NS: i64 = BEGIN_NS + 8 * SECOND_NS;
 
+/// From one of its readings to the next: seldom, because each input decodes all of them, and what it says is of few.
+const TURN_NS: i64 = 100 * MILLISECOND_NS;
+
 const SCENARIO: &str = r#"
 [[gpus]]
 count = 2
@@ -41,12 +44,10 @@ fn play() -> Node {
     let made = Node::new(source, Arc::clone(&clock) as _, config, Periods::default(), None);
     let (node, writers) = made.expect("a ring of 1 MiB can be made");
     let mut sampler = node.sampler(writers);
-    for turn in 0..=(END_NS - BEGIN_NS) / (10 * MILLISECOND_NS) {
-        clock.advance_to(BEGIN_NS + turn * 10 * MILLISECOND_NS);
+    for turn in 0..=(END_NS - BEGIN_NS) / TURN_NS {
+        clock.advance_to(BEGIN_NS + turn * TURN_NS);
         sampler.tick(clock.now_ns(), |_| ());
-        if turn % 10 == 0 {
-            read_medium(&node, clock.now_ns());
-        }
+        read_medium(&node, clock.now_ns());
     }
     node
 }

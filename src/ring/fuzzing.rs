@@ -102,8 +102,9 @@ impl Pair {
     /// Asks for an interval of what is kept.
     fn ask(&self, numbers: &mut Numbers<'_>) {
         let (Some(oldest_ns), Some(newest_ns)) = (self.reader.oldest_ns(), self.reader.newest_ns()) else { return };
-        let span_ns = newest_ns - oldest_ns + 1;
-        let [one, other] = [(); 2].map(|()| oldest_ns + i64::from(numbers.short()) * (span_ns - 1) / 0xffff);
+        let span_ns = i128::from(newest_ns - oldest_ns);
+        let mut within = || i64::try_from(i128::from(numbers.short()) * span_ns / 0xffff).unwrap_or(0);
+        let [one, other] = [oldest_ns + within(), oldest_ns + within()];
         let (from_ns, to_ns) = (one.min(other), one.max(other));
         assert_eq!(self.reader.summary(from_ns, to_ns), Ok(self.model.summary(from_ns, to_ns)));
         let through = self.reader.summary_through(from_ns, to_ns);
