@@ -16,8 +16,8 @@ pub const MOST_BATCHED_BYTES: usize = 4 << 20;
 /// Events of one batch that are put in order: longer ones are taken so many at a time.
 const MOST_EVENTS: usize = 4_096;
 
-/// Refused events of one body after which the rest are refused without a look.
-const MOST_REFUSED: usize = 1_000;
+/// Malformed events of one body after which the rest of it is refused without a look: it is no body of events.
+const MOST_MALFORMED: usize = 100;
 
 /// A body under way.
 pub struct Batch<'a> {
@@ -29,6 +29,7 @@ pub struct Batch<'a> {
     /// Events that were refused without a look, because so many before them were: for their rate, and as malformed.
     unseen: (u64, u64),
     is_over_rate: bool,
+    malformed: usize,
 }
 
 /// Parsed events, with their positions in the body.
@@ -44,7 +45,7 @@ impl<'a> Batch<'a> {
     pub fn begin(intake: &'a Intake, sender: &Sender) -> Self {
         let (arrival, answer) = (intake.arrival(sender), Answer::default());
         let (splitter, window) = (Splitter::new(), Window::default());
-        Self { intake, arrival, splitter, window, answer, unseen: (0, 0), is_over_rate: false }
+        Self { intake, arrival, splitter, window, answer, unseen: (0, 0), is_over_rate: false, malformed: 0 }
     }
 
     /// Takes a body that is here as a whole.
@@ -92,12 +93,11 @@ impl<'a> Batch<'a> {
     }
 
     fn found(&mut self, index: usize, element: &Element<'_>) {
-        // A body of thousands of refusals costs little more than one of a thousand: nobody reads them.
         if self.is_over_rate {
             self.unseen.0 += 1;
             return;
         }
-        if self.answer.refused >= MOST_REFUSED {
+        if self.malformed >= MOST_MALFORMED {
             self.unseen.1 += 1;
             return;
         }
@@ -110,6 +110,7 @@ impl<'a> Batch<'a> {
             Ok(annotation) => self.wait(index, annotation),
             Err(refusal) => {
                 self.is_over_rate = matches!(refusal, Refusal::OverRate(_));
+                self.malformed += usize::from(matches!(refusal, Refusal::Malformed(_)));
                 self.intake.take_one(index, Err(refusal), &self.arrival, &mut self.answer);
             }
         }

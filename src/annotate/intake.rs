@@ -373,7 +373,7 @@ impl Intake {
 
     /// The annotation, with what its sender's environment says where that is needed: an event without a job is its
     /// process's. `None` where the process is read first, and the event waits.
-    fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<(Annotation, Option<Arc<Peer>>)>, Refusal> {
+    fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<WithPeer>, Refusal> {
         let Some(pid) = arrival.sender.pid.filter(|_| raw.job.is_none()) else { return Ok(Some((raw, None))) };
         let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
         let over = |what, short| Refusal::OverBudget { what, short, limit: account.limit(Resource::Bytes) };
@@ -470,6 +470,9 @@ pub(super) struct Arrival {
     /// Of the sender, where it is.
     pub account: Arc<Account>,
 }
+
+/// An annotation with what its sender's environment says, where that was asked for.
+type WithPeer = (Annotation, Option<Arc<Peer>>);
 
 /// An event that waits for its sender's process to be read.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The Unix seqpacket socket: a connection for each sender, one event a line, several lines a message, no answer.
 //!
 //! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with `EAGAIN`.
-//! One thread reads all connections in rounds; in a round an account has only so many messages read, over all of its
+//! One thread reads all connections in rounds; in a round an account has only so many bytes read, over all of its
 //! connections. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared among
 //! owners as everything else is ([`Accounts`](super::Accounts)).
 
@@ -22,8 +22,10 @@ use std::time::{Duration, Instant};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Messages of one account that are read in one round.
-const AT_ONCE: usize = 8;
+/// Bytes of one account that are read in one round, over all of its connections, and a little more: what is begun is read.
+const AT_ONCE: usize = 64 << 10;
+/// What a message counts for at the least, bytes.
+const LEAST: usize = 1 << 10;
 /// Connections that have their turn in one round, and new ones that are accepted in it.
 const EVENTS: usize = 64;
 /// How long a round waits at most: the longest that this thread keeps a shutdown waiting where [`Listener::close`] does not
@@ -61,8 +63,10 @@ struct Reader<'a> {
     buffer: Vec<u8>,
     /// Until when nobody is accepted, because the system gave no descriptor.
     paused: Option<Instant>,
-    /// Messages of each account in this round, by its address.
+    /// Bytes of each account that were read in this round, by its address.
     read: HashMap<usize, usize>,
+    /// Rounds so far: each begins with another connection, so that those of one account have their turns.
+    rounds: usize,
 }
 
 impl Listener {
@@ -94,7 +98,8 @@ impl Listener {
     /// Takes what senders send until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
         let (connections, read, buffer) = (HashMap::new(), HashMap::new(), vec![0u8; MOST_DATAGRAM_BYTES]);
-        let mut reader = Reader { listener: self, intake, connections, next: LISTENER + 1, buffer, paused: None, read };
+        let mut reader =
+            Reader { listener: self, intake, connections, next: LISTENER + 1, buffer, paused: None, read, rounds: 0 };
         let mut events = Vec::with_capacity(EVENTS);
         while !stop.load(Ordering::Relaxed) {
             events.clear();
@@ -126,7 +131,9 @@ impl Reader<'_> {
             self.paused = None;
             self.listener.listen_for(epoll::EventFlags::IN);
         }
-        for event in events {
+        self.rounds = self.rounds.wrapping_add(1);
+        let (first, last) = events.split_at(self.rounds.checked_rem(events.len()).unwrap_or(0));
+        for event in last.iter().chain(first) {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 number => self.turn(number),
@@ -170,16 +177,15 @@ impl Reader<'_> {
         self.next += 1;
     }
 
-    /// Takes a message of a connection, and more while its account has not had enough in this round; what is left comes again
-    /// in the next.
+    /// Takes messages of a connection while its account has not had enough in this round; what is left comes again in a later
+    /// one.
     fn turn(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else { return };
         let read = self.read.entry(Arc::as_ptr(&connection.account) as usize).or_default();
-        loop {
-            *read += 1;
+        while *read < AT_ONCE {
             match connection.read_one(self.intake, &mut self.buffer) {
-                After::More if *read < AT_ONCE => {}
-                After::More | After::Nothing => return,
+                After::More(bytes) => *read += bytes.max(LEAST),
+                After::Nothing => return,
                 After::End => {
                     // Closing it takes it out of what is waited for.
                     self.connections.remove(&number);
@@ -192,7 +198,8 @@ impl Reader<'_> {
 
 /// What follows a message.
 enum After {
-    More,
+    /// It had so many bytes, and there may be more.
+    More(usize),
     Nothing,
     End,
 }
@@ -202,16 +209,19 @@ impl Connection {
     fn read_one(&self, intake: &Intake, buffer: &mut [u8]) -> After {
         match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
             // The end, or an empty message, which nobody sends who has something to say.
-            Ok((_, 0)) => return After::End,
+            Ok((_, 0)) => After::End,
             Ok((length, whole)) if whole > length => {
                 intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &self.sender);
+                After::More(length)
             }
             // What is refused is counted and logged with its sender.
-            Ok((length, _)) => drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender)),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return After::Nothing,
-            Err(_) => return After::End,
+            Ok((length, _)) => {
+                drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender));
+                After::More(length)
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => After::Nothing,
+            Err(_) => After::End,
         }
-        After::More
     }
 }
 

@@ -63,7 +63,9 @@ impl Walk {
         let next = self.at.join(name);
         let above = fstat(&self.folder)?;
         let found = self.find_or_make(name)?;
-        if is_open_to_others(&above) && !is_trusted(found.st_uid) && name != ".." {
+        // A folder of somebody else is open to that somebody.
+        let is_prepared = is_open_to_others(&above) || !is_trusted(above.st_uid);
+        if is_prepared && !is_trusted(found.st_uid) && name != ".." {
             let owner = found.st_uid;
             let problem = format!("belongs to user {owner}, who could prepare it in a folder that others may write to");
             return Err(refuse(&next, problem));

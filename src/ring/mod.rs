@@ -3,7 +3,7 @@
 //!
 //! Readings enter through the one [`Writer`]; [`Reader`]s answer for any interval the extremes, the time-weighted
 //! mean, the largest fall and regrowth, the time above a threshold, and the points. Time is an argument throughout:
-//! nothing here asks for the time, does I/O, takes a lock, or allocates after [`ring`] except to return points.
+//! nothing here asks for the time, does I/O, takes a lock, or allocates after `ring` except to return points.
 //!
 //! # Memory
 //! ```text

@@ -33,8 +33,11 @@ fn release(folder: &Path, pid: u32) {
     std::fs::write(folder.join(format!("{pid}/environ")), b"HIGHWATER_JOB=late").expect("written");
 }
 
+/// A process that was read, and what had waited for it.
+type Read = (u32, Vec<u32>);
+
 /// Peers that one thread reads, which says which process it has read and what waited for it.
-fn threaded(folder: &Path) -> (Arc<Peers<u32>>, std::sync::mpsc::Receiver<(u32, Vec<u32>)>) {
+fn threaded(folder: &Path) -> (Arc<Peers<u32>>, std::sync::mpsc::Receiver<Read>) {
     let peers = Arc::new(Peers::<u32>::default().at(folder.to_owned()));
     peers.set_threaded();
     let (tell, told) = std::sync::mpsc::channel();
@@ -42,7 +45,7 @@ fn threaded(folder: &Path) -> (Arc<Peers<u32>>, std::sync::mpsc::Receiver<(u32, 
     (peers, told)
 }
 
-fn start_reader(peers: &Arc<Peers<u32>>, tell: std::sync::mpsc::Sender<(u32, Vec<u32>)>) {
+fn start_reader(peers: &Arc<Peers<u32>>, tell: std::sync::mpsc::Sender<Read>) {
     let of_thread = Arc::clone(peers);
     std::thread::spawn(move || {
         of_thread.read_until_ended(

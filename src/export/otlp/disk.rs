@@ -71,7 +71,7 @@ impl Disk {
 
     fn find_left(&mut self) -> io::Result<()> {
         for name in self.folder.names()? {
-            if name.ends_with(TORN_SUFFIX) {
+            if name.strip_suffix(TORN_SUFFIX).is_some_and(|whole| whole.ends_with(SUFFIX)) {
                 self.folder.remove(&name)?;
             } else if let Some((number, signal, points)) = parse(&name) {
                 // One that has gone since it was listed is nobody's.
