@@ -81,7 +81,10 @@ impl Rig {
     ) -> ScopedJoinHandle<'scope, Ticked> {
         let mut sampler = self.sampler.share();
         let sweep = threads.spawn(move || sampler.tick(SECOND_NS, |_| ()));
-        until(|| self.stats.stuck_since(SECOND_NS + 1).is_some_and(|stuck| self.gpus[stuck.gpu].is_in_fast_call()));
+        // Those before it answer at once.
+        let kept = self.driver.keeps.lock().expect("whole").clone();
+        let hangs = |stuck: Stuck| kept.contains(&stuck.gpu) && self.gpus[stuck.gpu].is_in_fast_call();
+        until(|| self.stats.stuck_since(SECOND_NS + 1).is_some_and(hangs));
         sweep
     }
 
