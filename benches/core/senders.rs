@@ -125,7 +125,7 @@ impl Server {
                     for n in 0..events / connections {
                         let body = event(if n % 2 == 0 { "begin" } else { "end" }, rank);
                         let request = format!(
-                            "POST /api/v1/annotations HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+                            "POST /api/v1/annotations HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
                             body.len()
                         );
                         stream.write_all(request.as_bytes()).expect("sent");
@@ -157,7 +157,7 @@ impl Server {
 
 fn scrape(address: std::net::SocketAddr) {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
