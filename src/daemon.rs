@@ -120,7 +120,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         threads.push(spawn("hw-seqpacket", move || listener.run(&intake, &stop))?);
     }
     if let Some(kubelet) = kubelet {
-        let (clock, stop) = (Arc::clone(&shared.clock), Arc::clone(&stop));
+        // What the kubelet says is of now, whatever is played.
+        let (clock, stop) = (Arc::clone(&live), Arc::clone(&stop));
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
     }
     let stopped = Arc::clone(&stop);
@@ -232,12 +233,15 @@ fn bind(path: &Path) -> anyhow::Result<Socket> {
     Socket::bind(path).with_context(context)
 }
 
+/// A longer file is none with a token.
+const MOST_TOKEN_BYTES: u64 = 64 << 10;
+
 fn access(settings: &Settings) -> anyhow::Result<Access> {
     let Some(path) = &settings.token_file else {
         let listen = settings.annotations_listen.unwrap_or(settings.listen);
         return Ok(if listen.ip().is_loopback() { Access::Open } else { Access::Closed });
     };
-    let token = std::fs::read_to_string(path);
+    let token = crate::files::read_text(path, MOST_TOKEN_BYTES);
     let token = token.with_context(|| format!("annotations.token_file: cannot read {}", path.display()))?;
     anyhow::ensure!(token.trim().len() >= 16, "annotations.token_file: the token is shorter than 16 characters");
     Ok(Access::Token(token.trim().into()))

@@ -37,13 +37,22 @@ fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
+/// The begin of a file: all of it, or as much as may be.
+///
+/// # Errors
+/// Where it cannot be read, as of a process of another user.
+pub fn read_at_most(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most_bytes).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// The text of a file that somebody names: a FIFO or a device too, but at most `most_bytes` of it.
 ///
 /// # Errors
 /// Where it cannot be read, is longer, or is no UTF-8.
 pub fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    let bytes = read_at_most(path, most_bytes.saturating_add(1))?;
     if bytes.len() as u64 > most_bytes {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {most_bytes} bytes")));
     }

@@ -21,9 +21,14 @@ const MOST_MALFORMED: usize = 100;
 
 /// A body under way.
 pub struct Batch<'a> {
+    splitter: Splitter,
+    taking: Taking<'a>,
+}
+
+/// What becomes of the events that were cut out of a body.
+struct Taking<'a> {
     intake: &'a Intake,
     arrival: Arrival,
-    splitter: Splitter,
     window: Window,
     answer: Answer,
     /// Events that were refused without a look, because so many before them were: for their rate, and as malformed.
@@ -44,8 +49,9 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn begin(intake: &'a Intake, sender: &Sender) -> Self {
         let (arrival, answer) = (intake.arrival(sender), Answer::default());
-        let (splitter, window) = (Splitter::new(), Window::default());
-        Self { intake, arrival, splitter, window, answer, unseen: (0, 0), is_over_rate: false, malformed: 0 }
+        let window = Window::default();
+        let taking = Taking { intake, arrival, window, answer, unseen: (0, 0), is_over_rate: false, malformed: 0 };
+        Self { splitter: Splitter::new(), taking }
     }
 
     /// Takes a body that is here as a whole.
@@ -53,9 +59,9 @@ impl<'a> Batch<'a> {
         // Most are one event.
         let is_one = body.len() <= MOST_EVENT_BYTES && body.first() == Some(&b'{') && body.last() == Some(&b'}');
         if is_one && let Ok(annotation) = serde_json::from_slice(body) {
-            let allowed = self.within_rate().map(|()| annotation);
             self.splitter.skip_one();
-            self.intake.take_one(0, allowed, &self.arrival, &mut self.answer);
+            let allowed = self.taking.within_rate().map(|()| annotation);
+            self.taking.take(0, allowed);
             return;
         }
         self.push(body);
@@ -63,20 +69,28 @@ impl<'a> Batch<'a> {
 
     /// Takes one more piece, which arrives now.
     pub fn push(&mut self, piece: &[u8]) {
-        self.intake.arrives_now(&mut self.arrival);
-        let mut splitter = std::mem::replace(&mut self.splitter, Splitter::new());
-        splitter.push(piece, |index, element| self.found(index, &element));
-        self.splitter = splitter;
+        self.taking.arrives_now();
+        let Self { splitter, taking } = self;
+        splitter.push(piece, |index, element| taking.found(index, &element));
     }
 
     /// Ends the body.
     #[must_use]
-    pub fn end(mut self) -> Answer {
-        let mut splitter = std::mem::replace(&mut self.splitter, Splitter::new());
-        if let Some((index, problem)) = splitter.end(|index, element| self.found(index, &element)) {
-            let malformed = Err(Refusal::Malformed(problem.to_owned()));
-            self.intake.take_one(index, malformed, &self.arrival, &mut self.answer);
+    pub fn end(self) -> Answer {
+        let Self { mut splitter, mut taking } = self;
+        if let Some((index, problem)) = splitter.end(|index, element| taking.found(index, &element)) {
+            taking.take(index, Err(Refusal::Malformed(problem.to_owned())));
         }
+        taking.end()
+    }
+}
+
+impl Taking<'_> {
+    fn arrives_now(&mut self) {
+        self.intake.arrives_now(&mut self.arrival);
+    }
+
+    fn end(mut self) -> Answer {
         self.flush();
         let (over_rate, malformed) = self.unseen;
         self.intake.refuse_unseen(Outcome::OverRate, over_rate, &self.arrival);
@@ -84,6 +98,10 @@ impl<'a> Batch<'a> {
         self.answer.refused += usize::try_from(over_rate + malformed).unwrap_or(usize::MAX);
         self.answer.refusals.sort_by_key(|refused| refused.index);
         std::mem::take(&mut self.answer)
+    }
+
+    fn take(&mut self, index: usize, event: Result<Annotation, Refusal>) {
+        self.intake.take_one(index, event, &self.arrival, &mut self.answer);
     }
 
     fn within_rate(&self) -> Result<(), Refusal> {
@@ -111,7 +129,7 @@ impl<'a> Batch<'a> {
             Err(refusal) => {
                 self.is_over_rate = matches!(refusal, Refusal::OverRate(_));
                 self.malformed += usize::from(matches!(refusal, Refusal::Malformed(_)));
-                self.intake.take_one(index, Err(refusal), &self.arrival, &mut self.answer);
+                self.take(index, Err(refusal));
             }
         }
     }
@@ -132,13 +150,13 @@ impl<'a> Batch<'a> {
         let arrived = self.arrival.at_ns.saturating_add(self.arrival.unix_shift_ns);
         events.sort_by_key(|(_, raw)| raw.time_unix_nano.unwrap_or(arrived));
         for (index, annotation) in events {
-            self.intake.take_one(index, Ok(annotation), &self.arrival, &mut self.answer);
+            self.take(index, Ok(annotation));
         }
         self.intake.batched_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for Taking<'_> {
     /// Of a body that never ended, what still waited for it to is not taken: whoever sends it again sends nothing twice.
     fn drop(&mut self) {
         self.intake.batched_bytes.fetch_sub(self.window.bytes, Ordering::Relaxed);

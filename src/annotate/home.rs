@@ -5,19 +5,18 @@
 //! was known of it for a minute; one of the same id that started at another time does not have it.
 
 use super::account::{Pod, Within};
-use super::peer::{KEEP_NS, LOOK_AGAIN_NS, MOST_PEERS, read_at_most};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::clock::SECOND_NS;
+use crate::files::read_at_most;
 use crate::kubelet::{Home, Kubelet};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How much of the list of control groups is read, and of a process's state.
+/// How much of the list of control groups is read.
 const MOST_FILE_BYTES: u64 = 64 << 10;
 /// How long what was known of a process that cannot be looked at any more is believed.
 const REMEMBER_NS: i64 = 60 * SECOND_NS;
-/// Where in `/proc/PID/stat` a process's start stands, behind its name.
-const START_FIELD: usize = 22 - 3;
 
 /// Where a process is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,7 +56,7 @@ impl Homes {
         }
         let process = self.proc.join(pid.to_string());
         let cgroups = read_at_most(&process.join("cgroup"), MOST_FILE_BYTES);
-        let home = cgroups.map(|cgroups| kubelet.home_of(&String::from_utf8_lossy(&cgroups))).unwrap_or_default();
+        let home = cgroups.ok().map(|cgroups| kubelet.home_of(&String::from_utf8_lossy(&cgroups))).unwrap_or_default();
         self.learn(pid, started(&process), home, now_ns)
     }
 
@@ -84,12 +83,8 @@ impl Homes {
             }
         }
         let since_ns = before.filter(|before| before.at.home == home).map_or(now_ns, |before| before.at.since_ns);
-        if all.len() >= MOST_PEERS && !all.contains_key(&pid) {
-            let oldest = all.iter().min_by_key(|(_, known)| known.read_ns).map(|(pid, _)| *pid);
-            oldest.and_then(|oldest| all.remove(&oldest));
-        }
         let at = At { home, since_ns };
-        all.insert(pid, Known { read_ns: now_ns, started, at: at.clone() });
+        remember(&mut all, pid, Known { read_ns: now_ns, started, at: at.clone() }, |known| known.read_ns);
         at
     }
 
@@ -103,15 +98,6 @@ impl Known {
         // A container that has just begun gets its link a little later.
         if self.at.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS }
     }
-}
-
-/// When a process started, ticks since the system did; `None` where it is gone.
-pub(super) fn started(process: &Path) -> Option<u64> {
-    let stat = read_at_most(&process.join("stat"), MOST_FILE_BYTES)?;
-    // Its name may have any bytes, brackets too.
-    let behind = stat.iter().rposition(|byte| *byte == b')')?;
-    let fields = std::str::from_utf8(stat.get(behind + 1..)?).ok()?;
-    fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
 #[cfg(test)]

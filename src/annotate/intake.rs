@@ -309,10 +309,9 @@ impl Intake {
     /// Takes what waited for a process, and looks for the GPUs of its ranks.
     fn has_been_read(&self, pid: u32) {
         self.peers.drain(pid, |peer, parked| parked.into_iter().for_each(|parked| self.take_parked(peer, parked)));
-        let now_ns = self.clock.now_ns();
         let (gpus, searches) = (self.gpus.load(), self.jobs().searches_of(pid));
         for (job, rank, account, search) in searches {
-            if let Some(found) = self.find_gpus(Some(pid), &account, &search, gpus.as_deref(), now_ns) {
+            if let Some(found) = self.find_gpus(Some(pid), &account, &search, gpus.as_deref()) {
                 self.jobs().set_found(&job, rank, &search, &found.into());
             }
         }
@@ -359,7 +358,7 @@ impl Intake {
         let mut knows_gpus = search.is_none();
         // Looked for without the jobs, which others wait for.
         if let Some(search) = search
-            && let Some(found) = self.find_gpus(event.pid, account, &search, gpus.as_deref(), now_ns)
+            && let Some(found) = self.find_gpus(event.pid, account, &search, gpus.as_deref())
         {
             self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
@@ -376,7 +375,7 @@ impl Intake {
     fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<WithPeer>, Refusal> {
         let Some(pid) = arrival.sender.pid.filter(|_| raw.job.is_none()) else { return Ok(Some((raw, None))) };
         let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
-        let over = |what, short| Refusal::OverBudget { what, short, limit: account.limit(Resource::Bytes) };
+        let over = |what, short| Refusal::over_budget(what, short, Resource::Bytes, account);
         account.may_hold(Resource::Bytes, bytes).map_err(|short| over("bytes", short))?;
         let held = account.hold(Resource::Bytes, bytes);
         let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), held });
@@ -416,13 +415,12 @@ impl Intake {
         account: &Arc<Account>,
         search: &Search,
         gpus: Option<&Gpus>,
-        now_ns: i64,
     ) -> Option<Vec<usize>> {
         if let Some(found) = pid.and_then(|pid| self.processes.gpus_of(pid)) {
             return Some(found);
         }
-        let gpus = gpus?;
-        let peer = match pid.map(|pid| self.peers.ask(pid, account, self.live.now_ns(), &mut None)) {
+        let (gpus, now_ns) = (gpus?, self.live.now_ns());
+        let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
             Some(peer::Answer::Known(peer)) => Peer::clone(&peer),
             // It is looked for again once its process has been read.
             Some(peer::Answer::Later | peer::Answer::Full) => return None,

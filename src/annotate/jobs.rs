@@ -224,7 +224,7 @@ impl Jobs {
             + text(is_new_name && event.event == EventType::Begin, &event.name, NAME_BYTES)
             + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
             + open_bytes(event);
-        let over = |short| Refusal::OverBudget { what: "bytes", short, limit: account.limit(Resource::Bytes) };
+        let over = |short| Refusal::over_budget("bytes", short, Resource::Bytes, account);
         // What ends frees more than it takes, and a mark of a rank that is known takes nothing on the account.
         if bytes > 0 {
             account.may_hold(Resource::Bytes, bytes).map_err(over)?;

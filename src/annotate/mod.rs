@@ -20,6 +20,7 @@ mod limits;
 mod log;
 pub(crate) mod peer;
 mod place;
+pub(crate) mod process;
 mod rank;
 mod refusal;
 pub mod seqpacket;

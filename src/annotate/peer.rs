@@ -7,12 +7,12 @@
 //! hang, after which its processes are not read; owners have their turns by how many of their processes are being read.
 
 use super::account::Account;
-use super::home::started;
 use super::place::Place;
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::files::read_at_most;
 use std::collections::{HashMap, VecDeque};
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -30,17 +30,11 @@ const VARIABLES: [&str; 8] = [
     "LOCAL_RANK",
     "SLURM_LOCALID",
 ];
-/// Processes remembered at a time.
-pub(crate) const MOST_PEERS: usize = 1024;
 /// A longer value of a variable is not kept, bytes: as of attributes.
 pub(crate) const MOST_BYTES: usize = 1024;
 /// How much of an environment is read: what the kernel lets a single variable have. A process may say that terabytes are
 /// its environment.
 pub(crate) const MOST_ENVIRON_BYTES: u64 = 128 << 10;
-/// How long what was read is believed without a look at when the process started: its id can be used again.
-pub(super) const KEEP_NS: i64 = 10 * SECOND_NS;
-/// How long it is believed that nothing is known of a process.
-pub(super) const LOOK_AGAIN_NS: i64 = SECOND_NS;
 /// How long the reading of a process may take.
 pub(super) const DEADLINE_NS: i64 = SECOND_NS;
 /// How long a process may wait until it is read: behind others that take their time.
@@ -312,7 +306,7 @@ impl<Event> Peers<Event> {
 
     fn read(&self, pid: u32) -> Peer {
         // A process that has just ended has an empty one.
-        let environ = read_at_most(&self.process(pid).join("environ"), MOST_ENVIRON_BYTES);
+        let environ = read_at_most(&self.process(pid).join("environ"), MOST_ENVIRON_BYTES).ok();
         environ.filter(|environ| !environ.is_empty()).as_deref().map(parse).unwrap_or_default()
     }
 
@@ -340,21 +334,11 @@ impl<Event> State<Event> {
     }
 
     fn learn(&mut self, pid: u32, peer: Peer, started: Option<u64>, keep_ns: i64, now_ns: i64) -> Arc<Peer> {
-        if self.known.len() >= MOST_PEERS && !self.known.contains_key(&pid) {
-            let oldest = self.known.iter().min_by_key(|(_, known)| known.read_ns).map(|(pid, _)| *pid);
-            oldest.and_then(|oldest| self.known.remove(&oldest));
-        }
         let peer = Arc::new(peer);
-        self.known.insert(pid, Known { read_ns: now_ns, started, keep_ns, peer: Arc::clone(&peer) });
+        let known = Known { read_ns: now_ns, started, keep_ns, peer: Arc::clone(&peer) };
+        remember(&mut self.known, pid, known, |known| known.read_ns);
         peer
     }
-}
-
-/// The begin of a file; `None` where it cannot be read, as of a process of another user.
-pub(super) fn read_at_most(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).ok()?.take(most_bytes).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 fn parse(environ: &[u8]) -> Peer {

@@ -1,6 +1,6 @@
 //! What becomes of each event, with the label that counts it.
 
-use super::account::Shortage;
+use super::account::{Account, Resource, Shortage};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
@@ -51,6 +51,11 @@ fn shortage(short: Shortage, limit: usize) -> String {
 }
 
 impl Refusal {
+    /// An owner may have no more of what all share; `what` names it for people.
+    pub(super) fn over_budget(what: &'static str, short: Shortage, resource: Resource, account: &Account) -> Self {
+        Refusal::OverBudget { what, short, limit: account.limit(resource) }
+    }
+
     /// The outcome that counts it.
     #[must_use]
     pub fn outcome(&self) -> Outcome {

@@ -165,8 +165,8 @@ impl Reader<'_> {
         };
         let account = self.intake.account_of(&sender);
         if let Err(short) = account.may_hold(Resource::Connections, 1) {
-            let limit = account.limit(Resource::Connections);
-            return self.intake.refuse_unread(&Refusal::OverBudget { what: "connections", short, limit }, &sender);
+            let refusal = Refusal::over_budget("connections", short, Resource::Connections, &account);
+            return self.intake.refuse_unread(&refusal, &sender);
         }
         let data = epoll::EventData::new_u64(self.next);
         if let Err(error) = epoll::add(&self.listener.epoll, &socket, data, epoll::EventFlags::IN) {

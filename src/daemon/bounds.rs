@@ -4,7 +4,8 @@
 //! the daemon at rest with NVML (docs/performance.md), and the making of an exposition.
 
 use super::listeners::{HEALTH_PLACES, PLACES};
-use crate::annotate::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_PEERS, MOST_READERS};
+use crate::annotate::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
+use crate::annotate::process::MOST_PROCESSES;
 use crate::annotate::split::MOST_EVENT_BYTES;
 use crate::annotate::{MOST_BATCHED_BYTES, socket::MOST_DATAGRAM_BYTES};
 use crate::config::Settings;
@@ -50,7 +51,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("what has ended (`annotations.max_ended_bytes`)", limits.ended_bytes),
         ("detectors' baselines", limits.ranks * OF_RANK),
         ("findings", FINDINGS),
-        ("processes of senders", MOST_PEERS * (3 * MOST_BYTES + 512)),
+        ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512)),
         ("reads of processes", MOST_READERS * reads),
         ("events of bodies under way", MOST_BATCHED_BYTES),
         ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),

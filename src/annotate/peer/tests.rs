@@ -1,6 +1,7 @@
 //! Stories of processes that are asked about, and of those that do not want to be read.
 
 use super::*;
+use std::path::Path;
 
 #[test]
 fn the_first_variable_that_names_a_job_wins() {

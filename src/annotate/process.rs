@@ -1,0 +1,50 @@
+//! What the system's files say of a sender's process, and for how long that is believed.
+
+use crate::clock::SECOND_NS;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Processes remembered at a time, of each kind of file.
+pub(crate) const MOST_PROCESSES: usize = 1024;
+/// How long what was read is believed without a look at when the process started: its id can be used again.
+pub(super) const KEEP_NS: i64 = 10 * SECOND_NS;
+/// How long it is believed that nothing is known of a process.
+pub(super) const LOOK_AGAIN_NS: i64 = SECOND_NS;
+/// How much of a process's state is read.
+const MOST_STAT_BYTES: u64 = 64 << 10;
+/// Where in `/proc/PID/stat` a process's start stands, behind its name.
+const START_FIELD: usize = 22 - 3;
+
+/// When a process started, ticks since the system did; `None` where it is gone. `process` is its folder in `/proc`.
+pub(super) fn started(process: &Path) -> Option<u64> {
+    let stat = crate::files::read_at_most(&process.join("stat"), MOST_STAT_BYTES).ok()?;
+    // Its name may have any bytes, brackets too.
+    let behind = stat.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(stat.get(behind + 1..)?).ok()?;
+    fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
+}
+
+/// Remembers something of a process, in place of what is oldest where too many are remembered.
+pub(super) fn remember<T>(known: &mut HashMap<u32, T>, pid: u32, one: T, read_ns: impl Fn(&T) -> i64) {
+    if known.len() >= MOST_PROCESSES && !known.contains_key(&pid) {
+        let oldest = known.iter().min_by_key(|(_, one)| read_ns(one)).map(|(pid, _)| *pid);
+        oldest.and_then(|oldest| known.remove(&oldest));
+    }
+    known.insert(pid, one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_gives_way_and_one_that_is_known_does_not() {
+        let mut known = HashMap::new();
+        let most = u32::try_from(MOST_PROCESSES).expect("some");
+        (0..most).for_each(|pid| remember(&mut known, pid, i64::from(pid) + 10, |ns| *ns));
+        remember(&mut known, 5, 1, |ns| *ns);
+        assert_eq!((known.len(), known[&5]), (MOST_PROCESSES, 1), "known already");
+        remember(&mut known, most, 2, |ns| *ns);
+        assert!(!known.contains_key(&5) && known.contains_key(&most) && known.len() == MOST_PROCESSES);
+    }
+}
