@@ -24,7 +24,7 @@ test: tools-test ## All tests, with the tools they need installed first; where o
 	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom
 	RUSTFLAGS="--cfg highwater_loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-		cargo test --release --locked --lib --target-dir target/loom ring::tests::interleavings | tee target/loom/models.log
+		cargo test --release --locked -p highwater-core --lib --target-dir target/loom ring::tests::interleavings | tee target/loom/models.log
 	@grep -q '^test ring::tests::interleavings::.* ok$$' target/loom/models.log || { echo "no model of the ring ran" >&2; exit 1; }
 
 # No advisories: their database is a git repository, which not every builder can reach. Where it can be:

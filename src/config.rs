@@ -12,14 +12,14 @@ pub use keys::{KEYS, Key, SourceSpec};
 pub use load::{Fault, Faults, Layers, load};
 
 use crate::annotate::Limits;
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::detect;
 use crate::export::otlp::settings as otlp;
 use crate::kubelet;
 use crate::node::Periods;
 use crate::record;
-use crate::ring;
 use crate::web::hosts::Hosts;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::ring;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

@@ -6,10 +6,10 @@
 
 use crate::annotate::{Ended, Intake};
 use crate::attribute::{Flush, FlushDetector, Pressure, attribute};
-use crate::clock::SECOND_NS;
-use crate::ring;
-use crate::sample::GpuState;
 use crate::source::CallStats;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::GpuState;
+use highwater_core::ring;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -181,8 +181,8 @@ impl Derived {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{MILLISECOND_NS, Manual};
     use crate::node::Node;
+    use highwater_core::clock::{MILLISECOND_NS, Manual};
 
     const GIB: u64 = 1 << 30;
 

@@ -4,13 +4,15 @@
 //! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
 //! which [`daemon`](crate::daemon) starts.
 
-use crate::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use crate::detect::{self, Detect};
 use crate::join::{Derived, Join};
-use crate::ring;
-use crate::sample::{Energy, GpuState, Health, Sampler, TickStats, Xid};
-use crate::source::{CallStats, Device, Medium, OpenError, Source};
+use crate::sample::{Sampler, TickStats};
+use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
+use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater_core::gpu::{Device, Medium};
+use highwater_core::gpu::{Energy, GpuState, Health, Xid};
+use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -246,7 +248,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Manual;
+    use highwater_core::clock::Manual;
 
     #[test]
     fn counts_of_a_gpu_that_stays_away_are_given_up_in_the_end() {

@@ -1,6 +1,6 @@
 //! A push allocates nothing, and neither does any question but the one for points.
 
-use highwater::ring::{Config, ring};
+use highwater_core::ring::{Config, ring};
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,

@@ -6,8 +6,9 @@ mod senders;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use highwater::attribute::attribute;
-use highwater::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater::{export, metrics, ring};
+use highwater::{export, metrics};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::ring;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;

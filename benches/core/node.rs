@@ -1,12 +1,12 @@
 //! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
 
-use highwater::annotate::wire::Kind;
 use highwater::annotate::{Ended, Intake, Limits, Open, Sender, due};
-use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
-use highwater::ring;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::ring;
+use highwater_core::wire::Kind;
 use std::sync::Arc;
 
 /// The node with what stands around it.

@@ -6,7 +6,7 @@
 //! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
 
 use super::limits::Limits;
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;

@@ -8,7 +8,7 @@ use super::account::Sender;
 use super::intake::{Answer, Arrival, Intake};
 use super::refusal::{Outcome, Refusal};
 use super::split::{Element, MOST_EVENT_BYTES, Splitter};
-use super::wire::Annotation;
+use highwater_core::wire::Annotation;
 use std::sync::atomic::Ordering;
 
 /// Bytes of parsed events that all batches keep together.

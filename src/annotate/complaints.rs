@@ -5,7 +5,7 @@
 
 use super::account::Owner;
 use super::refusal::Refusal;
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 

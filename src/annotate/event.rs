@@ -3,7 +3,7 @@
 use super::gpus;
 use super::limits::Limits;
 use super::refusal::Refusal;
-use super::wire::{Annotation, EventType, Gpus, Kind, Memory, Scalar};
+use highwater_core::wire::{Annotation, EventType, Gpus, Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 
 /// The name of a step that was given none.
@@ -134,7 +134,7 @@ impl Context<'_> {
     }
 
     fn check_time(&self, unix_ns: Option<i64>) -> Result<i64, Refusal> {
-        const SECOND_NS: i64 = crate::clock::SECOND_NS;
+        const SECOND_NS: i64 = highwater_core::clock::SECOND_NS;
         let Some(unix_ns) = unix_ns else { return Ok(self.now_ns) };
         let at_ns = unix_ns.saturating_sub(self.unix_shift_ns);
         let behind_ns = self.now_ns.saturating_sub(at_ns);

@@ -6,9 +6,9 @@
 
 use super::account::{Pod, Within};
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
-use crate::clock::SECOND_NS;
 use crate::files::read_at_most;
 use crate::kubelet::{Home, Kubelet};
+use highwater_core::clock::SECOND_NS;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -150,8 +150,8 @@ fn same(left: &[u8], right: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::annotate::Limits;
-    use crate::clock::Manual;
     use axum::http::HeaderValue;
+    use highwater_core::clock::Manual;
 
     #[test]
     fn the_scheme_of_a_token_is_written_in_any_case() {

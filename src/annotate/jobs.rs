@@ -7,9 +7,9 @@ use super::limits::Limits;
 use super::place::Search;
 use super::rank::{Closed, Open, Place, Plan, Rank};
 use super::refusal::Refusal;
-use super::wire::{EventType, Kind, Memory};
 use crate::attribute::Attributed;
-use crate::sample::OnGpus;
+use highwater_core::gpu::OnGpus;
+use highwater_core::wire::{EventType, Kind, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

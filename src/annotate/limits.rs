@@ -1,6 +1,6 @@
 //! How much of what jobs send is kept.
 
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 
 /// Bounds on everything that jobs can make the daemon hold. Those over all jobs are shared among owners
 /// ([`Accounts`](super::Accounts)): one alone gets half.

@@ -156,8 +156,8 @@ impl Taken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::annotate::wire::{EventType, Kind};
-    use crate::clock::SECOND_NS;
+    use highwater_core::clock::SECOND_NS;
+    use highwater_core::wire::{EventType, Kind};
 
     fn event(n: i64) -> Event {
         Event {

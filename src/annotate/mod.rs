@@ -29,7 +29,6 @@ mod speak;
 pub(crate) mod split;
 mod stats;
 mod tcp;
-pub mod wire;
 
 pub use account::{Account, Accounts, Owner, Pod, Resource, Sender, Within};
 pub use batch::{Batch, MOST_BATCHED_BYTES};

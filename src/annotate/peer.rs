@@ -9,8 +9,8 @@
 use super::account::Account;
 use super::place::Place;
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::files::read_at_most;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,8 @@
 //! Where a rank runs, by what its events and its process tell, and the search for its GPUs where it names none.
 
 use super::event::Attributes;
-use super::wire::Scalar;
 use crate::kubelet::Container;
+use highwater_core::wire::Scalar;
 
 /// What is told of the place of one rank; with borrowed text, what one event tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

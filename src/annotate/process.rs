@@ -1,6 +1,6 @@
 //! What the system's files say of a sender's process, and for how long that is believed.
 
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::HashMap;
 use std::path::Path;
 

@@ -5,8 +5,8 @@ use super::event::{Attributes, Event};
 use super::place::Search;
 use super::refusal::Refusal;
 use super::stats::{DURATION_BOUNDS_S, PhaseStats};
-use super::wire::{EventType, Kind, Memory};
-use crate::metrics::histogram::Durations;
+use highwater_core::histogram::Durations;
+use highwater_core::wire::{EventType, Kind, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
 
-use crate::annotate::wire::Annotation;
 use crate::annotate::{Intake, Sender};
-use crate::clock::{Clock, MILLISECOND_NS};
 use crate::source::Source;
+use highwater_core::clock::{Clock, MILLISECOND_NS};
+use highwater_core::wire::Annotation;
 use std::io;
 use std::iter::Peekable;
 use std::os::unix::net::UnixDatagram;

@@ -2,8 +2,8 @@
 
 use super::rank::SeriesPlace;
 use crate::attribute::PhaseMemory;
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
-use crate::metrics::histogram::Durations;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::histogram::Durations;
 use std::collections::VecDeque;
 
 /// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint.
@@ -117,7 +117,7 @@ impl RecentMax {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Usage;
+    use highwater_core::gpu::Usage;
     use proptest::prelude::*;
 
     #[test]

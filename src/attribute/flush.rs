@@ -4,7 +4,7 @@
 //! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when half of it has come
 //! back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills looks alike.
 
-use crate::clock::MILLISECOND_NS;
+use highwater_core::clock::MILLISECOND_NS;
 
 /// The smallest fall, bytes.
 const MIN_DROP_BYTES: u64 = 256 << 20;

@@ -2,8 +2,8 @@
 
 use super::pressure::THRESHOLDS;
 use crate::annotate::Ended;
-use crate::ring;
-use crate::sample::{GpuState, Usage};
+use highwater_core::gpu::{GpuState, Usage};
+use highwater_core::ring;
 use std::sync::Arc;
 
 /// What memory did on one GPU during one phase. Bytes throughout; `None` where nothing is known.

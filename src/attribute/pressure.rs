@@ -1,6 +1,6 @@
 //! Time spent near full, exact over any range because it only ever adds up.
 
-use crate::ring;
+use highwater_core::ring;
 
 /// A share of the usable memory.
 #[derive(Debug, Clone, Copy, PartialEq)]

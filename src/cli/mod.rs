@@ -148,7 +148,7 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let duration_ns = crate::units::parse_duration_ns(text).map_err(|error| error.to_string())?;
+    let duration_ns = highwater_core::units::parse_duration_ns(text).map_err(|error| error.to_string())?;
     Ok(Duration::from_nanos(duration_ns.unsigned_abs()))
 }
 

@@ -5,7 +5,6 @@
 
 use super::{settings_of, terminal};
 use crate::annotate::{Intake, Sender, due};
-use crate::clock::Manual;
 use crate::config::Settings;
 use crate::detect::evaluate::{Score, Truth, score};
 use crate::detect::{Detect, Kind, Sign};
@@ -15,6 +14,7 @@ use crate::replay::{Options, Replay};
 use crate::sample;
 use crate::source::Source as _;
 use anyhow::{Context as _, bail};
+use highwater_core::clock::Manual;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Every setting: its key, its default as a file has it, what it does, and how its text is read.
 
 use super::Settings;
-use crate::units::{parse_bytes, parse_duration_ns};
 use crate::web::hosts::Hosts;
+use highwater_core::units::{parse_bytes, parse_duration_ns};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

@@ -10,8 +10,8 @@ use crate::annotate::split::MOST_EVENT_BYTES;
 use crate::annotate::{MOST_BATCHED_BYTES, socket::MOST_DATAGRAM_BYTES};
 use crate::config::Settings;
 use crate::record::schema::CACHE_KIB;
-use crate::sample::series;
 use crate::web::{answers, serve};
+use highwater_core::gpu;
 use std::fmt::Write as _;
 
 const MIB: usize = 1 << 20;
@@ -44,7 +44,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
     vec![
         ("program, heap at rest, NVML (measured)", AT_REST),
         ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
-        ("power and utilization", GPUS * series::MOST_POINTS * POINT),
+        ("power and utilization", GPUS * gpu::MOST_POINTS * POINT),
         ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 12),
         ("events for captures", settings.captures.event_log().bytes),
         ("what jobs have open (`annotations.max_bytes`)", limits.bytes),

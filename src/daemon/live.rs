@@ -4,15 +4,16 @@
 //! Invariants: jobs go on while there is no node; what was counted outlives a node.
 
 use super::{DRAIN, Shared, join_all, spawn};
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::config::SourceSpec;
 use crate::detect::Told;
 use crate::node::{Counted, Node};
-use crate::ring;
-use crate::sample::{self, GpuState, Health, RARE_TURNS, RollCall};
+use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use crate::trim;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::gpu::{GpuState, Health};
+use highwater_core::ring;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

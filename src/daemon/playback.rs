@@ -2,13 +2,13 @@
 
 use super::Shared;
 use crate::annotate::{Sender, due};
-use crate::clock::{Clock, Manual};
 use crate::config::{Settings, SourceSpec};
 use crate::detect::Told;
 use crate::node::Node;
 use crate::replay::{Options, Replay};
 use crate::sample;
 use crate::source::Source as _;
+use highwater_core::clock::{Clock, Manual};
 use std::sync::Arc;
 
 /// Bad lines of a recording that are told one by one.

@@ -11,8 +11,8 @@ use super::steps::{RankKey, Step, is_one_of, title};
 use super::view::{RankNow, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::attribute::Flush;
-use crate::clock::SECOND_NS;
-use crate::sample::GpuState;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::GpuState;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Falls that wait for the word of their rank; more are not kept.

@@ -6,7 +6,7 @@
 use super::Ratios;
 use super::finding::{Finding, Kind, Sign};
 use super::steps::RankKey;
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, T
 use super::steps::{RankKey, Step, title};
 use super::view::{View, median, ratio};
 use super::{Detector, Ratios, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Healthy steps that the baseline is made of, at most.

@@ -6,7 +6,7 @@
 //! for information alone are not scored. Pure: reading the files is the command's.
 
 use super::finding::{Kind, Severity, Sign};
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

@@ -3,8 +3,8 @@
 use super::finding::{Certainty, Kind, Severity, Sign, Text};
 use super::view::{Since, View};
 use super::{Detector, Trouble};
-use crate::clock::SECOND_NS;
-use crate::sample::Health;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::Health;
 
 /// Follows since when each GPU is gone.
 #[derive(Debug, Default)]

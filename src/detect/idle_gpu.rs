@@ -6,7 +6,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Text, seconds};
 use super::view::{Since, View, bytes, human};
 use super::{Detector, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 
 /// Follows since when each GPU is idle.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@
 use super::finding::{Certainty, Kind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
 use super::{Detector, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 
 /// Looks at the last second of each GPU.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, T
 use super::steps::{RankKey, Step};
 use super::view::{View, bytes, human};
 use super::{Detector, Ratios, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::BTreeMap;
 
 /// Peaks that are kept of a rank; when there are more, neighbours become one.

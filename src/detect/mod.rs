@@ -35,8 +35,8 @@ pub use told::Told;
 
 use crate::annotate::{Intake, Jobs};
 use crate::attribute::Flush;
-use crate::clock::SECOND_NS;
 use crate::node::Node;
+use highwater_core::clock::SECOND_NS;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! Thresholds of the detectors.
 
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 
 /// When something is found. Durations in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]

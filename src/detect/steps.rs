@@ -4,9 +4,9 @@
 //! that ended, with its phases, its memory and what its allocator's counters did. Invariants: bounded by rank and by
 //! phases of a step; a rank that begins its numbers anew, or was silent for long, begins a new run.
 
-use crate::annotate::wire::{Kind, Memory};
 use crate::attribute::{Attributed, PhaseMemory};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::wire::{Kind, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

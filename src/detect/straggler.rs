@@ -10,7 +10,7 @@ use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, T
 use super::steps::{RankKey, Step};
 use super::view::{View, bytes, human, median, ratio};
 use super::{Detector, Ratios, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

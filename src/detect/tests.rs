@@ -1,13 +1,13 @@
 //! Stories of findings in simulations, with the delay from the onset to the moment at which a scrape would tell it.
 
 use super::{Certainty, Detect, Kind, Settings, Severity, Sign};
-use crate::annotate::wire::{Annotation, EventType};
 use crate::annotate::{Intake, Limits, Sender, due};
-use crate::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods};
-use crate::ring;
 use crate::sim::{Scenario, Sim};
 use crate::source::{Event, Source};
+use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::ring;
+use highwater_core::wire::{Annotation, EventType};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,19 +72,19 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
 /// What the other lanes' threads do: readings, events, and asking again for a GPU that was lost.
 fn lanes(node: &Node, now_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
-        if gpu.health() == crate::sample::Health::Up {
+        if gpu.health() == highwater_core::gpu::Health::Up {
             gpu.set_medium(now_ns, node.source.medium(position, now_ns, &node.calls));
         } else if node.source.reacquire(position).is_ok() {
-            gpu.set_health(crate::sample::Health::Up);
+            gpu.set_health(highwater_core::gpu::Health::Up);
         }
     }
     while let Ok(Some(Event::Xid { gpu, xid })) = node.source.wait_event(Duration::ZERO) {
-        node.gpus[gpu].set_xids([(xid, crate::sample::Xid { count: 1, last_ns: now_ns })].into());
+        node.gpus[gpu].set_xids([(xid, highwater_core::gpu::Xid { count: 1, last_ns: now_ns })].into());
     }
 }
 
 fn steps(told: &[Annotation]) -> Vec<(String, u32, u64, i64, i64)> {
-    use crate::annotate::wire::Kind as Of;
+    use highwater_core::wire::Kind as Of;
     let of_steps = told.iter().filter(|said| said.kind == Of::Step);
     let mut begun = std::collections::BTreeMap::new();
     let mut steps = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::board::Change;
 use super::finding::{Finding, Severity};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 
 /// Lines in one minute; what is beyond them is in the metrics and the API all the same.
 const MOST_LINES: u32 = 20;

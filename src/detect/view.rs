@@ -7,8 +7,8 @@ use super::finding::{Bytes, Evidence, Subject, number};
 use super::settings::Settings;
 use super::steps::{RankKey, Step};
 use crate::attribute::Flush;
-use crate::ring;
-use crate::sample::GpuState;
+use highwater_core::gpu::GpuState;
+use highwater_core::ring;
 
 /// One rank as it is now.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Text, number};
 use super::view::View;
 use super::{Detector, Trouble};
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::collections::BTreeMap;
 
 /// A finding of an XID lasts this long after the last one of its GPU.

@@ -4,8 +4,8 @@
 //! so that a job or GPU that is gone has no series left.
 
 use crate::metrics::catalogue::Kind;
-use crate::metrics::histogram::Counts;
 use crate::metrics::{Families, Family, Sample, Value};
+use highwater_core::histogram::Counts;
 use prometheus::proto::{self, MetricType};
 use prometheus::{Encoder, TextEncoder};
 

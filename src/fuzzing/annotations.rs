@@ -2,10 +2,10 @@
 
 use super::{parts, world};
 use crate::annotate::{Batch, Intake, Limits, Resource, Sender};
-use crate::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::export::prometheus;
 use crate::metrics;
 use crate::node::Slot;
+use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use std::sync::Arc;
 
 /// Bodies of one input.

@@ -2,12 +2,12 @@
 
 use super::world;
 use crate::annotate::http::Access;
-use crate::clock::Manual;
 use crate::web::gate::{Gate, Refusals};
 use crate::web::hosts::Hosts;
 use crate::web::{self, Site};
 use axum::Router;
 use axum::body::Body;
+use highwater_core::clock::Manual;
 use http_body_util::BodyExt as _;
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -17,52 +17,11 @@ mod world;
 pub use crate::annotate::fuzzing::event_log;
 pub use crate::export::otlp::fuzzing::otlp_reply;
 pub use crate::kubelet::fuzzing::kubelet;
-pub use crate::ring::fuzzing::ring;
 pub use annotations::annotations;
+pub use highwater_core::fuzzing::ring;
 pub use http::http;
 pub use replay::replay;
 pub use scenario::scenario;
 pub use settings::settings;
 
-/// Parts of an input are parted by this byte, which no text has.
-pub(crate) const SEPARATOR: u8 = 0x1e;
-
-/// The parts of an input.
-pub(crate) fn parts(data: &[u8]) -> impl Iterator<Item = &[u8]> {
-    data.split(|byte| *byte == SEPARATOR)
-}
-
-/// Numbers from an input, as long as there are bytes; 0 afterwards.
-#[derive(Debug, Clone)]
-pub(crate) struct Numbers<'a>(pub(crate) &'a [u8]);
-
-impl Numbers<'_> {
-    /// Whether nothing is left.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The next byte.
-    pub(crate) fn byte(&mut self) -> u8 {
-        let [byte] = self.bytes();
-        byte
-    }
-
-    /// The next eight bytes.
-    pub(crate) fn word(&mut self) -> u64 {
-        u64::from_le_bytes(self.bytes())
-    }
-
-    /// The next two bytes.
-    pub(crate) fn short(&mut self) -> u16 {
-        u16::from_le_bytes(self.bytes())
-    }
-
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let mut bytes = [0; N];
-        let (taken, rest) = self.0.split_at(self.0.len().min(N));
-        bytes[..taken.len()].copy_from_slice(taken);
-        self.0 = rest;
-        bytes
-    }
-}
+pub(crate) use highwater_core::fuzzing::{Numbers, SEPARATOR, parts};

@@ -1,8 +1,8 @@
 //! The text of a scenario, and a simulated node that plays it.
 
-use crate::clock::SECOND_NS;
 use crate::sim::{Scenario, Sim};
 use crate::source::{CallStats, Source as _};
+use highwater_core::clock::SECOND_NS;
 
 /// Devices, and annotations, that are looked at of one scenario.
 const MOST_DEVICES: usize = 4;

@@ -1,11 +1,11 @@
 //! A node for annotations and requests to meet: two simulated GPUs, some seconds into their work.
 
 use crate::annotate::{Intake, Limits};
-use crate::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use crate::node::{Node, Periods, Slot};
-use crate::ring;
 use crate::sim::{Scenario, Sim};
 use crate::source::Source;
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::ring;
 use std::sync::{Arc, OnceLock};
 
 /// When the node began, nanoseconds of the timeline.

@@ -12,11 +12,11 @@ mod wire;
 
 pub use container::{Container, Home};
 
-use crate::clock::{Clock, SECOND_NS, park_for};
 use crate::dial::{Connector, Unix};
 use crate::grpc::{Call, describe};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
+use highwater_core::clock::{Clock, SECOND_NS, park_for};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use prost::Message as _;

@@ -4,11 +4,11 @@ use super::catalogue as c;
 use super::families::Families;
 use super::{found, gpu, job, own};
 use crate::annotate::Intake;
-use crate::clock::Clock;
 use crate::export::otlp::Stats;
 use crate::node::Slot;
 use crate::record::Recorder;
 use crate::web::counts as web;
+use highwater_core::clock::Clock;
 use std::sync::Arc;
 
 /// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.

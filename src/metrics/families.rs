@@ -1,7 +1,7 @@
 //! Samples grouped by metric: what collecting leaves and exporters tell.
 
 use super::catalogue::{ALL, Metric};
-use super::histogram::Counts;
+use highwater_core::histogram::Counts;
 
 /// The value of one sample.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,11 +4,12 @@ use super::catalogue as c;
 use super::families::Families;
 use crate::annotate::WINDOWS;
 use crate::attribute::THRESHOLDS;
-use crate::clock::SECOND_NS;
 use crate::node::{Node, Periods};
-use crate::ring;
-use crate::sample::{GpuState, Health, RARE_TURNS, pcie_turns};
-use crate::source::THROTTLE_REASONS;
+use crate::sample::{RARE_TURNS, pcie_turns};
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::THROTTLE_REASONS;
+use highwater_core::gpu::{GpuState, Health};
+use highwater_core::ring;
 use std::sync::atomic::Ordering;
 
 /// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that

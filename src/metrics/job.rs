@@ -2,9 +2,10 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::{Jobs, Rank, WINDOWS, wire::Kind};
-use crate::clock::SECOND_NS;
+use crate::annotate::{Jobs, Rank, WINDOWS};
 use crate::node::Node;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::wire::Kind;
 
 /// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
 pub(super) fn collect(jobs: &Jobs, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {

@@ -5,11 +5,9 @@
 
 pub mod catalogue;
 mod collect;
-pub mod exponential;
 mod families;
 mod found;
 mod gpu;
-pub mod histogram;
 mod job;
 mod own;
 

@@ -6,7 +6,8 @@
 use super::errors::Code;
 use super::raw::{Handle, MemoryVersion, Raw};
 use super::unit::{Instance, Unit};
-use crate::source::{Device, Skipped};
+use crate::source::Skipped;
+use highwater_core::gpu::Device;
 use nvml_wrapper::Nvml as Library;
 use std::collections::HashSet;
 

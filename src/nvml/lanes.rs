@@ -10,7 +10,8 @@ use super::pcie::Bytes;
 use super::processes;
 use super::raw::{Context, Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
-use crate::source::{CallStats, Error, Medium, Process, Rare, Slow};
+use crate::source::{CallStats, Error};
+use highwater_core::gpu::{Medium, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 

@@ -18,12 +18,11 @@ mod processes;
 mod raw;
 mod unit;
 
-use crate::source::{
-    Call, CallStats, Device, Error, Event, Medium, OpenError, Pcie, Process, Rare, Skipped, Slow, Source,
-};
+use crate::source::{Call, CallStats, Error, Event, OpenError, Skipped, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
+use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use raw::{Handle, MemoryVersion, Raw};
 use std::path::Path;

@@ -13,7 +13,7 @@
 use super::errors::Code;
 use super::gpm::{Gpm, Sample};
 use super::raw::Handle;
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The shortest window. GPM reads 0 below 0.1 s; this keeps well away from that where the lane is set to be fast.

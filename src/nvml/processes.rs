@@ -1,7 +1,7 @@
 //! Joins NVML's lists of running processes into one list, a process an entry.
 
 use super::raw::Context;
-use crate::source::Process;
+use highwater_core::gpu::Process;
 use std::collections::BTreeMap;
 
 /// One entry a process, in the order of process ids.

@@ -259,7 +259,7 @@ fn one_line(trouble: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SECOND_NS;
+    use highwater_core::clock::SECOND_NS;
 
     fn settings() -> Settings {
         let (before_ns, after_ns) = (30 * SECOND_NS, 10 * SECOND_NS);

@@ -1,6 +1,6 @@
 //! What a capture is called: the time of its trigger in UTC and its reason, so that a folder sorts by time.
 
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 
 const DAY_S: i64 = 86_400;
 

@@ -1,7 +1,7 @@
 //! What can be set of the recorder, and where it writes unless told.
 
 use crate::annotate::LogLimits;
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::path::PathBuf;
 
 /// Bytes of the last events that are kept for recordings: a minute of 2,000 events a second.

@@ -1,8 +1,8 @@
 //! One GPU's memory on its way into a recording: change points, and gaps where nothing is known.
 
 use super::file::File;
-use crate::clock::SECOND_NS;
-use crate::ring::{QueryError, Reader};
+use highwater_core::clock::SECOND_NS;
+use highwater_core::ring::{QueryError, Reader};
 
 /// How much is read of a ring at once: 5,000 points at most at 1 kHz, 120 KB.
 const SLICE_NS: i64 = 5 * SECOND_NS;

@@ -5,8 +5,8 @@
 
 use super::folder::Folder;
 use super::lines::{File, SkippedLines};
-use crate::annotate::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use crate::source::OpenError;
+use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::iter::Peekable;

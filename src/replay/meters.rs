@@ -2,8 +2,9 @@
 
 use super::lines::{File, SkippedLines};
 use super::points::gpu_of;
-use crate::clock::SECOND_NS;
-use crate::source::{Medium, OpenError};
+use crate::source::OpenError;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::Medium;
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -16,9 +16,10 @@ mod tests;
 
 pub use lines::{Skipped, SkippedLines};
 
-use crate::annotate::wire::Annotation;
-use crate::source::{CallStats, Device, Error, Medium, NextTick, OpenError, Source};
+use crate::source::{CallStats, Error, NextTick, OpenError, Source};
 use folder::{Folder, GpuFacts};
+use highwater_core::gpu::{Device, Medium};
+use highwater_core::wire::Annotation;
 use meters::Meters;
 use points::Track;
 use std::path::Path;

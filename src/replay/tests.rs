@@ -1,10 +1,10 @@
 //! Stories of the real recording in `tests/data/h200-ddp`, and of recordings that are not quite right.
 
 use super::*;
-use crate::annotate::wire::{EventType, Gpu, Gpus, Kind, Scalar};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use highwater_core::wire::{EventType, Gpu, Gpus, Kind, Scalar};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -7,7 +7,7 @@
 //! has become slow, with what most of them keep to. That calls have become three times as slow is no sign by itself: on
 //! virtual machines those of one process do so for seconds to minutes, from 4 µs to 12, with nobody else on the GPU.
 
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 
 /// What the fast lane may cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -155,7 +155,7 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::MILLISECOND_NS;
+    use highwater_core::clock::MILLISECOND_NS;
 
     const BUDGET: Budget = Budget { period_ns: MILLISECOND_NS, max_period_ns: 100 * MILLISECOND_NS, busy_ratio: 0.15 };
 

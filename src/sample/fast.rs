@@ -3,8 +3,8 @@
 use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
 use super::sweep::{Cause, Sampler, Ticked};
-use crate::clock::{Clock, MILLISECOND_NS, Manual};
 use crate::source::NextTick;
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 

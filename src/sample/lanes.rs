@@ -3,10 +3,11 @@
 //! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
 //! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
 
-use super::latest::{CONTEXT_BYTES, GpuState, Health, OnGpus, Processes};
 use super::roll::RollCall;
-use crate::clock::{Clock, SECOND_NS};
-use crate::source::{Call, CallStats, Error, Event, Process, Source};
+use crate::source::{Call, CallStats, Error, Event, Source};
+use highwater_core::clock::{Clock, SECOND_NS};
+use highwater_core::gpu::Process;
+use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Processes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -313,7 +314,7 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::MILLISECOND_NS;
+    use highwater_core::clock::MILLISECOND_NS;
 
     /// The turns in which processes are listed, of the first `turns`, while each turn tells how often one was looked
     /// for in vain and each list shows other processes or not.

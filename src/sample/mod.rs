@@ -1,30 +1,24 @@
 //! Sampling: from a [`Source`](crate::source::Source) into the rings, in lanes of different periods.
 //!
-//! Enters: a source and a clock. Leaves: change points in one [`ring`](crate::ring) a GPU, the medium and slow
+//! Enters: a source and a clock. Leaves: change points in one [`ring`](highwater_core::ring) a GPU, the medium and slow
 //! lanes' latest readings, and what the sampling itself cost. Invariants: the fast lane never awaits, logs, or waits
 //! for a lock that another holds for long; every due tick is counted as taken or as missed with its cause; a GPU that
 //! fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
 
 mod backoff;
 mod deadlines;
-mod energy;
 mod fast;
 mod lanes;
-mod latest;
 mod roll;
-pub(crate) mod series;
 mod sweep;
 mod ticks;
 mod watch;
 
 pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
-pub use energy::Energy;
 pub use fast::{FastLane, run_paced, run_replay};
 pub use lanes::{Lanes, PROCESS_TURNS, RARE_TURNS, pcie_turns, run_events, run_unit};
-pub use latest::{GpuState, Health, Latest, OnGpus, Processes, Xid};
 pub use roll::{RollCall, Unit};
-pub use series::{Series, Usage, UsagePoint};
 pub use sweep::{Cause, Sampler, TickStats, Ticked};
 pub use ticks::{Sweep, TickLog};
 pub use watch::watch;

@@ -4,10 +4,10 @@
 //! Invariants: a thread makes calls on its own GPU only, so that a GPU that hangs keeps its own thread and no other;
 //! while nothing hangs, each turn looks at one atomic and wakes nobody.
 
-use super::latest::GpuState;
 use super::sweep::{Stuck, TickStats};
-use crate::clock::MILLISECOND_NS;
 use crate::source::{Call, CallStats, Source};
+use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::gpu::GpuState;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};

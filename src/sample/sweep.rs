@@ -1,11 +1,11 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
-use super::latest::GpuState;
 use super::ticks::TickLog;
-use crate::clock::Clock;
-use crate::metrics::histogram::Histogram;
-use crate::ring;
 use crate::source::{Call, CallStats, Error, Source};
+use highwater_core::clock::Clock;
+use highwater_core::gpu::GpuState;
+use highwater_core::histogram::Histogram;
+use highwater_core::ring;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -180,7 +180,7 @@ struct Sink {
 type Sinks = Vec<Sink>;
 
 /// A GPU that has given no good reading for this long does not answer, whatever it calls the reason.
-const FAILING_NS: i64 = 2 * crate::clock::SECOND_NS;
+const FAILING_NS: i64 = 2 * highwater_core::clock::SECOND_NS;
 
 /// Reads all GPUs of one source, tick by tick.
 pub struct Sampler {

@@ -10,8 +10,9 @@ use super::backoff::Backoff;
 use super::fast::{self, FastLane};
 use super::roll::RollCall;
 use super::sweep::{Cause, Sampler, Stuck};
-use crate::clock::MILLISECOND_NS;
 use crate::thread;
+use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::gpu::GpuState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -114,7 +115,7 @@ impl<'a> Watchdog<'a> {
     /// question since long before, while the fast lane had its own.
     fn call_roll(&mut self, stuck: Stuck) {
         let long_before_ns = stuck.since_ns - self.roll.stuck_after_ns();
-        let is_doubted = |(position, gpu): (usize, &super::GpuState)| {
+        let is_doubted = |(position, gpu): (usize, &GpuState)| {
             let can_answer = self.own_since_ns(position).is_none_or(|since_ns| since_ns > long_before_ns);
             let is_doubted = gpu.is_sampled() && can_answer;
             if is_doubted {

@@ -2,7 +2,7 @@
 
 use super::random::Random;
 use super::scenario::{DeviceRef, GpuGroup, Scenario};
-use crate::source::Device;
+use highwater_core::gpu::Device;
 
 /// The devices of a node, in the order of [`crate::source::Source::devices`].
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use super::fleet::Fleet;
 use super::random::Random;
 use super::scenario::{DeviceRef, Job, Phase, Scenario, Shape};
 use super::window::Window;
-use crate::annotate::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
-use crate::units::{Bytes, Nanoseconds};
+use highwater_core::units::{Bytes, Nanoseconds};
+use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -124,7 +124,7 @@ impl Meters {
         3_201e6
     }
 
-    /// The mask of [`crate::source::THROTTLE_REASONS`].
+    /// The mask of [`highwater_core::gpu::THROTTLE_REASONS`].
     pub(super) fn throttle_reasons(&self) -> u64 {
         if self.capped { 0x4 } else { 0 }
     }

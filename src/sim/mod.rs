@@ -18,10 +18,11 @@ mod window;
 
 pub use scenario::{Scenario, ScenarioError};
 
-use crate::annotate::wire::Annotation;
-use crate::source::{Call, CallStats, Device, Error, Event, Medium, Pcie, Process, Rare, Slow, Source};
+use crate::source::{Call, CallStats, Error, Event, Source};
 use fleet::Fleet;
 use gpu::{Gpu, Level};
+use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
+use highwater_core::wire::Annotation;
 use job::{Moment, Plan, Select, Timeline, What};
 use meters::Meter;
 use scenario::{Lost, Spike, Xid};
@@ -243,7 +244,7 @@ impl Sim {
         }
         let latest_ns = self.latest_ns.load(Ordering::Relaxed);
         let due = xids.iter_mut().filter_map(|(xid, gpu, told_ns)| {
-            let window = Window::new(xid.at, xid.every, crate::units::Nanoseconds(1));
+            let window = Window::new(xid.at, xid.every, highwater_core::units::Nanoseconds(1));
             let opening_ns = window.next_opening_ns(*told_ns).filter(|opening| *opening <= latest_ns)?;
             Some((opening_ns, told_ns, Event::Xid { gpu: *gpu, xid: xid.xid }))
         });

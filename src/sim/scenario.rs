@@ -12,7 +12,7 @@ mod tests;
 
 pub use parse::{Fault, ScenarioError};
 
-use crate::units::{Bytes, Nanoseconds};
+use highwater_core::units::{Bytes, Nanoseconds};
 use serde::Deserialize;
 
 /// A whole scenario.

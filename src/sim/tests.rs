@@ -1,7 +1,7 @@
 //! Stories of simulated nodes.
 
 use super::*;
-use crate::annotate::wire::{EventType, Gpu as GpuName, Gpus, Kind};
+use highwater_core::wire::{EventType, Gpu as GpuName, Gpus, Kind};
 use proptest::prelude::*;
 
 const MS: i64 = 1_000_000;

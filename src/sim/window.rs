@@ -1,6 +1,6 @@
 //! Stretches of time that recur: spikes, losses, times near OOM.
 
-use crate::units::Nanoseconds;
+use highwater_core::units::Nanoseconds;
 
 /// A stretch of time that begins at an offset and, where it recurs, again after each period. Nanoseconds since the
 /// scenario's start; begin included, end excluded.

@@ -1,6 +1,6 @@
 //! What each driver call costs: a histogram a call, and the share of time spent inside the driver.
 
-use crate::metrics::histogram::Histogram;
+use highwater_core::histogram::Histogram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

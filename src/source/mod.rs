@@ -7,7 +7,8 @@ pub mod calls;
 
 pub use calls::{Call, CallStats};
 
-use crate::annotate::wire::Annotation;
+use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
+use highwater_core::wire::Annotation;
 use std::time::Duration;
 
 /// Why a reading was not had, by what the caller can do about it.
@@ -44,115 +45,6 @@ pub struct Skipped {
     pub index: String,
     /// What the driver said.
     pub reason: String,
-}
-
-/// One GPU or MIG instance, as it was found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Device {
-    /// The index that `nvidia-smi` shows; `gpu:instance` for a MIG instance.
-    pub index: String,
-    /// NVML's UUID, with its `GPU-` or `MIG-` prefix.
-    pub uuid: String,
-    /// Product name.
-    pub name: Option<String>,
-    /// PCI bus id, as `00000000:1B:00.0`.
-    pub pci_bus_id: Option<String>,
-    /// The GPU that a MIG instance is part of.
-    pub parent_uuid: Option<String>,
-    /// MIG profile, as `1g.18gb`.
-    pub mig_profile: Option<String>,
-    /// Driver version.
-    pub driver_version: Option<String>,
-    /// Framebuffer, bytes.
-    pub memory_total_bytes: Option<u64>,
-    /// The part of it that the driver keeps for itself, bytes. `memory_used` does not count it.
-    pub memory_reserved_bytes: Option<u64>,
-}
-
-impl Device {
-    /// The bytes that jobs can have: total less what the driver reserves; `None` where the total is not known.
-    #[must_use]
-    pub fn usable_bytes(&self) -> Option<u64> {
-        Some(self.memory_total_bytes? - self.memory_reserved_bytes.unwrap_or(0).min(self.memory_total_bytes?))
-    }
-}
-
-/// The medium lane's readings of one GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Medium {
-    /// Share of the driver's last window in which a kernel ran, 0 to 1.
-    pub utilization_ratio: Option<f64>,
-    /// Share of that window in which device memory was read or written, 0 to 1.
-    pub memory_utilization_ratio: Option<f64>,
-    /// Instant power draw, watts.
-    pub power_watts: Option<f64>,
-    /// Core temperature, degrees Celsius.
-    pub temperature_celsius: Option<f64>,
-    /// Streaming multiprocessors' clock, hertz.
-    pub sm_clock_hertz: Option<f64>,
-    /// Memory clock, hertz.
-    pub memory_clock_hertz: Option<f64>,
-    /// Bits of [`THROTTLE_REASONS`].
-    pub throttle_reasons: Option<u64>,
-}
-
-/// Clock event reasons that slow a GPU down, by their bit in NVML's mask. Idle and application clocks settings are
-/// left out: they are no trouble.
-pub const THROTTLE_REASONS: &[(u64, &str)] = &[
-    (0x4, "sw_power_cap"),
-    (0x8, "hw_slowdown"),
-    (0x10, "sync_boost"),
-    (0x20, "sw_thermal"),
-    (0x40, "hw_thermal"),
-    (0x80, "hw_power_brake"),
-];
-
-/// The slow lane's readings of one GPU.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Slow {
-    /// Corrected ECC errors since the driver was loaded.
-    pub ecc_corrected: Option<u64>,
-    /// Uncorrected ECC errors since the driver was loaded.
-    pub ecc_uncorrected: Option<u64>,
-    /// Rows remapped because of corrected errors.
-    pub remapped_rows_corrected: Option<u64>,
-    /// Rows remapped because of uncorrected errors.
-    pub remapped_rows_uncorrected: Option<u64>,
-}
-
-/// What one GPU has moved over PCIe: since the driver was loaded by its own counter, or since the source was opened as a
-/// sum of rates times time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pcie {
-    /// Bytes received by the GPU.
-    pub received_bytes: Option<u64>,
-    /// Bytes sent by the GPU.
-    pub transmitted_bytes: Option<u64>,
-}
-
-/// What hardly changes, and what is dearest of all that is read again and again: on an H200 these calls take 3 ms
-/// together.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Rare {
-    /// Framebuffer, bytes.
-    pub memory_total_bytes: Option<u64>,
-    /// The driver's own part of it, bytes.
-    pub memory_reserved_bytes: Option<u64>,
-    /// BAR1 aperture in use, bytes.
-    pub bar1_used_bytes: Option<u64>,
-    /// NVLink payload bytes received, all links.
-    pub nvlink_received_bytes: Option<u64>,
-    /// NVLink payload bytes sent, all links.
-    pub nvlink_transmitted_bytes: Option<u64>,
-}
-
-/// One process on one GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Process {
-    /// Process id, in the driver's view of this namespace.
-    pub pid: u32,
-    /// Its memory on this GPU, bytes; `None` where the driver will not say.
-    pub used_bytes: Option<u64>,
 }
 
 /// What the driver reports by itself.

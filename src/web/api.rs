@@ -2,16 +2,18 @@
 
 use super::Site;
 use super::problem::Problem;
-use crate::annotate::{Rank, gpus::Gpus, wire};
-use crate::clock::SECOND_NS;
+use crate::annotate::Rank;
+use crate::annotate::gpus::Gpus;
 use crate::node::Node;
-use crate::ring::QueryError;
-use crate::sample::Health;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::Health;
+use highwater_core::ring::QueryError;
+use highwater_core::wire;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 
 use super::Site;
 use super::problem::Problem;
-use crate::sample::{GpuState, Health};
 use axum::extract::State;
 use axum::http::StatusCode;
+use highwater_core::gpu::{GpuState, Health};
 
 /// 200 while the process answers: a node without a GPU is no reason to restart it.
 pub(super) async fn live() -> &'static str {

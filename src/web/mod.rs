@@ -24,7 +24,6 @@ mod stream;
 
 use crate::annotate::Intake;
 use crate::annotate::http::{Door, post};
-use crate::clock::Clock;
 use crate::metrics::Snapshots;
 use crate::node::Slot;
 use crate::record::Recorder;
@@ -35,6 +34,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Exposition;
 use gate::Gate;
+use highwater_core::clock::Clock;
 use problem::Problem;
 use std::sync::Arc;
 

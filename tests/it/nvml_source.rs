@@ -9,7 +9,8 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater::source::{CallStats, Error, OpenError, Pcie, Source};
+use highwater::source::{CallStats, Error, OpenError, Source};
+use highwater_core::gpu::Pcie;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -6,11 +6,12 @@
 //! and the second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
 use highwater::annotate::{Intake, Limits};
-use highwater::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater::node::{Node, Periods, Slot};
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
-use highwater::{export, metrics, ring};
+use highwater::{export, metrics};
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::ring;
 use std::sync::Arc;
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::attribute::{Attributed, PhaseMemory};
-use crate::clock::{Manual, SECOND_NS};
+use highwater_core::clock::{Manual, SECOND_NS};
 use serde_json::json;
 
 /// A node of three GPUs whose kubelet gave the last two to `research/llama-0`, and a folder with its processes.

@@ -4,7 +4,7 @@
 //! thousands of events are kept. Only this process ever reads what it wrote, so there is no version.
 
 use crate::annotate::event::{Attributes, Event};
-use crate::annotate::wire::{EventType, Kind, Memory};
+use highwater_core::wire::{EventType, Kind, Memory};
 
 const WORLD_SIZE: u8 = 1;
 const GPUS: u8 = 1 << 1;
@@ -171,7 +171,7 @@ fn kind_of(code: u8) -> Option<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::annotate::wire::Scalar;
+    use highwater_core::wire::Scalar;
     use proptest::prelude::*;
 
     fn scalar() -> impl Strategy<Value = Scalar> {

@@ -9,10 +9,10 @@
 
 use super::near::{MARGIN_NS, Near};
 use super::raw::Drawn;
-use crate::clock::SECOND_NS;
 use crate::detect::{Finding, Severity};
-use crate::ring::Point;
-use crate::source::Device;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::gpu::Device;
+use highwater_core::ring::Point;
 use std::collections::{BTreeMap, VecDeque};
 
 /// How long a point waits: a finding that begins within its margin can be raised this much later. Findings are raised

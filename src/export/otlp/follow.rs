@@ -1,7 +1,7 @@
 //! Where a reader of rings stands: what each ring has gained since it was last read.
 
 use crate::node::Node;
-use crate::ring::{Point, QueryError, Reader};
+use highwater_core::ring::{Point, QueryError, Reader};
 use std::sync::Arc;
 
 /// Positions in the rings of a node. It holds the rings, and so what was read last before the node was gone, but not the

@@ -4,9 +4,9 @@
 //! the sampler's period is: it is weighted by time. Invariant: it only reads; a gap counts for nothing.
 
 use super::follow::Follow;
-use crate::clock::MILLISECOND_NS;
-use crate::metrics::exponential::Exponential;
 use crate::node::Node;
+use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::histogram::Exponential;
 use std::sync::Arc;
 
 /// The memory levels of one GPU.
@@ -36,7 +36,7 @@ impl Levels {
         };
         if !self.follow.is_of(node) {
             self.follow.begin(node);
-            let level = |gpu: &crate::sample::GpuState| Level {
+            let level = |gpu: &highwater_core::gpu::GpuState| Level {
                 index: gpu.device.index.clone(),
                 uuid: gpu.device.uuid.clone(),
                 histogram: Exponential::default(),

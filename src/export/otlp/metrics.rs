@@ -8,9 +8,9 @@ use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, O
 use super::resource::{resource, scope, text};
 use super::series::{Moment, Series, Told};
 use super::settings::Temporality;
-use crate::metrics::exponential::Exponential;
-use crate::metrics::histogram::Counts;
 use crate::metrics::{Families, Family, Sample, Value, catalogue as c};
+use highwater_core::histogram::Counts;
+use highwater_core::histogram::Exponential;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;

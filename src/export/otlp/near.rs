@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 /// How long before a finding begins, and after it ends, is near it.
-pub const MARGIN_NS: i64 = 10 * crate::clock::SECOND_NS;
+pub const MARGIN_NS: i64 = 10 * highwater_core::clock::SECOND_NS;
 
 /// The most findings that are kept one by one; beyond it, the two oldest become one with the time between them, so that
 /// too much is near and never too little.
@@ -57,7 +57,7 @@ impl Near {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SECOND_NS;
+    use highwater_core::clock::SECOND_NS;
     use proptest::prelude::*;
 
     #[test]

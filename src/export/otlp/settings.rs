@@ -7,7 +7,7 @@
 
 use super::endpoint;
 use super::resource;
-use crate::clock::SECOND_NS;
+use highwater_core::clock::SECOND_NS;
 use std::fmt;
 use std::path::PathBuf;
 

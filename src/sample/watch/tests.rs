@@ -1,10 +1,12 @@
 //! The watchdog over a driver whose calls return when the test lets them, with the time set by hand.
 
 use super::*;
-use crate::clock::{Clock, Manual, SECOND_NS};
-use crate::ring;
-use crate::sample::{GpuState, Health, TickStats, Ticked};
-use crate::source::{CallStats, Device, Error, Source};
+use crate::sample::{TickStats, Ticked};
+use crate::source::{CallStats, Error, Source};
+use highwater_core::clock::{Clock, Manual, SECOND_NS};
+use highwater_core::gpu::Device;
+use highwater_core::gpu::{GpuState, Health};
+use highwater_core::ring;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex};
 use std::thread::{ScopedJoinHandle, scope, yield_now};

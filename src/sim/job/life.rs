@@ -1,8 +1,8 @@
 //! The ends of a job's life: its processes start, end, or die of OOM and start again.
 
 use super::{GAP_NS, PEERS_DIE_NS, Rank, Stage, State, TEARDOWN_NS, Timeline};
-use crate::annotate::wire::{EventType, Kind};
 use crate::sim::scenario::Shape;
+use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
 
 /// A rank that has run out of memory.

@@ -5,9 +5,9 @@
 
 use super::life::Death;
 use super::{CHECKPOINT, GAP_NS, Plan, State, Timeline, Traffic};
-use crate::annotate::wire::{EventType, Kind};
 use crate::sim::random::Random;
 use crate::sim::scenario::{NearOom, Phase, Shape};
+use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
 
 /// A dying rank never comes to the next collective phase; this is longer than its peers live.

@@ -6,8 +6,8 @@
 
 use super::section::{Section, table};
 use super::tls_section::{self, Tls};
-use crate::units::parse_duration_ns;
 use axum::http::{HeaderName, HeaderValue};
+use highwater_core::units::parse_duration_ns;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;

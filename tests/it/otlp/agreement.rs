@@ -6,7 +6,7 @@ use highwater::export::otlp::{Exemplars, Mapper, Snapshot};
 use highwater::export::prometheus;
 use highwater::metrics::Families;
 use highwater::metrics::catalogue::{ALL, Kind, Metric};
-use highwater::metrics::histogram::Durations;
+use highwater_core::histogram::Durations;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

@@ -2,15 +2,15 @@
 //! everything waits, then leaps to the next moment that anything waits for.
 
 use highwater::annotate::{Intake, Limits, Sender, due};
-use highwater::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
 use highwater::metrics::Snapshots;
 use highwater::node::{Node, Slot};
-use highwater::ring;
 use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
+use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater_core::ring;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;

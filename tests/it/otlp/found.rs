@@ -3,12 +3,12 @@
 use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Received};
 use super::wire::{settings, standard};
-use highwater::annotate::wire::{EventType, Kind};
-use highwater::clock::SECOND_NS;
 use highwater::detect::{Finding, Severity};
 use highwater::export::otlp::Signal;
 use highwater::export::otlp::settings::{Keys, Raw, Spans};
-use highwater::ring::Point;
+use highwater_core::clock::SECOND_NS;
+use highwater_core::ring::Point;
+use highwater_core::wire::{EventType, Kind};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;

@@ -3,9 +3,9 @@
 use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Mode};
 use super::wire::{GPUS, settings, standard};
-use highwater::clock::SECOND_NS;
 use highwater::export::otlp::settings::{Keys, Raw};
 use highwater::export::otlp::{Reason, Signal};
+use highwater_core::clock::SECOND_NS;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 use super::*;
-use crate::clock::MILLISECOND_NS;
 use crate::detect::{Certainty, Kind, Sign, Subject, Text};
 use crate::sim::{Scenario, Sim};
 use crate::source::Source as _;
+use highwater_core::clock::MILLISECOND_NS;
 use proptest::prelude::*;
 
 /// One point each tenth of a second.

@@ -1,6 +1,6 @@
 use super::*;
-use crate::clock::{MILLISECOND_NS, Manual};
-use crate::ring;
+use highwater_core::clock::{MILLISECOND_NS, Manual};
+use highwater_core::ring;
 use proptest::prelude::*;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;

@@ -1,9 +1,9 @@
 use super::*;
-use crate::annotate::wire::{EventType, Memory};
 use crate::annotate::{Account, Event, Limits, Open};
 use crate::attribute::PhaseMemory;
-use crate::clock::MILLISECOND_NS;
 use crate::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
+use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::wire::{EventType, Memory};
 use std::collections::HashSet;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;

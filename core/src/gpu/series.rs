@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 /// Points kept at most: 10 minutes at 30 ms, 0.8 MB.
-pub(crate) const MOST_POINTS: usize = 20_000;
+pub const MOST_POINTS: usize = 20_000;
 
 /// What an interval cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

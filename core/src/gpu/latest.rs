@@ -2,7 +2,7 @@
 
 use super::energy::Energy;
 use super::series::Series;
-use crate::source::{Device, Medium, Pcie, Process, Rare, Slow};
+use super::{Device, Medium, Pcie, Process, Rare, Slow};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -69,7 +69,7 @@ pub struct GpuState {
 
 /// More than a process holds on a GPU by its context alone: 0.5 GiB on an H200, with the libraries' workspaces less than
 /// this.
-pub(super) const CONTEXT_BYTES: u64 = 1 << 30;
+pub const CONTEXT_BYTES: u64 = 1 << 30;
 
 /// How often one XID was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,17 +125,17 @@ impl GpuState {
     }
 
     /// Whether its memory is never to be had.
-    pub(super) fn is_without_memory(&self) -> bool {
+    pub fn is_without_memory(&self) -> bool {
         self.memory.load(Ordering::Relaxed) == Memory::Never as u8
     }
 
     /// Its memory is never to be had; everything else of it is.
-    pub(super) fn set_without_memory(&self) {
+    pub fn set_without_memory(&self) {
         self.memory.store(Memory::Never as u8, Ordering::Relaxed);
     }
 
     /// Its memory was read.
-    pub(super) fn set_with_memory(&self) {
+    pub fn set_with_memory(&self) {
         // Read first: this is the hot path, and the cache line is everybody's.
         if !self.has_answered() {
             self.memory.store(Memory::Answered as u8, Ordering::Relaxed);
@@ -143,12 +143,12 @@ impl GpuState {
     }
 
     /// Whether its memory was ever read.
-    pub(super) fn has_answered(&self) -> bool {
+    pub fn has_answered(&self) -> bool {
         self.memory.load(Ordering::Relaxed) == Memory::Answered as u8
     }
 
     /// It answers again, whatever it can.
-    pub(super) fn set_back(&self) {
+    pub fn set_back(&self) {
         self.set_health(Health::Up);
     }
 
@@ -159,13 +159,13 @@ impl GpuState {
     }
 
     /// It does not answer, for this reason.
-    pub(super) fn lose(&self, trouble: &str) {
+    pub fn lose(&self, trouble: &str) {
         trouble.clone_into(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
         self.set_health(Health::Lost);
     }
 
     /// The call on it that hung has come back: it is tried before it is sampled again. Nothing where none hung.
-    pub(super) fn lose_if_hung(&self) {
+    pub fn lose_if_hung(&self) {
         if self.health() == Health::Hung {
             self.lose("a call on it hung");
         }
@@ -173,7 +173,7 @@ impl GpuState {
 
     /// A call on it has not come back for too long. Nothing where it came back meanwhile: whoever made it may have looked
     /// before.
-    pub(super) fn hang(&self) {
+    pub fn hang(&self) {
         self.set_health(Health::Hung);
         if !self.is_left_alone() {
             self.lose_if_hung();
@@ -181,28 +181,28 @@ impl GpuState {
     }
 
     /// The fast lane begins a call on it.
-    pub(super) fn begin_fast_call(&self) {
+    pub fn begin_fast_call(&self) {
         self.fast_calls.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A call of the fast lane on it has returned.
-    pub(super) fn end_fast_call(&self) {
+    pub fn end_fast_call(&self) {
         self.fast_calls.fetch_sub(1, Ordering::SeqCst);
         self.lose_if_hung();
     }
 
     /// Whether a call of the fast lane on it has not returned.
-    pub(super) fn is_in_fast_call(&self) -> bool {
+    pub fn is_in_fast_call(&self) -> bool {
         self.fast_calls.load(Ordering::SeqCst) > 0
     }
 
     /// From now on the fast lane leaves it alone until its own thread has read its memory.
-    pub(super) fn doubt(&self) {
+    pub fn doubt(&self) {
         self.doubted.store(true, Ordering::SeqCst);
     }
 
     /// Its own thread has read its memory, or was refused: it answers.
-    pub(super) fn end_doubt(&self) {
+    pub fn end_doubt(&self) {
         self.doubted.store(false, Ordering::SeqCst);
         if !self.is_in_fast_call() {
             self.lose_if_hung();
@@ -216,12 +216,12 @@ impl GpuState {
     }
 
     /// Whether the fast lane asks it nothing for now: it may not answer, while others do.
-    pub(super) fn is_left_alone(&self) -> bool {
+    pub fn is_left_alone(&self) -> bool {
         self.is_doubted() || self.is_in_fast_call()
     }
 
     /// Forgets what was read of a GPU that does not answer: it is not known any more.
-    pub(super) fn forget(&self) {
+    pub fn forget(&self) {
         self.medium.store(None);
         self.slow.store(None);
         self.processes.store(None);
@@ -296,7 +296,8 @@ impl GpuState {
         self.slow.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    pub(super) fn count_xid(&self, xid: u64, at_ns: i64) {
+    /// Counts one XID.
+    pub fn count_xid(&self, xid: u64, at_ns: i64) {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
         // NVIDIA has some 200 XIDs; a driver that makes them up must not fill the memory.
         if xids.len() < 256 || xids.contains_key(&xid) {
@@ -386,7 +387,7 @@ impl Processes {
     }
 
     /// How often a process was looked for that is not known.
-    pub(super) fn missed(&self) -> u64 {
+    pub fn missed(&self) -> u64 {
         self.missed.load(Ordering::Relaxed)
     }
 

@@ -1,6 +1,9 @@
 //! A histogram of durations with fixed bounds that one thread fills and any other reads, without locks.
 
-use super::exponential::Exponential;
+mod exponential;
+
+pub use exponential::{Exponential, MOST_BUCKETS, MOST_SCALE};
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of durations by upper bound.

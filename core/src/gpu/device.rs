@@ -1,0 +1,32 @@
+//! One GPU or MIG instance, as a source finds it.
+
+/// One GPU or MIG instance, as it was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Device {
+    /// The index that `nvidia-smi` shows; `gpu:instance` for a MIG instance.
+    pub index: String,
+    /// NVML's UUID, with its `GPU-` or `MIG-` prefix.
+    pub uuid: String,
+    /// Product name.
+    pub name: Option<String>,
+    /// PCI bus id, as `00000000:1B:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// The GPU that a MIG instance is part of.
+    pub parent_uuid: Option<String>,
+    /// MIG profile, as `1g.18gb`.
+    pub mig_profile: Option<String>,
+    /// Driver version.
+    pub driver_version: Option<String>,
+    /// Framebuffer, bytes.
+    pub memory_total_bytes: Option<u64>,
+    /// The part of it that the driver keeps for itself, bytes. `memory_used` does not count it.
+    pub memory_reserved_bytes: Option<u64>,
+}
+
+impl Device {
+    /// The bytes that jobs can have: total less what the driver reserves; `None` where the total is not known.
+    #[must_use]
+    pub fn usable_bytes(&self) -> Option<u64> {
+        Some(self.memory_total_bytes? - self.memory_reserved_bytes.unwrap_or(0).min(self.memory_total_bytes?))
+    }
+}

@@ -1,0 +1,17 @@
+//! GPUs: what they are, what was read of them last, and what they used over time.
+//!
+//! Enters: a device and the readings of its lanes. Leaves: [`GpuState`], which scrapes, attribution and detectors look at
+//! without waiting for any lane. Invariants: "not available" is `None`; a GPU that does not answer keeps none of its last
+//! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and whoever reads it.
+
+mod device;
+mod energy;
+mod latest;
+mod readings;
+mod series;
+
+pub use device::Device;
+pub use energy::Energy;
+pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};
+pub use readings::{Medium, Pcie, Process, Rare, Slow, THROTTLE_REASONS};
+pub use series::{MOST_POINTS, Series, Usage, UsagePoint};

@@ -1,0 +1,15 @@
+//! The core of highwater: what is known of GPUs and jobs, and what follows from it.
+//!
+//! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
+//! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`],
+//! [`histogram`], [`wire`], [`gpu`], [`ring`]. ARCHITECTURE.md is the map.
+
+pub mod clock;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod gpu;
+pub mod histogram;
+pub mod ring;
+pub mod units;
+pub mod wire;
