@@ -11,14 +11,14 @@ mod yaml;
 pub use keys::{KEYS, Key, SourceSpec};
 pub use load::{Fault, Faults, Layers, load};
 
-use crate::annotate::Limits;
-use crate::detect;
 use crate::export::otlp::settings as otlp;
 use crate::kubelet;
 use crate::node::Periods;
 use crate::record;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::detect;
+use highwater_core::jobs::Limits;
 use highwater_core::ring;
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -7,6 +7,7 @@
 mod listeners;
 mod live;
 mod playback;
+mod told;
 
 #[cfg(test)]
 mod bounds;
@@ -16,7 +17,6 @@ use crate::annotate::http::Access;
 use crate::annotate::seqpacket::Listener;
 use crate::annotate::socket::Socket;
 use crate::config::{Settings, SourceSpec};
-use crate::detect::Told;
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
 use crate::kubelet::Kubelet;
@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use told::Told;
 
 /// How long threads are waited for at the end. One that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
@@ -325,8 +326,8 @@ impl Shared {
     /// Joins, looks for causes, and tells of them.
     fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
         self.intake.advance();
-        node.join.advance(&self.intake, now_ns);
-        let change = self.slot.detect().advance(node, &self.intake, now_ns);
+        node.advance(self.intake.ledger(), now_ns);
+        let change = self.slot.detect().advance(&node.join, self.intake.ledger(), now_ns);
         self.recorder.found(&change);
         told.tell(&change, now_ns);
     }

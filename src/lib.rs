@@ -5,11 +5,9 @@
 //! [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
 
 pub mod annotate;
-pub mod attribute;
 pub mod cli;
 pub mod config;
 pub mod daemon;
-pub mod detect;
 pub mod dial;
 pub mod export;
 pub mod files;
@@ -17,7 +15,6 @@ pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;
-pub mod join;
 pub mod kubelet;
 pub mod metrics;
 pub mod node;

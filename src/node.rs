@@ -4,14 +4,18 @@
 //! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
 //! which [`daemon`](crate::daemon) starts.
 
-use crate::detect::{self, Detect};
-use crate::join::{Derived, Join};
+#[cfg(test)]
+mod findings;
+
 use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater_core::detect::{self, Detect};
 use highwater_core::gpu::{Device, Medium};
 use highwater_core::gpu::{Energy, GpuState, Health, Xid};
+use highwater_core::phases::Ledger;
+use highwater_core::phases::{Derived, Join};
 use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -68,13 +72,19 @@ impl Node {
         let calls = before.map_or_else(Arc::default, |before| Arc::clone(&before.calls));
         let ticks =
             before.map_or_else(|| Arc::new(TickStats::new(periods.fast_ns)), |before| Arc::clone(&before.ticks));
-        let join = Join::new(Arc::clone(&gpus), Arc::clone(&rings), Arc::clone(&calls));
+        let join = Join::new(Arc::clone(&gpus), Arc::clone(&rings));
         for (position, device) in devices.iter().enumerate() {
             if let Some(counted) = counted(device) {
                 join.inherit(position, &counted.derived);
             }
         }
         Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
+    }
+
+    /// Brings up to date what follows from readings and phases. `now_ns` is on the timeline of its samples.
+    pub fn advance(&self, ledger: &Ledger, now_ns: i64) {
+        self.join.advance(ledger, now_ns);
+        self.calls.advance(now_ns);
     }
 
     /// Reads what a recording has of the medium lane, at its period: a replay has no lanes.

@@ -5,9 +5,9 @@ mod node;
 mod senders;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use highwater::attribute::attribute;
 use highwater::{export, metrics};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::phases::attribute;
 use highwater_core::ring;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ fn annotations(c: &mut Criterion) {
         b.iter(|| {
             for event in ["begin", "end"] {
                 let answer =
-                    node.intake.take_json(senders::event(event, 0).as_bytes(), &highwater::annotate::Sender::DAEMON);
+                    node.intake.take_json(senders::event(event, 0).as_bytes(), &highwater_core::jobs::Sender::DAEMON);
                 assert_eq!(answer.accepted, 1, "{answer:?}");
             }
             pairs += 1;

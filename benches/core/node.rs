@@ -1,10 +1,11 @@
 //! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
 
-use highwater::annotate::{Ended, Intake, Limits, Open, Sender, due};
+use highwater::annotate::{Intake, due};
 use highwater::node::{Node, Periods, Slot};
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::jobs::{Ended, Limits, Open, Sender};
 use highwater_core::ring;
 use highwater_core::wire::Kind;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub fn busy(gpus: usize) -> Busy {
             intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
         if n % 100 == 0 {
-            node.join.advance(&intake, clock.now_ns());
+            node.advance(intake.ledger(), clock.now_ns());
             node.ticks.take(20_000);
             lanes_once(&node);
         }
@@ -116,6 +117,6 @@ impl Busy {
 
     /// Lets the join take what has ended, so that no queue fills up.
     pub fn drain(&self) {
-        self.node.join.advance(&self.intake, self.clock.now_ns());
+        self.node.advance(self.intake.ledger(), self.clock.now_ns());
     }
 }

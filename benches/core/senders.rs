@@ -1,9 +1,9 @@
 //! A real daemon, and clients that send it annotations as fast as they can.
 
-use highwater::annotate::Outcome;
 use highwater::config::{Settings, SourceSpec};
 use highwater::daemon::{Daemon, start};
 use highwater::record;
+use highwater_core::jobs::Outcome;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;

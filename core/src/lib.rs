@@ -2,14 +2,17 @@
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
 //! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`],
-//! [`histogram`], [`wire`], [`gpu`], [`ring`]. ARCHITECTURE.md is the map.
+//! [`histogram`], [`wire`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
+pub mod detect;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gpu;
 pub mod histogram;
+pub mod jobs;
+pub mod phases;
 pub mod ring;
 pub mod units;
 pub mod wire;

@@ -3,9 +3,9 @@
 //! A job that sends what cannot be taken does so thousands of times a second. Its first few refusals are logged with its
 //! owner, so that somebody can find it; the rest are counted, and how many they were is logged with the next one.
 
-use super::account::Owner;
-use super::refusal::Refusal;
 use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::Owner;
+use highwater_core::jobs::Refusal;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -70,7 +70,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::annotate::account::Within;
+    use highwater_core::jobs::Within;
 
     #[test]
     fn each_owner_has_its_own_few_lines() {

@@ -4,11 +4,11 @@
 //! once, before a sender's first event is taken: an owner is a user in a pod. Invariant: a process that has ended keeps what
 //! was known of it for a minute; one of the same id that started at another time does not have it.
 
-use super::account::{Pod, Within};
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
 use crate::kubelet::{Home, Kubelet};
 use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::{Pod, Within};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,7 +103,8 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::{Container, Settings};
+    use crate::kubelet::Settings;
+    use highwater_core::jobs::Container;
 
     #[test]
     fn a_process_that_ended_keeps_its_pod_and_one_of_the_same_id_has_its_own() {

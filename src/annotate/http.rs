@@ -1,9 +1,7 @@
 //! `POST /api/v1/annotations`.
 
-use super::account::Sender;
 use super::batch::Batch;
 use super::intake::{Answer, Intake};
-use super::refusal::Refusal;
 use super::tcp;
 use crate::web::problem::Problem;
 use crate::web::serve::{Peer, in_time};
@@ -12,6 +10,8 @@ use axum::body::{Body, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use highwater_core::jobs::Refusal;
+use highwater_core::jobs::Sender;
 use http_body_util::BodyExt as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -149,9 +149,9 @@ fn same(left: &[u8], right: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::annotate::Limits;
     use axum::http::HeaderValue;
     use highwater_core::clock::Manual;
+    use highwater_core::jobs::Limits;
 
     #[test]
     fn the_scheme_of_a_token_is_written_in_any_case() {

@@ -1,26 +1,28 @@
 //! The one way in for annotations, from either door: parse, check, take, count, answer.
 
-use super::account::{Account, Accounts, Held, Owner, Resource, Sender, Shortage, Within};
 use super::batch::Batch;
 use super::complaints::{Complaints, detail};
-use super::event::{Context, Event};
-use super::gpus::Gpus;
 use super::home::{At, Homes};
-use super::jobs::Jobs;
-use super::limits::Limits;
 use super::log::{EventLog, LogLimits};
 use super::peer::{self, Peer, Peers};
-use super::place::Search;
-use super::refusal::{Outcome, OutcomeCounts, Refusal};
-use crate::kubelet::{Container, Home, Kubelet};
+use crate::kubelet::{Home, Kubelet};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::Device;
 use highwater_core::gpu::{OnGpus, Processes};
+use highwater_core::jobs::Container;
+use highwater_core::jobs::Gpus;
+use highwater_core::jobs::Jobs;
+use highwater_core::jobs::Limits;
+use highwater_core::jobs::Search;
+use highwater_core::jobs::{Account, Accounts, Held, Owner, Resource, Sender, Shortage, Within};
+use highwater_core::jobs::{Context, Event};
+use highwater_core::jobs::{Outcome, OutcomeCounts, Refusal};
+use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Refusals that one answer lists; the others are counted in it.
 const MOST_LISTED: usize = 100;
@@ -59,7 +61,7 @@ pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
 pub struct Intake {
     limits: Limits,
     clock: Arc<dyn Clock>,
-    jobs: Mutex<Jobs>,
+    ledger: Ledger,
     accounts: Accounts,
     homes: Homes,
     peers: Peers<Parked>,
@@ -93,7 +95,7 @@ impl Intake {
             limits,
             live: Arc::clone(&clock),
             clock,
-            jobs: Mutex::new(Jobs::new(limits)),
+            ledger: Ledger::new(limits),
             accounts: Accounts::new(&limits),
             homes: Homes::new(None, "/proc".into()),
             peers: Peers::default(),
@@ -149,14 +151,20 @@ impl Intake {
     /// From now on jobs' names for GPUs mean these, and positions are theirs.
     pub fn set_devices(&self, devices: &[Device]) {
         self.gpus.store(Some(Arc::new(Gpus::new(devices))));
-        if self.jobs().set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
+        if self.ledger.set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
             self.log.clear(self.clock.now_ns());
         }
     }
 
-    /// The jobs. Held for microseconds, by intake, attribution and scrapes, never by the sampler.
+    /// All that is known of jobs.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What jobs have under way.
     pub fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.open()
     }
 
     /// What owners hold, and whose events were refused.

@@ -6,7 +6,7 @@
 
 pub(super) mod code;
 
-use super::event::Event;
+use highwater_core::jobs::Event;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 

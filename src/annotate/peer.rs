@@ -6,11 +6,11 @@
 //! and nobody else waits. Invariants: no lock is held while a process is read; of one owner at most [`MOST_STUCK`] reads
 //! hang, after which its processes are not read; owners have their turns by how many of their processes are being read.
 
-use super::account::Account;
-use super::place::Place;
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::jobs::Account;
+use highwater_core::jobs::Place;
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

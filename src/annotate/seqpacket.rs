@@ -5,11 +5,11 @@
 //! connections. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared among
 //! owners as everything else is ([`Accounts`](super::Accounts)).
 
-use super::account::{Account, Held, Resource, Sender};
 use super::intake::Intake;
-use super::refusal::Refusal;
 use super::socket::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
+use highwater_core::jobs::Refusal;
+use highwater_core::jobs::{Account, Held, Resource, Sender};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with, listen, recv};
 use std::collections::HashMap;

@@ -1,8 +1,9 @@
 //! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
 
-use crate::annotate::{Intake, Sender};
+use crate::annotate::Intake;
 use crate::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS};
+use highwater_core::jobs::Sender;
 use highwater_core::wire::Annotation;
 use std::io;
 use std::iter::Peekable;

@@ -123,7 +123,7 @@ fn progress(site: &crate::web::Site) -> String {
     let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
     let used = used.collect::<Vec<_>>().join(" ");
     let jobs = site.intake.jobs();
-    let step = |(name, job): (&std::sync::Arc<str>, &crate::annotate::Job)| {
+    let step = |(name, job): (&std::sync::Arc<str>, &highwater_core::jobs::Job)| {
         let steps = job.ranks.values().filter_map(|rank| rank.step).max();
         format!("{name} step {}", steps.map_or_else(|| "?".into(), |step| step.to_string()))
     };

@@ -4,10 +4,8 @@
 //! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
 
 use super::{settings_of, terminal};
-use crate::annotate::{Intake, Sender, due};
+use crate::annotate::{Intake, due};
 use crate::config::Settings;
-use crate::detect::evaluate::{Score, Truth, score};
-use crate::detect::{Detect, Kind, Sign};
 use crate::files::read_text;
 use crate::node::Node;
 use crate::replay::{Options, Replay};
@@ -15,6 +13,9 @@ use crate::sample;
 use crate::source::Source as _;
 use anyhow::{Context as _, bail};
 use highwater_core::clock::Manual;
+use highwater_core::detect::evaluate::{Score, Truth, score};
+use highwater_core::detect::{Detect, Kind, Sign};
+use highwater_core::jobs::Sender;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,8 +105,8 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
     };
     let after = |at_ns: i64| {
         node.read_recorded(at_ns);
-        node.join.advance(&intake, at_ns);
-        signs.extend(detect.advance(&node, &intake, at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
+        node.advance(intake.ledger(), at_ns);
+        signs.extend(detect.advance(&node.join, intake.ledger(), at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
     };
     sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
     Ok(signs)

@@ -3,9 +3,9 @@
 //! Enters: the settings' source, NVML or a simulation. Leaves: the node of the moment in its slot, and why there is none.
 //! Invariants: jobs go on while there is no node; what was counted outlives a node.
 
+use super::told::Told;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
-use crate::detect::Told;
 use crate::node::{Counted, Node};
 use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
@@ -63,8 +63,8 @@ fn wait_without_node(shared: &Shared) {
     while !shared.stopped() && shared.clock.now_ns() < until_ns {
         let now_ns = shared.clock.now_ns();
         shared.intake.advance();
-        crate::join::advance_without_node(&shared.intake, now_ns);
-        shared.slot.detect().advance_without_node(&shared.intake, now_ns);
+        highwater_core::phases::advance_without_node(shared.intake.ledger(), now_ns);
+        shared.slot.detect().advance_without_node(shared.intake.ledger(), now_ns);
         shared.wait(WITHOUT_NODE_PERIOD_NS);
     }
 }

@@ -1,14 +1,15 @@
 //! A recording in place of lanes: memory and annotations at their recorded times, on one thread.
 
 use super::Shared;
-use crate::annotate::{Sender, due};
+use super::told::Told;
+use crate::annotate::due;
 use crate::config::{Settings, SourceSpec};
-use crate::detect::Told;
 use crate::node::Node;
 use crate::replay::{Options, Replay};
 use crate::sample;
 use crate::source::Source as _;
 use highwater_core::clock::{Clock, Manual};
+use highwater_core::jobs::Sender;
 use std::sync::Arc;
 
 /// Bad lines of a recording that are told one by one.

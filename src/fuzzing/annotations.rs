@@ -1,11 +1,12 @@
 //! Bodies and datagrams of jobs, through the intake, the join, the detectors and the exposition.
 
 use super::{parts, world};
-use crate::annotate::{Batch, Intake, Limits, Resource, Sender};
+use crate::annotate::{Batch, Intake};
 use crate::export::prometheus;
 use crate::metrics;
 use crate::node::Slot;
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::jobs::{Limits, Resource, Sender};
 use std::sync::Arc;
 
 /// Bodies of one input.
@@ -42,8 +43,8 @@ pub fn annotations(data: &[u8]) {
 
 fn join(intake: &Intake, slot: &Slot, now_ns: i64) {
     let node = world::node();
-    node.join.advance(intake, now_ns);
-    slot.detect().advance(&node, intake, now_ns);
+    node.advance(intake.ledger(), now_ns);
+    slot.detect().advance(&node.join, intake.ledger(), now_ns);
 }
 
 /// Each line of an exposition is a comment, or a series and a number.

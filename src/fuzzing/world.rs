@@ -1,10 +1,11 @@
 //! A node for annotations and requests to meet: two simulated GPUs, some seconds into their work.
 
-use crate::annotate::{Intake, Limits};
+use crate::annotate::Intake;
 use crate::node::{Node, Periods, Slot};
 use crate::sim::{Scenario, Sim};
 use crate::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::jobs::Limits;
 use highwater_core::ring;
 use std::sync::{Arc, OnceLock};
 

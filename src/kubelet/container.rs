@@ -1,5 +1,6 @@
 //! Which container a process runs in: its control group names the container, and the kubelet's log folder names its pod.
 
+use highwater_core::jobs::Container;
 use std::io;
 
 /// Hexadecimal digits of a container's id.
@@ -9,19 +10,6 @@ const ID_DIGITS: usize = 64;
 const LINK_CHARACTERS: usize = 247;
 /// Digits of an id that are enough to know a container by.
 const ENOUGH_DIGITS: usize = 12;
-
-/// A container of this node, as Kubernetes names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Container {
-    /// Its pod's namespace.
-    pub namespace: String,
-    /// Its pod.
-    pub pod: String,
-    /// Its name in the pod, where known.
-    pub name: Option<String>,
-    /// Its id, where a process of it told: another container of the same names has another one.
-    pub id: Option<String>,
-}
 
 /// Where a process is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! What the kubelet answers, and the control groups of processes.
 
-use super::container::{Container, Home};
+use super::container::Home;
 use super::{Listed, wire};
 use crate::fuzzing::parts;
+use highwater_core::jobs::Container;
 use prost::Message as _;
 
 /// Reads the parts of the input: the kubelet's answer, a process's control groups, and the names of links, a line each.

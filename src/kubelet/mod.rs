@@ -10,13 +10,14 @@ mod container;
 pub(crate) mod fuzzing;
 mod wire;
 
-pub use container::{Container, Home};
+pub use container::Home;
 
 use crate::dial::{Connector, Unix};
 use crate::grpc::{Call, describe};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use highwater_core::clock::{Clock, SECOND_NS, park_for};
+use highwater_core::jobs::Container;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use prost::Message as _;

@@ -61,7 +61,7 @@ pub fn collect(slot: &Slot, intake: &Intake, clock: &dyn Clock, processes: bool)
     }
     out.count(&c::NVML_UP, &[], slot.is_nvml().then_some(u64::from(node.is_some())));
     let clock = node.as_ref().map_or(clock, |node| &*node.clock);
-    job::collect(&intake.jobs(), node.as_deref(), clock.now_ns(), clock.unix_shift_ns(), &mut out);
+    job::collect(intake.ledger(), node.as_deref(), clock.now_ns(), clock.unix_shift_ns(), &mut out);
     found::collect(slot.detect(), &mut out);
     own::annotations(intake, &mut out);
     own::process(&mut out);

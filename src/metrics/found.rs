@@ -2,7 +2,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::detect::{Detect, Finding, Kind};
+use highwater_core::detect::{Detect, Finding, Kind};
 use std::collections::BTreeSet;
 
 /// Collects what was found.

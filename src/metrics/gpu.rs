@@ -2,13 +2,13 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::WINDOWS;
-use crate::attribute::THRESHOLDS;
 use crate::node::{Node, Periods};
 use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::THROTTLE_REASONS;
 use highwater_core::gpu::{GpuState, Health};
+use highwater_core::phases::THRESHOLDS;
+use highwater_core::phases::WINDOWS;
 use highwater_core::ring;
 use std::sync::atomic::Ordering;
 
@@ -94,7 +94,7 @@ fn memory(view: &View, out: &mut Families) {
     for (window, length_ns) in WINDOWS {
         let labels = view.with(window);
         // The window ends now, not at the last sample: what a lost GPU held leaves it in time.
-        let from_ns = (view.now_ns - length_ns - crate::annotate::WINDOW_SLACK_NS).max(oldest_ns);
+        let from_ns = (view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS).max(oldest_ns);
         let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
         out.count(&c::GPU_MEMORY_USED_MIN, &labels, summary.min);

@@ -2,29 +2,68 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::{Jobs, Rank, WINDOWS};
 use crate::node::Node;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::wire::Kind;
+use highwater_core::jobs::Rank;
+use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
+use highwater_core::wire::{Kind, Memory};
+use std::sync::Arc;
 
-/// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
-pub(super) fn collect(jobs: &Jobs, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {
-    for (job_name, job) in jobs.by_name() {
-        for (number, rank) in &job.ranks {
-            let number = number.to_string();
-            let labels = [&**job_name, number.as_str()];
-            info(&labels, rank, node, out);
-            steps(&labels, rank, unix_shift_ns, out);
-            allocator(&labels, rank, out);
-            phases(&labels, rank, now_ns, out);
+/// One rank as it was when it was looked at: what is open is let go before any sample is made, so that whoever sends does
+/// not wait for whoever scrapes.
+struct RankNow {
+    key: RankKey,
+    world_size: Option<u32>,
+    pid: Option<u32>,
+    gpus: Option<Arc<[usize]>>,
+    step: Option<u64>,
+    steps: u64,
+    last_event_ns: i64,
+    memory: Memory,
+    /// Phases that are open.
+    open: Vec<Arc<str>>,
+}
+
+impl RankNow {
+    fn new(job: &Arc<str>, number: u32, rank: &Rank) -> Self {
+        let phases = rank.open.iter().filter(|open| open.kind == Kind::Phase);
+        Self {
+            key: (Arc::clone(job), number),
+            world_size: rank.world_size,
+            pid: rank.pid,
+            gpus: rank.gpus.clone(),
+            step: rank.step,
+            steps: rank.steps,
+            last_event_ns: rank.last_event_ns,
+            memory: rank.memory,
+            open: phases.map(|open| Arc::clone(&open.name)).collect(),
         }
     }
-    for (outcome, count) in jobs.outcomes().labelled() {
+}
+
+/// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
+pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {
+    let (ranks, left) = {
+        let jobs = ledger.open();
+        (jobs.ranks().map(|(job, number, rank)| RankNow::new(job, number, rank)).collect::<Vec<_>>(), jobs.left())
+    };
+    let log = ledger.ended();
+    let nothing = RankStats::default();
+    for rank in &ranks {
+        let number = rank.key.1.to_string();
+        let labels = [&*rank.key.0, number.as_str()];
+        let stats = log.rank(&rank.key).unwrap_or(&nothing);
+        info(&labels, rank, node, out);
+        steps(&labels, rank, stats, unix_shift_ns, out);
+        allocator(&labels, rank, stats, out);
+        phases(&labels, rank, stats, now_ns, out);
+    }
+    for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
         out.count(&c::PHASES, &[outcome], Some(count));
     }
 }
 
-fn info(labels: &[&str; 2], rank: &Rank, node: Option<&Node>, out: &mut Families) {
+fn info(labels: &[&str; 2], rank: &RankNow, node: Option<&Node>, out: &mut Families) {
     let world_size = rank.world_size.map(|size| size.to_string()).unwrap_or_default();
     let gpus = rank.gpus.as_deref().unwrap_or_default();
     let devices: Vec<_> = gpus.iter().filter_map(|gpu| Some(&node?.gpus.get(*gpu)?.device)).collect();
@@ -37,31 +76,30 @@ fn info(labels: &[&str; 2], rank: &Rank, node: Option<&Node>, out: &mut Families
 }
 
 #[allow(clippy::cast_precision_loss, reason = "seconds of Unix time to a microsecond")]
-fn steps(labels: &[&str; 2], rank: &Rank, unix_shift_ns: i64, out: &mut Families) {
+fn steps(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, unix_shift_ns: i64, out: &mut Families) {
     out.count(&c::JOB_STEP, labels, rank.step);
     out.count(&c::JOB_STEPS, labels, Some(rank.steps));
-    out.histogram(&c::JOB_STEP_DURATION, labels, rank.step_durations.counts());
+    out.histogram(&c::JOB_STEP_DURATION, labels, stats.step_durations.counts());
     let last_s = (rank.last_event_ns.saturating_add(unix_shift_ns)) as f64 / SECOND_NS as f64;
     out.number(&c::JOB_LAST_ANNOTATION, labels, Some(last_s));
 }
 
-fn allocator(labels: &[&str; 2], rank: &Rank, out: &mut Families) {
+fn allocator(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, out: &mut Families) {
     out.count(&c::JOB_ALLOCATOR_ALLOCATED, labels, rank.memory.allocated);
     out.count(&c::JOB_ALLOCATOR_RESERVED, labels, rank.memory.reserved);
     out.count(&c::JOB_ALLOCATOR_RETRIES, labels, rank.memory.alloc_retries);
     out.count(&c::JOB_ALLOCATOR_OOMS, labels, rank.memory.ooms);
-    out.count(&c::JOB_OUTSIDE_ALLOCATOR, labels, rank.outside_allocator_bytes);
+    let outside_bytes = stats.outside_allocator_bytes(rank.pid, rank.gpus.as_deref());
+    out.count(&c::JOB_OUTSIDE_ALLOCATOR, labels, outside_bytes);
 }
 
-fn phases(labels: &[&str; 2], rank: &Rank, now_ns: i64, out: &mut Families) {
-    let is_open = |name: &str| rank.open.iter().any(|open| open.kind == Kind::Phase && &*open.name == name);
-    let never_ended = rank.open.iter().filter(|open| open.kind == Kind::Phase && !rank.phases.contains_key(&open.name));
-    for open in never_ended {
-        out.count(&c::PHASE_ACTIVE, &[labels[0], labels[1], &open.name], Some(1));
+fn phases(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, now_ns: i64, out: &mut Families) {
+    for open in rank.open.iter().filter(|open| !stats.phases.contains_key(*open)) {
+        out.count(&c::PHASE_ACTIVE, &[labels[0], labels[1], open], Some(1));
     }
-    for (name, stats) in &rank.phases {
+    for (name, stats) in &stats.phases {
         let labels = [labels[0], labels[1], &**name];
-        out.count(&c::PHASE_ACTIVE, &labels, Some(u64::from(is_open(name))));
+        out.count(&c::PHASE_ACTIVE, &labels, Some(u64::from(rank.open.contains(name))));
         out.histogram(&c::PHASE_DURATION, &labels, stats.durations.counts());
         out.count(&c::PHASE_MEMORY_PEAK, &labels, stats.peak_bytes);
         for (window, length_ns) in WINDOWS {

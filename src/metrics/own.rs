@@ -2,12 +2,13 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::{Intake, Resource};
+use crate::annotate::Intake;
 use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
 use crate::record;
 use crate::source::Call;
 use crate::web::counts as web;
+use highwater_core::jobs::Resource;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -36,12 +37,12 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
             out.count(&c::NVML_CALL_FAILURES, &[call.label()], Some(node.calls.failures(call)));
         }
     }
-    out.number(&c::NVML_BUSY, &[], node.join.busy_ratio());
+    out.number(&c::NVML_BUSY, &[], node.calls.busy_ratio());
 }
 
 /// Collects what became of annotations.
 pub(super) fn annotations(intake: &Intake, out: &mut Families) {
-    for outcome in crate::annotate::Outcome::ALL {
+    for outcome in highwater_core::jobs::Outcome::ALL {
         out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(*outcome)));
     }
     for (sender, events) in intake.accounts().refusals() {

@@ -9,11 +9,12 @@ use super::recorder::Start;
 use super::schema::Trouble;
 use super::track::Track;
 use super::trigger::{Findings, Trigger};
-use crate::annotate::{Intake, Jobs};
+use crate::annotate::Intake;
 use crate::node::Node;
 use crate::sample::TickStats;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
+use highwater_core::jobs::Jobs;
 use highwater_core::ring;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -269,9 +270,9 @@ impl Capture {
 
     fn write_phases(&mut self) -> rusqlite::Result<()> {
         let (ended, lost, count) = {
-            let jobs = self.intake.jobs();
-            let (ended, lost) = jobs.ended_since(self.next_phase);
-            (ended, lost, jobs.ended_count())
+            let log = self.intake.ledger().ended();
+            let (ended, lost) = log.since(self.next_phase);
+            (ended, lost, log.count())
         };
         // Of the first look, what is not kept any more ended long before.
         self.lost_phases += if self.next_phase > 0 { lost } else { 0 };

@@ -6,10 +6,10 @@
 use super::directory::State;
 use super::schema;
 use super::trigger::{FindingRow, Reason, Trigger};
-use crate::annotate::{Event, Rank};
-use crate::attribute::{Attributed, PhaseMemory};
 use crate::sample::Sweep;
 use highwater_core::gpu::{GpuState, UsagePoint};
+use highwater_core::jobs::{Event, Rank};
+use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ToSql, params};
 use serde::Serialize;

@@ -2,8 +2,8 @@
 
 use super::recorder::Recorder;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
-use crate::detect::{Change, Finding, Severity};
 use crate::node::Slot;
+use highwater_core::detect::{Change, Finding, Severity};
 use std::sync::Arc;
 
 /// The findings of the node's detectors.

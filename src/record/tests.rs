@@ -6,12 +6,13 @@ use super::directory::{Directory, State};
 use super::recorder::Start;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
 use super::{Outcome, Recorder, Request, Settings, schema};
-use crate::annotate::{Intake, Limits, LogLimits, Sender};
+use crate::annotate::{Intake, LogLimits};
 use crate::node::{Node, Periods, Slot};
 use crate::sample::{Sampler, Ticked};
 use crate::source::{Error, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::gpu::{Device, Medium};
+use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
 use highwater_core::wire::Annotation;
 use proptest::prelude::*;
@@ -93,7 +94,7 @@ impl Rig {
     fn say(&self, json: &str) {
         let annotation: Annotation = serde_json::from_str(json).unwrap();
         self.intake.take(annotation, &Sender::DAEMON).unwrap();
-        self.node.join.advance(&self.intake, self.clock.now_ns());
+        self.node.advance(self.intake.ledger(), self.clock.now_ns());
     }
 
     fn capture(&self, path: &Path, interval: (i64, i64), findings: Arc<dyn Findings>) -> Capture {
@@ -328,7 +329,7 @@ fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
     for n in 0..9 {
         rig.sweep(MILLISECOND_NS, [Some(n), (n == 0).then_some(1)]);
     }
-    rig.node.join.advance(&rig.intake, rig.clock.now_ns());
+    rig.node.advance(rig.intake.ledger(), rig.clock.now_ns());
     capture.advance(&[], &|| ()).unwrap();
     capture.finish(State::Complete).unwrap();
     let file = schema::look(&path).unwrap();

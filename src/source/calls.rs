@@ -1,8 +1,9 @@
 //! What each driver call costs: a histogram a call, and the share of time spent inside the driver.
 
+use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Histogram;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// The driver calls that the lanes make, by the label that `highwater_nvml_call_duration_seconds` gives them.
@@ -89,6 +90,15 @@ pub struct CallStats {
     counted: Arc<Counted>,
     /// Grows by one when a call begins and when it returns: odd while one is under way.
     progress: AtomicU64,
+    busy: Mutex<Busy>,
+}
+
+/// The driver's time over the last second.
+#[derive(Debug, Default)]
+struct Busy {
+    since_ns: i64,
+    busy_ns: u64,
+    ratio: Option<f64>,
 }
 
 /// What every call has cost so far.
@@ -112,7 +122,7 @@ impl CallStats {
     /// watched.
     #[must_use]
     pub fn for_one_thread(&self) -> Self {
-        Self { counted: Arc::clone(&self.counted), progress: AtomicU64::new(0) }
+        Self { counted: Arc::clone(&self.counted), ..Self::default() }
     }
 
     /// A number that is odd while the one thread that makes calls through this waits in the driver, and another one after
@@ -169,5 +179,26 @@ impl CallStats {
     #[must_use]
     pub fn busy_ns(&self) -> u64 {
         self.counted.durations.iter().map(Histogram::sum_ns).sum()
+    }
+
+    /// Share of wall time that all lanes together spent inside the driver, over the last full second.
+    #[must_use]
+    pub fn busy_ratio(&self) -> Option<f64> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).ratio
+    }
+
+    /// Brings [`busy_ratio`](Self::busy_ratio) up to date; called some times a second.
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    pub fn advance(&self, now_ns: i64) {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed_ns = now_ns - busy.since_ns;
+        if elapsed_ns < SECOND_NS {
+            return;
+        }
+        let total_ns = self.busy_ns();
+        let ratio = (total_ns - busy.busy_ns) as f64 / elapsed_ns as f64;
+        // The first look has no second behind it.
+        let ratio = (busy.since_ns != 0).then_some(ratio);
+        *busy = Busy { since_ns: now_ns, busy_ns: total_ns, ratio };
     }
 }

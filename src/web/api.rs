@@ -2,8 +2,6 @@
 
 use super::Site;
 use super::problem::Problem;
-use crate::annotate::Rank;
-use crate::annotate::gpus::Gpus;
 use crate::node::Node;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -12,6 +10,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::Health;
+use highwater_core::jobs::Gpus;
+use highwater_core::jobs::Rank;
 use highwater_core::ring::QueryError;
 use highwater_core::wire;
 use serde::{Deserialize, Serialize};

@@ -3,10 +3,10 @@
 use super::Site;
 use super::api::bad_query;
 use super::problem::Problem;
-use crate::detect::Finding;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use highwater_core::detect::Finding;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

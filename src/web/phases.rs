@@ -5,8 +5,6 @@
 use super::Site;
 use super::api::bad_query;
 use super::problem::Problem;
-use crate::annotate::Attributes;
-use crate::attribute::{Attributed, PhaseMemory, THRESHOLDS};
 use crate::node::Node;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -14,6 +12,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
+use highwater_core::jobs::Attributes;
+use highwater_core::phases::{Attributed, PhaseMemory, THRESHOLDS};
 use highwater_core::wire::{Kind, Memory, Scalar};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
@@ -50,8 +50,8 @@ pub(super) async fn phases(
 }
 
 fn know(site: &Site, job: &str) -> Result<(), Problem> {
-    let jobs = site.intake.jobs();
-    if !jobs.by_name().contains_key(job) && !jobs.has_ended(job) {
+    let ledger = site.intake.ledger();
+    if !ledger.open().by_name().contains_key(job) && !ledger.ended().has_job(job) {
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
     }
     Ok(())
@@ -71,8 +71,8 @@ struct Page {
 impl Page {
     fn next(mut self) -> Option<(Vec<u8>, Self)> {
         let ended: Vec<_> = {
-            let jobs = self.site.intake.jobs();
-            let ended = jobs.ended_of(&self.job, self.before);
+            let log = self.site.intake.ledger().ended();
+            let ended = log.of_job(&self.job, self.before);
             let told = ended.filter(|(_, attributed)| attributed.ended.open.kind != Kind::Layer);
             told.take(self.left.min(PIECE)).map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
         };

@@ -143,7 +143,7 @@ fn what_the_recording_does_not_tell_is_not_told() {
 /// The three steps in which PyTorch's allocator retried show their fall and regrowth, and no other step has one.
 #[test]
 fn flushes_are_those_of_the_steps_with_an_allocator_retry() {
-    use highwater::attribute::FlushDetector;
+    use highwater_core::phases::FlushDetector;
     let mut flushes = BTreeMap::<u64, Vec<i64>>::new();
     for (gpu, points) in memory() {
         let mut detector = FlushDetector::default();

@@ -5,12 +5,13 @@
 //! spike of half a millisecond only when a reading falls into it. So the first story reads every half millisecond,
 //! and the second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
-use highwater::annotate::{Intake, Limits};
+use highwater::annotate::Intake;
 use highwater::node::{Node, Periods, Slot};
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use highwater::{export, metrics};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::jobs::Limits;
 use highwater_core::ring;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 use super::*;
-use crate::attribute::{Attributed, PhaseMemory};
 use highwater_core::clock::{Manual, SECOND_NS};
+use highwater_core::phases::{Attributed, PhaseMemory};
 use serde_json::json;
 
 /// A node of three GPUs whose kubelet gave the last two to `research/llama-0`, and a folder with its processes.
@@ -46,12 +46,15 @@ fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
         let json = json!({"event": event, "kind": "step", "step": step, "job": "j", "rank": 0});
         assert_eq!(intake.take_json(json.to_string().as_bytes(), &process(7)).accepted, 1);
     };
-    let outside_bytes = || intake.jobs().by_name()["j"].ranks[&0].outside_allocator_bytes;
+    let outside_bytes = || {
+        let (jobs, log) = (intake.jobs(), intake.ledger().ended());
+        let rank = &jobs.by_name()["j"].ranks[&0];
+        log.rank(&("j".into(), 0))?.outside_allocator_bytes(rank.pid, rank.gpus.as_deref())
+    };
     let tell = || {
-        let mut jobs = intake.jobs();
-        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
+        for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
             let memory = PhaseMemory { outside_allocator_bytes: Some(5), ..PhaseMemory::unknown(0) };
-            jobs.record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
+            intake.ledger().ended().record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
         }
     };
     let works_on = |works| intake.processes.set([(7, OnGpus { works, idles: Vec::new() })].into());
@@ -101,9 +104,8 @@ fn phases_of_ranks_are_bounded_over_all_jobs() {
         let event = |event: &str| json!({"event": event, "name": name, "job": "j", "rank": rank});
         let batch = json!([event("begin"), event("end")]);
         let answer = intake.take_json(batch.to_string().as_bytes(), &Sender::DAEMON);
-        let mut jobs = intake.jobs();
-        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
-            jobs.record(Attributed { ended, gpus: Vec::new(), uuids: Arc::default() });
+        for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
+            intake.ledger().ended().record(Attributed { ended, gpus: Vec::new(), uuids: Arc::default() });
         }
         answer.accepted
     };
@@ -302,16 +304,19 @@ fn everything_that_was_held_is_given_back() {
         ]);
         assert_eq!(intake.take_json(events.to_string().as_bytes(), &user(1)).accepted, 8);
     }
-    let mut jobs = intake.jobs();
-    for ended in jobs.take_ended(i64::MAX, usize::MAX) {
-        jobs.record(Attributed { ended, gpus: vec![PhaseMemory::unknown(0)], uuids: Arc::default() });
+    for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
+        intake.ledger().ended().record(Attributed {
+            ended,
+            gpus: vec![PhaseMemory::unknown(0)],
+            uuids: Arc::default(),
+        });
     }
     assert!(intake.accounts.held(Resource::Ended) > 600 * 300);
     assert!(held() < 64 << 10, "{}", held());
     clock.advance_to(1_000 * SECOND_NS);
-    jobs.expire(1_000 * SECOND_NS);
+    intake.ledger().expire(1_000 * SECOND_NS);
     assert_eq!(held(), 0);
-    jobs.set_devices(vec!["another".into()]);
+    intake.ledger().set_devices(vec!["another".into()]);
     assert_eq!(intake.accounts.held(Resource::Ended), 0);
 }
 
@@ -333,9 +338,12 @@ fn bytes_are_bounded_over_all_jobs() {
             let events: Vec<_> = (0..256).flat_map(layer).collect();
             refused += intake.take_json(&serde_json::to_vec(&events).expect("JSON"), &user(1)).refused;
         }
-        let mut jobs = intake.jobs();
-        for ended in jobs.take_ended(i64::MAX, usize::MAX) {
-            jobs.record(Attributed { ended, gpus: vec![PhaseMemory::unknown(0); 8], uuids: Arc::default() });
+        for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
+            intake.ledger().ended().record(Attributed {
+                ended,
+                gpus: vec![PhaseMemory::unknown(0); 8],
+                uuids: Arc::default(),
+            });
         }
     }
     assert!(refused > 0 && intake.counts.get(Outcome::OverBudget) > 0);
@@ -451,12 +459,12 @@ fn one_user_does_not_make_another_lose_phases() {
     for _ in 0..20_000 {
         intake.take_json(&hostile, &user(666));
     }
-    let lost = intake.jobs().outcomes().overflow;
+    let lost = intake.jobs().left().overflow;
     assert!(lost > 0);
     for _ in 0..100 {
         intake.take_json(&honest, &user(1));
     }
-    assert_eq!(intake.jobs().outcomes().overflow, lost);
+    assert_eq!(intake.jobs().left().overflow, lost);
 }
 
 #[test]

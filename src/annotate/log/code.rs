@@ -3,7 +3,7 @@
 //! Numbers have seven bits a byte, the lowest first, and a bit that says whether more follow: most are small, and
 //! thousands of events are kept. Only this process ever reads what it wrote, so there is no version.
 
-use crate::annotate::event::{Attributes, Event};
+use highwater_core::jobs::{Attributes, Event};
 use highwater_core::wire::{EventType, Kind, Memory};
 
 const WORLD_SIZE: u8 = 1;

@@ -9,8 +9,8 @@
 
 use super::near::{MARGIN_NS, Near};
 use super::raw::Drawn;
-use crate::detect::{Finding, Severity};
 use highwater_core::clock::SECOND_NS;
+use highwater_core::detect::{Finding, Severity};
 use highwater_core::gpu::Device;
 use highwater_core::ring::Point;
 use std::collections::{BTreeMap, VecDeque};

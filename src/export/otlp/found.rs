@@ -7,8 +7,8 @@
 use super::metrics::unix;
 use super::resource::{attribute, text};
 use super::span::Context;
-use crate::attribute::Attributed;
-use crate::detect::{Finding, Severity};
+use highwater_core::detect::{Finding, Severity};
+use highwater_core::phases::Attributed;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::span::Event;
 

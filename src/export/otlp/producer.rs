@@ -12,10 +12,10 @@ use super::settings::{Raw, Settings};
 use super::span::Context;
 use super::spans::{Traces, Turn};
 use super::stats::{Reason, Signal, Stats};
-use crate::annotate::Mark;
-use crate::detect::Finding;
 use crate::metrics::Snapshots;
 use crate::node::Node;
+use highwater_core::detect::Finding;
+use highwater_core::jobs::Mark;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
@@ -56,7 +56,7 @@ impl Producer {
         let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
             .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
-        traces.skip_to(&snapshots.intake.jobs());
+        traces.skip_to(&snapshots.intake.ledger().ended());
         Self {
             settings,
             snapshots,
@@ -145,12 +145,11 @@ impl Producer {
     fn follow_jobs(&mut self, end: End) {
         let node = self.snapshots.slot.node();
         let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
-        // The jobs are held for as long as it takes to copy what is new: pointers and a few marks.
-        let jobs = self.snapshots.intake.jobs();
-        let new = self.traces.new_of(&jobs);
+        // Jobs are held for as long as it takes to copy what is new: pointers and a few marks.
+        let ledger = self.snapshots.intake.ledger();
+        let new = self.traces.new_of(ledger);
         let begin_ns = self.traces.begin_ns(&new);
-        let marks: Vec<Mark> = if begin_ns.is_none() { Vec::new() } else { jobs.marks().cloned().collect() };
-        drop(jobs);
+        let marks: Vec<Mark> = if begin_ns.is_none() { Vec::new() } else { ledger.open().marks().cloned().collect() };
         let findings = begin_ns.map(|begin_ns| self.findings_since(begin_ns)).unwrap_or_default();
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         let context = Context { now_ns, shift_ns, marks: &marks, findings: &findings };

@@ -11,10 +11,11 @@ use super::settings::Spans;
 use super::span::{Context, exemplar, span};
 use super::stats::{Reason, Signal, Stats};
 use super::trace::{Parent, SpanId, TraceId, traceparent};
-use crate::annotate::{Ended, Jobs};
-use crate::attribute::Attributed;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
+use highwater_core::jobs::{Ended, Rank};
+use highwater_core::phases::Attributed;
+use highwater_core::phases::{Ledger, Log};
 use highwater_core::wire::{Kind, Scalar};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -80,22 +81,24 @@ impl Traces {
     }
 
     /// Leaves alone what has ended so far.
-    pub fn skip_to(&mut self, jobs: &Jobs) {
-        self.cursor = jobs.ended_count();
+    pub fn skip_to(&mut self, log: &Log) {
+        self.cursor = log.count();
     }
 
     /// What has ended since the last call.
-    pub fn new_of(&mut self, jobs: &Jobs) -> New {
-        let (ended, lost) = jobs.ended_since(self.cursor);
-        self.cursor = jobs.ended_count();
-        let mut open_steps = HashMap::new();
-        for (name, job) in jobs.by_name() {
-            for (number, rank) in &job.ranks {
-                let step = rank.open_step();
-                open_steps.extend(step.map(|step| ((Arc::clone(name), *number), step.begin_ns)));
-            }
-        }
-        New { ended, lost, open_steps }
+    pub fn new_of(&mut self, ledger: &Ledger) -> New {
+        let (ended, lost) = {
+            let log = ledger.ended();
+            let new = log.since(self.cursor);
+            self.cursor = log.count();
+            new
+        };
+        // After what has ended: no step is told as ended and open at once.
+        let jobs = ledger.open();
+        let step = |(job, number, rank): (&Arc<str>, u32, &Rank)| {
+            rank.open_step().map(|step| ((Arc::clone(job), number), step.begin_ns))
+        };
+        New { ended, lost, open_steps: jobs.ranks().filter_map(step).collect() }
     }
 
     /// When the first of the steps began that this turn may decide over; no finding that was over before matters.

@@ -1,7 +1,7 @@
 //! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
 //! everything waits, then leaps to the next moment that anything waits for.
 
-use highwater::annotate::{Intake, Limits, Sender, due};
+use highwater::annotate::{Intake, due};
 use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
 use highwater::metrics::Snapshots;
@@ -10,6 +10,7 @@ use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
+use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -158,9 +159,9 @@ async fn sample(
         for annotation in due(&mut said, now_ns) {
             intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
-        node.join.advance(&intake, now_ns);
+        node.advance(intake.ledger(), now_ns);
         if now_ns - looked_ns >= 100 * MILLISECOND_NS {
-            slot.detect().advance(&node, &intake, now_ns);
+            slot.detect().advance(&node.join, intake.ledger(), now_ns);
             looked_ns = now_ns;
         }
         most.fetch_max(usize::try_from(stats.queued_bytes()).expect("small"), Relaxed);

@@ -3,10 +3,10 @@
 use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Received};
 use super::wire::{settings, standard};
-use highwater::detect::{Finding, Severity};
 use highwater::export::otlp::Signal;
 use highwater::export::otlp::settings::{Keys, Raw, Spans};
 use highwater_core::clock::SECOND_NS;
+use highwater_core::detect::{Finding, Severity};
 use highwater_core::ring::Point;
 use highwater_core::wire::{EventType, Kind};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;

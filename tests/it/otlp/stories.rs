@@ -104,7 +104,7 @@ async fn a_step_arrives_as_a_trace_with_its_memory_and_its_gpu() {
             event("end", "phase", "forward", 200),
             event("end", "step", "step", 500),
         ]);
-        let answer = bench.intake.take_json(events.to_string().as_bytes(), &highwater::annotate::Sender::DAEMON);
+        let answer = bench.intake.take_json(events.to_string().as_bytes(), &highwater_core::jobs::Sender::DAEMON);
         assert_eq!(answer, Answer { accepted: 5, ..Answer::default() });
         sleep(Duration::from_secs(20)).await;
         collector.received(|received| {

@@ -1,8 +1,8 @@
 use super::*;
-use crate::annotate::{Account, Event, Limits, Open};
-use crate::attribute::PhaseMemory;
-use crate::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
 use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::detect::{self, Certainty, Evidence, Finding, Severity, Sign, Subject, Text};
+use highwater_core::jobs::{Account, Event, Limits, Open};
+use highwater_core::phases::PhaseMemory;
 use highwater_core::wire::{EventType, Memory};
 use std::collections::HashSet;
 
@@ -48,16 +48,16 @@ fn ended(thing: &Thing) -> Attributed {
 
 /// The spans of these, looked at once at the end.
 fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
-    turn(&mut Traces::new(which), &mut Jobs::new(Limits::default()), things, 1_000_000).0.spans
+    turn(&mut Traces::new(which), &Ledger::new(Limits::default()), things, 1_000_000).0.spans
 }
 
-fn turn(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64) -> (Turn, Stats) {
+fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Turn, Stats) {
     for thing in things {
-        jobs.record(ended(thing));
+        ledger.ended().record(ended(thing));
     }
     let stats = Stats::default();
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, marks: &[], findings: &[] };
-    let new = traces.new_of(jobs);
+    let new = traces.new_of(ledger);
     (traces.advance(new, &context, &stats), stats)
 }
 
@@ -88,16 +88,16 @@ fn a_step_is_a_trace_with_its_phases_below_it_at_the_jobs_own_times() {
 /// A phase waits for its step's end, and the driver may have come back with other devices meanwhile.
 #[test]
 fn a_span_names_the_gpu_that_its_memory_was_of() {
-    let mut jobs = Jobs::new(Limits::default());
+    let ledger = Ledger::new(Limits::default());
     let mut traces = Traces::new(Spans::All);
     let on = |thing: &Thing, uuids: &[&str]| {
         let uuids = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
         Attributed { gpus: vec![PhaseMemory::unknown(1)], uuids, ..ended(thing) }
     };
-    jobs.record(on(&phase("forward", 7, 10, 40), &["GPU-a", "GPU-b"]));
-    turn(&mut traces, &mut jobs, &[], 50);
-    jobs.record(on(&step(7, 0, 100), &["GPU-a", "MIG-of-a", "GPU-b"]));
-    let spans = turn(&mut traces, &mut jobs, &[], 200).0.spans;
+    ledger.ended().record(on(&phase("forward", 7, 10, 40), &["GPU-a", "GPU-b"]));
+    turn(&mut traces, &ledger, &[], 50);
+    ledger.ended().record(on(&step(7, 0, 100), &["GPU-a", "MIG-of-a", "GPU-b"]));
+    let spans = turn(&mut traces, &ledger, &[], 200).0.spans;
     let told = |name| format!("{:?}", named(&spans, name).attributes);
     assert!(told("forward").contains("GPU-b"), "{}", told("forward"));
     assert!(told("highwater.step").contains("MIG-of-a"), "{}", told("highwater.step"));
@@ -157,19 +157,19 @@ fn only_steps_slower_than_their_ranks_percentile_are_told() {
 
 #[test]
 fn phases_whose_step_never_ends_are_sent_without_it() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
-    let (first, _) = turn(&mut traces, &mut jobs, &[phase("forward", 1, 0, 40)], 100);
+    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (first, _) = turn(&mut traces, &ledger, &[phase("forward", 1, 0, 40)], 100);
     assert_eq!(first.spans.len(), 0, "its step may still end");
-    let (second, _) = turn(&mut traces, &mut jobs, &[phase("forward", 2, 200, 240), step(2, 190, 300)], 400);
+    let (second, _) = turn(&mut traces, &ledger, &[phase("forward", 2, 200, 240), step(2, 190, 300)], 400);
     assert_eq!(second.spans.len(), 3);
     let one = spans(Spans::All, &[phase("forward", 1, 0, 40), step(1, 0, 50)]);
     let orphan = second.spans.iter().find(|span| span.start_time_unix_nano == START_NS.cast_unsigned()).expect("it");
     assert_eq!(orphan.parent_span_id, named(&one, "highwater.step").span_id, "where its step would have been");
-    let (third, _) = turn(&mut traces, &mut jobs, &[phase("checkpoint", 3, 500, 900)], 5_900);
+    let (third, _) = turn(&mut traces, &ledger, &[phase("checkpoint", 3, 500, 900)], 5_900);
     assert_eq!(third.spans.len(), 0);
-    let (last, _) = turn(&mut traces, &mut jobs, &[], 5_901);
+    let (last, _) = turn(&mut traces, &ledger, &[], 5_901);
     assert_eq!((last.spans.len(), traces.waiting), (1, 0));
-    turn(&mut traces, &mut jobs, &[], 900 + 600_001);
+    turn(&mut traces, &ledger, &[], 900 + 600_001);
     assert!(traces.ranks.is_empty());
 }
 
@@ -178,13 +178,13 @@ fn phases_whose_step_never_ends_are_sent_without_it() {
 #[test]
 fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
     let mut traces = Traces::new(Spans::All);
-    let mut jobs = Jobs::new(Limits::default());
-    let (before, _) = turn(&mut traces, &mut jobs, &[phase("forward", 7, 10, 40), phase("backward", 7, 40, 90)], 100);
+    let ledger = Ledger::new(Limits::default());
+    let (before, _) = turn(&mut traces, &ledger, &[phase("forward", 7, 10, 40), phase("backward", 7, 40, 90)], 100);
     assert_eq!(before.spans.len(), 0);
-    jobs.record(ended(&phase("comm", 7, 90, 95)));
+    ledger.ended().record(ended(&phase("comm", 7, 90, 95)));
     let context = Context { now_ns: START_NS + 100 * MILLISECOND_NS, ..Context::default() };
     let stats = Stats::default();
-    let new = traces.new_of(&jobs);
+    let new = traces.new_of(&ledger);
     let spans = traces.finish(new, &context, &stats).spans;
     assert_eq!(spans.len(), 3);
     let whole = self::spans(Spans::All, &[phase("forward", 7, 10, 40), step(7, 0, 100)]);
@@ -192,13 +192,13 @@ fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
     assert!(spans.iter().all(|span| span.trace_id == step.trace_id && span.parent_span_id == step.span_id));
     assert!(traces.finish(New::default(), &context, &stats).spans.is_empty());
     let mut slow = Traces::new(Spans::Slow(0.9));
-    turn(&mut slow, &mut jobs, &[], 100);
+    turn(&mut slow, &ledger, &[], 100);
     assert!(slow.finish(New::default(), &context, &stats).spans.is_empty(), "of a step that may not be slow");
 }
 
 #[test]
 fn phases_wait_for_a_step_that_is_open_however_long() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
     let event = Event {
         event: EventType::Begin,
         kind: Kind::Step,
@@ -213,9 +213,9 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         attributes: None,
         pid: None,
     };
-    jobs.take(&event, &Account::alone(), START_NS).expect("valid");
+    ledger.open().take(&event, &Account::alone(), START_NS).expect("valid");
     let hour_ms = 3_600_000;
-    let (turn, _) = turn(&mut traces, &mut jobs, &[phase("data", 1, -50, -1), phase("forward", 1, 10, 40)], hour_ms);
+    let (turn, _) = turn(&mut traces, &ledger, &[phase("data", 1, -50, -1), phase("forward", 1, 10, 40)], hour_ms);
     assert_eq!(turn.spans.iter().map(|span| span.name.as_str()).collect::<Vec<_>>(), ["data"], "it began before");
     assert_eq!(traces.waiting, 1);
 }
@@ -223,12 +223,12 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
 #[test]
 fn what_waits_is_bounded_and_what_is_lost_is_counted() {
     let limits = Limits { ended: MOST_WAITING / 2, ..Limits::default() };
-    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(limits));
+    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(limits));
     let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
-    let (_, stats) = turn(&mut traces, &mut jobs, &many, 1_000);
+    let (_, stats) = turn(&mut traces, &ledger, &many, 1_000);
     assert_eq!(stats.dropped(Signal::Spans, Reason::Overrun), 10, "the jobs keep no more");
-    let (_, stats) = turn(&mut traces, &mut jobs, &many[..limits.ended], 1_000);
-    let (_, more) = turn(&mut traces, &mut jobs, &many[..100], 1_000);
+    let (_, stats) = turn(&mut traces, &ledger, &many[..limits.ended], 1_000);
+    let (_, more) = turn(&mut traces, &ledger, &many[..100], 1_000);
     assert_eq!(traces.waiting, MOST_WAITING);
     let lost = stats.dropped(Signal::Spans, Reason::Overrun) + more.dropped(Signal::Spans, Reason::Overrun);
     assert_eq!(lost as usize, 2 * limits.ended + 100 - MOST_WAITING);
@@ -237,8 +237,8 @@ fn what_waits_is_bounded_and_what_is_lost_is_counted() {
 
 #[test]
 fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
-    let (turn, _) = turn(&mut traces, &mut jobs, &[step(1, 0, 100), step(2, 100, 600), step(3, 600, 700)], 1000);
+    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
+    let (turn, _) = turn(&mut traces, &ledger, &[step(1, 0, 100), step(2, 100, 600), step(3, 600, 700)], 1000);
     let exemplar = &turn.exemplars[&vec!["job".to_owned(), "0".to_owned()]];
     assert_eq!(super::super::span::seconds_of(exemplar), 0.5);
     assert_eq!(exemplar.trace_id, turn.spans[1].trace_id);
@@ -263,18 +263,18 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
     Finding { id: 3, gpu: None, sign, raised_ns: seen_ns, seen_ns, ended_ns: None, signs: 1 }
 }
 
-fn turn_with(traces: &mut Traces, jobs: &mut Jobs, things: &[Thing], now_ms: i64, findings: &[Finding]) -> Vec<Span> {
+fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64, findings: &[Finding]) -> Vec<Span> {
     for thing in things {
-        jobs.record(ended(thing));
+        ledger.ended().record(ended(thing));
     }
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, findings, ..Context::default() };
-    let new = traces.new_of(jobs);
+    let new = traces.new_of(ledger);
     traces.advance(new, &context, &Stats::default()).spans
 }
 
 #[test]
 fn only_steps_with_a_finding_are_told_also_where_it_is_raised_after_them() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::Findings), Jobs::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::Findings), Ledger::new(Limits::default()));
     let things = [
         phase("forward", 1, 10, 40),
         step(1, 0, 100),
@@ -283,36 +283,36 @@ fn only_steps_with_a_finding_are_told_also_where_it_is_raised_after_them() {
         Thing { rank: 1, ..step(2, 100, 200) },
         step(3, 200, 300),
     ];
-    assert!(turn_with(&mut traces, &mut jobs, &things, 1_000, &[]).is_empty(), "a finding may still come");
+    assert!(turn_with(&mut traces, &ledger, &things, 1_000, &[]).is_empty(), "a finding may still come");
     assert_eq!(traces.waiting, 6);
     assert_eq!(traces.begin_ns(&New::default()), Some(START_NS));
     let found = [finding(Severity::Warning, 150, 180), finding(Severity::Info, 220, 230)];
-    let spans = turn_with(&mut traces, &mut jobs, &[], 3_301, &found);
+    let spans = turn_with(&mut traces, &ledger, &[], 3_301, &found);
     let told: Vec<_> = spans.iter().map(|span| (span.name.as_str(), span.start_time_unix_nano)).collect();
     let at = |ms: i64| (START_NS + ms * MILLISECOND_NS).cast_unsigned();
     assert_eq!(told, [("forward", at(110)), ("highwater.step", at(100))], "of the rank that it names, with its phase");
     assert_eq!((traces.waiting, traces.held.len()), (0, 0));
-    assert!(turn_with(&mut traces, &mut jobs, &[], 9_000, &found).is_empty());
+    assert!(turn_with(&mut traces, &ledger, &[], 9_000, &found).is_empty());
 }
 
 #[test]
 fn steps_that_wait_for_a_finding_are_decided_at_the_end_and_when_there_is_no_room() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::Findings), Jobs::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::Findings), Ledger::new(Limits::default()));
     let found = [finding(Severity::Critical, 150, 180)];
-    turn_with(&mut traces, &mut jobs, &[step(1, 100, 200)], 300, &[]);
+    turn_with(&mut traces, &ledger, &[step(1, 100, 200)], 300, &[]);
     let context = Context { now_ns: START_NS + 300 * MILLISECOND_NS, findings: &found, ..Context::default() };
     assert_eq!(traces.finish(New::default(), &context, &Stats::default()).spans.len(), 1);
     traces.waiting = MOST_WAITING;
-    assert_eq!(turn_with(&mut traces, &mut jobs, &[step(2, 160, 200)], 300, &found).len(), 1);
+    assert_eq!(turn_with(&mut traces, &ledger, &[step(2, 160, 200)], 300, &found).len(), 1);
     assert_eq!((traces.waiting, traces.held.len()), (MOST_WAITING, 0));
 }
 
 #[test]
 fn a_finding_is_an_event_of_every_step_that_it_lasts_into() {
-    let (mut traces, mut jobs) = (Traces::new(Spans::All), Jobs::new(Limits::default()));
+    let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
     let found = [finding(Severity::Info, 150, 250)];
     let steps = [step(1, 0, 100), step(2, 100, 200), step(3, 200, 300), step(4, 300, 400)];
-    let spans = turn_with(&mut traces, &mut jobs, &steps, 1_000, &found);
+    let spans = turn_with(&mut traces, &ledger, &steps, 1_000, &found);
     let events: Vec<_> = spans.iter().map(|span| span.events.len()).collect();
     assert_eq!(events, [0, 1, 1, 0]);
     let times: Vec<_> = spans.iter().flat_map(|span| &span.events).map(|event| event.time_unix_nano).collect();

@@ -1,0 +1,268 @@
+//! Findings: which go on, and which there have been.
+//!
+//! Enters: signs. Leaves: findings with numbers of their own. Invariants: a sign of what goes on already prolongs it; one
+//! whose signs have run out has ended and does not come back, another one is raised instead; both lists are bounded.
+
+use super::Ratios;
+use super::finding::{Finding, Kind, Sign};
+use crate::clock::SECOND_NS;
+use crate::phases::RankKey;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Findings that go on at a time; further ones are counted and not kept.
+const MOST_ACTIVE: usize = 256;
+/// Findings that have ended and are kept.
+const MOST_ENDED: usize = 256;
+
+/// All findings of the daemon.
+#[derive(Debug, Default)]
+pub struct Board {
+    active: BTreeMap<Key, Finding>,
+    ended: VecDeque<Finding>,
+    raised: [u64; Kind::ALL.len()],
+    dropped: u64,
+    next_id: u64,
+    ratios: BTreeMap<RankKey, Ratios>,
+}
+
+/// A GPU goes by its UUID: after the driver was opened again its position may be another's.
+type Key = (Kind, Option<String>, Option<Arc<str>>, Option<u32>, Option<u64>);
+
+/// What one turn changed.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Change {
+    /// Findings that were raised.
+    pub raised: Vec<Finding>,
+    /// Findings that became more severe.
+    pub escalated: Vec<Finding>,
+    /// Findings that ended.
+    pub ended: Vec<Finding>,
+    /// All that was seen.
+    pub signs: Vec<Sign>,
+}
+
+impl Change {
+    /// What is worth telling: findings that were raised, and those that became more severe.
+    pub fn news(&self) -> impl Iterator<Item = &Finding> {
+        self.raised.iter().chain(&self.escalated)
+    }
+}
+
+impl Board {
+    /// Takes a turn's signs; `gpu` tells index and UUID of a GPU by its position.
+    pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
+        let mut change = Change { ended: self.end(now_ns, |_| true), signs: signs.clone(), ..Change::default() };
+        for sign in signs {
+            let gpu = sign.subject.gpu.and_then(&gpu);
+            let (uuid, subject) = (gpu.as_ref().map(|(_, uuid)| uuid.clone()), &sign.subject);
+            let key = (sign.kind, uuid, subject.job.clone(), subject.rank, sign.code);
+            if let Some(finding) = self.active.get_mut(&key) {
+                let before = finding.sign.severity;
+                finding.prolong(sign, now_ns);
+                if finding.sign.severity > before {
+                    change.escalated.push(finding.clone());
+                }
+                continue;
+            }
+            if self.active.len() >= MOST_ACTIVE && !self.make_room(&sign, now_ns, &mut change) {
+                self.dropped += 1;
+                continue;
+            }
+            self.raised[sign.kind as usize] += 1;
+            self.next_id += 1;
+            let id = self.next_id;
+            let finding = Finding { id, gpu, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns: None, signs: 1 };
+            change.raised.push(finding.clone());
+            self.active.insert(key, finding);
+        }
+        change
+    }
+
+    /// Ends what has run out, of those that `may` end.
+    fn end(&mut self, now_ns: i64, may: impl Fn(&Finding) -> bool) -> Vec<Finding> {
+        let has_run_out = |finding: &Finding| finding.sign.until_ns < now_ns && may(finding);
+        let keys: Vec<Key> =
+            self.active.iter().filter(|(_, finding)| has_run_out(finding)).map(|(key, _)| key.clone()).collect();
+        keys.iter().filter_map(|key| self.remove(key, now_ns)).collect()
+    }
+
+    fn remove(&mut self, key: &Key, now_ns: i64) -> Option<Finding> {
+        let mut finding = self.active.remove(key)?;
+        finding.ended_ns = Some(now_ns);
+        self.ended.push_back(finding.clone());
+        if self.ended.len() > MOST_ENDED {
+            self.ended.pop_front();
+        }
+        Some(finding)
+    }
+
+    /// Gives the place of the least severe finding, the oldest of those, to one that is more severe: what many ranks say
+    /// must not hide a lost GPU.
+    fn make_room(&mut self, sign: &Sign, now_ns: i64, change: &mut Change) -> bool {
+        let least = self.active.iter().min_by_key(|(_, finding)| (finding.sign.severity, finding.id));
+        let least = least.filter(|(_, finding)| finding.sign.severity < sign.severity).map(|(key, _)| key.clone());
+        let ended = least.and_then(|key| self.remove(&key, now_ns));
+        change.ended.extend(ended.iter().cloned());
+        ended.is_some()
+    }
+
+    /// What can be said while there is no node: findings run out, but a GPU that was lost stays so, and nothing is known of
+    /// ranks that are gone.
+    pub(super) fn advance_without_node(&mut self, now_ns: i64, is_known: impl Fn(&RankKey) -> bool) -> Change {
+        self.ratios.retain(|key, _| is_known(key));
+        Change { ended: self.end(now_ns, |finding| finding.sign.kind != Kind::GpuLost), ..Change::default() }
+    }
+
+    /// A GPU that was lost and is not among these is lost still. A MIG instance was taken away: it is no more.
+    pub(super) fn keep_lost(&mut self, uuids: &[String], now_ns: i64) {
+        for ((kind, uuid, ..), finding) in &mut self.active {
+            if *kind == Kind::GpuLost
+                && uuid.as_ref().is_some_and(|uuid| !uuids.contains(uuid) && !uuid.starts_with("MIG-"))
+            {
+                finding.sign.until_ns = now_ns + SECOND_NS;
+            }
+        }
+    }
+
+    /// Signs that found no place among what goes on.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// From now on these are the ranks' ratios.
+    pub(super) fn set_ratios(&mut self, ratios: BTreeMap<RankKey, Ratios>) {
+        self.ratios = ratios;
+    }
+
+    /// By rank, what its last steps were like.
+    #[must_use]
+    pub fn ratios(&self) -> &BTreeMap<RankKey, Ratios> {
+        &self.ratios
+    }
+
+    /// Findings that go on.
+    pub fn active(&self) -> impl Iterator<Item = &Finding> {
+        self.active.values()
+    }
+
+    /// Findings that have ended, newest first.
+    pub fn ended(&self) -> impl Iterator<Item = &Finding> {
+        self.ended.iter().rev()
+    }
+
+    /// Findings that go on, and those that have ended.
+    pub fn all(&self) -> impl Iterator<Item = &Finding> {
+        self.active().chain(self.ended())
+    }
+
+    /// How many of a kind have been raised since the start.
+    #[must_use]
+    pub fn raised(&self, kind: Kind) -> u64 {
+        self.raised[kind as usize]
+    }
+}
+
+impl Finding {
+    fn prolong(&mut self, sign: Sign, now_ns: i64) {
+        let before = &self.sign;
+        let severity = before.severity.max(sign.severity);
+        let certainty = before.certainty.max(sign.certainty);
+        let begin_ns = before.begin_ns.min(sign.begin_ns);
+        let until_ns = before.until_ns.max(sign.until_ns);
+        self.sign = Sign { severity, certainty, begin_ns, until_ns, ..sign };
+        self.seen_ns = now_ns;
+        self.signs += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::{Certainty, Severity, Subject, Text};
+    use super::*;
+
+    fn sign(kind: Kind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {
+        Sign {
+            kind,
+            subject: Subject { gpu: Some(gpu), ..Subject::default() },
+            severity,
+            certainty: Certainty::Suspected,
+            begin_ns: 0,
+            until_ns,
+            step: None,
+            code: None,
+            evidence: Vec::new(),
+            text: Text::default(),
+        }
+    }
+
+    #[allow(clippy::unnecessary_wraps, reason = "the board asks so")]
+    fn of(gpu: usize) -> Option<(String, String)> {
+        Some((gpu.to_string(), format!("GPU-{gpu}")))
+    }
+
+    #[test]
+    fn signs_prolong_what_goes_on_and_raise_anew_what_has_ended() {
+        let mut board = Board::default();
+        let raised = board.update(vec![sign(Kind::GpuLost, 1, Severity::Warning, 10)], 0, of).raised;
+        assert_eq!(raised.len(), 1);
+        for (severity, until_ns, now_ns) in [(Severity::Critical, 20, 5), (Severity::Info, 12, 8)] {
+            let change = board.update(vec![sign(Kind::GpuLost, 1, severity, until_ns)], now_ns, of);
+            assert!(change.raised.is_empty() && change.ended.is_empty() && change.signs.len() == 1);
+        }
+        let finding = board.active().next().expect("it goes on");
+        assert_eq!((finding.signs, finding.sign.severity, finding.sign.until_ns), (3, Severity::Critical, 20));
+        assert_eq!(board.update(Vec::new(), 21, of).ended[0].id, raised[0].id);
+        assert_eq!(board.active().count(), 0);
+        let again = board.update(vec![sign(Kind::GpuLost, 1, Severity::Info, 40)], 30, of).raised;
+        assert_ne!(again[0].id, raised[0].id);
+        assert_eq!(board.raised(Kind::GpuLost), 2);
+    }
+
+    #[test]
+    fn gpus_kinds_and_codes_are_apart() {
+        let mut board = Board::default();
+        let xid = |code| Sign { code: Some(code), ..sign(Kind::Xid, 0, Severity::Info, 10) };
+        let signs = vec![
+            sign(Kind::GpuLost, 0, Severity::Info, 10),
+            sign(Kind::GpuLost, 1, Severity::Info, 10),
+            sign(Kind::IdleGpu, 0, Severity::Info, 10),
+            xid(13),
+            xid(79),
+        ];
+        assert_eq!(board.update(signs, 0, of).raised.len(), 5);
+    }
+
+    #[test]
+    fn a_lost_gpu_stays_lost_while_there_is_no_node_and_where_it_does_not_come_back() {
+        let mut board = Board::default();
+        board.update(vec![sign(Kind::GpuLost, 0, Severity::Critical, 5), sign(Kind::Xid, 0, Severity::Info, 5)], 0, of);
+        let change = board.advance_without_node(10, |_| false);
+        assert_eq!(change.ended.iter().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [Kind::Xid]);
+        board.keep_lost(&["GPU-1".to_owned()], 20);
+        assert!(board.update(Vec::new(), 21, of).ended.is_empty());
+        assert_eq!(board.update(Vec::new(), 30 + SECOND_NS, of).ended.len(), 1);
+    }
+
+    #[test]
+    fn what_becomes_worse_is_told() {
+        let mut board = Board::default();
+        board.update(vec![sign(Kind::Straggler, 0, Severity::Info, 5)], 0, of);
+        let change = board.update(vec![sign(Kind::Straggler, 0, Severity::Warning, 5)], 1, of);
+        assert_eq!((change.raised.len(), change.escalated.len()), (0, 1));
+    }
+
+    #[test]
+    fn both_lists_are_bounded_and_the_severe_find_a_place() {
+        let mut board = Board::default();
+        let many = (0..1000).map(|gpu| sign(Kind::IdleGpu, gpu, Severity::Info, 10)).collect();
+        board.update(many, 0, of);
+        assert_eq!((board.active().count(), board.dropped()), (MOST_ACTIVE, 1000 - MOST_ACTIVE as u64));
+        let change = board.update(vec![sign(Kind::GpuLost, 7, Severity::Critical, 10)], 1, of);
+        assert_eq!((change.raised.len(), change.ended.len(), board.active().count()), (1, 1, MOST_ACTIVE));
+        assert_eq!(board.raised(Kind::IdleGpu), MOST_ACTIVE as u64);
+        board.update(Vec::new(), 11, of);
+        assert_eq!(board.ended().count(), MOST_ENDED);
+    }
+}

@@ -1,0 +1,227 @@
+//! How good detection is on a recording whose truth is known: precision, recall and delay, by kind.
+//!
+//! Enters: what is true, and every sign with when it was seen. Leaves: a [`Score`]. A truth is found if a sign of its kind
+//! and rank overlaps it. A sign is right if it overlaps a truth of its kind and rank, also one that need not be found; where
+//! the recording is not judged, it is neither. Signs of one step, or of one second where there is none, count once. Signs
+//! for information alone are not scored. Pure: reading the files is the command's.
+
+use super::finding::{Kind, Severity, Sign};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// What a sign may be off by, nanoseconds: half a second, in which detection may come late.
+const SLACK_NS: i64 = 500 * MILLISECOND_NS;
+
+/// What is true of a recording.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Truth {
+    /// What is there to be found.
+    pub findings: Vec<True>,
+    /// Where nothing is judged; an open end is the recording's own.
+    #[serde(default)]
+    pub unjudged: Vec<Stretch>,
+}
+
+/// One thing that is there. Times are Unix nanoseconds of the recording.
+#[derive(Debug, Clone, Deserialize)]
+pub struct True {
+    /// What it is.
+    pub finding: Kind,
+    /// The rank that it concerns.
+    pub rank: Option<u32>,
+    /// When it began.
+    pub begin_unix_nano: i64,
+    /// When it ended.
+    pub end_unix_nano: i64,
+    /// Whether it must be found; to find one that need not be is not wrong.
+    pub must_find: bool,
+}
+
+/// A stretch of time, Unix nanoseconds.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Stretch {
+    /// Its begin; the recording's where left out.
+    pub begin_unix_nano: Option<i64>,
+    /// Its end.
+    pub end_unix_nano: Option<i64>,
+}
+
+/// How one kind came out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Score {
+    /// Truths that must be found, and those that were.
+    pub must_find: usize,
+    /// Of these, found.
+    pub found: usize,
+    /// Signs that are judged.
+    pub signs: usize,
+    /// Of these, right.
+    pub right: usize,
+    /// From the begin of a truth to its first sign, milliseconds, of all that were found.
+    pub delays_ms: Vec<i64>,
+    /// The first wrong signs, in words.
+    pub wrong: Vec<String>,
+}
+
+impl Score {
+    /// Share of the signs that are right; `None` of none.
+    #[must_use]
+    pub fn precision(&self) -> Option<f64> {
+        share(self.right, self.signs)
+    }
+
+    /// Share of what must be found that was; `None` where nothing must.
+    #[must_use]
+    pub fn recall(&self) -> Option<f64> {
+        share(self.found, self.must_find)
+    }
+
+    /// The delay at the middle and the longest, milliseconds.
+    #[must_use]
+    pub fn delay_ms(&self) -> Option<(i64, i64)> {
+        let mut delays = self.delays_ms.clone();
+        delays.sort_unstable();
+        Some((*delays.get(delays.len() / 2)?, *delays.last()?))
+    }
+
+    /// This and another recording's together.
+    pub fn add(&mut self, other: &Self) {
+        self.must_find += other.must_find;
+        self.found += other.found;
+        self.signs += other.signs;
+        self.right += other.right;
+        self.delays_ms.extend(&other.delays_ms);
+        self.wrong.extend(other.wrong.iter().cloned());
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of signs")]
+fn share(part: usize, of: usize) -> Option<f64> {
+    (of > 0).then(|| part as f64 / of as f64)
+}
+
+/// Scores one kind on one recording; each sign comes with the time at which it was seen.
+#[must_use]
+pub fn score(kind: Kind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
+    let truths: Vec<&True> = truth.findings.iter().filter(|one| one.finding == kind).collect();
+    let of_kind = signs.iter().filter(|(_, sign)| sign.kind == kind && sign.severity > Severity::Info);
+    let of_kind: Vec<&(i64, Sign)> = of_kind.collect();
+    let mut score = Score::default();
+    for one in truths.iter().filter(|one| one.must_find) {
+        score.must_find += 1;
+        if let Some((seen_ns, _)) = of_kind.iter().find(|(seen_ns, sign)| one.has(*seen_ns, sign)) {
+            score.found += 1;
+            score.delays_ms.push((seen_ns - one.begin_unix_nano) / MILLISECOND_NS);
+        }
+    }
+    let mut counted = BTreeSet::new();
+    for (seen_ns, sign) in of_kind {
+        let is_right = truths.iter().any(|one| one.has(*seen_ns, sign));
+        // A run that begins anew uses the same numbers of steps again.
+        let second = seen_ns / if sign.step.is_some() { 10 * SECOND_NS } else { SECOND_NS };
+        if !is_right && truth.unjudged.iter().any(|stretch| stretch.has(*seen_ns, sign)) {
+            continue;
+        }
+        if counted.insert((sign.subject.clone(), sign.step, second, is_right)) {
+            score.signs += 1;
+            score.right += usize::from(is_right);
+            if !is_right {
+                score.wrong.push(format!("{} ({seen_ns})", sign.text.what));
+            }
+        }
+    }
+    score
+}
+
+impl True {
+    fn has(&self, seen_ns: i64, sign: &Sign) -> bool {
+        let same_rank = self.rank.is_none() || sign.subject.rank.is_none() || self.rank == sign.subject.rank;
+        same_rank && sign.begin_ns <= self.end_unix_nano + SLACK_NS && self.begin_unix_nano <= seen_ns
+    }
+}
+
+impl Stretch {
+    fn has(&self, seen_ns: i64, sign: &Sign) -> bool {
+        let after = self.begin_unix_nano.is_none_or(|begin_ns| begin_ns <= seen_ns);
+        after && self.end_unix_nano.is_none_or(|end_ns| sign.begin_ns <= end_ns + SLACK_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::{Certainty, Subject, Text};
+    use super::*;
+
+    fn sign(rank: u32, severity: Severity, begin_s: i64, step: u64) -> Sign {
+        Sign {
+            kind: Kind::Straggler,
+            subject: Subject { rank: Some(rank), ..Subject::default() },
+            severity,
+            certainty: Certainty::Observed,
+            begin_ns: begin_s * SECOND_NS,
+            until_ns: 0,
+            step: Some(step),
+            code: None,
+            evidence: Vec::new(),
+            text: Text::default(),
+        }
+    }
+
+    fn truth(findings: &[(u32, i64, i64, bool)], unjudged: &[(Option<i64>, Option<i64>)]) -> Truth {
+        let ns = |seconds: i64| seconds * SECOND_NS;
+        let findings = findings.iter().map(|&(rank, begin_s, end_s, must_find)| True {
+            finding: Kind::Straggler,
+            rank: Some(rank),
+            begin_unix_nano: ns(begin_s),
+            end_unix_nano: ns(end_s),
+            must_find,
+        });
+        let unjudged = unjudged
+            .iter()
+            .map(|(begin_s, end_s)| Stretch { begin_unix_nano: begin_s.map(ns), end_unix_nano: end_s.map(ns) });
+        Truth { findings: findings.collect(), unjudged: unjudged.collect() }
+    }
+
+    fn seen(signs: &[(i64, Sign)], truth: &Truth) -> (usize, usize, usize, usize) {
+        let signs: Vec<_> = signs.iter().map(|(seen_s, sign)| (seen_s * SECOND_NS, sign.clone())).collect();
+        let score = score(Kind::Straggler, truth, &signs);
+        (score.found, score.must_find, score.right, score.signs)
+    }
+
+    #[test]
+    fn a_sign_of_the_right_rank_at_the_right_time_is_right() {
+        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true)], &[]);
+        let right = sign(1, Severity::Warning, 12, 1);
+        assert_eq!(seen(&[(13, right)], &truth), (1, 2, 1, 1));
+        assert_eq!(seen(&[(13, sign(0, Severity::Warning, 12, 1))], &truth), (0, 2, 0, 1), "another rank");
+        assert_eq!(seen(&[(31, sign(1, Severity::Warning, 30, 1))], &truth), (0, 2, 0, 1), "between the two");
+    }
+
+    #[test]
+    fn signs_of_one_step_count_once_and_information_never() {
+        let truth = truth(&[(1, 10, 20, true)], &[]);
+        let twice = [(13, sign(1, Severity::Warning, 12, 1)), (14, sign(1, Severity::Critical, 12, 1))];
+        assert_eq!(seen(&twice, &truth), (1, 1, 1, 1));
+        assert_eq!(seen(&[(13, sign(1, Severity::Info, 12, 1))], &truth), (0, 1, 0, 0));
+    }
+
+    #[test]
+    fn what_is_not_judged_is_neither_and_what_need_not_be_found_is_not_wrong() {
+        let truth = truth(&[(1, 10, 20, false)], &[(None, Some(5)), (Some(60), None)]);
+        let signs = [
+            (2, sign(1, Severity::Warning, 1, 1)),
+            (13, sign(1, Severity::Warning, 12, 2)),
+            (70, sign(1, Severity::Warning, 69, 3)),
+        ];
+        assert_eq!(seen(&signs, &truth), (0, 0, 1, 1));
+    }
+
+    #[test]
+    fn delays_are_told_at_the_middle_and_at_most() {
+        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true)], &[]);
+        let signs =
+            [(11 * SECOND_NS, sign(1, Severity::Warning, 10, 1)), (43 * SECOND_NS, sign(1, Severity::Warning, 40, 2))];
+        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((3000, 3000)));
+    }
+}

@@ -1,0 +1,248 @@
+//! Findings: why steps are slow, or soon will be, said while it happens and with the numbers for it.
+//!
+//! Enters: what ended, rings, falls of memory, and each GPU's latest readings, once a turn of the join. Leaves: a
+//! [`Board`] of findings, and by rank what its last steps were like. Invariants: detectors do no I/O and take time from
+//! their view, so that live, replay and test share them; each is one file; a finding says what was observed and what it
+//! goes with, and claims no mechanism that the data does not show. Absent on purpose: alerting, which is Prometheus'.
+//!
+//! To add a detector: a file with a `Detector`, its kind in `finding.rs`, and its line in `State::new`. Order
+//! matters only in so far as those that look for a cause come after those that find it.
+
+mod allocator_thrash;
+mod board;
+mod comm_starvation;
+pub mod evaluate;
+mod finding;
+mod gpu_lost;
+mod idle_gpu;
+mod input_stall;
+mod low_headroom;
+mod memory_growth;
+mod settings;
+mod steps;
+mod straggler;
+mod view;
+mod xid;
+
+pub use board::{Board, Change};
+pub use finding::{Certainty, Evidence, Finding, Kind, Severity, Sign, Subject, Text};
+pub use settings::Settings;
+
+use crate::clock::SECOND_NS;
+use crate::jobs::Jobs;
+use crate::phases::{Flush, Join, Ledger, RankKey};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use steps::Steps;
+use view::{OpenStep, RankNow, View};
+
+/// Troubles are remembered for this long, for those that look for a cause.
+const TROUBLE_NS: i64 = 30 * SECOND_NS;
+/// Troubles that are remembered at most.
+const MOST_TROUBLES: usize = 4096;
+/// Ranks of which nothing ended for this long are forgotten.
+const SILENCE_NS: i64 = 300 * SECOND_NS;
+
+/// One thing that is looked for.
+trait Detector: Send {
+    /// Looks at one moment. `troubles` is what ranks suffered lately, of this and the detectors before.
+    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>);
+
+    /// Adds what it knows of each rank's last steps.
+    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
+        let _ = out;
+    }
+}
+
+/// A stretch of time in which a rank was in trouble that others may have to wait for.
+#[derive(Debug, Clone)]
+struct Trouble {
+    kind: Kind,
+    key: RankKey,
+    from_ns: i64,
+    to_ns: i64,
+}
+
+impl Trouble {
+    /// Whether it overlaps an interval.
+    fn meets(&self, from_ns: i64, to_ns: i64) -> bool {
+        self.from_ns <= to_ns && from_ns <= self.to_ns
+    }
+}
+
+/// What a rank's last steps were like; a part that is not known is `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Ratios {
+    /// The last step's communication over its own healthy baseline.
+    pub comm_slowdown: Option<f64>,
+    /// The last step's computing over the median of the job's other ranks.
+    pub compute_lag: Option<f64>,
+    /// Share of the last steps spent waiting for data.
+    pub data_stall: Option<f64>,
+    /// Time until memory is full at the present growth, seconds.
+    pub memory_full_seconds: Option<f64>,
+}
+
+/// All detectors with their memory, and the board that they write to.
+pub struct Detect {
+    settings: Settings,
+    state: Mutex<State>,
+    board: Mutex<Board>,
+    /// Steps and phases that were forgotten before the detectors looked.
+    unseen: AtomicU64,
+}
+
+struct State {
+    detectors: Vec<Box<dyn Detector>>,
+    steps: Steps,
+    troubles: Vec<Trouble>,
+    /// How many phases had ended in the intake at the last turn.
+    ended: u64,
+    /// The GPUs that positions are of, and how many falls each of its GPUs had at the last turn.
+    uuids: Vec<String>,
+    flushes: Vec<u64>,
+}
+
+impl Detect {
+    /// Detectors that have seen nothing.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, state: Mutex::new(State::new()), board: Mutex::default(), unseen: AtomicU64::new(0) }
+    }
+
+    /// The findings. Held for microseconds, by the join, scrapes and the API.
+    pub fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Steps and phases that ended in such numbers that some were forgotten before the detectors looked.
+    #[must_use]
+    pub fn unseen(&self) -> u64 {
+        self.unseen.load(Ordering::Relaxed)
+    }
+
+    /// Looks at what has happened since the last turn. `now_ns` is on the timeline of the node's samples.
+    pub fn advance(&self, join: &Join, ledger: &Ledger, now_ns: i64) -> Change {
+        if !self.settings.enabled {
+            return Change::default();
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_anew = state.follow(join);
+        let ended = {
+            let log = ledger.ended();
+            let (ended, lost) = log.since(state.ended);
+            // What is forgotten because GPUs changed is none of theirs.
+            self.unseen.fetch_add(if is_anew { 0 } else { lost }, Ordering::Relaxed);
+            state.ended = log.count();
+            ended
+        };
+        // After what has ended: no step is told as ended and open at once.
+        let ranks = ranks(&ledger.open());
+        let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
+        let flushes = state.new_flushes(join);
+        let view = View {
+            now_ns,
+            settings: &self.settings,
+            gpus: join.gpus(),
+            rings: join.rings(),
+            steps: &steps,
+            ranks: &ranks,
+            flushes: &flushes,
+        };
+        let (signs, ratios) = state.look(&view);
+        let mut board = self.board();
+        board.set_ratios(ratios);
+        board.keep_lost(&state.uuids, now_ns);
+        board.update(signs, now_ns, |gpu| {
+            let device = &join.gpus().get(gpu)?.device;
+            Some((device.index.clone(), device.uuid.clone()))
+        })
+    }
+
+    /// What can be said while there is no node.
+    pub fn advance_without_node(&self, ledger: &Ledger, now_ns: i64) -> Change {
+        let ranks = ranks(&ledger.open());
+        self.board().advance_without_node(now_ns, |key| view::knows(&ranks, key))
+    }
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            detectors: vec![
+                Box::new(low_headroom::LowHeadroom::default()),
+                Box::new(allocator_thrash::AllocatorThrash::default()),
+                Box::new(comm_starvation::CommStarvation::default()),
+                Box::new(input_stall::InputStall::default()),
+                Box::new(straggler::Straggler::default()),
+                Box::new(memory_growth::MemoryGrowth::default()),
+                Box::new(idle_gpu::IdleGpu::default()),
+                Box::new(gpu_lost::GpuLost::default()),
+                Box::new(xid::Xid::default()),
+            ],
+            steps: Steps::default(),
+            troubles: Vec::new(),
+            ended: 0,
+            uuids: Vec::new(),
+            flushes: Vec::new(),
+        }
+    }
+
+    /// Begins anew where positions mean other GPUs than before, and returns whether it did.
+    fn follow(&mut self, join: &Join) -> bool {
+        let same = self.uuids.iter().eq(join.gpus().iter().map(|gpu| &gpu.device.uuid));
+        if !same {
+            let ended = self.ended;
+            *self =
+                Self { ended, uuids: join.gpus().iter().map(|gpu| gpu.device.uuid.clone()).collect(), ..Self::new() };
+            self.flushes = (0..join.gpus().len()).map(|gpu| join.derived(gpu).flushes).collect();
+        }
+        !same
+    }
+
+    /// Each GPU's falls since the last turn, in the order of time.
+    fn new_flushes(&mut self, join: &Join) -> Vec<(usize, Flush)> {
+        let mut new = Vec::new();
+        for (gpu, seen) in self.flushes.iter_mut().enumerate() {
+            let (flushes, count) = join.flushes_since(gpu, *seen);
+            new.extend(flushes.into_iter().map(|flush| (gpu, flush)));
+            *seen = count;
+        }
+        new
+    }
+
+    fn look(&mut self, view: &View<'_>) -> (Vec<Sign>, BTreeMap<RankKey, Ratios>) {
+        let (mut signs, mut ratios) = (Vec::new(), BTreeMap::new());
+        self.troubles.retain(|trouble| view.now_ns - trouble.to_ns < TROUBLE_NS);
+        let excess = self.troubles.len().saturating_sub(MOST_TROUBLES);
+        self.troubles.drain(..excess);
+        for detector in &mut self.detectors {
+            detector.look(view, &mut self.troubles, &mut signs);
+            detector.ratios(&mut ratios);
+        }
+        self.steps.forget_before(view.now_ns - SILENCE_NS);
+        (signs, ratios)
+    }
+}
+
+/// Every rank as it is now, in the order of their keys.
+fn ranks(jobs: &Jobs) -> Vec<RankNow> {
+    let mut ranks = Vec::new();
+    for (job, one) in jobs.by_name() {
+        for (number, rank) in &one.ranks {
+            let step = rank.open_step().map(|open| OpenStep {
+                number: open.step,
+                begin_ns: open.begin_ns,
+                retries: open.memory.and_then(|memory| memory.alloc_retries),
+            });
+            ranks.push(RankNow {
+                key: (Arc::clone(job), *number),
+                gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
+                step,
+                retries: rank.memory.alloc_retries,
+            });
+        }
+    }
+    ranks
+}

@@ -1,0 +1,495 @@
+//! Who sends, what each sender holds of what all share, and who may have more of it.
+//!
+//! Enters: the kernel's word on a sender. Leaves: one account for each owner, and [`Held`] amounts, which return to
+//! everybody when they are dropped. Invariant: an owner may take more only while it then holds no more than what stays
+//! free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so that whatever one owner takes,
+//! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
+
+use super::limits::Limits;
+use crate::clock::SECOND_NS;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Owners whose accounts are kept although they hold nothing.
+const MOST_IDLE_OWNERS: usize = 256;
+/// Owners whose refusals are counted apart: each is a label value.
+const MOST_REFUSED: usize = 16;
+/// The label value of all others.
+const OTHERS: &str = "other";
+
+/// What the kernel says of a sender.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sender {
+    /// Its process, where a socket's credentials name one.
+    pub pid: Option<u32>,
+    /// Its user, by the credentials or by the kernel's table of connections.
+    pub uid: Option<u32>,
+    /// Where it sends from over TCP.
+    pub address: Option<IpAddr>,
+}
+
+impl Sender {
+    /// The daemon itself: the player of a recording. No share bounds it.
+    pub const DAEMON: Sender = Sender { pid: None, uid: None, address: None };
+
+    /// A process on this node.
+    #[must_use]
+    pub fn process(pid: Option<u32>, uid: u32) -> Self {
+        Self { pid, uid: Some(uid), address: None }
+    }
+}
+
+/// A pod, as Kubernetes names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Where on the node a sender is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub enum Within {
+    /// In no pod; everybody, where no kubelet is asked.
+    #[default]
+    Node,
+    /// In this pod.
+    Pod(Pod),
+    /// Perhaps in one: its container is not known, or it sends over TCP while pods are told apart.
+    Unknown,
+}
+
+impl Within {
+    /// Whether both are on the node itself, or in one namespace.
+    fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Within::Pod(one), Within::Pod(other)) => one.namespace == other.namespace,
+            (one, other) => one == other,
+        }
+    }
+}
+
+/// Who answers for what a sender makes the daemon keep.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The daemon itself.
+    Daemon,
+    /// A user of this node, in one of its pods where that is known.
+    User {
+        /// By the kernel's word.
+        uid: u32,
+        /// Where on the node.
+        within: Within,
+    },
+    /// Whoever sends from this address; of an IPv6 address the network of 64 bits.
+    Address(IpAddr),
+}
+
+impl Owner {
+    /// Who answers for this sender, which is there.
+    #[must_use]
+    pub fn of(sender: &Sender, within: Within) -> Self {
+        match (sender.uid, sender.address) {
+            (Some(uid), _) => Owner::User { uid, within },
+            (None, Some(IpAddr::V6(address))) => {
+                let network = u128::from(address) & !u128::from(u64::MAX);
+                Owner::Address(IpAddr::V6(network.into()))
+            }
+            (None, Some(address)) => Owner::Address(address),
+            (None, None) => Owner::Daemon,
+        }
+    }
+
+    /// Whether this owner may speak for what `other` began: the same user in the same namespace. Pods of one job share
+    /// a node and are replaced under other names, so the pod does not count here.
+    #[must_use]
+    pub fn speaks_for(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Owner::User { uid, within }, Owner::User { uid: other_uid, within: other }) => {
+                uid == other_uid && within.is_beside(other)
+            }
+            (one, other) => one == other,
+        }
+    }
+
+    /// Whether this owner, now that its pod is known, is the one that `other` was while it was not. One process of both
+    /// shows that.
+    #[must_use]
+    pub fn is_known_as(&self, other: &Self) -> bool {
+        let Owner::User { uid, within: Within::Unknown } = other else { return false };
+        matches!(self, Owner::User { uid: own, .. } if own == uid)
+    }
+
+    /// The label value of its refusals: without the pod, of which there may be any number.
+    fn label(&self) -> String {
+        match self {
+            Owner::Daemon => "daemon".to_owned(),
+            Owner::User { uid, .. } => format!("uid {uid}"),
+            Owner::Address(_) => "tcp".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::User { uid, within: Within::Pod(pod) } => {
+                write!(f, "uid {uid} in pod {}/{}", pod.namespace, pod.name)
+            }
+            Owner::Address(address) => write!(f, "a sender at {address}"),
+            owner => f.write_str(&owner.label()),
+        }
+    }
+}
+
+/// What all owners share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Resource {
+    /// Bytes of jobs, ranks, names, and of what is open or waits for its memory.
+    Bytes,
+    /// Bytes of the log of what has ended. Nothing is refused for want of these: the log forgets.
+    Ended,
+    /// Jobs.
+    Jobs,
+    /// Ranks, over all jobs.
+    Ranks,
+    /// Phases of ranks that have series of their own.
+    Series,
+    /// Connections to the seqpacket socket.
+    Connections,
+    /// What has ended and waits for its memory.
+    Pending,
+}
+
+const RESOURCES: usize = Resource::Pending as usize + 1;
+
+/// Why an owner may have no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// The node has no more of it.
+    Node,
+    /// The rest is for other owners.
+    Share,
+}
+
+/// Limits, and what all owners hold together.
+#[derive(Debug)]
+struct Book {
+    limits: [usize; RESOURCES],
+    held: [AtomicUsize; RESOURCES],
+    /// Events a second, over all owners.
+    most_events: usize,
+    /// Owners that sent something within the last second.
+    active: AtomicUsize,
+}
+
+/// What one owner holds.
+#[derive(Debug)]
+pub struct Account {
+    /// Whose it is.
+    pub owner: Owner,
+    book: Arc<Book>,
+    held: [AtomicUsize; RESOURCES],
+    bucket: Mutex<Bucket>,
+    /// When it last sent something, nanoseconds of the timeline.
+    heard_ns: AtomicI64,
+}
+
+/// Events that an owner may still send now.
+#[derive(Debug, Default)]
+struct Bucket {
+    events: f64,
+    filled_ns: Option<i64>,
+}
+
+/// An amount on an account, given back when this is dropped. A copy holds as much again.
+#[derive(Debug)]
+pub struct Held {
+    account: Arc<Account>,
+    resource: Resource,
+    amount: usize,
+}
+
+impl Account {
+    /// An account that shares with nobody: for tests and tools that make jobs without an intake.
+    #[must_use]
+    pub fn alone() -> Arc<Self> {
+        Accounts::new(&Limits::default()).of(&Owner::Daemon)
+    }
+
+    /// What is held of this resource.
+    #[must_use]
+    pub fn holds(&self, resource: Resource) -> usize {
+        self.held[resource as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether this owner may have `amount` more.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_hold(&self, resource: Resource, amount: usize) -> Result<(), Shortage> {
+        let (limit, own) = (self.book.limits[resource as usize], self.holds(resource));
+        let all = self.book.held[resource as usize].load(Ordering::Relaxed).saturating_add(amount);
+        let Some(free) = limit.checked_sub(all) else { return Err(Shortage::Node) };
+        // One that holds nothing may have what is left, however little that is.
+        let is_within = own == 0 || own.saturating_add(amount) <= free;
+        if is_within || self.owner == Owner::Daemon { Ok(()) } else { Err(Shortage::Share) }
+    }
+
+    /// Holds an amount, whether it may or not: [`may_hold`](Self::may_hold) was asked before.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, resource: Resource, amount: usize) -> Held {
+        self.held[resource as usize].fetch_add(amount, Ordering::Relaxed);
+        self.book.held[resource as usize].fetch_add(amount, Ordering::Relaxed);
+        Held { account: Arc::clone(self), resource, amount }
+    }
+
+    /// The limit that all owners share.
+    #[must_use]
+    pub fn limit(&self, resource: Resource) -> usize {
+        self.book.limits[resource as usize]
+    }
+
+    /// Events a second that all owners share.
+    #[must_use]
+    pub fn most_events(&self) -> usize {
+        self.book.most_events
+    }
+
+    /// Whether this owner may send so many events now. All owners that send share the node's rate evenly.
+    pub fn may_send(&self, events: usize, now_ns: i64) -> bool {
+        if self.owner == Owner::Daemon {
+            return true;
+        }
+        self.heard_ns.store(now_ns, Ordering::Relaxed);
+        let active = self.book.active.load(Ordering::Relaxed).max(1);
+        #[allow(clippy::cast_precision_loss, reason = "thousands of events")]
+        let (most, events) = ((self.book.most_events / active).max(1) as f64, events as f64);
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        #[allow(clippy::cast_precision_loss, reason = "a second or so")]
+        let seconds = bucket.filled_ns.map_or(1.0, |filled_ns| (now_ns.saturating_sub(filled_ns)).max(0) as f64 * 1e-9);
+        bucket.filled_ns = Some(now_ns.max(bucket.filled_ns.unwrap_or(i64::MIN)));
+        bucket.events = (bucket.events + seconds * most).min(most);
+        // A batch of more events than fit is taken while there are any, and is paid for afterwards.
+        let may = bucket.events >= events.min(most);
+        bucket.events -= if may { events } else { 0.0 };
+        may
+    }
+
+    fn is_idle(&self) -> bool {
+        (0..RESOURCES).all(|resource| self.held[resource].load(Ordering::Relaxed) == 0)
+    }
+}
+
+impl Held {
+    /// Whose it is.
+    #[must_use]
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// How much.
+    #[must_use]
+    pub fn amount(&self) -> usize {
+        self.amount
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        self.account.hold(self.resource, self.amount)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.held[self.resource as usize].fetch_sub(self.amount, Ordering::Relaxed);
+        self.account.book.held[self.resource as usize].fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+/// The accounts of all owners.
+#[derive(Debug)]
+pub struct Accounts {
+    book: Arc<Book>,
+    open: Mutex<HashMap<Owner, Arc<Account>>>,
+    refused: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Accounts {
+    /// No accounts yet.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        let mut of = [0; RESOURCES];
+        for (resource, limit) in [
+            (Resource::Bytes, limits.bytes),
+            (Resource::Ended, limits.ended_bytes),
+            (Resource::Jobs, limits.jobs),
+            (Resource::Ranks, limits.ranks),
+            (Resource::Series, limits.phase_series),
+            (Resource::Connections, limits.connections),
+            (Resource::Pending, limits.pending),
+        ] {
+            of[resource as usize] = limit;
+        }
+        let held = std::array::from_fn(|_| AtomicUsize::new(0));
+        let book = Book { limits: of, held, most_events: limits.events_a_second, active: AtomicUsize::new(0) };
+        Self { book: Arc::new(book), open: Mutex::default(), refused: Mutex::default() }
+    }
+
+    /// The account of an owner.
+    #[must_use]
+    pub fn of(&self, owner: &Owner) -> Arc<Account> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(account) = open.get(owner) {
+            return Arc::clone(account);
+        }
+        if open.len() >= MOST_IDLE_OWNERS {
+            // Those that hold something are bounded by what there is to hold.
+            open.retain(|_, account| !account.is_idle() || Arc::strong_count(account) > 1);
+        }
+        let account = Account {
+            owner: owner.clone(),
+            book: Arc::clone(&self.book),
+            held: std::array::from_fn(|_| AtomicUsize::new(0)),
+            bucket: Mutex::default(),
+            heard_ns: AtomicI64::new(i64::MIN),
+        };
+        let account = Arc::new(account);
+        open.insert(owner.clone(), Arc::clone(&account));
+        account
+    }
+
+    /// What all owners hold of this resource.
+    #[must_use]
+    pub fn held(&self, resource: Resource) -> usize {
+        self.book.held[resource as usize].load(Ordering::Relaxed)
+    }
+
+    /// Counts the owners that send, among whom the rate is divided. Called some times a second.
+    pub fn advance(&self, now_ns: i64) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_active = |account: &&Arc<Account>| {
+            let heard_ns = account.heard_ns.load(Ordering::Relaxed);
+            heard_ns != i64::MIN && now_ns.saturating_sub(heard_ns) < SECOND_NS
+        };
+        self.book.active.store(open.values().filter(is_active).count(), Ordering::Relaxed);
+    }
+
+    /// Counts events of an owner that were refused.
+    pub fn refused(&self, owner: &Owner, events: u64) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = owner.label();
+        let is_apart = refused.contains_key(&label) || refused.len() < MOST_REFUSED;
+        *refused.entry(if is_apart { label } else { OTHERS.to_owned() }).or_default() += events;
+    }
+
+    /// Refused events by owner: a bounded number of owners, and all others together.
+    #[must_use]
+    pub fn refusals(&self) -> BTreeMap<String, u64> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(uid: u32) -> Owner {
+        Owner::User { uid, within: Within::Node }
+    }
+
+    fn accounts(jobs: usize) -> Accounts {
+        Accounts::new(&Limits { jobs, events_a_second: 1_000, ..Limits::default() })
+    }
+
+    /// Takes jobs until it may not, and returns them.
+    fn take_all(account: &Arc<Account>) -> Vec<Held> {
+        let mut held = Vec::new();
+        while account.may_hold(Resource::Jobs, 1).is_ok() {
+            held.push(account.hold(Resource::Jobs, 1));
+        }
+        held
+    }
+
+    #[test]
+    fn whatever_some_owners_take_the_next_finds_room() {
+        let accounts = accounts(64);
+        let taken: Vec<_> = (0..6).map(|uid| take_all(&accounts.of(&user(uid)))).collect();
+        assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8, 4, 2, 1]);
+        assert_eq!(accounts.of(&user(0)).may_hold(Resource::Jobs, 1), Err(Shortage::Share));
+        assert_eq!(accounts.held(Resource::Jobs), 63);
+        let last = take_all(&accounts.of(&user(9)));
+        assert_eq!(last.len(), 1, "one that holds nothing may have the last");
+        assert_eq!(accounts.of(&user(10)).may_hold(Resource::Jobs, 1), Err(Shortage::Node));
+        drop((taken, last));
+        assert_eq!(accounts.held(Resource::Jobs), 0);
+    }
+
+    #[test]
+    fn the_daemon_itself_may_have_all() {
+        let accounts = accounts(64);
+        assert_eq!(take_all(&accounts.of(&Owner::Daemon)).len(), 64);
+    }
+
+    #[test]
+    fn a_copy_holds_as_much_again() {
+        let accounts = accounts(64);
+        let held = accounts.of(&user(1)).hold(Resource::Bytes, 10);
+        let copy = held.clone();
+        assert_eq!(accounts.held(Resource::Bytes), 20);
+        drop(held);
+        assert_eq!((accounts.held(Resource::Bytes), copy.account().holds(Resource::Bytes)), (10, 10));
+    }
+
+    #[test]
+    fn those_who_send_share_the_rate() {
+        let accounts = accounts(64);
+        let (one, two) = (accounts.of(&user(1)), accounts.of(&user(2)));
+        let sent = |account: &Account, now_ns| (0..2_000).filter(|_| account.may_send(1, now_ns)).count();
+        assert_eq!(sent(&one, 0), 1_000, "alone");
+        accounts.advance(0);
+        assert_eq!(sent(&one, SECOND_NS), 1_000);
+        assert!(two.may_send(1, SECOND_NS));
+        accounts.advance(SECOND_NS);
+        assert_eq!((sent(&one, 3 * SECOND_NS), sent(&two, 3 * SECOND_NS)), (500, 500));
+        // A clock that stands still gives nothing.
+        assert_eq!(sent(&one, 3 * SECOND_NS), 0);
+    }
+
+    #[test]
+    fn owners_are_told_apart_by_user_and_namespace() {
+        let pod = |namespace: &str, name: &str| Within::Pod(Pod { namespace: namespace.into(), name: name.into() });
+        let of = |uid, within| Owner::User { uid, within };
+        assert!(of(0, pod("a", "x")).speaks_for(&of(0, pod("a", "y"))), "a pod that was replaced");
+        assert!(!of(0, pod("a", "x")).speaks_for(&of(0, pod("b", "x"))));
+        for (one, other) in
+            [(Within::Node, Within::Unknown), (pod("a", "x"), Within::Node), (pod("a", "x"), Within::Unknown)]
+        {
+            assert!(!of(0, one.clone()).speaks_for(&of(0, other.clone())) && !of(0, other).speaks_for(&of(0, one)));
+        }
+        assert!(of(0, pod("a", "x")).is_known_as(&of(0, Within::Unknown)));
+        assert!(!of(1, pod("a", "x")).is_known_as(&of(0, Within::Unknown)), "another user");
+        assert!(!of(0, pod("a", "x")).is_known_as(&of(0, Within::Node)), "the node itself is known");
+        assert!(!user(1).speaks_for(&user(2)));
+        let address = |text: &str| Sender { address: text.parse().ok(), ..Sender::default() };
+        let of_address = |text| Owner::of(&address(text), Within::Node);
+        assert_eq!(of_address("2001:db8::1"), of_address("2001:db8::2"), "one network");
+        assert_ne!(of_address("10.0.0.1"), of_address("10.0.0.2"));
+    }
+
+    #[test]
+    fn refusals_have_a_bounded_number_of_labels() {
+        let accounts = accounts(64);
+        (0..100).for_each(|uid| accounts.refused(&user(uid), 2));
+        let refusals = accounts.refusals();
+        assert_eq!((refusals.len(), refusals[OTHERS]), (MOST_REFUSED + 1, 2 * (100 - MOST_REFUSED as u64)));
+        assert!((0..1_000).all(|uid| accounts.of(&user(uid)).holds(Resource::Jobs) == 0));
+        assert!(accounts.open.lock().expect("nobody panics").len() <= MOST_IDLE_OWNERS);
+    }
+}

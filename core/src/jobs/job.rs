@@ -1,0 +1,97 @@
+//! One job: its owner, its names, its ranks.
+
+use super::account::{Account, Held, Owner, Resource};
+use super::event::Event;
+use super::limits::Limits;
+use super::rank::Rank;
+use super::refusal::Refusal;
+use crate::wire::{EventType, Kind};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of a job and of a name beside its text: more than each takes, with what allocating it costs.
+pub(super) const JOB_BYTES: usize = 512;
+pub(super) const NAME_BYTES: usize = 160;
+
+/// Names of one kind, each with its bytes on an account.
+type Names = BTreeMap<Arc<str>, Held>;
+
+/// One job.
+#[derive(Debug)]
+pub struct Job {
+    pub(super) name: Arc<str>,
+    /// Who first spoke for it, and alone may, with the process that did.
+    owner: Owner,
+    begun_by: Option<u32>,
+    /// Its processes on this node.
+    pub ranks: BTreeMap<u32, Rank>,
+    phase_names: Names,
+    layer_names: Names,
+    /// The job's place and its bytes on its owner's account.
+    _held: [Held; 2],
+}
+
+impl Job {
+    pub(super) fn new(name: &Arc<str>, begun_by: Option<u32>, account: &Arc<Account>) -> Self {
+        let bytes = account.hold(Resource::Bytes, JOB_BYTES + name.len());
+        Self {
+            name: Arc::clone(name),
+            owner: account.owner.clone(),
+            begun_by,
+            ranks: BTreeMap::new(),
+            phase_names: Names::new(),
+            layer_names: Names::new(),
+            _held: [account.hold(Resource::Jobs, 1), bytes],
+        }
+    }
+
+    pub(super) fn may_be_spoken_for(&self, owner: &Owner, pid: Option<u32>) -> bool {
+        owner.speaks_for(&self.owner) || self.is_of_same_process(owner, pid)
+    }
+
+    /// Whether the job was begun by this process while its pod was not known.
+    fn is_of_same_process(&self, owner: &Owner, pid: Option<u32>) -> bool {
+        pid.is_some() && pid == self.begun_by && owner.is_known_as(&self.owner)
+    }
+
+    /// A job that was begun before its sender's pod was known is that pod's.
+    pub(super) fn adopt(&mut self, owner: &Owner, pid: Option<u32>) {
+        if self.is_of_same_process(owner, pid) {
+            self.owner.clone_from(owner);
+        }
+    }
+
+    fn names(&self, kind: Kind) -> Option<&Names> {
+        match kind {
+            Kind::Phase => Some(&self.phase_names),
+            Kind::Layer => Some(&self.layer_names),
+            Kind::Step => None,
+        }
+    }
+
+    /// Whether the event's name is known already, or takes no place; else there must be room for it.
+    pub(super) fn has_room_for(&self, event: &Event, limits: &Limits) -> Result<bool, Refusal> {
+        let Some(names) = self.names(event.kind) else { return Ok(true) };
+        let most = if event.kind == Kind::Phase { limits.phase_names } else { limits.layer_names };
+        // A mark's name is no label, and an end without begin must not take a place.
+        let is_known = names.contains_key(event.name.as_str()) || event.event != EventType::Begin;
+        if is_known || names.len() < most { Ok(is_known) } else { Err(Refusal::TooManyNames(most)) }
+    }
+
+    /// The one copy of the event's name.
+    pub(super) fn intern(&mut self, event: &Event, account: &Arc<Account>) -> Arc<str> {
+        let names = match event.kind {
+            Kind::Phase => &mut self.phase_names,
+            Kind::Layer => &mut self.layer_names,
+            Kind::Step => return event.name.as_str().into(),
+        };
+        if let Some((name, _)) = names.get_key_value(event.name.as_str()) {
+            return Arc::clone(name);
+        }
+        let name: Arc<str> = event.name.as_str().into();
+        if event.event == EventType::Begin {
+            names.insert(Arc::clone(&name), account.hold(Resource::Bytes, NAME_BYTES + name.len()));
+        }
+        name
+    }
+}

@@ -1,0 +1,73 @@
+//! How much of what jobs send is kept.
+
+use crate::clock::SECOND_NS;
+
+/// Bounds on everything that jobs can make the daemon hold. Those over all jobs are shared among owners
+/// ([`Accounts`](super::Accounts)): one alone gets half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Jobs at a time.
+    pub jobs: usize,
+    /// Ranks at a time, over all jobs.
+    pub ranks: usize,
+    /// Different phase names of one job: each is a label value.
+    pub phase_names: usize,
+    /// Phases of ranks that have series of their own, over all jobs: a rank's phase has some thirty.
+    pub phase_series: usize,
+    /// Different layer names of one job.
+    pub layer_names: usize,
+    /// Steps, phases and layers that one rank has open at a time.
+    pub open: usize,
+    /// Length of a job's, phase's, layer's or mark's name, bytes.
+    pub name_bytes: usize,
+    /// Attributes of one event.
+    pub attributes: usize,
+    /// Length of all names and texts of one event's attributes together, bytes.
+    pub attribute_bytes: usize,
+    /// Bytes of everything that jobs make the daemon keep, beside what has ended.
+    pub bytes: usize,
+    /// Bytes of what has ended and is kept for the API, over all jobs.
+    pub ended_bytes: usize,
+    /// Events a second, over all senders.
+    pub events_a_second: usize,
+    /// Connections to the seqpacket socket.
+    pub connections: usize,
+    /// Phases ended and not yet attributed.
+    pub pending: usize,
+    /// Ended phases kept for the API, over all jobs.
+    pub ended: usize,
+    /// Marks kept.
+    pub marks: usize,
+    /// How far back an event may lie, nanoseconds: what the ring keeps.
+    pub past_ns: i64,
+    /// How far ahead an event may lie, nanoseconds: the error of reading two clocks.
+    pub future_ns: i64,
+    /// A rank that says nothing for this long is forgotten, nanoseconds.
+    pub silence_ns: i64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            jobs: 128,
+            ranks: 512,
+            phase_names: 32,
+            phase_series: 2_048,
+            layer_names: 4096,
+            open: 32,
+            name_bytes: 128,
+            attributes: 16,
+            attribute_bytes: 1024,
+            bytes: 12 << 20,
+            ended_bytes: 6 << 20,
+            events_a_second: 400_000,
+            connections: 1_024,
+            pending: 16_384,
+            ended: 4_096,
+            marks: 256,
+            past_ns: 600 * SECOND_NS,
+            future_ns: SECOND_NS,
+            silence_ns: 300 * SECOND_NS,
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! What jobs have under way: who they are, their ranks, what is open, and what has ended and waits for its memory.
+//!
+//! Enters: annotations, checked into [`Event`]s, with their sender's account. Leaves: [`Ended`] ones for
+//! [`phases`](crate::phases), and each rank's state. Invariants: a refused event changes nothing; everything kept is
+//! bounded by [`Limits`], in number and in bytes of one owner. Absent on purpose: memory over time, and what has ended.
+
+mod account;
+mod event;
+mod gpus;
+mod job;
+mod limits;
+mod place;
+mod rank;
+mod refusal;
+
+pub use account::{Account, Accounts, Held, Owner, Pod, Resource, Sender, Shortage, Within};
+pub use event::{Attributes, Context, Event, weight};
+pub use gpus::Gpus;
+pub use job::Job;
+pub use limits::Limits;
+pub use place::{Container, Place, Search};
+pub use rank::{Open, Rank, SeriesPlace};
+pub use refusal::{Outcome, OutcomeCounts, Refusal};
+
+use crate::gpu::OnGpus;
+use crate::wire::{EventType, Kind, Memory};
+use job::{JOB_BYTES, NAME_BYTES};
+use rank::{Closed, Plan, Taking};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// A step, phase or layer that has ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// The job.
+    pub job: Arc<str>,
+    /// Which process of it.
+    pub rank: u32,
+    /// What had been open.
+    pub open: Open,
+    /// When it ended, nanoseconds of the timeline.
+    pub end_ns: i64,
+    /// Allocator counters at its end.
+    pub memory: Option<Memory>,
+    /// Positions of the rank's GPUs, where known.
+    pub gpus: Option<Arc<[usize]>>,
+    /// The rank's process, where known.
+    pub pid: Option<u32>,
+    /// Its place among those that wait for their memory.
+    pub waiting: Option<Held>,
+}
+
+/// The GPUs and the process of a rank, where known.
+type Of = (Option<Arc<[usize]>>, Option<u32>);
+
+/// Bytes of a rank with what is found out of its place, and of something that is open, beside their texts: more than each
+/// takes, with what allocating it costs.
+const RANK_BYTES: usize = 3 << 10;
+const OPEN_BYTES: usize = 512;
+/// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
+const SERIES_BYTES: usize = 5 << 10;
+
+/// An instant that a job marked.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    /// The job.
+    pub job: Arc<str>,
+    /// Which process of it.
+    pub rank: u32,
+    /// What happened.
+    pub name: String,
+    /// When, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// The step in which it did.
+    pub step: Option<u64>,
+}
+
+/// What never ended, by why: values of the label `outcome` of `highwater_phases_total`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Begun again before it ended.
+    pub superseded: u64,
+    /// Still open when its step ended.
+    pub step_ended: u64,
+    /// Still open when its rank had been silent for too long.
+    pub silent: u64,
+    /// Ended while too many others waited for their memory.
+    pub overflow: u64,
+}
+
+impl Left {
+    /// Every count with its label value.
+    #[must_use]
+    pub fn labelled(&self) -> [(&'static str, u64); 4] {
+        [
+            ("superseded", self.superseded),
+            ("step_ended", self.step_ended),
+            ("silent", self.silent),
+            ("overflow", self.overflow),
+        ]
+    }
+}
+
+/// All jobs of the node.
+#[derive(Debug)]
+pub struct Jobs {
+    limits: Limits,
+    jobs: BTreeMap<Arc<str>, Job>,
+    pending: VecDeque<Ended>,
+    marks: VecDeque<Mark>,
+    /// Whose positions those of ranks and phases are, by UUID.
+    devices: Vec<String>,
+    left: Left,
+}
+
+impl Jobs {
+    /// No jobs yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            jobs: BTreeMap::new(),
+            pending: VecDeque::new(),
+            marks: VecDeque::new(),
+            devices: Vec::new(),
+            left: Left::default(),
+        }
+    }
+
+    /// The jobs by name.
+    #[must_use]
+    pub fn by_name(&self) -> &BTreeMap<Arc<str>, Job> {
+        &self.jobs
+    }
+
+    /// Every rank with its job and its number, in the order of these.
+    pub fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
+        self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)))
+    }
+
+    /// What never ended so far.
+    #[must_use]
+    pub fn left(&self) -> Left {
+        self.left
+    }
+
+    /// UUIDs of the GPUs that positions mean.
+    #[must_use]
+    pub fn devices(&self) -> &[String] {
+        &self.devices
+    }
+
+    /// Marks, newest first.
+    pub fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.marks.iter().rev()
+    }
+
+    /// Takes one event of the owner of this account. Returns whether it lies before the rank's newest one.
+    ///
+    /// # Errors
+    /// Why it is refused; then nothing has changed.
+    pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<bool, Refusal> {
+        let plan = self.plan(event, account)?;
+        let place = self.place(event, account);
+        let Self { jobs, .. } = self;
+        let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, event.pid, account));
+        job.adopt(&account.owner, event.pid);
+        let name = job.intern(event, account);
+        let rank = job.ranks.entry(event.rank).or_insert_with(|| {
+            Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)])
+        });
+        let out_of_order = event.at_ns < rank.last_event_ns;
+        rank.last_heard_ns = now_ns;
+        let closed = rank.take(event, name, plan, place);
+        rank.locate(event, now_ns);
+        let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
+        self.note(event, account, job, closed, (gpus, pid));
+        Ok(out_of_order)
+    }
+
+    /// What an event would do, if there is room for it everywhere.
+    fn plan(&self, event: &Event, account: &Arc<Account>) -> Result<Plan, Refusal> {
+        let job = self.jobs.get(event.job.as_str());
+        if job.is_some_and(|job| !job.may_be_spoken_for(&account.owner, event.pid)) {
+            return Err(Refusal::NotOwner(event.job.clone()));
+        }
+        let rank = job.and_then(|job| job.ranks.get(&event.rank));
+        let short = |resource, refusal: fn(_, _) -> Refusal| {
+            account.may_hold(resource, 1).map_err(|short| refusal(short, account.limit(resource)))
+        };
+        if rank.is_none() {
+            if event.event == EventType::End {
+                return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
+            }
+            job.map_or_else(|| short(Resource::Jobs, Refusal::TooManyJobs), |_| Ok(()))?;
+            short(Resource::Ranks, Refusal::TooManyRanks)?;
+        }
+        let is_new_name = job.map_or(Ok(true), |job| job.has_room_for(event, &self.limits).map(|known| !known))?;
+        let plan = rank.map_or_else(|| Ok(Rank::plan_first(event)), |rank| rank.plan(event, self.limits.open))?;
+        if needs_series(event, rank) {
+            short(Resource::Series, Refusal::TooManySeries)?;
+        }
+        let text = |there: bool, text: &str, bytes: usize| if there { text.len() + bytes } else { 0 };
+        let bytes = text(job.is_none(), &event.job, JOB_BYTES)
+            + if rank.is_none() { RANK_BYTES } else { 0 }
+            + text(is_new_name && event.event == EventType::Begin, &event.name, NAME_BYTES)
+            + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
+            + open_bytes(event);
+        let over = |short| Refusal::over_budget("bytes", short, Resource::Bytes, account);
+        // What ends frees more than it takes, and a mark of a rank that is known takes nothing on the account.
+        if bytes > 0 {
+            account.may_hold(Resource::Bytes, bytes).map_err(over)?;
+        }
+        Ok(plan)
+    }
+
+    /// Holds what something that begins takes.
+    fn place(&self, event: &Event, account: &Arc<Account>) -> Taking {
+        let rank = self.rank(&event.job, event.rank);
+        let bytes = open_bytes(event);
+        let held = (bytes > 0).then(|| account.hold(Resource::Bytes, bytes));
+        let series = || [account.hold(Resource::Series, 1), account.hold(Resource::Bytes, SERIES_BYTES)];
+        Taking { held, series: needs_series(event, rank).then(series) }
+    }
+
+    fn rank(&self, job: &str, rank: u32) -> Option<&Rank> {
+        self.jobs.get(job)?.ranks.get(&rank)
+    }
+
+    fn rank_mut(&mut self, job: &str, rank: u32) -> Option<&mut Rank> {
+        self.jobs.get_mut(job)?.ranks.get_mut(&rank)
+    }
+
+    fn note(&mut self, event: &Event, account: &Arc<Account>, job: Arc<str>, closed: Closed, of: Of) {
+        let (gpus, pid) = of;
+        self.left.superseded += closed.superseded;
+        self.left.step_ended += closed.step_ended;
+        if event.event == EventType::Mark {
+            let (rank, name, at_ns, step) = (event.rank, event.name.clone(), event.at_ns, event.step);
+            self.marks.push_back(Mark { job, rank, name, at_ns, step });
+            if self.marks.len() > self.limits.marks {
+                self.marks.pop_front();
+            }
+        } else if let Some(open) = closed.ended {
+            // Of those that end faster than they are joined, each owner loses its own.
+            if account.may_hold(Resource::Pending, 1).is_err() {
+                self.left.overflow += 1;
+                return;
+            }
+            let (rank, end_ns, memory) = (event.rank, event.at_ns, event.memory);
+            let waiting = Some(account.hold(Resource::Pending, 1));
+            self.pending.push_back(Ended { job, rank, open, end_ns, memory, gpus, pid, waiting });
+        }
+    }
+
+    /// From now on positions are those of these GPUs, by UUID. Ranks keep the GPUs that are still there. Returns whether
+    /// positions mean others than before.
+    pub fn set_devices(&mut self, devices: Vec<String>) -> bool {
+        let before = std::mem::replace(&mut self.devices, devices);
+        if before.is_empty() || before == self.devices {
+            return false;
+        }
+        let moved = |position: &usize| {
+            let uuid = before.get(*position)?;
+            self.devices.iter().position(|device| device == uuid)
+        };
+        for rank in self.jobs.values_mut().flat_map(|job| job.ranks.values_mut()) {
+            rank.gpus = rank.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
+        }
+        for ended in &mut self.pending {
+            ended.gpus = ended.gpus.take().and_then(|gpus| gpus.iter().map(moved).collect());
+        }
+        true
+    }
+
+    /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
+    /// still waits for its memory.
+    pub fn set_found(&mut self, job: &str, rank: u32, search: &Search, gpus: &Arc<[usize]>) {
+        let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
+        if known.search.since_ns.is_none() || known.search.since_ns != search.since_ns {
+            return;
+        }
+        let is_its = |ended: &&mut Ended| &*ended.job == job && ended.rank == rank && ended.pid == known.pid;
+        for ended in self.pending.iter_mut().filter(is_its) {
+            ended.gpus.get_or_insert_with(|| Arc::clone(gpus));
+        }
+        known.gpus = Some(Arc::clone(gpus));
+        known.search.since_ns = None;
+    }
+
+    /// Notes on which GPUs a rank's process was seen, if its events name none and all that are known of the rank are among
+    /// them. Else nothing follows: a GPU that does not answer, or was not asked yet, is in no list, and the list of a MIG
+    /// instance that does not answer is its parent's.
+    pub fn set_listed(&mut self, job: &str, rank: u32, listed: &OnGpus) {
+        let Some(known) = self.rank_mut(job, rank) else { return };
+        let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
+        if !before.iter().all(|gpu| listed.works.contains(gpu) || listed.idles.contains(gpu)) {
+            return;
+        }
+        let mut gpus: Vec<usize> = before.iter().filter(|gpu| !listed.idles.contains(gpu)).copied().collect();
+        gpus.extend(listed.works.iter().filter(|gpu| !before.contains(gpu)));
+        if *gpus != *before {
+            known.gpus = Some(gpus.into());
+        }
+    }
+
+    /// Whether this rank is in a step.
+    #[must_use]
+    pub fn is_in_step(&self, job: &str, rank: u32) -> bool {
+        self.rank(job, rank).is_some_and(|rank| rank.open_step().is_some())
+    }
+
+    /// The search for this rank's GPUs; `None` where they are known.
+    #[must_use]
+    pub fn search(&self, job: &str, rank: u32) -> Option<Search> {
+        let search = &self.rank(job, rank)?.search;
+        search.since_ns.map(|_| Search::clone(search))
+    }
+
+    /// Ranks of this process whose GPUs are looked for: with their job, their owner's account and their search.
+    #[must_use]
+    pub fn searches_of(&self, pid: u32) -> Vec<(Arc<str>, u32, Arc<Account>, Search)> {
+        let ranks =
+            self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)));
+        let searching = ranks.filter(|(_, _, rank)| rank.pid == Some(pid) && rank.search.since_ns.is_some());
+        searching
+            .map(|(name, number, rank)| {
+                (Arc::clone(name), number, Arc::clone(rank.account()), Search::clone(&rank.search))
+            })
+            .collect()
+    }
+
+    /// Removes and returns those that ended at or before `known_ns`, until which memory is known; at most `most`.
+    pub fn take_ended(&mut self, known_ns: i64, most: usize) -> Vec<Ended> {
+        let mut ready = Vec::new();
+        self.pending.retain(|ended| {
+            let is_ready = ended.end_ns <= known_ns && ready.len() < most;
+            if is_ready {
+                ready.push(ended.clone());
+            }
+            !is_ready
+        });
+        ready
+    }
+
+    /// Forgets ranks that have been silent for too long, and jobs without ranks. Returns whether there was one.
+    pub fn expire(&mut self, now_ns: i64) -> bool {
+        let silence_ns = self.limits.silence_ns;
+        let mut forgotten = false;
+        let silent = &mut self.left.silent;
+        self.jobs.retain(|_, job| {
+            job.ranks.retain(|_, rank| {
+                let alive = now_ns.saturating_sub(rank.last_heard_ns) <= silence_ns;
+                *silent += if alive { 0 } else { rank.open.len() as u64 };
+                forgotten |= !alive;
+                alive
+            });
+            !job.ranks.is_empty()
+        });
+        forgotten
+    }
+}
+
+/// Whether an event begins the first phase of its name of this rank.
+fn needs_series(event: &Event, rank: Option<&Rank>) -> bool {
+    let begins_phase = event.event == EventType::Begin && event.kind == Kind::Phase;
+    begins_phase && !rank.is_some_and(|rank| rank.has_series(&event.name))
+}
+
+/// Bytes of what an event begins, until that has ended and has its memory.
+fn open_bytes(event: &Event) -> usize {
+    if event.event != EventType::Begin {
+        return 0;
+    }
+    let name = if event.kind == Kind::Step { event.name.len() } else { 0 };
+    OPEN_BYTES + name + event.attributes.as_ref().map_or(0, weight)
+}

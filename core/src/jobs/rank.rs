@@ -1,0 +1,281 @@
+//! One process of one job: what it has open, and what its events mean.
+
+use super::account::{Account, Held};
+use super::event::{Attributes, Event};
+use super::place::Search;
+use super::refusal::Refusal;
+use crate::wire::{EventType, Kind, Memory};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A step, phase or layer that has begun and not ended.
+#[derive(Debug, Clone)]
+pub struct Open {
+    /// Step, phase or layer.
+    pub kind: Kind,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The step that it belongs to.
+    pub step: Option<u64>,
+    /// When it began, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// Allocator counters at its begin.
+    pub memory: Option<Memory>,
+    /// What else the job told at its begin.
+    pub attributes: Option<Attributes>,
+    /// What it takes on its owner's account, until it is dropped wherever it went.
+    pub held: Option<Held>,
+    /// The place of its phase's series, where it is the first of its name.
+    pub series: Option<SeriesPlace>,
+}
+
+/// A phase's series and their bytes, on its owner's account.
+pub type SeriesPlace = [Held; 2];
+
+/// One process of a job.
+#[derive(Debug)]
+pub struct Rank {
+    /// How many processes the job has.
+    pub world_size: Option<u32>,
+    /// Positions of its GPUs, where known.
+    pub gpus: Option<Arc<[usize]>>,
+    /// The search for its GPUs.
+    pub(super) search: Box<Search>,
+    /// Its process id, where the socket told it.
+    pub pid: Option<u32>,
+    /// The newest event's time, nanoseconds of the timeline.
+    pub last_event_ns: i64,
+    /// When its last event arrived.
+    pub last_heard_ns: i64,
+    /// The last step's number.
+    pub step: Option<u64>,
+    /// When the event was that told it, nanoseconds of the timeline.
+    step_ns: i64,
+    /// Steps that ended.
+    pub steps: u64,
+    /// Allocator counters as last told.
+    pub memory: Memory,
+    /// When the last event was that told of them.
+    memory_ns: i64,
+    /// What is open, in the order of its begin.
+    pub open: Vec<Open>,
+    /// Phases that have ended and have series of their own, each with its place on the owner's account.
+    series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
+    /// The rank's place and its bytes on its owner's account.
+    held: [Held; 2],
+}
+
+/// What an event will do to a rank that takes it: nothing of it can fail any more.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// It begins something.
+    Begin,
+    /// It ends what is open at this position.
+    End(usize),
+    /// It marks an instant.
+    Mark,
+}
+
+/// What something that begins takes on its owner's account.
+#[derive(Debug)]
+pub(super) struct Taking {
+    pub held: Option<Held>,
+    pub series: Option<SeriesPlace>,
+}
+
+/// What an event ended, and what it left without an end.
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    pub ended: Option<Open>,
+    /// Open things that a new begin replaced.
+    pub superseded: u64,
+    /// Open things whose step ended before them.
+    pub step_ended: u64,
+}
+
+impl Rank {
+    /// A rank that takes these on its owner's account.
+    pub(super) fn new(held: [Held; 2]) -> Self {
+        Self {
+            world_size: None,
+            gpus: None,
+            search: Box::default(),
+            pid: None,
+            last_event_ns: i64::MIN,
+            last_heard_ns: i64::MIN,
+            step: None,
+            step_ns: i64::MIN,
+            steps: 0,
+            memory: Memory::default(),
+            memory_ns: i64::MIN,
+            open: Vec::new(),
+            series: BTreeMap::new(),
+            held,
+        }
+    }
+
+    /// The account of its owner.
+    pub(super) fn account(&self) -> &Arc<Account> {
+        self.held[0].account()
+    }
+
+    /// Whether this phase has series of its own, or will have them when it ends.
+    pub(super) fn has_series(&self, phase: &str) -> bool {
+        let is_open = || self.open.iter().any(|open| open.kind == Kind::Phase && &*open.name == phase);
+        self.series.contains_key(phase) || is_open()
+    }
+
+    /// The step that is open.
+    #[must_use]
+    pub fn open_step(&self) -> Option<&Open> {
+        self.open.iter().find(|open| open.kind == Kind::Step)
+    }
+
+    /// The number of the step that is open, or else of the last one.
+    fn current_step(&self) -> Option<u64> {
+        self.open_step().map_or(self.step, |open| open.step)
+    }
+
+    /// What an event of this name would do.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(super) fn plan(&self, event: &Event, most_open: usize) -> Result<Plan, Refusal> {
+        match event.event {
+            EventType::Mark => Ok(Plan::Mark),
+            EventType::Begin => {
+                let replaced = self.replaced_by(event);
+                let kept = self.open.iter().enumerate().filter(|(position, open)| !replaced(*position, open)).count();
+                if kept < most_open { Ok(Plan::Begin) } else { Err(Refusal::TooManyOpen(most_open)) }
+            }
+            EventType::End => self.plan_end(event),
+        }
+    }
+
+    /// What the first event of a rank would do, which is no end.
+    pub(super) fn plan_first(event: &Event) -> Plan {
+        if event.event == EventType::Begin { Plan::Begin } else { Plan::Mark }
+    }
+
+    fn plan_end(&self, event: &Event) -> Result<Plan, Refusal> {
+        let matches = |open: &Open| {
+            let same_step = event.step.is_none() || open.step.is_none() || event.step == open.step;
+            open.kind == event.kind && same_step && (event.kind == Kind::Step || *open.name == *event.name)
+        };
+        let what = || describe(event);
+        let position = self.open.iter().rposition(matches).ok_or_else(|| Refusal::EndWithoutBegin(what()))?;
+        let begin_ns = self.open.get(position).map_or(event.at_ns, |open| open.begin_ns);
+        if event.at_ns < begin_ns {
+            return Err(Refusal::EndBeforeBegin { what: what(), by_ns: begin_ns - event.at_ns });
+        }
+        Ok(Plan::End(position))
+    }
+
+    /// What of the open things a begin replaces. A new step means that the last one will never end, nor anything in it;
+    /// what was begun before goes on around it.
+    fn replaced_by<'a>(&self, event: &'a Event) -> impl Fn(usize, &Open) -> bool + use<'a> {
+        let last_step = self.open.iter().position(|open| open.kind == Kind::Step).unwrap_or(usize::MAX);
+        move |position, open| match event.kind {
+            Kind::Step => position >= last_step,
+            kind => open.kind == kind && *open.name == *event.name,
+        }
+    }
+
+    /// Takes one event whose name is `name` as it was planned.
+    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, plan: Plan, place: Taking) -> Closed {
+        let closed = match plan {
+            Plan::Mark => Closed::default(),
+            Plan::Begin => self.begin(event, name, place),
+            Plan::End(position) => self.end(event, position),
+        };
+        self.world_size = event.world_size.or(self.world_size);
+        if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
+            // The job was started anew, perhaps elsewhere; or another process of the rank speaks.
+            self.gpus = None;
+        }
+        self.pid = event.pid.or(self.pid);
+        self.last_event_ns = self.last_event_ns.max(event.at_ns);
+        // What is told late is not the last that is known: counters would fall.
+        if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
+            (self.step, self.step_ns) = (Some(step), event.at_ns);
+        }
+        if let Some(memory) = event.memory {
+            let is_newest = event.at_ns >= self.memory_ns;
+            self.memory = if is_newest { merge(self.memory, memory) } else { merge(memory, self.memory) };
+            self.memory_ns = self.memory_ns.max(event.at_ns);
+        }
+        closed
+    }
+
+    /// Takes what an event tells of the rank's GPUs and of where it runs.
+    pub(super) fn locate(&mut self, event: &Event, now_ns: i64) {
+        let note = |attributes| self.search.note(attributes, event.pid);
+        if event.attributes.as_ref().is_some_and(note) && !self.search.named {
+            self.gpus = None;
+        }
+        if let Some(gpus) = &event.gpus {
+            self.search.named = true;
+            if self.gpus.as_deref() != Some(gpus) {
+                self.gpus = Some(gpus.as_slice().into());
+            }
+        }
+        self.search.named &= self.gpus.is_some();
+        self.search.since_ns = if self.gpus.is_some() { None } else { self.search.since_ns.or(Some(now_ns)) };
+    }
+
+    fn begin(&mut self, event: &Event, name: Arc<str>, place: Taking) -> Closed {
+        let (before, replaced) = (self.open.len(), self.replaced_by(event));
+        let (mut position, mut place) = (0, place);
+        self.open.retain_mut(|open| {
+            position += 1;
+            let is_replaced = replaced(position - 1, open);
+            if is_replaced && event.kind == Kind::Phase {
+                // The same phase, begun again.
+                place.series = place.series.take().or(open.series.take());
+            }
+            !is_replaced
+        });
+        let superseded = (before - self.open.len()) as u64;
+        let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
+        let (memory, attributes) = (event.memory, event.attributes.clone());
+        let (Taking { held, series }, kind, begin_ns) = (place, event.kind, event.at_ns);
+        self.open.push(Open { kind, name, step, begin_ns, memory, attributes, held, series });
+        Closed { superseded, ..Closed::default() }
+    }
+
+    fn end(&mut self, event: &Event, position: usize) -> Closed {
+        let mut ended = self.open.remove(position);
+        let mut closed = Closed::default();
+        if event.kind == Kind::Step {
+            closed.step_ended = self.open.len().saturating_sub(position) as u64;
+            self.open.truncate(position);
+            self.steps += 1;
+        } else if event.kind == Kind::Phase {
+            let series = ended.series.take();
+            self.series.entry(Arc::clone(&ended.name)).or_insert(series);
+        }
+        closed.ended = Some(ended);
+        closed
+    }
+}
+
+fn describe(event: &Event) -> String {
+    let step = event.step.map(|step| format!(" of step {step}")).unwrap_or_default();
+    match event.kind {
+        Kind::Step => event.step.map_or_else(|| "a step".to_owned(), |step| format!("step {step}")),
+        Kind::Phase => format!("phase `{}`{step}", event.name),
+        Kind::Layer => format!("layer `{}`{step}", event.name),
+    }
+}
+
+/// The newer counters, with the older ones where the newer event told none.
+fn merge(old: Memory, new: Memory) -> Memory {
+    Memory {
+        allocated: new.allocated.or(old.allocated),
+        reserved: new.reserved.or(old.reserved),
+        active: new.active.or(old.active),
+        inactive_split: new.inactive_split.or(old.inactive_split),
+        alloc_retries: new.alloc_retries.or(old.alloc_retries),
+        ooms: new.ooms.or(old.ooms),
+    }
+}

@@ -1,0 +1,149 @@
+//! What becomes of each event, with the label that counts it.
+
+use super::account::{Account, Resource, Shortage};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message tells")]
+pub enum Refusal {
+    #[error("not a valid event: {0}")]
+    Malformed(String),
+    #[error("longer than {limit} bytes")]
+    TooLarge { limit: usize },
+    #[error("{field}: {problem}")]
+    BadName { field: &'static str, problem: String },
+    #[error("{0}")]
+    Missing(&'static str),
+    #[error("gpu: no GPU `{0}` on this node")]
+    UnknownGpu(String),
+    #[error("time_unix_nano: {behind_s} s ago, older than the {kept_s} s that are kept")]
+    TooOld { behind_s: i64, kept_s: i64 },
+    #[error("time_unix_nano: {ahead_s} s ahead of this host's clock")]
+    InFuture { ahead_s: i64 },
+    #[error("{0} has not begun")]
+    EndWithoutBegin(String),
+    #[error("{what} ends {by_ns} ns before it began")]
+    EndBeforeBegin { what: String, by_ns: i64 },
+    #[error("jobs: {}", shortage(*.0, *.1))]
+    TooManyJobs(Shortage, usize),
+    #[error("ranks: {}", shortage(*.0, *.1))]
+    TooManyRanks(Shortage, usize),
+    #[error("job has more than {0} different phase or layer names")]
+    TooManyNames(usize),
+    #[error("phases of ranks with series of their own (annotations.max_phase_series): {}", shortage(*.0, *.1))]
+    TooManySeries(Shortage, usize),
+    #[error("more than {0} steps, phases and layers are open")]
+    TooManyOpen(usize),
+    #[error("job `{0}` belongs to another user or namespace")]
+    NotOwner(String),
+    #[error("{what}: {}", shortage(*.short, *.limit))]
+    OverBudget { what: &'static str, short: Shortage, limit: usize },
+    #[error("more events a second than this sender's share of {0}")]
+    OverRate(usize),
+}
+
+fn shortage(short: Shortage, limit: usize) -> String {
+    match short {
+        Shortage::Node => format!("this node keeps at most {limit}"),
+        Shortage::Share => format!("this sender may have no more of the {limit} that all share"),
+    }
+}
+
+impl Refusal {
+    /// An owner may have no more of what all share; `what` names it for people.
+    #[must_use]
+    pub fn over_budget(what: &'static str, short: Shortage, resource: Resource, account: &Account) -> Self {
+        Refusal::OverBudget { what, short, limit: account.limit(resource) }
+    }
+
+    /// The outcome that counts it.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Refusal::Malformed(_) | Refusal::Missing(_) => Outcome::Malformed,
+            Refusal::TooLarge { .. } => Outcome::TooLarge,
+            Refusal::BadName { .. } => Outcome::BadName,
+            Refusal::UnknownGpu(_) => Outcome::UnknownGpu,
+            Refusal::TooOld { .. } => Outcome::TooOld,
+            Refusal::InFuture { .. } => Outcome::InFuture,
+            Refusal::EndWithoutBegin(_) => Outcome::EndWithoutBegin,
+            Refusal::EndBeforeBegin { .. } => Outcome::EndBeforeBegin,
+            Refusal::TooManyJobs(..) => Outcome::TooManyJobs,
+            Refusal::TooManyRanks(..) => Outcome::TooManyRanks,
+            Refusal::TooManyNames(_) | Refusal::TooManySeries(..) => Outcome::TooManyNames,
+            Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
+            Refusal::NotOwner(_) => Outcome::NotOwner,
+            Refusal::OverBudget { .. } => Outcome::OverBudget,
+            Refusal::OverRate(_) => Outcome::OverRate,
+        }
+    }
+}
+
+macro_rules! outcomes {
+    ($($name:ident = $label:literal,)*) => {
+        /// What became of an event: the values of the label `outcome`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(usize)]
+        #[allow(missing_docs, reason = "docs/annotations.md has each")]
+        pub enum Outcome {
+            $($name,)*
+        }
+
+        impl Outcome {
+            /// Every outcome, in the order of their numbers.
+            pub const ALL: &[Outcome] = &[$(Outcome::$name,)*];
+
+            /// The label value.
+            #[must_use]
+            pub fn label(self) -> &'static str {
+                match self {
+                    $(Outcome::$name => $label,)*
+                }
+            }
+        }
+    };
+}
+
+outcomes! {
+    Accepted = "accepted",
+    AcceptedWithoutGpu = "accepted_without_gpu",
+    AcceptedOutOfOrder = "accepted_out_of_order",
+    Malformed = "malformed",
+    TooLarge = "too_large",
+    BadName = "bad_name",
+    UnknownGpu = "unknown_gpu",
+    TooOld = "too_old",
+    InFuture = "in_future",
+    EndWithoutBegin = "end_without_begin",
+    EndBeforeBegin = "end_before_begin",
+    TooManyJobs = "too_many_jobs",
+    TooManyRanks = "too_many_ranks",
+    TooManyNames = "too_many_names",
+    TooManyOpen = "too_many_open",
+    NotOwner = "not_owner",
+    OverBudget = "over_budget",
+    OverRate = "over_rate",
+}
+
+/// How many events had each outcome.
+#[derive(Debug, Default)]
+pub struct OutcomeCounts([AtomicU64; Outcome::ALL.len()]);
+
+impl OutcomeCounts {
+    /// Counts one event.
+    pub fn count(&self, outcome: Outcome) {
+        self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts some events.
+    pub fn add(&self, outcome: Outcome, events: u64) {
+        self.0[outcome as usize].fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// How many events had this outcome since the start.
+    #[must_use]
+    pub fn get(&self, outcome: Outcome) -> u64 {
+        self.0[outcome as usize].load(Ordering::Relaxed)
+    }
+}

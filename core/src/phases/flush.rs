@@ -1,0 +1,158 @@
+//! The mark that an allocator leaves when it flushes its cache: memory falls, and grows again at once.
+//!
+//! A framework's allocator that cannot get memory frees every cached block and tries again, so `used` falls by
+//! hundreds of MiB or more and regrows within tens of milliseconds. One fall counts once, when half of it has come
+//! back. Seen from outside this is a sign, not a proof: a checkpoint that frees and refills looks alike.
+
+use crate::clock::MILLISECOND_NS;
+
+/// The smallest fall, bytes.
+const MIN_DROP_BYTES: u64 = 256 << 20;
+/// The smallest fall as a part of the usable memory: one in this many.
+const MIN_DROP_PART: u64 = 100;
+/// A fall is as fast as the driver can free: everything below its high within this time is one fall, nanoseconds.
+const FALL_NS: i64 = 500 * MILLISECOND_NS;
+/// Half of the fall must have come back this soon after the low, nanoseconds: on an H200 an allocator that flushed had
+/// it back within 23 ms, and all within 90. What frees between two steps takes longer.
+const REGROW_NS: i64 = 100 * MILLISECOND_NS;
+
+/// One fall and regrowth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flush {
+    /// When memory was at its low, nanoseconds of the timeline.
+    pub trough_ns: i64,
+    /// When half of the fall had come back.
+    pub regrown_ns: i64,
+    /// In use when it began to fall, bytes.
+    pub high_bytes: u64,
+    /// How far it fell, bytes.
+    pub drop_bytes: u64,
+}
+
+/// Finds flushes in the change points of one GPU, fed in order of time.
+#[derive(Debug, Clone, Default)]
+pub struct FlushDetector {
+    /// The high that a fall is measured from, and when memory last was there.
+    high: Option<(i64, u64)>,
+    /// The low of the fall under way.
+    low: Option<(i64, u64)>,
+    last: Option<(i64, u64)>,
+    gap_since_ns: Option<i64>,
+}
+
+impl FlushDetector {
+    /// Takes the next change point; `None` stands for the begin of a gap.
+    pub fn push(&mut self, at_ns: i64, used_bytes: Option<u64>, usable_bytes: Option<u64>) -> Option<Flush> {
+        let Some(used_bytes) = used_bytes else {
+            self.gap_since_ns.get_or_insert(at_ns);
+            return None;
+        };
+        // While memory is mapped the driver may answer nobody, so that a flush hides in a short gap; over a longer one
+        // nothing is concluded.
+        if self.gap_since_ns.take().is_some_and(|since_ns| at_ns - since_ns > REGROW_NS) {
+            *self = Self::default();
+        }
+        // The value held until this change: the high lasts until memory leaves it.
+        let held_until = self.last.map(|(_, used_bytes)| (at_ns, used_bytes));
+        self.last = Some((at_ns, used_bytes));
+        let high_bytes = match (self.high, held_until) {
+            (Some(high), Some(held)) if held.1 >= high.1 || (self.low.is_none() && at_ns - high.0 > FALL_NS) => {
+                self.high.insert(held).1
+            }
+            (Some(high), _) => high.1,
+            (None, held) => self.high.insert(held.unwrap_or((at_ns, used_bytes))).1,
+        };
+        if used_bytes >= high_bytes && self.low.is_none() {
+            self.high = Some((at_ns, used_bytes));
+            return None;
+        }
+        match self.low {
+            None => self.start_fall(at_ns, used_bytes, high_bytes, usable_bytes),
+            Some((_, low_bytes)) if used_bytes < low_bytes => self.low = Some((at_ns, used_bytes)),
+            Some((low_ns, _)) if at_ns - low_ns > REGROW_NS => self.restart(at_ns, used_bytes),
+            Some((low_ns, low_bytes)) => {
+                let drop_bytes = high_bytes - low_bytes;
+                if (used_bytes - low_bytes) * 2 >= drop_bytes {
+                    self.restart(at_ns, used_bytes);
+                    return Some(Flush { trough_ns: low_ns, regrown_ns: at_ns, high_bytes, drop_bytes });
+                }
+            }
+        }
+        None
+    }
+
+    fn start_fall(&mut self, at_ns: i64, used_bytes: u64, high_bytes: u64, usable_bytes: Option<u64>) {
+        let least = MIN_DROP_BYTES.max(usable_bytes.unwrap_or(0) / MIN_DROP_PART);
+        if high_bytes - used_bytes >= least {
+            self.low = Some((at_ns, used_bytes));
+        }
+    }
+
+    fn restart(&mut self, at_ns: i64, used_bytes: u64) {
+        self.high = Some((at_ns, used_bytes));
+        self.low = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Runs a curve of (milliseconds, GiB; a negative value is a gap) and returns the falls, GiB.
+    fn falls(curve: &[(i64, f64)]) -> Vec<f64> {
+        let mut detector = FlushDetector::default();
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        curve
+            .iter()
+            .filter_map(|(ms, gib)| {
+                let used = (*gib >= 0.0).then_some((gib * GIB as f64) as u64);
+                detector.push(ms * MILLISECOND_NS, used, Some(140 * GIB))
+            })
+            .map(|flush| flush.drop_bytes as f64 / GIB as f64)
+            .collect()
+    }
+
+    #[test]
+    fn a_fall_that_regrows_is_one_flush() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 126.0), (1010, 120.0), (1030, 124.0), (1060, 129.0)]), [10.0]);
+    }
+
+    #[test]
+    fn two_falls_are_two() {
+        let curve = [(0, 130.0), (1000, 120.0), (1060, 129.0), (1200, 121.0), (1260, 128.0), (1300, 129.0)];
+        assert_eq!(falls(&curve), [10.0, 8.0]);
+    }
+
+    #[test]
+    fn a_dip_that_was_too_small_hides_no_later_fall() {
+        for fall_ms in [590, 601, 700] {
+            let curve = [(0, 130.0), (100, 129.5), (fall_ms, 120.0), (fall_ms + 30, 129.0)];
+            assert_eq!(falls(&curve).len(), 1, "at {fall_ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_fall_that_stays_down_is_none() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 20.0), (4000, 125.0)]), [0.0; 0], "a job that ended, another began");
+    }
+
+    #[test]
+    fn a_regrowth_as_slow_as_a_step_is_none() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 60.0), (1090, 80.0), (1150, 110.0)]), [0.0; 0]);
+    }
+
+    #[test]
+    fn a_small_or_a_slow_fall_is_none() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 129.0), (1010, 130.0)]), [0.0; 0]);
+        let slow: Vec<_> = (0..20).map(|n| (n * 600, 130.0 - n as f64)).chain([(12_000, 130.0)]).collect();
+        assert_eq!(falls(&slow), [0.0; 0]);
+    }
+
+    #[test]
+    fn a_short_gap_hides_no_flush_and_over_a_long_one_nothing_is_concluded() {
+        assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1060, 129.0)]), [10.0]);
+        assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1300, 129.0)]), [0.0; 0]);
+    }
+}

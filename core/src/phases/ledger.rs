@@ -1,0 +1,54 @@
+//! What jobs have open beside what of theirs has ended, each under a lock of its own.
+//!
+//! Whoever sends takes the first lock alone, and whoever scrapes holds the second for as long as its series take, so that
+//! neither waits for the other. Where both are needed, what is open comes first, and is let go before rings are read.
+
+use super::log::Log;
+use crate::jobs::{Jobs, Limits};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// All that is known of jobs.
+#[derive(Debug)]
+pub struct Ledger {
+    open: Mutex<Jobs>,
+    ended: Mutex<Log>,
+}
+
+impl Ledger {
+    /// No jobs yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { open: Mutex::new(Jobs::new(limits)), ended: Mutex::new(Log::new(&limits)) }
+    }
+
+    /// What jobs have under way. Held for microseconds, by whoever sends, attribution and scrapes, never by the sampler.
+    pub fn open(&self) -> MutexGuard<'_, Jobs> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has ended. Never held while something is sent.
+    pub fn ended(&self) -> MutexGuard<'_, Log> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on positions are those of these GPUs, by UUID. What has ended is forgotten if its positions would mean
+    /// others, which is told.
+    pub fn set_devices(&self, devices: Vec<String>) -> bool {
+        let mut open = self.open();
+        let are_others = open.set_devices(devices);
+        if are_others {
+            self.ended().clear();
+        }
+        are_others
+    }
+
+    /// Forgets ranks that have been silent for too long, and what was known of them.
+    pub fn expire(&self, now_ns: i64) {
+        let mut open = self.open();
+        if open.expire(now_ns) {
+            let left: BTreeSet<_> = open.ranks().map(|(job, rank, _)| (job.clone(), rank)).collect();
+            self.ended().keep_ranks(&left);
+        }
+    }
+}

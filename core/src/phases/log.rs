@@ -1,0 +1,207 @@
+//! The log of what has ended, with its memory: for the API, spans, captures and detectors.
+//!
+//! Enters: attributed steps, phases and layers, numbered in the order of their coming. Leaves: those since a number, or
+//! those of a job; and each rank's statistics. Invariants: their number and their bytes are bounded; where room is needed,
+//! the owner that holds the most forgets its oldest, so that one that floods forgets its own. Absent on purpose: what is
+//! still open.
+
+use super::RankKey;
+use super::memory::{Attributed, PhaseMemory};
+use super::stats::RankStats;
+use crate::jobs::{Limits, Resource, weight};
+use crate::wire::Kind;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Bytes of one beside its attributes and its memory on GPUs, with what allocating it costs.
+const ENTRY_BYTES: usize = size_of::<Attributed>() + 96;
+
+/// What was found out of what ended: values of the label `outcome` of `highwater_phases_total`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attributions {
+    /// Memory was found for all of it.
+    pub attributed: u64,
+    /// Memory was found, but not for all of the time: there is a gap in it.
+    pub with_gap: u64,
+    /// No GPU of the rank is known.
+    pub without_gpu: u64,
+    /// No memory is known at any of its time.
+    pub without_memory: u64,
+}
+
+impl Attributions {
+    fn add(&mut self, attributed: &Attributed) {
+        let gpus = &attributed.gpus;
+        let counter = if gpus.is_empty() {
+            &mut self.without_gpu
+        } else if gpus.iter().all(|gpu| gpu.peak_bytes.is_none()) {
+            &mut self.without_memory
+        } else if gpus.iter().any(|gpu| gpu.gap_ns > 0 || gpu.peak_bytes.is_none()) {
+            &mut self.with_gap
+        } else {
+            &mut self.attributed
+        };
+        *counter += 1;
+    }
+
+    /// Every count with its label value.
+    #[must_use]
+    pub fn labelled(&self) -> [(&'static str, u64); 4] {
+        [
+            ("attributed", self.attributed),
+            ("with_gap", self.with_gap),
+            ("without_gpu", self.without_gpu),
+            ("without_memory", self.without_memory),
+        ]
+    }
+}
+
+/// The log.
+#[derive(Debug)]
+pub struct Log {
+    most: usize,
+    most_bytes: usize,
+    /// By owner.
+    by_owner: BTreeMap<usize, Own>,
+    count: u64,
+    kept: usize,
+    bytes: usize,
+    ranks: BTreeMap<RankKey, RankStats>,
+    attributions: Attributions,
+}
+
+/// What one owner has in it, oldest first.
+#[derive(Debug, Default)]
+struct Own {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    bytes: usize,
+    attributed: Arc<Attributed>,
+}
+
+impl Log {
+    /// Nothing has ended yet.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            most: limits.ended,
+            most_bytes: limits.ended_bytes,
+            by_owner: BTreeMap::new(),
+            count: 0,
+            kept: 0,
+            bytes: 0,
+            ranks: BTreeMap::new(),
+            attributions: Attributions::default(),
+        }
+    }
+
+    /// What was found out of what ended so far.
+    #[must_use]
+    pub fn attributions(&self) -> Attributions {
+        self.attributions
+    }
+
+    /// The statistics of one rank; `None` where nothing of it has ended.
+    #[must_use]
+    pub fn rank(&self, key: &RankKey) -> Option<&RankStats> {
+        self.ranks.get(key)
+    }
+
+    /// Forgets the statistics of all other ranks.
+    pub fn keep_ranks(&mut self, left: &BTreeSet<RankKey>) {
+        self.ranks.retain(|key, _| left.contains(key));
+    }
+
+    /// Keeps what memory did in one that ended.
+    pub fn record(&mut self, attributed: Attributed) {
+        self.attributions.add(&attributed);
+        let ended = &attributed.ended;
+        // A layer has no statistics of its own.
+        if ended.open.kind != Kind::Layer {
+            self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default().record(&attributed);
+        }
+        self.push(attributed);
+    }
+
+    /// How many have come so far.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Adds one, and forgets others where that is needed.
+    fn push(&mut self, mut attributed: Attributed) {
+        attributed.ended.waiting = None;
+        // What nobody answers for, a test's, stands beside what owners have.
+        let account = attributed.ended.open.held.take().map(|held| Arc::clone(held.account()));
+        let owner = account.as_ref().map_or(0, |account| Arc::as_ptr(account) as usize);
+        let bytes = ENTRY_BYTES
+            + attributed.gpus.capacity() * size_of::<PhaseMemory>()
+            + attributed.ended.open.attributes.as_ref().map_or(0, weight);
+        // On the account for as long as anybody keeps it; here it counts for as long as it is in the log.
+        attributed.ended.open.held = account.as_ref().map(|account| account.hold(Resource::Ended, bytes));
+        let entry = Entry { number: self.count, bytes, attributed: Arc::new(attributed) };
+        let own = self.by_owner.entry(owner).or_default();
+        own.bytes += bytes;
+        own.entries.push_back(entry);
+        self.count += 1;
+        self.kept += 1;
+        self.bytes += bytes;
+        while (self.kept > self.most || self.bytes > self.most_bytes) && self.forget_one() {}
+    }
+
+    /// Forgets the oldest of the owner that has the most; returns whether there was one.
+    fn forget_one(&mut self) -> bool {
+        let largest = self.by_owner.iter_mut().max_by_key(|(_, own)| own.bytes);
+        let Some((owner, own)) = largest.map(|(owner, own)| (*owner, own)) else { return false };
+        if let Some(gone) = own.entries.pop_front() {
+            own.bytes -= gone.bytes;
+            self.bytes -= gone.bytes;
+            self.kept -= 1;
+        }
+        if own.entries.is_empty() {
+            self.by_owner.remove(&owner);
+        }
+        true
+    }
+
+    /// Those from number `count` on, oldest first, and how many of these are not kept any more.
+    #[must_use]
+    pub fn since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
+        let new = |own: &Own| own.entries.partition_point(|entry| entry.number < count);
+        let mut found: Vec<&Entry> = self.by_owner.values().flat_map(|own| own.entries.iter().skip(new(own))).collect();
+        found.sort_unstable_by_key(|entry| entry.number);
+        let lost = self.count.saturating_sub(count).saturating_sub(found.len() as u64);
+        (found.into_iter().map(|entry| Arc::clone(&entry.attributed)).collect(), lost)
+    }
+
+    /// Those of one job before number `before`, newest first, each with its number.
+    pub fn of_job<'a>(&'a self, job: &'a str, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
+        // A job has one owner; its log may be of several accounts where pods of it send.
+        let mut found: Vec<&Entry> = self
+            .by_owner
+            .values()
+            .flat_map(|own| own.entries.iter().rev())
+            .filter(|entry| entry.number < before && &*entry.attributed.ended.job == job)
+            .collect();
+        found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
+        found.into_iter().map(|entry| (entry.number, &entry.attributed))
+    }
+
+    /// Whether it has any of this job.
+    #[must_use]
+    pub fn has_job(&self, job: &str) -> bool {
+        self.by_owner.values().flat_map(|own| &own.entries).any(|entry| &*entry.attributed.ended.job == job)
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.by_owner.clear();
+        (self.kept, self.bytes) = (0, 0);
+    }
+}

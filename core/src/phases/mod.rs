@@ -1,0 +1,26 @@
+//! Ended steps, phases and layers × memory: what each GPU's memory did between a begin and an end, and what that cost.
+//!
+//! Enters: what ended, rings, and the medium lane's series. Leaves: [`Attributed`] ones in the [`Log`], each rank's
+//! statistics, pressure and flushes. Invariants: no I/O, time is an argument, so that live, replay and test share it; a gap
+//! stays a gap; the log's bytes are bounded. Absent on purpose: any verdict on what is seen, and what is still open.
+
+mod flush;
+mod join;
+mod ledger;
+mod log;
+mod memory;
+mod pressure;
+mod stats;
+
+pub use flush::{Flush, FlushDetector};
+pub use join::{Derived, Join, advance_without_node};
+pub use ledger::Ledger;
+pub use log::{Attributions, Log};
+pub use memory::{Attributed, PhaseMemory, attribute, attribute_one};
+pub use pressure::{Pressure, THRESHOLDS};
+pub use stats::{DURATION_BOUNDS_S, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
+
+use std::sync::Arc;
+
+/// Which process of which job.
+pub type RankKey = (Arc<str>, u32);

@@ -1,0 +1,214 @@
+//! What scrapes tell of a rank's phases: durations, and the memory of those that ended.
+
+use super::memory::{Attributed, PhaseMemory};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::histogram::Durations;
+use crate::wire::Kind;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint.
+pub const DURATION_BOUNDS_S: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// The sliding windows of every `{window}` metric: label value and length, nanoseconds.
+pub const WINDOWS: [(&str, i64); 2] = [("15s", 15 * SECOND_NS), ("60s", 60 * SECOND_NS)];
+
+/// Windows reach this much further back than their name says, so that a scraper whose interval is the window and
+/// wobbles by some milliseconds misses nothing between two scrapes.
+pub const WINDOW_SLACK_NS: i64 = 250 * MILLISECOND_NS;
+
+/// What is kept of all that has ended of one rank.
+#[derive(Debug)]
+pub struct RankStats {
+    /// Durations of its steps.
+    pub step_durations: Durations,
+    /// Phases by name.
+    pub phases: BTreeMap<Arc<str>, PhaseStats>,
+    outside: Option<Outside>,
+}
+
+/// Memory of a rank's process outside its allocator, at the end of the last one that told, with what it is of.
+#[derive(Debug)]
+struct Outside {
+    bytes: u64,
+    gpu: usize,
+    pid: Option<u32>,
+}
+
+impl Default for RankStats {
+    fn default() -> Self {
+        Self { step_durations: Durations::new(DURATION_BOUNDS_S), phases: BTreeMap::new(), outside: None }
+    }
+}
+
+impl RankStats {
+    /// Adds one that ended.
+    pub(super) fn record(&mut self, attributed: &Attributed) {
+        let ended = &attributed.ended;
+        // An allocator's counters are of one GPU: of several, nobody knows which.
+        if let [one] = attributed.gpus.as_slice()
+            && let Some(bytes) = one.outside_allocator_bytes
+        {
+            self.outside = Some(Outside { bytes, gpu: one.gpu, pid: ended.pid });
+        }
+        let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
+        match ended.open.kind {
+            Kind::Step => self.step_durations.observe_ns(end_ns - begin_ns),
+            Kind::Phase => {
+                let stats = self.phases.entry(Arc::clone(&ended.open.name)).or_insert_with(PhaseStats::new);
+                stats.record(begin_ns, end_ns, &attributed.gpus);
+            }
+            Kind::Layer => {}
+        }
+    }
+
+    /// Memory outside the allocator of the rank while this process speaks for it on these GPUs, bytes. `None` where it was
+    /// last known of another process, or of a GPU that is not the rank's only one any more.
+    #[must_use]
+    pub fn outside_allocator_bytes(&self, pid: Option<u32>, gpus: Option<&[usize]>) -> Option<u64> {
+        let outside = self.outside.as_ref()?;
+        (outside.pid == pid && gpus == Some(&[outside.gpu])).then_some(outside.bytes)
+    }
+}
+
+/// What is kept of all phases of one name of one rank.
+#[derive(Debug)]
+pub struct PhaseStats {
+    /// Durations, by the job's own times.
+    pub durations: Durations,
+    /// Highest memory inside the last one that ended, bytes, over its GPUs.
+    pub peak_bytes: Option<u64>,
+    /// Memory at its end less memory at its begin, bytes.
+    pub growth_bytes: Option<i64>,
+    /// Energy of all of them so far, joules; `None` until one is known.
+    pub energy_joules: Option<f64>,
+    /// Time without any kernel in all of them so far, seconds.
+    pub idle_seconds: Option<f64>,
+    recent_peaks: RecentMax,
+    last_end_ns: i64,
+}
+
+impl PhaseStats {
+    fn new() -> Self {
+        Self {
+            durations: Durations::new(DURATION_BOUNDS_S),
+            peak_bytes: None,
+            growth_bytes: None,
+            energy_joules: None,
+            idle_seconds: None,
+            recent_peaks: RecentMax::default(),
+            last_end_ns: i64::MIN,
+        }
+    }
+
+    /// Adds one that ended.
+    fn record(&mut self, begin_ns: i64, end_ns: i64, gpus: &[PhaseMemory]) {
+        self.durations.observe_ns(end_ns - begin_ns);
+        let peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
+        // One that is told late is not the last one that ended.
+        if end_ns >= self.last_end_ns {
+            self.last_end_ns = end_ns;
+            self.peak_bytes = peak_bytes;
+            self.growth_bytes = gpus.iter().filter_map(|gpu| gpu.growth_bytes()).max();
+        }
+        if let Some(peak_bytes) = peak_bytes {
+            self.recent_peaks.push(end_ns, peak_bytes);
+        }
+        for joules in gpus.iter().filter_map(|gpu| gpu.usage.energy_joules) {
+            *self.energy_joules.get_or_insert(0.0) += joules;
+        }
+        // Of several GPUs the mean, so that it is a part of the phase's time.
+        let idle_seconds: Vec<f64> = gpus.iter().filter_map(|gpu| gpu.usage.idle_seconds).collect();
+        if !idle_seconds.is_empty() {
+            #[allow(clippy::cast_precision_loss, reason = "a node's GPUs")]
+            let mean_seconds = idle_seconds.iter().sum::<f64>() / idle_seconds.len() as f64;
+            *self.idle_seconds.get_or_insert(0.0) += mean_seconds;
+        }
+    }
+
+    /// The highest peak of those that ended within `window_ns` before `now_ns`, bytes.
+    #[must_use]
+    pub fn peak_max_bytes(&self, now_ns: i64, window_ns: i64) -> Option<u64> {
+        self.recent_peaks.since(now_ns - window_ns - WINDOW_SLACK_NS)
+    }
+}
+
+/// Maxima of the recent past: a queue of falling values, at most one for each slot of time.
+#[derive(Debug, Default)]
+struct RecentMax {
+    falling: VecDeque<(i64, u64)>,
+}
+
+const SLOT_NS: i64 = 250 * MILLISECOND_NS;
+
+impl RecentMax {
+    fn push(&mut self, at_ns: i64, value: u64) {
+        // A late one counts as of now: it is told a little longer, and never lost.
+        let at_ns = self.falling.back().map_or(at_ns, |(last_ns, _)| at_ns.max(*last_ns));
+        while self.falling.back().is_some_and(|(_, last)| *last <= value) {
+            self.falling.pop_back();
+        }
+        let same_slot = self.falling.back().is_some_and(|(last_ns, _)| last_ns / SLOT_NS == at_ns / SLOT_NS);
+        if !same_slot {
+            self.falling.push_back((at_ns, value));
+        }
+        let longest_ns = WINDOWS.iter().map(|(_, length_ns)| *length_ns).max().unwrap_or(0);
+        while self.falling.front().is_some_and(|(first_ns, _)| *first_ns < at_ns - longest_ns - 2 * SLOT_NS) {
+            self.falling.pop_front();
+        }
+    }
+
+    fn since(&self, from_ns: i64) -> Option<u64> {
+        let first = self.falling.partition_point(|(at_ns, _)| *at_ns < from_ns);
+        self.falling.get(first).map(|(_, value)| *value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Usage;
+    use proptest::prelude::*;
+
+    #[test]
+    fn of_several_gpus_energy_adds_up_and_idle_time_is_their_mean() {
+        let on = |gpu: usize, idle_seconds: Option<f64>| {
+            let usage = Usage { energy_joules: Some(100.0), idle_seconds };
+            PhaseMemory { usage, ..PhaseMemory::unknown(gpu) }
+        };
+        let mut stats = PhaseStats::new();
+        stats.record(0, 1, &[on(0, Some(5.0)), on(1, Some(1.0)), on(2, None)]);
+        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(300.0), Some(3.0)));
+        stats.record(1, 2, &[on(0, None)]);
+        assert_eq!((stats.energy_joules, stats.idle_seconds), (Some(400.0), Some(3.0)));
+    }
+
+    #[test]
+    fn a_peak_leaves_its_window_and_no_earlier() {
+        let mut peaks = RecentMax::default();
+        peaks.push(0, 80);
+        peaks.push(10 * SECOND_NS, 40);
+        assert_eq!(peaks.since(-SECOND_NS), Some(80));
+        assert_eq!(peaks.since(SECOND_NS), Some(40));
+        assert_eq!(peaks.since(11 * SECOND_NS), None);
+    }
+
+    proptest! {
+        /// The queue is at most one slot off the naive maximum, on the safe side of losing nothing.
+        #[test]
+        fn agrees_with_all_values(steps in prop::collection::vec((0i64..2_000, 0u64..100), 1..200), window_ms in 1i64..60_000) {
+            let (mut peaks, mut now, mut all) = (RecentMax::default(), 0, Vec::new());
+            for (ms, value) in steps {
+                now += ms * MILLISECOND_NS;
+                peaks.push(now, value);
+                all.push((now, value));
+            }
+            let from = now - window_ms * MILLISECOND_NS;
+            let naive = |from| all.iter().filter(|(at, _)| *at >= from).map(|(_, value)| *value).max();
+            let got = peaks.since(from);
+            prop_assert!(got <= naive(from));
+            prop_assert!(got >= naive(from + SLOT_NS));
+        }
+    }
+}

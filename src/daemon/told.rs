@@ -1,0 +1,57 @@
+//! What the log says of findings: when they are raised, and when they end, and not more than it can bear.
+
+use highwater_core::clock::SECOND_NS;
+use highwater_core::detect::{Change, Finding, Severity};
+
+/// Lines in one minute; what is beyond them is in the metrics and the API all the same.
+const MOST_LINES: u32 = 20;
+
+/// How much was said lately.
+#[derive(Debug, Default)]
+pub struct Told {
+    minute_ns: i64,
+    lines: u32,
+}
+
+impl Told {
+    /// Tells what one turn changed.
+    pub fn tell(&mut self, change: &Change, now_ns: i64) {
+        if now_ns - self.minute_ns >= 60 * SECOND_NS {
+            *self = Self { minute_ns: now_ns, lines: 0 };
+        }
+        for finding in change.news() {
+            if self.may() {
+                raised(finding);
+            }
+        }
+        for finding in &change.ended {
+            if self.may() {
+                tracing::info!(
+                    finding = finding.sign.kind.label(),
+                    id = finding.id,
+                    signs = finding.signs,
+                    "finding ended"
+                );
+            }
+        }
+    }
+
+    fn may(&mut self) -> bool {
+        self.lines += 1;
+        if self.lines == MOST_LINES {
+            tracing::warn!("more findings than the log is given in a minute; /api/v1/findings has them");
+        }
+        self.lines < MOST_LINES
+    }
+}
+
+fn raised(finding: &Finding) {
+    let sign = &finding.sign;
+    let (kind, severity, id, why) = (sign.kind.label(), sign.severity.label(), finding.id, &sign.text.why);
+    match sign.severity {
+        Severity::Info => tracing::info!(finding = kind, severity, id, why, "{}", sign.text.what),
+        Severity::Warning | Severity::Critical => {
+            tracing::warn!(finding = kind, severity, id, why, "{}", sign.text.what)
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Stories of findings in simulations, with the delay from the onset to the moment at which a scrape would tell it.
+
+use crate::annotate::{Intake, due};
+use crate::node::{Node, Periods};
+use crate::sim::{Scenario, Sim};
+use crate::source::{Event, Source};
+use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::detect::{Certainty, Detect, Kind, Settings, Severity, Sign};
+use highwater_core::jobs::{Limits, Sender};
+use highwater_core::ring;
+use highwater_core::wire::{Annotation, EventType};
+use std::sync::Arc;
+use std::time::Duration;
+
+const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+/// How late a finding may be.
+const LATE_NS: i64 = 500 * MILLISECOND_NS;
+
+/// The period of the join.
+const TURN_NS: i64 = 100 * MILLISECOND_NS;
+
+/// One turn of the join in which something was seen: the time, and the signs.
+type Seen = Vec<(i64, Sign)>;
+
+/// A simulated node as the daemon runs it, with simulated time.
+struct Played {
+    source: Arc<Sim>,
+    /// What was seen, by seconds since the start in nanoseconds.
+    seen: Seen,
+    /// The rank's steps: number, begin, end, since the start.
+    steps: Vec<(String, u32, u64, i64, i64)>,
+    detect: Detect,
+}
+
+fn play(scenario: &str, seconds: i64) -> Played {
+    play_with(scenario, seconds, Settings::default())
+}
+
+fn play_with(scenario: &str, seconds: i64, settings: Settings) -> Played {
+    play_within(scenario, seconds, settings, Limits::default())
+}
+
+fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits) -> Played {
+    let scenario = Scenario::parse(scenario, "story").expect("a scenario");
+    let (clock, source) = (Arc::new(Manual::at(START_NS)), Arc::new(Sim::new(scenario, START_NS)));
+    let rings = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let made = Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, rings, Periods::default(), None);
+    let (node, writers) = made.expect("rings");
+    let intake = Intake::new(limits, Arc::clone(&clock) as _, Arc::default());
+    intake.set_devices(source.devices());
+    let detect = Detect::new(settings);
+    let mut sampler = node.sampler(writers);
+    let mut said = source.annotations().peekable();
+    let (mut seen, mut told) = (Seen::new(), Vec::new());
+    for ms in 1..=seconds * 1000 {
+        clock.advance_to(START_NS + ms * MILLISECOND_NS);
+        let now_ns = clock.now_ns();
+        sampler.tick(now_ns, |_| ());
+        for annotation in due(&mut said, now_ns) {
+            told.push(annotation.clone());
+            intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
+        }
+        if ms % 100 == 0 {
+            lanes(&node, now_ns);
+            node.advance(intake.ledger(), now_ns);
+            let change = detect.advance(&node.join, intake.ledger(), now_ns);
+            seen.extend(change.signs.into_iter().map(|sign| (now_ns - START_NS, sign)));
+        }
+    }
+    Played { source, seen, steps: steps(&told), detect }
+}
+
+/// What the other lanes' threads do: readings, events, and asking again for a GPU that was lost.
+fn lanes(node: &Node, now_ns: i64) {
+    for (position, gpu) in node.gpus.iter().enumerate() {
+        if gpu.health() == highwater_core::gpu::Health::Up {
+            gpu.set_medium(now_ns, node.source.medium(position, now_ns, &node.calls));
+        } else if node.source.reacquire(position).is_ok() {
+            gpu.set_health(highwater_core::gpu::Health::Up);
+        }
+    }
+    while let Ok(Some(Event::Xid { gpu, xid })) = node.source.wait_event(Duration::ZERO) {
+        node.gpus[gpu].set_xids([(xid, highwater_core::gpu::Xid { count: 1, last_ns: now_ns })].into());
+    }
+}
+
+fn steps(told: &[Annotation]) -> Vec<(String, u32, u64, i64, i64)> {
+    use highwater_core::wire::Kind as Of;
+    let of_steps = told.iter().filter(|said| said.kind == Of::Step);
+    let mut begun = std::collections::BTreeMap::new();
+    let mut steps = Vec::new();
+    for said in of_steps {
+        let key = (said.job.clone().unwrap_or_default(), said.rank.unwrap_or(0), said.step.unwrap_or(0));
+        let at_ns = said.time_unix_nano.expect("a time") - START_NS;
+        match said.event {
+            EventType::Begin => drop(begun.insert(key, at_ns)),
+            _ => steps.extend(begun.remove(&key).map(|begin_ns| (key.0, key.1, key.2, begin_ns, at_ns))),
+        }
+    }
+    steps
+}
+
+impl Played {
+    fn of(&self, kind: Kind) -> impl Iterator<Item = &(i64, Sign)> {
+        self.seen.iter().filter(move |(_, sign)| sign.kind == kind)
+    }
+
+    /// The first sign of a kind: when it was seen, and what it says.
+    fn first(&self, kind: Kind) -> &(i64, Sign) {
+        self.of(kind).next().unwrap_or_else(|| panic!("no {}", kind.label()))
+    }
+
+    /// The step of a rank that is under way at a moment.
+    fn step_at(&self, rank: u32, at_ns: i64) -> (u64, i64, i64) {
+        let found = self.steps.iter().find(|step| step.1 == rank && step.3 <= at_ns && at_ns <= step.4);
+        found.map(|step| (step.2, step.3, step.4)).expect("a step")
+    }
+
+    /// When free memory of a GPU first falls below a bound, from a moment on.
+    fn first_below(&self, gpu: usize, free_bytes: u64, from_ns: i64) -> i64 {
+        let usable_bytes = self.source.devices()[gpu].usable_bytes().expect("known");
+        let is_below = |at_ns: &i64| {
+            self.source.memory_used(gpu, START_NS + at_ns).is_ok_and(|used| usable_bytes - used < free_bytes)
+        };
+        (from_ns..from_ns + 60 * SECOND_NS).step_by(1_000_000).find(is_below).expect("it gets so full")
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        let mut kinds: Vec<_> = self.seen.iter().map(|(_, sign)| sign.kind.label()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    }
+}
+
+/// Says how late it was, for the table of docs/findings.md (`cargo test --lib node::findings -- --nocapture`).
+fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
+    let delay_ns = seen_ns - onset_ns;
+    println!(
+        "{:>17}: {:>4} ms after its onset (a step takes {} ms)",
+        kind.label(),
+        delay_ns / 1_000_000,
+        step_ns / 1_000_000
+    );
+    assert!((0..=LATE_NS.max(step_ns)).contains(&delay_ns), "{}: {delay_ns} ns after its onset", kind.label());
+}
+
+/// The keys of a job that trains, from its `base` on.
+const TRAINING: &str = include_str!("../../tests/data/training.toml");
+
+fn training(more: &str) -> String {
+    format!("[[gpus]]\ncount = 2\n\n[[jobs]]\nname = \"train\"\nranks = [0, 1]\n{TRAINING}\n{more}")
+}
+
+#[test]
+fn a_healthy_job_has_nothing() {
+    let played = play(&training(""), 40);
+    assert!(played.steps.len() > 100);
+    assert_eq!(played.kinds(), [""; 0]);
+    let board = played.detect.board();
+    let ratios = board.ratios().values().next().expect("a rank");
+    assert!(ratios.comm_slowdown.is_some_and(|ratio| (0.5..1.5).contains(&ratio)), "{ratios:?}");
+    assert!(ratios.data_stall.is_some_and(|share| share < 0.1), "{ratios:?}");
+    assert_eq!(ratios.memory_full_seconds, None);
+}
+
+#[test]
+fn near_oom_is_told_with_its_cause_and_who_waits() {
+    let played = play(&training("[jobs.near_oom]\noffset = \"12 s\"\nfor = \"5 s\"\nfree = \"200 MiB\""), 40);
+    let (seen_ns, thrash) = played.first(Kind::AllocatorThrash);
+    let (number, begin_ns, end_ns) = played.step_at(0, thrash.begin_ns - START_NS);
+    assert_eq!((thrash.certainty, thrash.step, thrash.subject.rank), (Certainty::Confirmed, Some(number), Some(0)));
+    assert!(begin_ns >= 12 * SECOND_NS);
+    assert_in_time(Kind::AllocatorThrash, thrash.begin_ns - START_NS, *seen_ns, end_ns - begin_ns);
+
+    let (seen_ns, headroom) = played.first(Kind::LowHeadroom);
+    let onset_ns = played.first_below(0, Settings::default().headroom_bytes, 10 * SECOND_NS);
+    assert_in_time(Kind::LowHeadroom, onset_ns, *seen_ns, end_ns - begin_ns);
+    assert_eq!((headroom.subject.gpu, headroom.subject.rank), (Some(0), Some(0)));
+
+    let (seen_ns, starved) = played.first(Kind::CommStarvation);
+    let (_, begin_ns, end_ns) = played.step_at(1, starved.begin_ns - START_NS);
+    // Nothing is slow before the collective has lasted longer than it should: its step's end is when that is known.
+    assert_in_time(Kind::CommStarvation, end_ns, *seen_ns, end_ns - begin_ns);
+    assert_eq!(starved.subject.rank, Some(1), "who waits");
+    assert!(starved.text.what.contains("while rank 0 flushed"), "{}", starved.text.what);
+    assert_eq!(played.kinds(), ["allocator_thrash", "comm_starvation", "low_headroom"]);
+    // Ten seconds after the last sign all of it is over.
+    assert_eq!(played.detect.board().active().count(), 0);
+    assert_eq!(played.detect.board().ended().count(), 3);
+}
+
+#[test]
+fn a_data_loader_that_stalls_every_step_is_found() {
+    let played = play(&training("data_stall = { every_steps = 1, duration = \"600 ms\" }"), 20);
+    let (seen_ns, stall) = played.first(Kind::InputStall);
+    // Warm-up is not judged: the stall counts from the first step after it.
+    let first = played.steps.iter().find(|step| step.1 == 0 && step.2 == 3).expect("a fourth step");
+    // One late batch is none: it waits for a second one, and for the turn after.
+    assert_in_time(Kind::InputStall, first.4, *seen_ns, first.4 - first.3 + TURN_NS);
+    assert_eq!(stall.certainty, Certainty::Observed);
+    assert_eq!(played.kinds(), ["input_stall"]);
+}
+
+#[test]
+fn now_and_then_one_slow_batch_is_no_stall() {
+    let played = play(&training("data_stall = { every_steps = 10, duration = \"300 ms\" }"), 60);
+    assert_eq!(played.kinds(), [""; 0]);
+}
+
+#[test]
+fn a_leak_is_told_with_the_time_at_which_memory_is_full() {
+    let played = play(&training("leak_per_step = \"128 MiB\""), 60);
+    let (seen_ns, growth) = played.first(Kind::MemoryGrowth);
+    let full_in = growth.evidence.iter().find(|one| one.name == "full_in_seconds").expect("a forecast").value;
+    let usable_bytes = played.source.devices()[0].usable_bytes().expect("known");
+    let peak = growth.evidence.iter().find(|one| one.name == "peak_bytes").expect("a peak").value;
+    let steps_left = (usable_bytes as f64 - peak) / f64::from(128 << 20);
+    let step_s =
+        played.steps.iter().map(|step| (step.4 - step.3) as f64 / 1e9).sum::<f64>() / played.steps.len() as f64;
+    let truth_s = steps_left * step_s;
+    assert!((0.7..1.4).contains(&(full_in / truth_s)), "{full_in} s are told, {truth_s} s are left");
+    println!("{:>17}: {} s after the begin of the run", growth.kind.label(), seen_ns / SECOND_NS);
+    assert_eq!(played.kinds(), ["memory_growth"]);
+}
+
+#[test]
+fn a_lost_gpu_and_its_xid_are_told_at_once() {
+    let scenario =
+        training("[[xids]]\ngpu = 1\nat = \"5 s\"\nxid = 79\n\n[[lost]]\ngpu = 1\nat = \"5 s\"\nfor = \"3 s\"");
+    let played = play(&scenario, 12);
+    let (seen_ns, lost) = played.first(Kind::GpuLost);
+    assert_in_time(Kind::GpuLost, 5 * SECOND_NS, *seen_ns, 0);
+    assert_eq!((lost.severity, lost.subject.gpu), (Severity::Critical, Some(1)));
+    let (seen_ns, xid) = played.first(Kind::Xid);
+    assert_in_time(Kind::Xid, 5 * SECOND_NS, *seen_ns, 0);
+    assert!(xid.text.what.contains("fallen off the bus"), "{}", xid.text.what);
+    let still: Vec<_> = played.detect.board().active().map(|finding| finding.sign.kind).collect();
+    assert_eq!(still, [Kind::Xid], "the GPU came back; the XID is remembered");
+}
+
+#[test]
+fn memory_that_is_held_with_nothing_running_is_idle() {
+    let scenario = training("steps = 5");
+    let settings = Settings { idle_after_ns: 2 * SECOND_NS, ..Settings::default() };
+    let held = "[[gpus]]\ncount = 1\n\n[[jobs]]\nname = \"asleep\"\nranks = [0]\nbase = \"40 GiB\"\nphases = [{ name = \"wait\", duration = \"10 s\" }]";
+    let played = play_with(held, 8, settings.clone());
+    let (_, idle) = played.first(Kind::IdleGpu);
+    assert_eq!((idle.severity, idle.subject.gpu), (Severity::Info, Some(0)));
+    assert_eq!(play_with(&scenario, 8, settings).of(Kind::IdleGpu).count(), 0, "what has ended holds nothing");
+}
+
+#[test]
+fn nothing_is_looked_for_where_that_is_not_wanted() {
+    let settings = Settings { enabled: false, ..Settings::default() };
+    let near_oom = training("[jobs.near_oom]\noffset = \"4 s\"\nfor = \"3 s\"\nfree = \"200 MiB\"");
+    assert!(play_with(&near_oom, 8, settings).seen.is_empty());
+}
+
+#[test]
+fn steps_that_nobody_looked_at_are_counted() {
+    let scenario = "[[gpus]]\ncount = 1\n[[jobs]]\nname = \"fast\"\nranks = 1\nphases = [{ name = \"forward\", duration = \"2 ms\" }]\n";
+    assert_eq!(play(scenario, 4).detect.unseen(), 0);
+    let limits = Limits { ended: 16, ..Limits::default() };
+    let unseen = play_within(scenario, 4, Settings::default(), limits).detect.unseen();
+    // Two a step, some fifty steps a turn, for two seconds after the job's start.
+    assert!((1_000..2_000).contains(&unseen), "{unseen}");
+}
