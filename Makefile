@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench fuzz soak gpu image clean tools-test tools-lint tools-fuzz
+.PHONY: help demo test lint map bench fuzz soak gpu image clean tools-test tools-lint tools-fuzz
 
 include tests/tools.env
 TOOLS := target/tools
@@ -34,6 +34,9 @@ lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
+
+map: ## What imports what: each module with those that it uses, in one direction
+	@cargo test --locked -q --test it -- house::no_modules --nocapture
 
 bench: ## Benchmarks, each beside the figure that it has to hold
 	cargo bench --locked

@@ -12,14 +12,13 @@ pub use keys::{KEYS, Key, SourceSpec};
 pub use load::{Fault, Faults, Layers, load};
 
 use crate::export::otlp::settings as otlp;
-use crate::kubelet;
 use crate::node::Periods;
+use crate::place::kubelet;
 use crate::record;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater_core::detect;
 use highwater_core::jobs::Limits;
-use highwater_core::ring;
+use highwater_core::{detect, ring};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

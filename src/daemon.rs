@@ -12,21 +12,24 @@ mod told;
 #[cfg(test)]
 mod bounds;
 
-use crate::annotate::Intake;
-use crate::annotate::http::Access;
-use crate::annotate::seqpacket::Listener;
-use crate::annotate::socket::Socket;
 use crate::config::{Settings, SourceSpec};
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
-use crate::kubelet::Kubelet;
+use crate::intake::Intake;
+use crate::intake::datagram::Socket;
+use crate::intake::seqpacket::Listener;
+use crate::known::Known;
+use crate::metrics::{Collect, Snapshots};
 use crate::node::{Node, Slot};
-use crate::record::Recorder;
+use crate::place::kubelet::Kubelet;
+use crate::record::{self, Recorder};
 use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
+use crate::web::annotations::Access;
 use crate::web::{self, Site};
 use anyhow::Context as _;
 use highwater_core::clock::{Clock, Live, park_for};
+use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
 use listeners::{Listeners, Servers};
 use playback::Playback;
@@ -65,8 +68,7 @@ pub struct Daemon {
 #[derive(Clone)]
 struct Shared {
     settings: Arc<Settings>,
-    clock: Arc<dyn Clock>,
-    slot: Arc<Slot>,
+    known: Known,
     intake: Arc<Intake>,
     processes: Arc<Processes>,
     recorder: Recorder,
@@ -94,21 +96,24 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()).with_live_clock(Arc::clone(&live)),
     );
     intake.start_reader().context("cannot start the thread that reads senders' processes")?;
-    let slot = Arc::new(Slot::detecting(settings.source == SourceSpec::Nvml, settings.detect.clone()));
+    let known = Known {
+        slot: Arc::new(Slot::empty(settings.source == SourceSpec::Nvml)),
+        ledger: Arc::clone(intake.ledger()),
+        findings: Arc::new(Detect::new(settings.detect.clone())),
+        clock,
+    };
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
-    let (recorder, captures) = Recorder::new(&settings.captures, settings.retention_ns, &slot, &intake);
+    let (recorder, captures) = record::recorder(&settings.captures, settings.retention_ns, &known, &intake);
+    let mut parts: Vec<Arc<dyn Collect>> =
+        vec![Arc::clone(&intake) as _, Arc::new(recorder.clone()), Arc::clone(&listeners.gate.stats) as _];
+    parts.extend(otlp.as_ref().map(|(_, stats)| Arc::clone(stats) as _));
     let site = Site {
-        slot: Arc::clone(&slot),
+        snapshots: Snapshots { known: known.clone(), processes: settings.processes, parts },
         intake: Arc::clone(&intake),
-        clock: Arc::clone(&clock),
-        processes: settings.processes,
-        otlp: otlp.as_ref().map(|(_, stats)| Arc::clone(stats)),
         recorder: recorder.clone(),
         answers: web::LongAnswers::default(),
-        web: Arc::clone(&listeners.gate.stats),
     };
-    let shared =
-        Shared { settings: Arc::new(settings), clock, slot, intake, processes, recorder, stop: Arc::clone(&stop) };
+    let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
     // First of all threads, because its settings may be wrong: then none is left behind.
@@ -209,12 +214,12 @@ fn export(
     threads: &mut Vec<JoinHandle<()>>,
 ) -> anyhow::Result<tokio::sync::oneshot::Sender<()>> {
     let dial: Arc<dyn Dial> = Arc::new(Tcp);
-    let exporter = otlp::Exporter::new(settings, site.snapshots(), stats, &dial).map_err(anyhow::Error::msg)?;
+    let exporter = otlp::Exporter::new(settings, site.snapshots.clone(), stats, &dial).map_err(anyhow::Error::msg)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the OTLP runtime")?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     threads.push(spawn("hw-otlp", move || {
-        crate::cli::serve::stand_back();
+        crate::thread::stand_back();
         runtime.block_on(exporter.run(async {
             // Either word ends it: that it was sent, or that the daemon was dropped.
             let _ = stopped.await;
@@ -320,14 +325,13 @@ impl Shared {
     fn put_in_place(&self, node: &Arc<Node>) {
         node.ticks.keep_log(self.settings.captures.sweeps(self.settings.period_ns));
         self.intake.set_devices(node.source.devices());
-        self.slot.fill(Arc::clone(node));
+        self.known.slot.fill(Arc::clone(node));
     }
 
     /// Joins, looks for causes, and tells of them.
     fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
         self.intake.advance();
-        node.advance(self.intake.ledger(), now_ns);
-        let change = self.slot.detect().advance(&node.join, self.intake.ledger(), now_ns);
+        let change = self.known.advance(node, now_ns);
         self.recorder.found(&change);
         told.tell(&change, now_ns);
     }

@@ -1,10 +1,9 @@
 //! What GPU memory did inside each step of training.
 //!
-//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`replay`]) is [`sample`]d into [`ring`]s; jobs
-//! [`annotate`] their steps and phases; [`attribute`] joins the two; [`metrics`] collects what is known, and
-//! [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
+//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`replay`]) is [`sample`]d into rings; jobs tell the
+//! [`intake`] of their steps and phases; the core joins the two and looks for causes; [`metrics`] collects what is
+//! [`known`], and [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
 
-pub mod annotate;
 pub mod cli;
 pub mod config;
 pub mod daemon;
@@ -15,10 +14,12 @@ pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;
-pub mod kubelet;
+pub mod intake;
+pub mod known;
 pub mod metrics;
 pub mod node;
 pub mod nvml;
+pub mod place;
 pub mod record;
 pub mod replay;
 pub mod sample;

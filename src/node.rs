@@ -11,11 +11,8 @@ use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::detect::{self, Detect};
-use highwater_core::gpu::{Device, Medium};
-use highwater_core::gpu::{Energy, GpuState, Health, Xid};
-use highwater_core::phases::Ledger;
-use highwater_core::phases::{Derived, Join};
+use highwater_core::gpu::{Device, Energy, GpuState, Health, Medium, Xid};
+use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -201,27 +198,13 @@ pub struct Slot {
     node: ArcSwapOption<Node>,
     trouble: ArcSwapOption<OpenError>,
     is_nvml: bool,
-    detect: Detect,
 }
 
 impl Slot {
     /// No node yet. `is_nvml` tells whether the source asked for is the driver.
     #[must_use]
     pub fn empty(is_nvml: bool) -> Self {
-        Self::detecting(is_nvml, detect::Settings::default())
-    }
-
-    /// No node yet, and what is to be found on the ones to come.
-    #[must_use]
-    pub fn detecting(is_nvml: bool, settings: detect::Settings) -> Self {
-        let (node, trouble, detect) = (ArcSwapOption::empty(), ArcSwapOption::empty(), Detect::new(settings));
-        Self { node, trouble, is_nvml, detect }
-    }
-
-    /// What is found on the nodes, one after the other: a GPU that took its node with it stays found.
-    #[must_use]
-    pub fn detect(&self) -> &Detect {
-        &self.detect
+        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml }
     }
 
     /// The node of the moment.

@@ -5,7 +5,7 @@ mod node;
 mod senders;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use highwater::{export, metrics};
+use highwater::export;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::phases::attribute;
 use highwater_core::ring;
@@ -127,7 +127,7 @@ fn attribution(c: &mut Criterion) {
 fn scrape(c: &mut Criterion) {
     let node = node::busy(8);
     let exposition = || {
-        let families = metrics::collect(&node.slot, &node.intake, &*node.clock, true);
+        let families = node.snapshots.collect();
         export::prometheus::encode(families).expect("encoded")
     };
     let text = exposition();

@@ -1,7 +1,9 @@
 //! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
 
-use highwater::annotate::{Intake, due};
-use highwater::node::{Node, Periods, Slot};
+use highwater::intake::{Intake, due};
+use highwater::known::Known;
+use highwater::metrics::Snapshots;
+use highwater::node::{Node, Periods};
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
@@ -17,9 +19,9 @@ pub struct Busy {
     /// Its GPUs and rings.
     pub node: Arc<Node>,
     /// What a scrape looks at.
-    pub slot: Slot,
+    pub snapshots: Snapshots,
     /// Its jobs.
-    pub intake: Intake,
+    pub intake: Arc<Intake>,
 }
 
 /// A node with this many GPUs, one rank on each, after a minute.
@@ -31,8 +33,7 @@ pub fn busy(gpus: usize) -> Busy {
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
     let (node, writers) =
         Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
-    let (node, slot) = (Arc::new(node), Slot::empty(false));
-    slot.fill(Arc::clone(&node));
+    let node = Arc::new(node);
     let log = highwater::record::Settings::default().event_log();
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(log);
     intake.set_devices(source.devices());
@@ -50,7 +51,10 @@ pub fn busy(gpus: usize) -> Busy {
             lanes_once(&node);
         }
     }
-    Busy { clock, node, slot, intake }
+    let intake = Arc::new(intake);
+    let known = Known::of(&node, intake.ledger());
+    let snapshots = Snapshots { known, processes: true, parts: vec![Arc::clone(&intake) as _] };
+    Busy { clock, node, snapshots, intake }
 }
 
 /// One turn of the medium and the slow lane.

@@ -1,6 +1,4 @@
-//! Any bytes as what is asked for, and through the ring: for the fuzz targets and `make test`.
-
-pub use crate::ring::fuzzing::ring;
+//! Any bytes as what is asked for: for the fuzz targets and `make test`.
 
 /// Parts of an input are parted by this byte, which no text has.
 pub const SEPARATOR: u8 = 0x1e;

@@ -5,6 +5,7 @@ use super::{Common, terminal};
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
 use crate::files::OwnFolder;
+use crate::known::Known;
 use anyhow::Context as _;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -35,7 +36,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
         // What cannot be written is no reason to end.
         let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, &socket));
-        let progress = tokio::spawn(show_progress(daemon.site.clone()));
+        let progress = tokio::spawn(show_progress(daemon.site.snapshots.known.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
         daemon.stop().await;
@@ -93,17 +94,17 @@ Record the last seconds of all of it, for `sqlite3` to open:
     )
 }
 
-async fn show_progress(site: crate::web::Site) {
+async fn show_progress(known: Known) {
     let terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
     // So that the first line has figures: where lines are few, the next one is far.
-    while site.slot.node().is_none() {
+    while known.slot.node().is_none() {
         tokio::time::sleep(FIRST_LOOK).await;
     }
     let mut ticks = tokio::time::interval(PROGRESS);
     loop {
         ticks.tick().await;
-        let line = progress(&site);
+        let line = progress(&known);
         if terminal {
             let _ = terminal::print(format_args!("\r\x1b[K{line}"));
         } else if seconds % PROGRESS_PLAIN_EVERY == 0 {
@@ -114,15 +115,15 @@ async fn show_progress(site: crate::web::Site) {
 }
 
 /// One line: each GPU's memory, each job's step.
-fn progress(site: &crate::web::Site) -> String {
-    let Some(node) = site.slot.node() else { return "starting".into() };
+fn progress(known: &Known) -> String {
+    let Some(node) = known.slot.node() else { return "starting".into() };
     let gib = |bytes: Option<u64>| {
         #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
         bytes.map_or_else(|| "?".into(), |bytes| format!("{:.1}", bytes as f64 / (1u64 << 30) as f64))
     };
     let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
     let used = used.collect::<Vec<_>>().join(" ");
-    let jobs = site.intake.jobs();
+    let jobs = known.ledger.open();
     let step = |(name, job): (&std::sync::Arc<str>, &highwater_core::jobs::Job)| {
         let steps = job.ranks.values().filter_map(|rank| rank.step).max();
         format!("{name} step {}", steps.map_or_else(|| "?".into(), |step| step.to_string()))

@@ -4,9 +4,9 @@
 //! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
 
 use super::{settings_of, terminal};
-use crate::annotate::{Intake, due};
 use crate::config::Settings;
 use crate::files::read_text;
+use crate::intake::{Intake, due};
 use crate::node::Node;
 use crate::replay::{Options, Replay};
 use crate::sample;

@@ -6,8 +6,6 @@ use anyhow::Context as _;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How far the threads of HTTP and OTLP stand back behind the sampler's.
-const HTTP_NICENESS: i32 = 10;
 /// Threads for HTTP. More would only be in the sampler's way.
 const HTTP_THREADS: usize = 2;
 
@@ -37,14 +35,8 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
 /// Where its threads cannot be started.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.on_thread_start(stand_back);
+    builder.on_thread_start(crate::thread::stand_back);
     builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
-}
-
-/// Puts the calling thread behind the sampler: where cores are short, scrapes and exports wait for it and never the other
-/// way round. A kernel that refuses leaves all threads equal.
-pub fn stand_back() {
-    let _ = rustix::process::setpriority_process(None, HTTP_NICENESS);
 }
 
 /// The line that people and tests wait for.

@@ -1,9 +1,8 @@
 //! Reads the layers, and tells every fault of them at once.
 
-use super::Settings;
 use super::keys::KEYS;
 use super::locate::line_of;
-use super::yaml;
+use super::{Settings, yaml};
 use crate::files::read_text;
 use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
 use std::fmt;

@@ -4,11 +4,12 @@
 //! the daemon at rest with NVML (docs/performance.md), and the making of an exposition.
 
 use super::listeners::{HEALTH_PLACES, PLACES};
-use crate::annotate::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
-use crate::annotate::process::MOST_PROCESSES;
-use crate::annotate::split::MOST_EVENT_BYTES;
-use crate::annotate::{MOST_BATCHED_BYTES, socket::MOST_DATAGRAM_BYTES};
 use crate::config::Settings;
+use crate::intake::MOST_BATCHED_BYTES;
+use crate::intake::datagram::MOST_DATAGRAM_BYTES;
+use crate::intake::split::MOST_EVENT_BYTES;
+use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
+use crate::place::process::MOST_PROCESSES;
 use crate::record::schema::CACHE_KIB;
 use crate::web::{answers, serve};
 use highwater_core::gpu;

@@ -4,8 +4,8 @@
 //! that neither connections nor requests elsewhere keep them waiting.
 
 use super::{HTTP_DRAIN, spawn};
-use crate::annotate::http::Access;
 use crate::config::Settings;
+use crate::web::annotations::Access;
 use crate::web::counts::{Listener, Stats};
 use crate::web::gate::{Gate, Refusals};
 use crate::web::guard::Guard;
@@ -70,7 +70,7 @@ impl Listeners {
         let server = |name, listener, routes, (most, share)| {
             let places = descriptors::places(descriptors, most, share);
             let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
-            Server { name, listener, routes, places, stats: Arc::clone(&site.web), guard }
+            Server { name, listener, routes, places, stats: Arc::clone(&self.gate.stats), guard }
         };
         if let Some(listener) = self.health {
             let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);
@@ -129,7 +129,7 @@ fn spawn_health(health: Server, stopping: watch::Receiver<()>) -> anyhow::Result
     // Moved from the runtime that opened it to its own.
     let listener = health.listener.into_std()?;
     spawn("hw-health", move || {
-        crate::cli::serve::stand_back();
+        crate::thread::stand_back();
         runtime.block_on(async {
             let listener = match TcpListener::from_std(listener) {
                 Ok(listener) => listener,

@@ -50,7 +50,7 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
                     tracing::error!(reason = error.reason, "nothing to read: {error}");
                 }
                 told = Some(error.clone());
-                shared.slot.clear(error);
+                shared.known.slot.clear(error);
                 wait_without_node(shared);
             }
         }
@@ -59,12 +59,11 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
 
 /// Leaves the source alone for a while; jobs go on.
 fn wait_without_node(shared: &Shared) {
-    let until_ns = shared.clock.now_ns() + RETRY_NS;
-    while !shared.stopped() && shared.clock.now_ns() < until_ns {
-        let now_ns = shared.clock.now_ns();
+    let until_ns = shared.known.clock.now_ns() + RETRY_NS;
+    while !shared.stopped() && shared.known.clock.now_ns() < until_ns {
+        let now_ns = shared.known.clock.now_ns();
         shared.intake.advance();
-        highwater_core::phases::advance_without_node(shared.intake.ledger(), now_ns);
-        shared.slot.detect().advance_without_node(shared.intake.ledger(), now_ns);
+        shared.known.advance_without_node(now_ns);
         shared.wait(WITHOUT_NODE_PERIOD_NS);
     }
 }
@@ -73,7 +72,7 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
     match scenario {
         // The scenario begins at a whole millisecond, where the sampler's deadlines are too.
         Some(scenario) => {
-            let start_ns = shared.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
+            let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
             Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
         }
         None => Ok(Arc::new(crate::nvml::open(shared.settings.nvml_library.as_deref())?)),
@@ -82,13 +81,18 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
 
 /// One node from its first tick until the daemon stops or every GPU is lost. Returns what it has counted.
 fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
-    let made =
-        Node::new(source, Arc::clone(&shared.clock), shared.settings.ring(1_000), shared.settings.periods(), before);
+    let made = Node::new(
+        source,
+        Arc::clone(&shared.known.clock),
+        shared.settings.ring(1_000),
+        shared.settings.periods(),
+        before,
+    );
     let (node, writers) = match made {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => {
             let message = format!("rings cannot be made: {error}");
-            shared.slot.clear(OpenError { reason: "ring", message });
+            shared.known.slot.clear(OpenError { reason: "ring", message });
             wait_without_node(shared);
             return None;
         }
@@ -100,7 +104,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     }
     if let Some(end) = wait_for_end(shared, &node) {
         tracing::warn!(reason = end.reason, "{end}");
-        shared.slot.clear(end);
+        shared.known.slot.clear(end);
     }
     lanes.stop.store(true, Ordering::Relaxed);
     if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
@@ -113,12 +117,12 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 /// Waits until every GPU has been lost for a while, or the devices are others than were found, and returns why the source
 /// is to be opened again; or until the daemon stops.
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
-    let begin_ns = shared.clock.now_ns();
+    let begin_ns = shared.known.clock.now_ns();
     let (mut lost_since_ns, mut settled_ns) = (None, Some(begin_ns + SETTLED_NS));
     let mut devices = DeviceWatch::new(node, begin_ns);
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
-        let now_ns = shared.clock.now_ns();
+        let now_ns = shared.known.clock.now_ns();
         if settled_ns.take_if(|settled_ns| now_ns >= *settled_ns).is_some() {
             match trim::give_back_files() {
                 Ok(bytes) => tracing::debug!(bytes, "pages of program files given back"),
@@ -203,7 +207,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
-            crate::annotate::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
+            crate::intake::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
         })?;
     }
     Ok(())

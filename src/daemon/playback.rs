@@ -2,8 +2,8 @@
 
 use super::Shared;
 use super::told::Told;
-use crate::annotate::due;
 use crate::config::{Settings, SourceSpec};
+use crate::intake::due;
 use crate::node::Node;
 use crate::replay::{Options, Replay};
 use crate::sample;

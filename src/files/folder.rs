@@ -2,8 +2,10 @@
 
 use super::walk::{is_open_to_others, reach};
 use super::{about, is_trusted, refuse};
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
-use rustix::fs::{flock, fstat, fstatvfs, fsync, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, openat, renameat,
+    statat, unlinkat,
+};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;

@@ -1,10 +1,10 @@
 //! Bodies and datagrams of jobs, through the intake, the join, the detectors and the exposition.
 
 use super::{parts, world};
-use crate::annotate::{Batch, Intake};
 use crate::export::prometheus;
-use crate::metrics;
-use crate::node::Slot;
+use crate::intake::Batch;
+use crate::known::Known;
+use crate::metrics::Snapshots;
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Limits, Resource, Sender};
 use std::sync::Arc;
@@ -20,7 +20,8 @@ const MOST_LISTED: usize = 100;
 /// told: that takes ten times as long as the rest, so that one ending of an input in eight asks for it.
 pub fn annotations(data: &[u8]) {
     let clock = Arc::new(Manual::at(world::END_NS - 4 * SECOND_NS));
-    let (intake, slot) = (world::intake(&clock), world::slot());
+    let intake = world::intake(&clock);
+    let known = Known { clock: Arc::clone(&clock) as _, ..Known::of(&world::node(), intake.ledger()) };
     for (number, body) in parts(data).take(MOST_BODIES).enumerate() {
         clock.advance_to(clock.now_ns() + BETWEEN_NS);
         // Some users, whose events are told apart; and bodies that come in pieces.
@@ -30,21 +31,15 @@ pub fn annotations(data: &[u8]) {
         let answer = batch.end();
         assert!(answer.refusals.len() <= answer.refused.min(MOST_LISTED), "{answer:?}");
         if number % 8 == 7 {
-            join(&intake, &slot, clock.now_ns());
+            known.advance(&world::node(), clock.now_ns());
         }
     }
-    join(&intake, &slot, world::END_NS);
+    known.advance(&world::node(), world::END_NS);
     assert!(intake.accounts().held(Resource::Bytes) <= Limits::default().bytes);
     if data.last().is_none_or(|last| last.is_multiple_of(8)) {
-        let families = metrics::collect(&slot, &intake, &*clock, false);
+        let families = Snapshots { known, processes: false, parts: Vec::new() }.collect();
         check(&prometheus::encode(families).expect("the catalogue's families are encoded"));
     }
-}
-
-fn join(intake: &Intake, slot: &Slot, now_ns: i64) {
-    let node = world::node();
-    node.advance(intake.ledger(), now_ns);
-    slot.detect().advance(&node.join, intake.ledger(), now_ns);
 }
 
 /// Each line of an exposition is a comment, or a series and a number.

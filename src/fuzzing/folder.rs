@@ -1,9 +1,8 @@
 //! A folder for what is read from files: made once for each thread, and removed with it.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// An own folder of this thread.
 pub(super) struct Folder(PathBuf);

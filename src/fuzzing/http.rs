@@ -1,7 +1,9 @@
 //! Requests, through the routes: method, path, query, headers and body.
 
 use super::world;
-use crate::annotate::http::Access;
+use crate::known::Known;
+use crate::metrics::Snapshots;
+use crate::web::annotations::Access;
 use crate::web::gate::{Gate, Refusals};
 use crate::web::hosts::Hosts;
 use crate::web::{self, Site};
@@ -58,11 +60,12 @@ impl Server {
 fn routes() -> Router {
     let clock = Arc::new(Manual::at(world::END_NS));
     let intake = Arc::new(world::intake(&clock));
-    let (slot, recorder) = (Arc::new(world::slot()), crate::record::Recorder::default());
+    let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::record::Recorder::default());
     let stats = Arc::<web::counts::Stats>::default();
     let (hosts, refusals, answers) = (Hosts::default(), Refusals::default(), web::LongAnswers::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
-    let site = Site { slot, intake, clock, processes: false, otlp: None, recorder, answers, web: stats };
+    let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
+    let site = Site { snapshots, intake, recorder, answers };
     web::router(site, Arc::new(gate), true)
 }
 

@@ -14,14 +14,15 @@ mod settings;
 mod tests;
 mod world;
 
-pub use crate::annotate::fuzzing::event_log;
 pub use crate::export::otlp::fuzzing::otlp_reply;
-pub use crate::kubelet::fuzzing::kubelet;
+pub use crate::intake::fuzzing::event_log;
+pub use crate::place::kubelet::fuzzing::kubelet;
 pub use annotations::annotations;
-pub use highwater_core::fuzzing::ring;
+pub use highwater_core::ring::fuzzing::ring;
 pub use http::http;
 pub use replay::replay;
 pub use scenario::scenario;
 pub use settings::settings;
 
-pub(crate) use highwater_core::fuzzing::{Numbers, SEPARATOR, parts};
+#[cfg(test)]
+use highwater_core::fuzzing::{SEPARATOR, parts};

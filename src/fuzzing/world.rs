@@ -1,7 +1,7 @@
 //! A node for annotations and requests to meet: two simulated GPUs, some seconds into their work.
 
-use crate::annotate::Intake;
-use crate::node::{Node, Periods, Slot};
+use crate::intake::Intake;
+use crate::node::{Node, Periods};
 use crate::sim::{Scenario, Sim};
 use crate::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
@@ -57,13 +57,6 @@ fn read_medium(node: &Node, at_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
         gpu.set_medium(at_ns, node.source.medium(position, at_ns, &node.calls));
     }
-}
-
-/// A slot with the node, in which nothing has been found yet.
-pub(super) fn slot() -> Slot {
-    let slot = Slot::empty(false);
-    slot.fill(node());
-    slot
 }
 
 /// An intake that knows the node's GPUs and nothing else.

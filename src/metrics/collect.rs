@@ -1,69 +1,47 @@
 //! All samples of one moment.
 
-use super::catalogue as c;
 use super::families::Families;
-use super::{found, gpu, job, own};
-use crate::annotate::Intake;
-use crate::export::otlp::Stats;
-use crate::node::Slot;
-use crate::record::Recorder;
-use crate::web::counts as web;
-use highwater_core::clock::Clock;
+use super::{catalogue as c, found, gpu, job, own};
+use crate::known::Known;
 use std::sync::Arc;
+
+/// A part of the daemon that counts what it does, and tells it by the catalogue.
+pub trait Collect: Send + Sync {
+    /// Adds its samples of this moment.
+    fn collect(&self, out: &mut Families);
+}
 
 /// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.
 #[derive(Clone)]
 pub struct Snapshots {
-    /// The node of the moment.
-    pub slot: Arc<Slot>,
-    /// The jobs.
-    pub intake: Arc<Intake>,
-    /// The system's timeline, for times while there is no node.
-    pub clock: Arc<dyn Clock>,
+    /// What is known of GPUs and jobs.
+    pub known: Known,
     /// Whether the memory of single processes is told.
     pub processes: bool,
-    /// What became of points that were to be exported over OTLP, where they are.
-    pub otlp: Option<Arc<Stats>>,
-    /// The flight recorder.
-    pub recorder: Recorder,
-    /// What HTTP takes in, where it listens.
-    pub web: Option<Arc<web::Stats>>,
+    /// Parts that count what they do.
+    pub parts: Vec<Arc<dyn Collect>>,
 }
 
 impl Snapshots {
     /// All samples of this moment.
     #[must_use]
     pub fn collect(&self) -> Families {
-        let mut out = collect(&self.slot, &self.intake, &*self.clock, self.processes);
-        if let Some(stats) = self.recorder.stats() {
-            own::captures(stats, &mut out);
+        let mut out = Families::default();
+        let slot = &self.known.slot;
+        let node = slot.node();
+        if let Some(node) = &node {
+            gpu::collect(node, self.processes, &mut out);
+            own::sampler(node, &mut out);
+        } else if let Some(trouble) = slot.trouble() {
+            out.number(&c::SOURCE_ERROR, &[trouble.reason], Some(1.0));
         }
-        if let Some(stats) = &self.web {
-            own::web(stats, &mut out);
-        }
-        if let Some(stats) = &self.otlp {
-            own::otlp(stats, &mut out);
-        }
+        out.count(&c::NVML_UP, &[], slot.is_nvml().then_some(u64::from(node.is_some())));
+        let clock = self.known.clock_of(node.as_deref());
+        let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
+        job::collect(&self.known.ledger, node.as_deref(), now_ns, shift_ns, &mut out);
+        found::collect(&self.known.findings, &mut out);
+        own::process(&mut out);
+        self.parts.iter().for_each(|part| part.collect(&mut out));
         out
     }
-}
-
-/// Collects every sample but those of exporters. `processes` asks for the memory of single processes too.
-#[must_use]
-pub fn collect(slot: &Slot, intake: &Intake, clock: &dyn Clock, processes: bool) -> Families {
-    let mut out = Families::default();
-    let node = slot.node();
-    if let Some(node) = &node {
-        gpu::collect(node, processes, &mut out);
-        own::sampler(node, &mut out);
-    } else if let Some(trouble) = slot.trouble() {
-        out.number(&c::SOURCE_ERROR, &[trouble.reason], Some(1.0));
-    }
-    out.count(&c::NVML_UP, &[], slot.is_nvml().then_some(u64::from(node.is_some())));
-    let clock = node.as_ref().map_or(clock, |node| &*node.clock);
-    job::collect(intake.ledger(), node.as_deref(), clock.now_ns(), clock.unix_shift_ns(), &mut out);
-    found::collect(slot.detect(), &mut out);
-    own::annotations(intake, &mut out);
-    own::process(&mut out);
-    out
 }

@@ -5,10 +5,8 @@ use super::families::Families;
 use crate::node::{Node, Periods};
 use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::THROTTLE_REASONS;
-use highwater_core::gpu::{GpuState, Health};
-use highwater_core::phases::THRESHOLDS;
-use highwater_core::phases::WINDOWS;
+use highwater_core::gpu::{GpuState, Health, THROTTLE_REASONS};
+use highwater_core::phases::{THRESHOLDS, WINDOWS};
 use highwater_core::ring;
 use std::sync::atomic::Ordering;
 

@@ -11,5 +11,5 @@ mod gpu;
 mod job;
 mod own;
 
-pub use collect::{Snapshots, collect};
+pub use collect::{Collect, Snapshots};
 pub use families::{Families, Family, Sample, Value};

@@ -2,13 +2,8 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::annotate::Intake;
-use crate::export::otlp::{Attempt, Reason, Signal, Stats};
 use crate::node::Node;
-use crate::record;
 use crate::source::Call;
-use crate::web::counts as web;
-use highwater_core::jobs::Resource;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,66 +33,6 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
         }
     }
     out.number(&c::NVML_BUSY, &[], node.calls.busy_ratio());
-}
-
-/// Collects what became of annotations.
-pub(super) fn annotations(intake: &Intake, out: &mut Families) {
-    for outcome in highwater_core::jobs::Outcome::ALL {
-        out.count(&c::ANNOTATIONS, &[outcome.label()], Some(intake.counts.get(*outcome)));
-    }
-    for (sender, events) in intake.accounts().refusals() {
-        out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));
-    }
-    for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
-        out.count(&c::ANNOTATIONS_HELD, &[kind], Some(intake.accounts().held(resource) as u64));
-    }
-}
-
-/// Collects what became of the recorder's triggers.
-pub(super) fn captures(stats: &record::Stats, out: &mut Families) {
-    for outcome in record::Outcome::ALL {
-        out.count(&c::CAPTURES, &[outcome.label()], Some(stats.outcome(outcome)));
-    }
-    out.count(&c::CAPTURES_REMOVED, &[], Some(stats.removed()));
-    out.count(&c::CAPTURES_BYTES, &[], Some(stats.bytes()));
-}
-
-/// Collects what became of connections and requests.
-pub(super) fn web(stats: &web::Stats, out: &mut Families) {
-    for (listener, connections) in stats.listeners() {
-        let listener = listener.label();
-        out.count(&c::HTTP_CONNECTIONS_OPEN, &[listener], Some(connections.open()));
-        for ending in web::Ending::ALL {
-            out.count(&c::HTTP_CONNECTIONS, &[listener, ending.label()], Some(connections.ended(ending)));
-        }
-        out.count(&c::HTTP_ACCEPT_FAILURES, &[listener], Some(connections.failed()));
-    }
-    for reason in web::Refused::ALL {
-        out.count(&c::HTTP_REQUESTS_REFUSED, &[reason.label()], Some(stats.refused(reason)));
-    }
-    if let Some((taken, refused)) = stats.config_reads() {
-        out.count(&c::WEB_CONFIG_READS, &["taken"], Some(taken));
-        out.count(&c::WEB_CONFIG_READS, &["refused"], Some(refused));
-    }
-}
-
-/// Collects what became of the points that were to be exported over OTLP.
-pub(super) fn otlp(stats: &Stats, out: &mut Families) {
-    for signal in Signal::ALL {
-        let labels = [signal.label()];
-        out.count(&c::OTLP_PRODUCED, &labels, Some(stats.produced(signal)));
-        out.count(&c::OTLP_EXPORTED, &labels, Some(stats.exported(signal)));
-        out.count(&c::OTLP_QUEUED, &labels, Some(stats.queued(signal)));
-        out.count(&c::OTLP_READ_FAILURES, &labels, Some(stats.read_failures(signal)));
-        out.count(&c::OTLP_SENT_BYTES, &labels, Some(stats.sent_bytes(signal)));
-        for reason in Reason::ALL {
-            out.count(&c::OTLP_DROPPED, &[labels[0], reason.label()], Some(stats.dropped(signal, reason)));
-        }
-        for attempt in Attempt::ALL {
-            out.count(&c::OTLP_ATTEMPTS, &[labels[0], attempt.label()], Some(stats.attempts(signal, attempt)));
-        }
-    }
-    out.count(&c::OTLP_QUEUED_BYTES, &[], Some(stats.queued_bytes()));
 }
 
 /// Collects what the process is and uses.

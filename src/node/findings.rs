@@ -1,6 +1,6 @@
 //! Stories of findings in simulations, with the delay from the onset to the moment at which a scrape would tell it.
 
-use crate::annotate::{Intake, due};
+use crate::intake::{Intake, due};
 use crate::node::{Node, Periods};
 use crate::sim::{Scenario, Sim};
 use crate::source::{Event, Source};

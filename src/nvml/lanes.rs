@@ -4,12 +4,11 @@
 //! Invariants: a question that was once answered with "not supported" is not asked again; what belongs to the whole
 //! GPU (power, clocks, links, ECC) is read at the GPU and never at its MIG instances, so that nothing is counted twice.
 
-use super::Nvml;
 use super::errors::Code;
 use super::pcie::Bytes;
-use super::processes;
 use super::raw::{Context, Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
+use super::{Nvml, processes};
 use crate::source::{CallStats, Error};
 use highwater_core::gpu::{Medium, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};

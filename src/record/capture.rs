@@ -9,7 +9,7 @@ use super::recorder::Start;
 use super::schema::Trouble;
 use super::track::Track;
 use super::trigger::{Findings, Trigger};
-use crate::annotate::Intake;
+use crate::intake::Intake;
 use crate::node::Node;
 use crate::sample::TickStats;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};

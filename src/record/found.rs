@@ -1,17 +1,15 @@
 //! Findings as recordings keep them, and those that make the recorder write.
 
-use super::recorder::Recorder;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
-use crate::node::Slot;
-use highwater_core::detect::{Change, Finding, Severity};
+use highwater_core::detect::{Change, Detect, Finding, Severity};
 use std::sync::Arc;
 
 /// The findings of the node's detectors.
-pub(super) struct OnBoard(pub Arc<Slot>);
+pub(super) struct OnBoard(pub Arc<Detect>);
 
 impl Findings for OnBoard {
     fn between(&self, from_ns: i64, to_ns: i64) -> Vec<FindingRow> {
-        let board = self.0.detect().board();
+        let board = self.0.board();
         let held = |finding: &&Finding| {
             finding.sign.begin_ns <= to_ns && finding.ended_ns.is_none_or(|ended_ns| ended_ns >= from_ns)
         };
@@ -39,13 +37,11 @@ fn row(finding: &Finding) -> FindingRow {
     }
 }
 
-impl Recorder {
-    /// A turn of the detectors is over. Findings that are only worth knowing are no reason to write: an idle GPU would push
-    /// out what tells of trouble.
-    pub fn found(&self, change: &Change) {
-        for finding in change.news().filter(|finding| finding.sign.severity > Severity::Info) {
-            let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
-            self.trigger(Trigger { reason, at_ns, note: finding.sign.text.what.clone() });
-        }
-    }
+/// What a turn of the detectors makes the recorder write. Findings that are only worth knowing are no reason: an idle GPU
+/// would push out what tells of trouble.
+pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
+    change.news().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
+        let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
+        Trigger { reason, at_ns, note: finding.sign.text.what.clone() }
+    })
 }

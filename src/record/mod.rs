@@ -33,3 +33,25 @@ pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};
 pub use trigger::{Reason, Trigger};
 pub use worker::Worker;
+
+use crate::intake::Intake;
+use crate::known::Known;
+use std::sync::Arc;
+
+/// A recorder, which hears of `oom` marks from the intake, and what its thread runs; both off where the settings name no
+/// directory. The rings reach back by `retention_ns` at most.
+#[must_use]
+pub fn recorder(
+    settings: &Settings,
+    retention_ns: i64,
+    known: &Known,
+    intake: &Arc<Intake>,
+) -> (Recorder, Option<Worker>) {
+    let (recorder, shared) = Recorder::new(settings, retention_ns, known);
+    let worker = shared.map(|(shared, starts)| Worker::new(shared, starts, Arc::clone(intake)));
+    if worker.is_some() {
+        let hears = recorder.clone();
+        intake.on_mark(Box::new(move |mark| hears.hear(mark)));
+    }
+    (recorder, worker)
+}

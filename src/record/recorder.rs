@@ -2,15 +2,16 @@
 
 use super::admission::{Admitted, Desk, Refusal};
 use super::directory::{self, Listed, State};
-use super::found::OnBoard;
+use super::found::{self, OnBoard};
 use super::id;
 use super::settings::Settings;
 use super::stats::{Outcome, Stats};
 use super::trigger::{Findings, Reason, Trigger};
-use super::worker::Worker;
-use crate::annotate::Intake;
+use crate::known::Known;
+use crate::metrics::{Collect, Families};
 use crate::node::Slot;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::detect::Change;
 use highwater_core::jobs::Event;
 use std::fs::File;
 use std::io;
@@ -58,27 +59,17 @@ pub(super) struct Shared {
 pub struct Recorder(Option<Arc<Shared>>);
 
 impl Recorder {
-    /// A recorder, which hears of `oom` marks from the intake, and what its thread runs; neither where the settings name
-    /// no directory. The rings reach back by `retention_ns` at most.
-    #[must_use]
-    pub fn new(
-        settings: &Settings,
-        retention_ns: i64,
-        slot: &Arc<Slot>,
-        intake: &Arc<Intake>,
-    ) -> (Self, Option<Worker>) {
+    /// A recorder, and where its thread hears of captures to take; both off where the settings name no directory. The rings
+    /// reach back by `retention_ns` at most.
+    pub(super) fn new(settings: &Settings, retention_ns: i64, known: &Known) -> (Self, Option<(Arc<Shared>, Starts)>) {
         if settings.directory.is_none() {
             return (Self(None), None);
         }
         let (settings, (starts, taken)) = (settings.clone(), sync_channel(1));
-        let (slot, stats, desk) = (Arc::clone(slot), Stats::default(), Mutex::default());
-        let findings = Arc::new(OnBoard(Arc::clone(&slot)));
+        let (slot, stats, desk) = (Arc::clone(&known.slot), Stats::default(), Mutex::default());
+        let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
         let shared = Arc::new(Shared { settings, stats, slot, findings, retention_ns, desk, starts });
-        let worker = Worker::new(Arc::clone(&shared), taken, Arc::clone(intake));
-        let recorder = Self(Some(shared));
-        let hears = recorder.clone();
-        intake.on_mark(Box::new(move |mark| hears.hear(mark)));
-        (recorder, Some(worker))
+        (Self(Some(Arc::clone(&shared))), Some((shared, taken)))
     }
 
     /// Something happened. Returns at once; what becomes of it is counted.
@@ -96,8 +87,13 @@ impl Recorder {
         }
     }
 
+    /// A turn of the detectors is over.
+    pub fn found(&self, change: &Change) {
+        found::triggers(change).for_each(|trigger| self.trigger(trigger));
+    }
+
     /// A job marked something.
-    fn hear(&self, mark: &Event) {
+    pub(super) fn hear(&self, mark: &Event) {
         if mark.name.eq_ignore_ascii_case("oom") {
             let reason = Reason::Oom { job: mark.job.clone(), rank: mark.rank };
             let note = format!("rank {} of job `{}` marked `oom`", mark.rank, mark.job);
@@ -253,3 +249,11 @@ impl Shared {
 
 /// Captures for the thread to take; nothing where it is only to look whether it is to stop.
 pub(super) type Starts = Receiver<Option<Start>>;
+
+impl Collect for Recorder {
+    fn collect(&self, out: &mut Families) {
+        if let Some(stats) = self.stats() {
+            stats.collect(out);
+        }
+    }
+}

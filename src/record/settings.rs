@@ -1,6 +1,6 @@
 //! What can be set of the recorder, and where it writes unless told.
 
-use crate::annotate::LogLimits;
+use crate::intake::LogLimits;
 use highwater_core::clock::SECOND_NS;
 use std::path::PathBuf;
 

@@ -1,5 +1,6 @@
 //! What became of triggers and captures, counted.
 
+use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What became of a trigger: the values of the label `outcome`. Each has exactly one.
@@ -102,5 +103,16 @@ impl Stats {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// What became of it, by the catalogue.
+impl Collect for Stats {
+    fn collect(&self, out: &mut Families) {
+        for outcome in Outcome::ALL {
+            out.count(&c::CAPTURES, &[outcome.label()], Some(self.outcome(outcome)));
+        }
+        out.count(&c::CAPTURES_REMOVED, &[], Some(self.removed()));
+        out.count(&c::CAPTURES_BYTES, &[], Some(self.bytes()));
     }
 }

@@ -6,8 +6,9 @@ use super::directory::{Directory, State};
 use super::recorder::Start;
 use super::trigger::{FindingRow, Findings, Reason, Trigger};
 use super::{Outcome, Recorder, Request, Settings, schema};
-use crate::annotate::{Intake, LogLimits};
-use crate::node::{Node, Periods, Slot};
+use crate::intake::{Intake, LogLimits};
+use crate::known::Known;
+use crate::node::{Node, Periods};
 use crate::sample::{Sampler, Ticked};
 use crate::source::{Error, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
@@ -57,7 +58,7 @@ struct Rig {
     node: Arc<Node>,
     sampler: Sampler,
     intake: Arc<Intake>,
-    slot: Arc<Slot>,
+    known: Known,
     folder: tempfile::TempDir,
 }
 
@@ -76,10 +77,10 @@ impl Rig {
         let limits = LogLimits { keep_ns: 600 * SECOND_NS, bytes: 1 << 20 };
         let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(limits);
         intake.set_devices(&script.devices);
-        let (node, slot) = (Arc::new(node), Arc::new(Slot::empty(false)));
-        slot.fill(Arc::clone(&node));
+        let node = Arc::new(node);
+        let known = Known::of(&node, intake.ledger());
         let folder = tempfile::tempdir().unwrap();
-        Self { clock, script, node, sampler, intake: Arc::new(intake), slot, folder }
+        Self { clock, script, node, sampler, intake: Arc::new(intake), known, folder }
     }
 
     /// One sweep this long after the last; returns when it began and what each GPU gave, unless none was asked.
@@ -114,7 +115,7 @@ impl Rig {
 
     /// A recorder over this node, and its thread, which ends when the switch is set.
     fn recorder(&self, settings: Settings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
-        let (recorder, worker) = Recorder::new(&settings, 600 * SECOND_NS, &self.slot, &self.intake);
+        let (recorder, worker) = super::recorder(&settings, 600 * SECOND_NS, &self.known, &self.intake);
         let (worker, stop) = (worker.unwrap(), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         (recorder, stop, std::thread::spawn(move || worker.run(&stopped)))
@@ -436,7 +437,7 @@ fn a_folder_that_cannot_be_had_is_told_and_counted() {
 fn what_is_asked_for_beyond_the_limits_is_refused() {
     let rig = Rig::new();
     assert_eq!(Recorder::default().ask(Request::default()), Err(Refusal::Off));
-    let (recorder, _worker) = Recorder::new(&rig.settings(), 600 * SECOND_NS, &rig.slot, &rig.intake);
+    let (recorder, _worker) = super::recorder(&rig.settings(), 600 * SECOND_NS, &rig.known, &rig.intake);
     for (before_s, after_s) in [(601, 1), (1, 301), (-1, 1), (1, -1)] {
         let request =
             Request { before_ns: Some(before_s * SECOND_NS), after_ns: Some(after_s * SECOND_NS), note: String::new() };

@@ -7,14 +7,13 @@ use super::directory::{Directory, State};
 use super::recorder::{Shared, Start, Starts};
 use super::schema::Trouble;
 use super::stats::Outcome;
-use crate::annotate::Intake;
+use crate::intake::Intake;
 use rusqlite::ErrorCode;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 /// How often what has come is written: what a kill can lose.
 const WRITE_PERIOD: Duration = Duration::from_millis(250);
@@ -48,7 +47,7 @@ impl Worker {
 
     /// Takes captures until `stop`, behind every other thread. One that is being taken then ends before its time.
     pub fn run(mut self, stop: &AtomicBool) {
-        crate::cli::serve::stand_back();
+        crate::thread::stand_back();
         while !stop.load(Ordering::Relaxed) {
             self.look_after_directory();
             match self.starts.recv_timeout(RETRY) {

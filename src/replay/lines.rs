@@ -6,12 +6,11 @@
 use super::folder::refuse;
 use crate::source::OpenError;
 use flate2::read::MultiGzDecoder;
-use std::fmt;
-use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fmt, fs};
 
 /// How many skipped lines are kept for people to look at; all are counted.
 const KEPT: usize = 1_000;

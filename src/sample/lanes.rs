@@ -6,8 +6,7 @@
 use super::roll::RollCall;
 use crate::source::{Call, CallStats, Error, Event, Source};
 use highwater_core::clock::{Clock, SECOND_NS};
-use highwater_core::gpu::Process;
-use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Processes};
+use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Process, Processes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

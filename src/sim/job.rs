@@ -9,8 +9,8 @@ mod curve;
 mod life;
 mod step;
 
-use super::fleet::Fleet;
 use super::random::Random;
+use super::scenario::fleet::Fleet;
 use super::scenario::{DeviceRef, Job, Phase, Scenario, Shape};
 use super::window::Window;
 use highwater_core::units::{Bytes, Nanoseconds};

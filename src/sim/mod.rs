@@ -5,7 +5,6 @@
 //! start, so two simulators, or one asked twice, never disagree. Absent on purpose: a clock. Losing a GPU does not end
 //! the job on it: a scenario says so itself where it wants that.
 
-mod fleet;
 mod gpu;
 mod job;
 mod meters;
@@ -19,12 +18,12 @@ mod window;
 pub use scenario::{Scenario, ScenarioError};
 
 use crate::source::{Call, CallStats, Error, Event, Source};
-use fleet::Fleet;
 use gpu::{Gpu, Level};
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use highwater_core::wire::Annotation;
 use job::{Moment, Plan, Select, Timeline, What};
 use meters::Meter;
+use scenario::fleet::Fleet;
 use scenario::{Lost, Spike, Xid};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,6 +5,7 @@
 //! errors, and every error names its key, its file and its line.
 
 mod check;
+pub(super) mod fleet;
 mod parse;
 mod place;
 #[cfg(test)]

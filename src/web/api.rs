@@ -10,8 +10,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::Health;
-use highwater_core::jobs::Gpus;
-use highwater_core::jobs::Rank;
+use highwater_core::jobs::{Gpus, Rank};
 use highwater_core::ring::QueryError;
 use highwater_core::wire;
 use serde::{Deserialize, Serialize};
@@ -24,8 +23,8 @@ const POINTS: usize = 10_000;
 const MOST_POINTS: usize = 100_000;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
-    site.slot.node().ok_or_else(|| {
-        let trouble = site.slot.trouble();
+    site.known().slot.node().ok_or_else(|| {
+        let trouble = site.known().slot.trouble();
         let detail = trouble.map_or_else(|| "starting".into(), |trouble| trouble.message.clone());
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
@@ -132,9 +131,9 @@ pub(super) fn bad_query(rejection: QueryRejection) -> Problem {
 
 /// `GET /api/v1/jobs`
 pub(super) async fn jobs(State(site): State<Site>) -> Json<Value> {
-    let node = site.slot.node();
+    let node = site.known().slot.node();
     let shift_ns = node.as_ref().map_or(0, |node| node.clock.unix_shift_ns());
-    let jobs = site.intake.jobs();
+    let jobs = site.known().ledger.open();
     let rank = |number: &u32, rank: &Rank| {
         let gpus = rank.gpus.as_deref().unwrap_or_default().iter();
         let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());

@@ -5,8 +5,8 @@
 
 use super::problem::Problem;
 use super::serve::in_time;
-use crate::annotate::http::Access;
 use crate::record::{Recorder, Refusal, Request, State as Progress};
+use crate::web::annotations::Access;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};

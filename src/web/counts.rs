@@ -1,5 +1,6 @@
 //! What became of connections and requests, for `/metrics`; and which of it is worth a line of the log.
 
+use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -194,6 +195,27 @@ impl Seldom {
         let is_due = last_ms == 0 || now_ms - last_ms.min(now_ms) >= LOG_EVERY.as_millis() as u64;
         let won = is_due && self.last_ms.compare_exchange(last_ms, now_ms, Relaxed, Relaxed).is_ok();
         won.then(|| self.since.swap(0, Relaxed))
+    }
+}
+
+/// What became of it, by the catalogue.
+impl Collect for Stats {
+    fn collect(&self, out: &mut Families) {
+        for (listener, connections) in self.listeners() {
+            let listener = listener.label();
+            out.count(&c::HTTP_CONNECTIONS_OPEN, &[listener], Some(connections.open()));
+            for ending in Ending::ALL {
+                out.count(&c::HTTP_CONNECTIONS, &[listener, ending.label()], Some(connections.ended(ending)));
+            }
+            out.count(&c::HTTP_ACCEPT_FAILURES, &[listener], Some(connections.failed()));
+        }
+        for reason in Refused::ALL {
+            out.count(&c::HTTP_REQUESTS_REFUSED, &[reason.label()], Some(self.refused(reason)));
+        }
+        if let Some((taken, refused)) = self.config_reads() {
+            out.count(&c::WEB_CONFIG_READS, &["taken"], Some(taken));
+            out.count(&c::WEB_CONFIG_READS, &["refused"], Some(refused));
+        }
     }
 }
 

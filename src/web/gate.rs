@@ -9,7 +9,7 @@ use super::guard::{Entry, Guard, Rules};
 use super::hosts::Hosts;
 use super::problem::Problem;
 use super::serve::Peer;
-use crate::annotate::http::Access;
+use crate::web::annotations::Access;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;

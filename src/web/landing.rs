@@ -10,7 +10,7 @@ const HEAD: &str = include_str!("landing.html");
 /// The page.
 pub(super) async fn page(State(site): State<Site>) -> Html<String> {
     let mut state = String::new();
-    match (site.slot.node(), site.slot.trouble()) {
+    match (site.known().slot.node(), site.known().slot.trouble()) {
         (Some(node), _) => {
             let _ = write!(state, "<p>Reading <code>{}</code>.</p><ul>", escape(&node.source.description()));
             for gpu in node.gpus.iter() {
@@ -40,7 +40,7 @@ pub(super) async fn page(State(site): State<Site>) -> Html<String> {
 
 /// What goes on, in words.
 fn findings(site: &Site) -> String {
-    let board = site.slot.detect().board();
+    let board = site.known().findings.board();
     let told = board.active().map(|finding| {
         let (severity, text) = (finding.sign.severity.label(), &finding.sign.text);
         format!("<li><b>{severity}</b> {} {}</li>", escape(&text.what), escape(&text.why))

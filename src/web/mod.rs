@@ -3,6 +3,7 @@
 //! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
 //! anything that waits for a lane or the driver.
 
+pub mod annotations;
 pub(crate) mod answers;
 mod api;
 mod captures;
@@ -19,14 +20,15 @@ mod phases;
 mod places;
 pub mod problem;
 mod seat;
+mod sender;
 pub mod serve;
 mod stream;
 
-use crate::annotate::Intake;
-use crate::annotate::http::{Door, post};
+use crate::intake::Intake;
+use crate::known::Known;
 use crate::metrics::Snapshots;
-use crate::node::Slot;
 use crate::record::Recorder;
+use annotations::{Door, post};
 use answers::Answers;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -34,29 +36,20 @@ use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Exposition;
 use gate::Gate;
-use highwater_core::clock::Clock;
 use problem::Problem;
 use std::sync::Arc;
 
 /// What the handlers look at.
 #[derive(Clone)]
 pub struct Site {
-    /// The node of the moment.
-    pub slot: Arc<Slot>,
-    /// The jobs.
+    /// What is known, and what every exporter tells of it.
+    pub snapshots: Snapshots,
+    /// Where annotations go.
     pub intake: Arc<Intake>,
-    /// The system's timeline, for times while there is no node.
-    pub clock: Arc<dyn Clock>,
-    /// Whether `/metrics` tells the memory of single processes.
-    pub processes: bool,
-    /// What became of points that were to be exported over OTLP, where they are.
-    pub otlp: Option<Arc<crate::export::otlp::Stats>>,
     /// The flight recorder.
     pub recorder: Recorder,
     /// Long answers under way.
     pub answers: LongAnswers,
-    /// What HTTP takes in.
-    pub web: Arc<counts::Stats>,
 }
 
 /// Long answers under way: of their kind for each server.
@@ -64,18 +57,9 @@ pub struct Site {
 pub struct LongAnswers(Arc<Answers>);
 
 impl Site {
-    /// What every exporter tells.
-    #[must_use]
-    pub fn snapshots(&self) -> Snapshots {
-        Snapshots {
-            slot: Arc::clone(&self.slot),
-            intake: Arc::clone(&self.intake),
-            clock: Arc::clone(&self.clock),
-            processes: self.processes,
-            otlp: self.otlp.clone(),
-            recorder: self.recorder.clone(),
-            web: Some(Arc::clone(&self.web)),
-        }
+    /// What is known.
+    fn known(&self) -> &Known {
+        &self.snapshots.known
     }
 }
 
@@ -142,7 +126,7 @@ pub fn probes(site: Site) -> axum::Router {
 }
 
 async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Response {
-    let text = exposition.text(&site.answers.0, || crate::export::prometheus::encode(site.snapshots().collect()));
+    let text = exposition.text(&site.answers.0, || crate::export::prometheus::encode(site.snapshots.collect()));
     match text.await {
         Ok(text) => text.response(crate::export::prometheus::CONTENT_TYPE),
         Err(error) => {

@@ -50,7 +50,7 @@ pub(super) async fn phases(
 }
 
 fn know(site: &Site, job: &str) -> Result<(), Problem> {
-    let ledger = site.intake.ledger();
+    let ledger = &site.known().ledger;
     if !ledger.open().by_name().contains_key(job) && !ledger.ended().has_job(job) {
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
     }
@@ -71,14 +71,14 @@ struct Page {
 impl Page {
     fn next(mut self) -> Option<(Vec<u8>, Self)> {
         let ended: Vec<_> = {
-            let log = self.site.intake.ledger().ended();
+            let log = self.site.known().ledger.ended();
             let ended = log.of_job(&self.job, self.before);
             let told = ended.filter(|(_, attributed)| attributed.ended.open.kind != Kind::Layer);
             told.take(self.left.min(PIECE)).map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
         };
         self.before = ended.last()?.0;
         self.left -= ended.len();
-        let json = piece_of_json(&ended, self.is_first, self.site.slot.node().as_deref());
+        let json = piece_of_json(&ended, self.is_first, self.site.known().slot.node().as_deref());
         self.is_first = false;
         Some((json, self))
     }

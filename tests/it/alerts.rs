@@ -4,9 +4,8 @@
 
 mod delivery;
 
-use crate::alertmanager;
 use crate::helm::documents;
-use crate::tools;
+use crate::{alertmanager, tools};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,7 @@
 //!
 //! Absent: a cluster. That the daemon takes the very arguments and settings that the chart renders is tested with it.
 
-use crate::daemon;
-use crate::tools;
+use crate::{daemon, tools};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

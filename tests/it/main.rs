@@ -27,6 +27,7 @@ mod fake_nvml;
 mod findings;
 mod helm;
 mod hostile;
+mod house;
 mod kubelet;
 mod lanes;
 mod lifecycle;

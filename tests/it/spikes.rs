@@ -5,13 +5,15 @@
 //! spike of half a millisecond only when a reading falls into it. So the first story reads every half millisecond,
 //! and the second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
-use highwater::annotate::Intake;
-use highwater::node::{Node, Periods, Slot};
+use highwater::export;
+use highwater::known::Known;
+use highwater::metrics::Snapshots;
+use highwater::node::{Node, Periods};
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
-use highwater::{export, metrics};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::Limits;
+use highwater_core::phases::Ledger;
 use highwater_core::ring;
 use std::sync::Arc;
 
@@ -27,9 +29,9 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let source: Arc<dyn Source> = Arc::new(Sim::new(Scenario::parse(&text, "spikes").expect("a scenario"), START_NS));
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
-    let (slot, node) = (Slot::empty(false), Arc::new(node));
-    slot.fill(Arc::clone(&node));
-    let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+    let node = Arc::new(node);
+    let known = Known::of(&node, &Arc::new(Ledger::new(Limits::default())));
+    let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
     let mut sampler = node.sampler(writers);
     let mut told = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
@@ -39,7 +41,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
         for scraper in 0..2 {
             if clock.now_ns() >= next_ns[scraper] {
                 next_ns[scraper] += intervals_ns[scraper];
-                let families = metrics::collect(&slot, &intake, &*clock, false);
+                let families = snapshots.collect();
                 let text = String::from_utf8(export::prometheus::encode(families).expect("encoded")).expect("text");
                 told[scraper].push(max_of(&text, window));
             }

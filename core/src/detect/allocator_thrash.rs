@@ -12,8 +12,7 @@ use super::view::{RankNow, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
-use crate::phases::Flush;
-use crate::phases::RankKey;
+use crate::phases::{Flush, RankKey};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Falls that wait for the word of their rank; more are not kept.

@@ -7,8 +7,7 @@ use super::finding::{Bytes, Evidence, Subject, number};
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
-use crate::phases::Flush;
-use crate::phases::RankKey;
+use crate::phases::{Flush, RankKey};
 use crate::ring;
 
 /// One rank as it is now.

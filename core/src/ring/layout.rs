@@ -5,7 +5,6 @@
 
 use super::{
     seqlock::TAG_WORDS,
-    store::Store,
     summary::{PART_WORDS, Part},
 };
 
@@ -14,6 +13,9 @@ use super::{
 pub(super) const MAX_DATA_WORDS: usize = 371;
 /// log2 of how many nodes of one level the next one folds into one.
 const FANOUT_SHIFT: u32 = 3;
+
+/// Bytes of the store itself, beside what it allocates: `store` holds itself to it.
+pub(super) const STORE_BYTES: usize = 256;
 
 /// Words of a block's content before its data.
 pub(super) const HEADER_WORDS: usize = 3 + PART_WORDS;
@@ -103,7 +105,7 @@ impl Layout {
 
     /// Bytes that do not depend on what is kept.
     pub(super) fn fixed_bytes(&self) -> usize {
-        size_of::<Store>() + self.levels.len() * (size_of::<Level>() + size_of::<Part>())
+        STORE_BYTES + self.levels.len() * (size_of::<Level>() + size_of::<Part>())
     }
 
     /// Bytes of everything that a ring allocates.

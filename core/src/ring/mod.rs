@@ -34,7 +34,8 @@
 
 mod code;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
-pub(crate) mod fuzzing;
+#[doc(hidden)]
+pub mod fuzzing;
 mod layout;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[allow(dead_code, reason = "the stories ask it more than the fuzz target")]

@@ -52,6 +52,10 @@ pub(super) struct Store {
     nodes: Box<[AtomicU64]>,
 }
 
+// The models have atomics of another size.
+#[cfg(not(highwater_loom))]
+const _: () = assert!(size_of::<Store>() <= super::layout::STORE_BYTES);
+
 impl fmt::Debug for Store {
     /// Without the memory itself, which is megabytes.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,14 @@
 //! One receiver: address, protocol, headers, compression, timeout and TLS, from the standard variables.
 
-use super::settings::Environment;
+use super::environment::Environment;
 use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Uri};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// What receivers know us by.
+pub(super) const USER_AGENT: &str = concat!("highwater/", env!("CARGO_PKG_VERSION"));
 
 /// How requests travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +100,7 @@ pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Env
             Ok(uri) => uri,
             Err(problem) => {
                 let variable = "HIGHWATER_OTLP_ENDPOINT (or otlp.endpoint)".to_owned();
-                environment.faults.push(super::settings::Fault { variable, problem });
+                environment.faults.push(super::environment::Fault { variable, problem });
                 return None;
             }
         }

@@ -4,9 +4,9 @@
 //! no rank and a GPU that the step ran on, and lasts into the step: from its begin to its last sign. The last sign may
 //! have been seen a moment after what it tells of, so that the step after may have the finding too.
 
+use super::context::Context;
 use super::metrics::unix;
 use super::resource::{attribute, text};
-use super::span::Context;
 use highwater_core::detect::{Finding, Severity};
 use highwater_core::phases::Attributed;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

@@ -1,9 +1,8 @@
 //! What a receiver of OTLP answers, over HTTP and gRPC.
 
-use super::reply::{self, Reply};
+use super::reply::{self, LONGEST_WAIT, Reply};
 use super::stats::Signal;
-use super::transport::LONGEST_WAIT;
-use crate::fuzzing::{Numbers, parts};
+use highwater_core::fuzzing::{Numbers, parts};
 use tonic::{Code, Status};
 
 /// Reads the input as an answer: three bytes of status, then the header `Retry-After` or gRPC's message, and the body or

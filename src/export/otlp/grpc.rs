@@ -1,9 +1,9 @@
 //! OTLP over gRPC.
 
-use super::reply::{self, Reply};
+use super::endpoint::USER_AGENT;
+use super::reply::{self, MOST_RESPONSE_BYTES, Reply};
 use super::settings::Endpoint;
 use super::stats::Signal;
-use super::transport::{MOST_RESPONSE_BYTES, USER_AGENT};
 use crate::grpc::{Call, HttpClient};
 use bytes::Bytes;
 use http::HeaderMap;

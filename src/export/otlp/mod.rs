@@ -19,8 +19,10 @@
 
 mod around;
 mod backoff;
+mod context;
 mod disk;
 mod endpoint;
+mod environment;
 mod follow;
 mod found;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
@@ -51,8 +53,8 @@ pub use metrics::{Exemplars, Mapper, Snapshot};
 pub use producer::Producer;
 pub use queue::{Batch, Next, Queue};
 pub use raw::RawPoints;
-pub use reply::Reply;
+pub use reply::{LONGEST_WAIT, MOST_RESPONSE_BYTES, Reply};
 pub use run::{Exporter, GRACE};
 pub use settings::Settings;
 pub use stats::{Attempt, Reason, Signal, Stats};
-pub use transport::{LONGEST_WAIT, MOST_RESPONSE_BYTES, Peer};
+pub use transport::Peer;

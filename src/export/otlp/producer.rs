@@ -3,13 +3,13 @@
 //! Invariant: it looks at rings, jobs and readings as a scrape does, so that no tick is late because of it.
 
 use super::around::{self, Around};
+use super::context::Context;
 use super::levels::Levels;
 use super::metrics::{Exemplars, Mapper, Snapshot};
 use super::queue::{Batch, Queue};
 use super::raw::{RawPoints, requests};
 use super::resource::{resource, scope};
 use super::settings::{Raw, Settings};
-use super::span::Context;
 use super::spans::{Traces, Turn};
 use super::stats::{Reason, Signal, Stats};
 use crate::metrics::Snapshots;
@@ -52,11 +52,11 @@ impl Producer {
     /// A producer that has told nothing yet; totals of this process began now.
     #[must_use]
     pub fn new(settings: Settings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
-        let start_ns = snapshots.clock.now_ns() + snapshots.clock.unix_shift_ns();
+        let start_ns = snapshots.known.clock.now_ns() + snapshots.known.clock.unix_shift_ns();
         let mapper = Mapper::new(settings.temporality, settings.resource.clone(), start_ns)
             .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
-        traces.skip_to(&snapshots.intake.ledger().ended());
+        traces.skip_to(&snapshots.known.ledger.ended());
         Self {
             settings,
             snapshots,
@@ -77,8 +77,8 @@ impl Producer {
         if self.settings.metrics.is_none() {
             return self.exemplars.clear();
         }
-        let node = self.snapshots.slot.node();
-        let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
+        let node = self.snapshots.known.slot.node();
+        let clock = self.snapshots.known.clock_of(node.as_deref());
         let now_ns = clock.now_ns() + clock.unix_shift_ns();
         // Time stands still once a recording is over: a second point at one time would be another truth about it.
         if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
@@ -97,7 +97,7 @@ impl Producer {
     }
 
     fn follow_until(&mut self, end: End) {
-        let node = self.snapshots.slot.node();
+        let node = self.snapshots.known.slot.node();
         if self.settings.metrics.is_some() {
             // A minute of a busy ring at once would be a peak of memory and time.
             self.levels.advance(node.as_ref());
@@ -113,13 +113,13 @@ impl Producer {
     fn follow_rings(&mut self, node: Option<&Arc<Node>>, end: End) {
         let mut drawn = self.raw.draw(node);
         if self.settings.raw == Raw::Findings {
-            let clock = node.map_or(&*self.snapshots.clock, |node| &*node.clock);
+            let clock = self.snapshots.known.clock_of(node.map(|node| &**node));
             let decided_ns = match end {
                 End::Turn => clock.now_ns().saturating_sub(around::HELD_NS),
                 End::Daemon => i64::MAX,
             };
             self.around.hold(drawn);
-            self.around.look(self.snapshots.slot.detect().board().all());
+            self.around.look(self.snapshots.known.findings.board().all());
             let lost;
             (drawn, lost) = self.around.release(decided_ns);
             self.stats.add_produced(Signal::Raw, lost);
@@ -132,7 +132,7 @@ impl Producer {
 
     /// What was found that lasted until a moment or longer.
     fn findings_since(&self, from_ns: i64) -> Vec<Finding> {
-        let board = self.snapshots.slot.detect().board();
+        let board = self.snapshots.known.findings.board();
         board.all().filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
     }
 
@@ -143,10 +143,10 @@ impl Producer {
     }
 
     fn follow_jobs(&mut self, end: End) {
-        let node = self.snapshots.slot.node();
-        let clock = node.as_ref().map_or(&*self.snapshots.clock, |node| &*node.clock);
+        let node = self.snapshots.known.slot.node();
+        let clock = self.snapshots.known.clock_of(node.as_deref());
         // Jobs are held for as long as it takes to copy what is new: pointers and a few marks.
-        let ledger = self.snapshots.intake.ledger();
+        let ledger = &self.snapshots.known.ledger;
         let new = self.traces.new_of(ledger);
         let begin_ns = self.traces.begin_ns(&new);
         let marks: Vec<Mark> = if begin_ns.is_none() { Vec::new() } else { ledger.open().marks().cloned().collect() };

@@ -1,7 +1,6 @@
 //! What a receiver's answer means: the protocol's table of statuses, and how long to wait.
 
 use super::stats::Signal;
-use super::transport::LONGEST_WAIT;
 use crate::dial::printable;
 use crate::grpc::describe;
 use http_body_util::LengthLimitError;
@@ -10,6 +9,12 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse
 use prost::Message;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tonic::{Code, Status};
+
+/// The most of a response that is read, bytes: three lanes that each read one at once stay below 4 MiB. A true one has a
+/// number and a sentence.
+pub const MOST_RESPONSE_BYTES: usize = 1 << 20;
+/// The longest that a receiver can make us wait.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! The SDK's detectors are not used: they read the process's environment by themselves, which no test can set safely,
 //! and leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
 
-use super::settings::Environment;
+use super::environment::Environment;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;

@@ -5,8 +5,7 @@
 //! it for an unknown start, and its later ones count from there. A total that falls has begun anew. Series that are not
 //! told any more are forgotten, so that what jobs bring up leaves with them.
 
-use highwater_core::histogram::Counts;
-use highwater_core::histogram::Exponential;
+use highwater_core::histogram::{Counts, Exponential};
 use std::collections::HashMap;
 
 /// Which series: the place of its metric in the table of names, and its labels.

@@ -5,13 +5,13 @@
 //! place of the general endpoint. Variables are looked at only where something is exported: they may be meant for
 //! others. Absent on purpose: default endpoints.
 
-use super::endpoint;
-use super::resource;
+use super::environment::Environment;
+use super::{endpoint, resource};
 use highwater_core::clock::SECOND_NS;
-use std::fmt;
 use std::path::PathBuf;
 
 pub use super::endpoint::{Endpoint, Headers, Protocol, Tls};
+pub use super::environment::Fault;
 
 /// Which steps become traces.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,49 +94,6 @@ pub struct Settings {
     pub queue_dir: Option<PathBuf>,
     /// Who we are.
     pub resource: Vec<(String, String)>,
-}
-
-/// A variable that cannot be understood.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// Its name.
-    pub variable: String,
-    /// What is wrong with its value.
-    pub problem: String,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "environment variable {}: {}", self.variable, self.problem)
-    }
-}
-
-/// The variables, empty ones as if they were not set, and what was found wrong.
-pub(super) struct Environment<'a> {
-    variables: &'a [(String, String)],
-    pub faults: Vec<Fault>,
-}
-
-impl<'a> Environment<'a> {
-    pub fn of(variables: &'a [(String, String)]) -> Self {
-        Self { variables, faults: Vec::new() }
-    }
-
-    pub fn get(&self, variable: &str) -> Option<&'a str> {
-        let found = self.variables.iter().find(|(name, _)| name == variable);
-        found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
-    }
-
-    /// Reads a variable; where it cannot be understood, notes that.
-    pub fn read<T>(&mut self, variable: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
-        match read(self.get(variable)?) {
-            Ok(value) => Some(value),
-            Err(problem) => {
-                self.faults.push(Fault { variable: variable.to_owned(), problem });
-                None
-            }
-        }
-    }
 }
 
 /// Whether a variable of the environment is one that [`resolve`] may look at.

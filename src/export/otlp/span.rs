@@ -1,10 +1,10 @@
 //! One span: what ended, with what memory did in it.
 
+use super::context::Context;
 use super::found;
 use super::metrics::unix;
 use super::resource::{attribute, text};
 use super::trace::{Parent, SpanId};
-use highwater_core::detect::Finding;
 use highwater_core::jobs::{Ended, Mark};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use highwater_core::wire::{Kind, Memory, Scalar};
@@ -13,19 +13,6 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
-
-/// What spans need beside what ended.
-#[derive(Default)]
-pub struct Context<'a> {
-    /// Now, nanoseconds of the timeline.
-    pub now_ns: i64,
-    /// What to add to get Unix time.
-    pub shift_ns: i64,
-    /// What jobs marked of late.
-    pub marks: &'a [Mark],
-    /// What was found of late.
-    pub findings: &'a [Finding],
-}
 
 /// The span of a step or phase at its place.
 pub(super) fn span(attributed: &Attributed, own: Parent, parent: Option<SpanId>, context: &Context) -> Span {

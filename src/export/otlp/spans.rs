@@ -5,17 +5,17 @@
 //! step is slow and which phase lies within which. Invariants: what waits is bounded, and what does not fit is counted.
 //! Absent on purpose: layers, of which one step has thousands; recordings have them.
 
+use super::context::Context;
 use super::found::is_found;
 use super::metrics::{Exemplars, unix};
 use super::settings::Spans;
-use super::span::{Context, exemplar, span};
+use super::span::{exemplar, span};
 use super::stats::{Reason, Signal, Stats};
 use super::trace::{Parent, SpanId, TraceId, traceparent};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
 use highwater_core::jobs::{Ended, Rank};
-use highwater_core::phases::Attributed;
-use highwater_core::phases::{Ledger, Log};
+use highwater_core::phases::{Attributed, Ledger, Log};
 use highwater_core::wire::{Kind, Scalar};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use std::collections::{BTreeMap, HashMap, VecDeque};

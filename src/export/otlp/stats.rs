@@ -1,5 +1,6 @@
 //! What became of every point: counted where it happens, told by the catalogue's `highwater_otlp_*`.
 
+use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a request carries; each has a lane of its own, so that one receiver's trouble is not the other's.
@@ -195,5 +196,26 @@ impl Stats {
     #[must_use]
     pub fn attempts(&self, signal: Signal, attempt: Attempt) -> u64 {
         self.signals[signal as usize].attempts[attempt as usize].load(Relaxed)
+    }
+}
+
+/// What became of it, by the catalogue.
+impl Collect for Stats {
+    fn collect(&self, out: &mut Families) {
+        for signal in Signal::ALL {
+            let labels = [signal.label()];
+            out.count(&c::OTLP_PRODUCED, &labels, Some(self.produced(signal)));
+            out.count(&c::OTLP_EXPORTED, &labels, Some(self.exported(signal)));
+            out.count(&c::OTLP_QUEUED, &labels, Some(self.queued(signal)));
+            out.count(&c::OTLP_READ_FAILURES, &labels, Some(self.read_failures(signal)));
+            out.count(&c::OTLP_SENT_BYTES, &labels, Some(self.sent_bytes(signal)));
+            for reason in Reason::ALL {
+                out.count(&c::OTLP_DROPPED, &[labels[0], reason.label()], Some(self.dropped(signal, reason)));
+            }
+            for attempt in Attempt::ALL {
+                out.count(&c::OTLP_ATTEMPTS, &[labels[0], attempt.label()], Some(self.attempts(signal, attempt)));
+            }
+        }
+        out.count(&c::OTLP_QUEUED_BYTES, &[], Some(self.queued_bytes()));
     }
 }

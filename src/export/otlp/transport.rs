@@ -3,11 +3,12 @@
 //! Enters: an encoded request. Leaves: whether it was taken, refused for good, or is to be tried again and when.
 //! Requests are encoded once, when they are produced, so both protocols send the same bytes; gRPC goes through tonic
 //! with a codec that passes them on. What a receiver sends is untrusted: at most [`MOST_RESPONSE_BYTES`] of it are read,
-//! packed or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`]. A connection on which an answer did
+//! packed or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`](reply::LONGEST_WAIT). A connection on which an answer did
 //! not come in time is not used again. Absent on purpose: waiting itself, and redirects.
 
+use super::endpoint::USER_AGENT;
 use super::grpc;
-use super::reply::{self, Reply};
+use super::reply::{self, MOST_RESPONSE_BYTES, Reply};
 use super::settings::{Endpoint, Protocol};
 use super::stats::Signal;
 use super::tls::tls_config;
@@ -22,13 +23,6 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The most of a response that is read, bytes: three lanes that each read one at once stay below 4 MiB. A true one has a
-/// number and a sentence.
-pub const MOST_RESPONSE_BYTES: usize = 1 << 20;
-/// The longest that a receiver can make us wait.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// A client for one endpoint.
 pub struct Peer {
@@ -120,9 +114,6 @@ fn client(connector: Connector, is_http2: bool) -> HttpClient {
     builder.http2_only(is_http2).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
     builder.build(connector)
 }
-
-/// What receivers know us by.
-pub(super) const USER_AGENT: &str = concat!("highwater/", env!("CARGO_PKG_VERSION"));
 
 fn gzip(payload: &[u8]) -> Bytes {
     let mut packed = GzEncoder::new(Vec::with_capacity(payload.len() / 4), Compression::fast());

@@ -1,7 +1,7 @@
 //! What a scenario must satisfy beyond its syntax. Each fault is told with the key that is to be changed.
 
+use super::fleet::Fleet;
 use super::{Fault, Job, Nanoseconds, Phase, Scenario, Shape};
-use crate::sim::fleet::Fleet;
 use std::collections::BTreeSet;
 
 /// Nothing lasts longer: sums of a few of these stay far from the end of 64-bit time.

@@ -1,11 +1,12 @@
 //! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
 //! everything waits, then leaps to the next moment that anything waits for.
 
-use highwater::annotate::{Intake, due};
 use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
+use highwater::intake::{Intake, due};
+use highwater::known::Known;
 use highwater::metrics::Snapshots;
-use highwater::node::{Node, Slot};
+use highwater::node::Node;
 use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
 use highwater::source::Source;
@@ -41,7 +42,7 @@ impl Clock for Simulated {
 pub struct Bench {
     pub clock: Arc<Simulated>,
     pub node: Arc<Node>,
-    pub slot: Arc<Slot>,
+    pub known: Known,
     pub intake: Arc<Intake>,
     pub stats: Arc<Stats>,
     pub most_queued_bytes: Arc<AtomicUsize>,
@@ -64,13 +65,13 @@ impl Bench {
         let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
         let (node, writers) =
             Node::new(source, Arc::clone(&clock) as _, ring, highwater::node::Periods::default(), None).expect("rings");
-        let (slot, node) = (Arc::new(Slot::empty(false)), Arc::new(node));
-        slot.fill(Arc::clone(&node));
+        let node = Arc::new(node);
         let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
         intake.set_devices(node.source.devices());
         let stats = Arc::new(Stats::default());
         let (sampled, joined, watched) = (Arc::clone(&node), Arc::clone(&intake), Arc::clone(&stats));
-        let found = Arc::clone(&slot);
+        let known = Known::of(&node, intake.ledger());
+        let found = known.clone();
         let most_queued_bytes = Arc::new(AtomicUsize::new(0));
         let most = Arc::clone(&most_queued_bytes);
         let sampler = Sampler::new(
@@ -82,21 +83,14 @@ impl Bench {
             writers,
         );
         tokio::spawn(sample(at_once, sampler, sampled, found, joined, watched, most));
-        let snapshots = Snapshots {
-            slot: Arc::clone(&slot),
-            intake: Arc::clone(&intake),
-            clock: Arc::clone(&clock) as _,
-            processes: false,
-            otlp: Some(Arc::clone(&stats)),
-            recorder: highwater::record::Recorder::default(),
-            web: None,
-        };
+        let parts = vec![Arc::clone(&intake) as _, Arc::clone(&stats) as _];
+        let snapshots = Snapshots { known: known.clone(), processes: false, parts };
         let exporter = Exporter::new(settings, snapshots, &stats, &dial).expect("an exporter");
         let (stop, stopped) = oneshot::channel::<()>();
         let exporter = tokio::spawn(exporter.run(async {
             let _ = stopped.await;
         }));
-        Self { clock, node, slot, intake, stats, most_queued_bytes, stop, exporter }
+        Self { clock, node, known, intake, stats, most_queued_bytes, stop, exporter }
     }
 
     /// Ends the exporter, and gives how long that took.
@@ -137,7 +131,7 @@ async fn sample(
     at_once: usize,
     mut sampler: Sampler,
     node: Arc<Node>,
-    slot: Arc<Slot>,
+    known: Known,
     intake: Arc<Intake>,
     stats: Arc<Stats>,
     most: Arc<AtomicUsize>,
@@ -161,7 +155,7 @@ async fn sample(
         }
         node.advance(intake.ledger(), now_ns);
         if now_ns - looked_ns >= 100 * MILLISECOND_NS {
-            slot.detect().advance(&node.join, intake.ledger(), now_ns);
+            known.findings.advance(&node.join, intake.ledger(), now_ns);
             looked_ns = now_ns;
         }
         most.fetch_max(usize::try_from(stats.queued_bytes()).expect("small"), Relaxed);

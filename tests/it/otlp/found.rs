@@ -63,7 +63,7 @@ fn start(collector: &Collector) -> Bench {
 }
 
 fn findings(bench: &Bench) -> Vec<Finding> {
-    let board = bench.slot.detect().board();
+    let board = bench.known.findings.board();
     assert_eq!(board.active().count(), 0, "all of it is over");
     let told = board.ended().filter(|finding| finding.sign.severity >= Severity::Warning);
     told.cloned().collect()

@@ -3,9 +3,9 @@
 use super::bench::{Bench, START_NS};
 use super::collector::Collector;
 use super::wire::{GPUS, settings, standard};
-use highwater::annotate::Answer;
 use highwater::export::otlp::Signal;
 use highwater::export::otlp::settings::{Keys, Raw};
+use highwater::intake::Answer;
 use highwater_core::clock::MILLISECOND_NS;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;

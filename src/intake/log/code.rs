@@ -19,7 +19,7 @@ const MORE: u8 = 1 << 7;
 const BITS: usize = 7;
 
 /// Appends an event.
-pub(in crate::annotate) fn encode(event: &Event, bytes: &mut Vec<u8>) {
+pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
     let has = |field: u8, is_there: bool| if is_there { field } else { 0 };
     let fields = has(WORLD_SIZE, event.world_size.is_some())
         | has(GPUS, event.gpus.is_some())
@@ -74,7 +74,7 @@ fn counters(memory: &Memory) -> [Option<u64>; 6] {
 }
 
 /// The events of a block.
-pub(in crate::annotate) struct Events<'a>(Fields<'a>);
+pub(in crate::intake) struct Events<'a>(Fields<'a>);
 
 impl<'a> Events<'a> {
     /// Those that were appended to these bytes.

@@ -4,10 +4,9 @@
 //! events wait for others of earlier times only while all batches together keep no more than [`MOST_BATCHED_BYTES`], else
 //! they are taken at once, so that a body that stalls costs next to nothing and no body is refused for another's sake.
 
-use super::intake::{Answer, Arrival, Intake};
 use super::split::{Element, MOST_EVENT_BYTES, Splitter};
-use highwater_core::jobs::Sender;
-use highwater_core::jobs::{Outcome, Refusal};
+use super::{Answer, Arrival, Intake};
+use highwater_core::jobs::{Outcome, Refusal, Sender};
 use highwater_core::wire::Annotation;
 use std::sync::atomic::Ordering;
 

@@ -5,11 +5,10 @@
 //! connections. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared among
 //! owners as everything else is ([`Accounts`](super::Accounts)).
 
-use super::intake::Intake;
-use super::socket::MOST_DATAGRAM_BYTES;
+use super::Intake;
+use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
-use highwater_core::jobs::Refusal;
-use highwater_core::jobs::{Account, Held, Resource, Sender};
+use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with, listen, recv};
 use std::collections::HashMap;
@@ -73,7 +72,7 @@ impl Listener {
     /// Listens beside this datagram socket, at its path with `.seqpacket` appended. Any user of the node may connect.
     ///
     /// # Errors
-    /// As of [`Socket::bind`](super::socket::Socket::bind).
+    /// As of [`Socket::bind`](super::datagram::Socket::bind).
     pub fn beside(datagrams: &Path) -> io::Result<Self> {
         let (socket, bound) = Bound::socket(&path_beside(datagrams), SocketType::SEQPACKET, 0o666)?;
         listen(&socket, BACKLOG)?;

@@ -9,8 +9,7 @@
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater_core::jobs::Account;
-use highwater_core::jobs::Place;
+use highwater_core::jobs::{Account, Place};
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +35,7 @@ pub(crate) const MOST_BYTES: usize = 1024;
 /// its environment.
 pub(crate) const MOST_ENVIRON_BYTES: u64 = 128 << 10;
 /// How long the reading of a process may take.
-pub(super) const DEADLINE_NS: i64 = SECOND_NS;
+pub(crate) const DEADLINE_NS: i64 = SECOND_NS;
 /// How long a process may wait until it is read: behind others that take their time.
 const WAIT_NS: i64 = 3 * SECOND_NS;
 /// How long the oldest waits before another thread is to read too.
@@ -52,7 +51,7 @@ pub(crate) const MOST_READERS: usize = 8;
 
 /// What is known of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     pub job: Option<String>,
     pub rank: Option<u32>,
     pub place: Place,
@@ -62,7 +61,7 @@ pub(super) struct Peer {
 
 /// What became of a question.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// This is known.
     Known(Arc<Peer>),
     /// It is being read, and the event waits for it.
@@ -72,7 +71,7 @@ pub(super) enum Answer {
 }
 
 /// Processes looked at lately. `Event` is what waits for them.
-pub(super) struct Peers<Event> {
+pub(crate) struct Peers<Event> {
     /// Where the system keeps files about processes.
     proc: PathBuf,
     /// Whether there are threads that read; else whoever asks reads: tools that play recordings, and tests.
@@ -116,7 +115,7 @@ enum Stage {
 }
 
 /// What a turn of [`Peers::advance`] leaves to do.
-pub(super) struct Overdue {
+pub(crate) struct Overdue {
     /// Processes that are waited for no longer.
     pub pids: Vec<u32>,
     /// Whether another thread is to read.

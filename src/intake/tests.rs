@@ -27,11 +27,11 @@ fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     let clock = Arc::new(Manual::at(0));
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
     let intake = intake.with_kubelet(Some(kubelet.into()));
-    let homes = Homes::new(intake.kubelet.clone(), folder.path().to_owned());
     let peers = Peers::default().at(folder.path().to_owned());
     let device = |index: &str, uuid: &str| Device { index: index.into(), uuid: uuid.into(), ..Device::default() };
     intake.set_devices(&[device("0", "GPU-a"), device("1", "GPU-b"), device("2", "GPU-c")]);
-    (Intake { homes, peers, ..intake }, clock, folder)
+    let places = intake.places.at(folder.path().to_owned());
+    (Intake { places, peers, ..intake }, clock, folder)
 }
 
 fn process(pid: u32) -> Sender {
@@ -57,7 +57,7 @@ fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
             intake.ledger().ended().record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
         }
     };
-    let works_on = |works| intake.processes.set([(7, OnGpus { works, idles: Vec::new() })].into());
+    let works_on = |works| intake.places.processes().set([(7, OnGpus { works, idles: Vec::new() })].into());
     works_on(vec![0]);
     say("begin", 1);
     say("end", 1);
@@ -125,7 +125,7 @@ fn phases_of_ranks_are_bounded_over_all_jobs() {
 fn a_rank_is_followed_to_where_its_process_works() {
     let (intake, ..) = node();
     let gpus_after = |kind: &str, works: &[usize], idles: &[usize]| {
-        intake.processes.set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
+        intake.places.processes().set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
         let begin = json!({"event": "begin", "kind": kind, "name": "p", "job": "j", "rank": 0});
         assert_eq!(intake.take_json(begin.to_string().as_bytes(), &process(7)).accepted, 1);
         intake.jobs().by_name()["j"].ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
@@ -205,9 +205,9 @@ fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
 
 #[test]
 fn the_devices_that_events_tell_are_not_mixed_with_the_environments_local_rank() {
-    let (mut intake, _clock, folder) = node();
-    intake.kubelet = None;
-    intake.peers = Peers::default().at(folder.path().to_owned());
+    let (intake, _clock, folder) = node();
+    let (places, peers) = (intake.places.with_kubelet(None), Peers::default().at(folder.path().to_owned()));
+    let intake = Intake { places, peers, ..intake };
     // As of a launcher that makes further processes by itself: all have its environment.
     std::fs::write(folder.path().join("1/environ"), "SLURM_LOCALID=0\0CUDA_VISIBLE_DEVICES=0,1,2").expect("written");
     let all = json!({"CUDA_VISIBLE_DEVICES": "0,1,2"});
@@ -408,7 +408,7 @@ fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_n
     assert_eq!(intake.counts.get(Outcome::Malformed), 0);
     assert!(intake.accounts.held(Resource::Bytes) > 0, "what waits is on its owner's account");
     // Nobody reads it: it waits for a turn that does not come.
-    clock.advance_to(10 * super::super::peer::DEADLINE_NS);
+    clock.advance_to(10 * crate::place::peer::DEADLINE_NS);
     intake.peers.end();
     intake.advance();
     assert_eq!(intake.counts.get(Outcome::Malformed), 1, "it names no job, and nobody else does");

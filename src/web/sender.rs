@@ -3,7 +3,7 @@
 //! Over loopback both ends of a connection are in one network namespace, so that the kernel has the client's socket too,
 //! with its user. It is asked by netlink (`sock_diag(7)`), which anybody may. A client elsewhere has an address alone.
 
-use crate::web::serve::Peer;
+use super::serve::Peer;
 use highwater_core::jobs::Sender;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};

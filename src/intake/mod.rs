@@ -1,27 +1,37 @@
-//! The one way in for annotations, from either door: parse, check, take, count, answer.
+//! What jobs say of themselves: steps, phases, layers and marks, over HTTP and two Unix sockets. [`Intake`] is the one way
+//! in from every door: parse, check, take, count, answer.
+//!
+//! Enters: JSON from untrusted peers. Leaves: jobs in the [`Ledger`], which follow from it. Invariants: a bad event refuses
+//! itself alone, with a reason that is counted; everything kept is bounded by [`Limits`], by bytes of one owner; no lock
+//! that senders share is held while another process is looked at. Absent on purpose: memory, which is joined later.
 
-use super::batch::Batch;
-use super::complaints::{Complaints, detail};
-use super::home::{At, Homes};
-use super::log::{EventLog, LogLimits};
-use super::peer::{self, Peer, Peers};
-use crate::kubelet::{Home, Kubelet};
-use arc_swap::ArcSwapOption;
+mod batch;
+mod complaints;
+pub mod datagram;
+#[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
+pub(crate) mod fuzzing;
+mod log;
+pub mod seqpacket;
+mod speak;
+pub(crate) mod split;
+
+pub use batch::{Batch, MOST_BATCHED_BYTES};
+pub use log::{EventLog, LogLimits, Taken};
+pub use speak::{due, speak};
+
+use crate::metrics::{Collect, Families, catalogue as c};
+use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
+use complaints::{Complaints, detail};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::Device;
-use highwater_core::gpu::{OnGpus, Processes};
-use highwater_core::jobs::Container;
-use highwater_core::jobs::Gpus;
-use highwater_core::jobs::Jobs;
-use highwater_core::jobs::Limits;
-use highwater_core::jobs::Search;
-use highwater_core::jobs::{Account, Accounts, Held, Owner, Resource, Sender, Shortage, Within};
-use highwater_core::jobs::{Context, Event};
-use highwater_core::jobs::{Outcome, OutcomeCounts, Refusal};
+use highwater_core::gpu::{Device, OnGpus, Processes};
+use highwater_core::jobs::{
+    Account, Accounts, Context, Event, Held, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Resource, Search,
+    Sender, Shortage, Within,
+};
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
 use serde::Serialize;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Refusals that one answer lists; the others are counted in it.
@@ -61,9 +71,9 @@ pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
 pub struct Intake {
     limits: Limits,
     clock: Arc<dyn Clock>,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     accounts: Accounts,
-    homes: Homes,
+    places: Places,
     peers: Peers<Parked>,
     /// The timeline that rates and deadlines go by, which goes on when a recording has ended.
     live: Arc<dyn Clock>,
@@ -76,11 +86,6 @@ pub struct Intake {
     /// Bytes of the events that batches hold to put them in order.
     pub(super) batched_bytes: AtomicUsize,
     complaints: Mutex<Complaints>,
-    gpus: ArcSwapOption<Gpus>,
-    processes: Arc<Processes>,
-    kubelet: Option<Arc<Kubelet>>,
-    /// Whether it was told that the kubelet and the driver do not agree.
-    told_unknown: AtomicBool,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
     /// How many events had each outcome.
@@ -95,19 +100,15 @@ impl Intake {
             limits,
             live: Arc::clone(&clock),
             clock,
-            ledger: Ledger::new(limits),
+            ledger: Arc::new(Ledger::new(limits)),
             accounts: Accounts::new(&limits),
-            homes: Homes::new(None, "/proc".into()),
+            places: Places::new(processes),
             peers: Peers::default(),
             advanced_ns: AtomicI64::new(i64::MIN),
             logged_overdue_ns: AtomicI64::new(i64::MIN),
             itself: OnceLock::new(),
             batched_bytes: AtomicUsize::new(0),
             complaints: Mutex::default(),
-            gpus: ArcSwapOption::empty(),
-            processes,
-            kubelet: None,
-            told_unknown: AtomicBool::new(false),
             log: EventLog::default(),
             on_mark: OnceLock::new(),
             counts: OutcomeCounts::default(),
@@ -124,8 +125,7 @@ impl Intake {
     /// The same, which also asks the kubelet which GPUs the senders' containers have.
     #[must_use]
     pub fn with_kubelet(mut self, kubelet: Option<Arc<Kubelet>>) -> Self {
-        self.homes = Homes::new(kubelet.clone(), "/proc".into());
-        self.kubelet = kubelet;
+        self.places = self.places.with_kubelet(kubelet);
         self
     }
 
@@ -150,7 +150,7 @@ impl Intake {
 
     /// From now on jobs' names for GPUs mean these, and positions are theirs.
     pub fn set_devices(&self, devices: &[Device]) {
-        self.gpus.store(Some(Arc::new(Gpus::new(devices))));
+        self.places.set_devices(devices);
         if self.ledger.set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
             self.log.clear(self.clock.now_ns());
         }
@@ -158,7 +158,7 @@ impl Intake {
 
     /// All that is known of jobs.
     #[must_use]
-    pub fn ledger(&self) -> &Ledger {
+    pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
@@ -263,7 +263,7 @@ impl Intake {
     /// The account of a sender.
     pub(super) fn account_of(&self, sender: &Sender) -> Arc<Account> {
         let within =
-            if sender.uid.is_some() { self.homes.within(sender.pid, self.live.now_ns()) } else { Within::Node };
+            if sender.uid.is_some() { self.places.within(sender.pid, self.live.now_ns()) } else { Within::Node };
         self.accounts.of(&Owner::of(sender, within))
     }
 
@@ -317,9 +317,9 @@ impl Intake {
     /// Takes what waited for a process, and looks for the GPUs of its ranks.
     fn has_been_read(&self, pid: u32) {
         self.peers.drain(pid, |peer, parked| parked.into_iter().for_each(|parked| self.take_parked(peer, parked)));
-        let (gpus, searches) = (self.gpus.load(), self.jobs().searches_of(pid));
+        let searches = self.jobs().searches_of(pid);
         for (job, rank, account, search) in searches {
-            if let Some(found) = self.find_gpus(Some(pid), &account, &search, gpus.as_deref()) {
+            if let Some(found) = self.find_gpus(Some(pid), &account, &search) {
                 self.jobs().set_found(&job, rank, &search, &found.into());
             }
         }
@@ -342,7 +342,7 @@ impl Intake {
 
     /// Takes an annotation with what is known of its sender's process.
     fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
-        let gpus = self.gpus.load();
+        let gpus = self.places.gpus();
         let (now_ns, pid) = (arrival.at_ns, arrival.sender.pid);
         let unix_shift_ns = arrival.unix_shift_ns;
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
@@ -366,7 +366,7 @@ impl Intake {
         let mut knows_gpus = search.is_none();
         // Looked for without the jobs, which others wait for.
         if let Some(search) = search
-            && let Some(found) = self.find_gpus(event.pid, account, &search, gpus.as_deref())
+            && let Some(found) = self.find_gpus(event.pid, account, &search)
         {
             self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
@@ -388,9 +388,9 @@ impl Intake {
         let held = account.hold(Resource::Bytes, bytes);
         let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), held });
         match (self.peers.ask(pid, account, arrival.live_ns, &mut parked), parked) {
-            (peer::Answer::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
-            (peer::Answer::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
-            (peer::Answer::Later | peer::Answer::Known(_), _) => Ok(None),
+            (Asked::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
+            (Asked::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
+            (Asked::Later | Asked::Known(_), _) => Ok(None),
         }
     }
 
@@ -412,56 +412,22 @@ impl Intake {
     fn listed_at(&self, event: &Event, jobs: &Jobs) -> Option<OnGpus> {
         let pid = event.pid.filter(|_| event.event == EventType::Begin)?;
         let begins = event.kind == Kind::Step || !jobs.is_in_step(&event.job, event.rank);
-        begins.then(|| self.processes.listed_on(pid)).flatten()
+        begins.then(|| self.places.listed_on(pid)).flatten()
     }
 
-    /// The GPUs of a rank that has named none: those that the driver sees its process on, or the one that its
-    /// container, its visible devices and its local rank point to, by its events or its process.
-    fn find_gpus(
-        &self,
-        pid: Option<u32>,
-        account: &Arc<Account>,
-        search: &Search,
-        gpus: Option<&Gpus>,
-    ) -> Option<Vec<usize>> {
-        if let Some(found) = pid.and_then(|pid| self.processes.gpus_of(pid)) {
+    /// The GPUs of a rank that has named none. `None` where they are not known, or its process is read first.
+    fn find_gpus(&self, pid: Option<u32>, account: &Arc<Account>, search: &Search) -> Option<Vec<usize>> {
+        if let Some(found) = pid.and_then(|pid| self.places.works_on(pid)) {
             return Some(found);
         }
-        let (gpus, now_ns) = (gpus?, self.live.now_ns());
+        let now_ns = self.live.now_ns();
         let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
-            Some(peer::Answer::Known(peer)) => Peer::clone(&peer),
+            Some(Asked::Known(peer)) => Peer::clone(&peer),
             // It is looked for again once its process has been read.
-            Some(peer::Answer::Later | peer::Answer::Full) => return None,
+            Some(Asked::Later | Asked::Full) => return None,
             None => Peer::default(),
         };
-        let home = pid.map(|pid| self.homes.of(pid, now_ns));
-        let At { home, since_ns: home_since_ns } = home.unwrap_or_default();
-        let place = search.place_of(pid, peer.place);
-        let since_ns = search.since_ns.unwrap_or(now_ns);
-        let asked = |kubelet: &Kubelet, container: &Container, since_ns: i64| {
-            self.positions(gpus, &kubelet.gpus_of(container, since_ns, now_ns).unwrap_or_default())
-        };
-        let given = match (&self.kubelet, &home, place.container()) {
-            (None, ..) | (Some(_), Home::Host, None) => None,
-            // What the kernel tells of the sender goes before what the sender tells of itself.
-            (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, home_since_ns)),
-            (Some(kubelet), _, Some(container)) => Some(asked(kubelet, &container, since_ns)),
-            // In which container is not known, so that no index tells anything.
-            (Some(_), Home::Unknown, None) => Some(Vec::new()),
-        };
-        let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
-        Some(vec![found])
-    }
-
-    /// The GPUs that a container was given. None where one of them is not this node's as the driver tells it: which of
-    /// the others an index means is not known then.
-    fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
-        gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
-            if !self.told_unknown.swap(true, Ordering::Relaxed) {
-                tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not show");
-            }
-            Vec::new()
-        })
+        self.places.find(pid, peer.place, search, now_ns)
     }
 }
 
@@ -486,6 +452,21 @@ struct Parked {
     annotation: Annotation,
     arrival: Arrival,
     held: Held,
+}
+
+/// What became of it, by the catalogue.
+impl Collect for Intake {
+    fn collect(&self, out: &mut Families) {
+        for outcome in Outcome::ALL {
+            out.count(&c::ANNOTATIONS, &[outcome.label()], Some(self.counts.get(*outcome)));
+        }
+        for (sender, events) in self.accounts.refusals() {
+            out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));
+        }
+        for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
+            out.count(&c::ANNOTATIONS_HELD, &[kind], Some(self.accounts.held(resource) as u64));
+        }
+    }
 }
 
 #[cfg(test)]

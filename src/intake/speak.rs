@@ -1,6 +1,6 @@
 //! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
 
-use crate::annotate::Intake;
+use crate::intake::Intake;
 use crate::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS};
 use highwater_core::jobs::Sender;

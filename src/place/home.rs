@@ -6,7 +6,7 @@
 
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
-use crate::kubelet::{Home, Kubelet};
+use crate::place::kubelet::{Home, Kubelet};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{Pod, Within};
 use std::collections::HashMap;
@@ -103,7 +103,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::Settings;
+    use crate::place::kubelet::Settings;
     use highwater_core::jobs::Container;
 
     #[test]

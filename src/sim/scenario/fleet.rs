@@ -1,19 +1,19 @@
 //! The devices that a scenario's GPUs make: each GPU, followed by its MIG instances.
 
-use super::random::Random;
-use super::scenario::{DeviceRef, GpuGroup, Scenario};
+use super::{DeviceRef, GpuGroup, Scenario};
+use crate::sim::random::Random;
 use highwater_core::gpu::Device;
 
 /// The devices of a node, in the order of [`crate::source::Source::devices`].
 #[derive(Debug)]
-pub(super) struct Fleet {
-    pub(super) devices: Vec<Device>,
+pub(in crate::sim) struct Fleet {
+    pub(in crate::sim) devices: Vec<Device>,
     /// For each device, the GPU that it is an instance of.
-    pub(super) parents: Vec<Option<usize>>,
+    pub(in crate::sim) parents: Vec<Option<usize>>,
 }
 
 impl Fleet {
-    pub(super) fn of(scenario: &Scenario) -> Self {
+    pub(in crate::sim) fn of(scenario: &Scenario) -> Self {
         let mut fleet = Self { devices: Vec::new(), parents: Vec::new() };
         let groups = scenario.gpus.iter().flat_map(|group| std::iter::repeat_n(group, group.count));
         for (index, group) in groups.enumerate() {
@@ -52,23 +52,23 @@ impl Fleet {
     }
 
     /// The position of a device; `None` where it is not there.
-    pub(super) fn find(&self, device: &DeviceRef) -> Option<usize> {
+    pub(in crate::sim) fn find(&self, device: &DeviceRef) -> Option<usize> {
         let index = device.to_string();
         self.devices.iter().position(|device| device.index == index)
     }
 
     /// Whether a GPU is split in MIG instances.
-    pub(super) fn is_split(&self, position: usize) -> bool {
+    pub(in crate::sim) fn is_split(&self, position: usize) -> bool {
         self.parents.contains(&Some(position))
     }
 
     /// Bytes of a device that jobs can have; 0 where the device is not there.
-    pub(super) fn usable_bytes(&self, position: usize) -> u64 {
+    pub(in crate::sim) fn usable_bytes(&self, position: usize) -> u64 {
         self.devices.get(position).and_then(Device::usable_bytes).unwrap_or(0)
     }
 
     /// The device itself and, for a GPU, its instances: where what happens to it is felt, or comes from.
-    pub(super) fn within(&self, position: usize) -> impl Iterator<Item = usize> {
+    pub(in crate::sim) fn within(&self, position: usize) -> impl Iterator<Item = usize> {
         (0..self.devices.len()).filter(move |other| *other == position || self.parents[*other] == Some(position))
     }
 }

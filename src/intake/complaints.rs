@@ -4,8 +4,7 @@
 //! owner, so that somebody can find it; the rest are counted, and how many they were is logged with the next one.
 
 use highwater_core::clock::SECOND_NS;
-use highwater_core::jobs::Owner;
-use highwater_core::jobs::Refusal;
+use highwater_core::jobs::{Owner, Refusal};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 

@@ -1,17 +1,15 @@
 //! `POST /api/v1/annotations`.
 
-use super::batch::Batch;
-use super::intake::{Answer, Intake};
-use super::tcp;
-use crate::web::problem::Problem;
-use crate::web::serve::{Peer, in_time};
+use super::problem::Problem;
+use super::sender::sender;
+use super::serve::{Peer, in_time};
+use crate::intake::{Answer, Batch, Intake};
 use axum::Extension;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use highwater_core::jobs::Refusal;
-use highwater_core::jobs::Sender;
+use highwater_core::jobs::{Refusal, Sender};
 use http_body_util::BodyExt as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -50,7 +48,7 @@ pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, heade
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
     }
-    let sender = peer.map_or(UNKNOWN, |Extension(peer)| tcp::sender(&peer));
+    let sender = peer.map_or(UNKNOWN, |Extension(peer)| sender(&peer));
     let answer = match in_time(take(&door.intake, &sender, body)).await {
         Err(problem) => return problem.into_response(),
         Ok(Ok(Some(answer))) => answer,

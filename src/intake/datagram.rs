@@ -3,10 +3,9 @@
 //! An annotation must cost a training loop microseconds, so the sender never waits for the daemon; what is refused is
 //! counted and, a few times a minute, logged. The kernel tells the sender's process, which finds its GPU.
 
-use super::intake::Intake;
+use super::Intake;
 use crate::files::Bound;
-use highwater_core::jobs::Refusal;
-use highwater_core::jobs::Sender;
+use highwater_core::jobs::{Refusal, Sender};
 use rustix::net::SocketType;
 use std::io;
 use std::os::fd::AsRawFd as _;

@@ -2,7 +2,7 @@
 
 use super::container::Home;
 use super::{Listed, wire};
-use crate::fuzzing::parts;
+use highwater_core::fuzzing::parts;
 use highwater_core::jobs::Container;
 use prost::Message as _;
 

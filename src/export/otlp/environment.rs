@@ -1,0 +1,46 @@
+//! The environment's variables, and which of them cannot be understood.
+
+use std::fmt;
+
+/// A variable that cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Its name.
+    pub variable: String,
+    /// What is wrong with its value.
+    pub problem: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "environment variable {}: {}", self.variable, self.problem)
+    }
+}
+
+/// The variables, empty ones as if they were not set, and what was found wrong.
+pub(super) struct Environment<'a> {
+    variables: &'a [(String, String)],
+    pub faults: Vec<Fault>,
+}
+
+impl<'a> Environment<'a> {
+    pub fn of(variables: &'a [(String, String)]) -> Self {
+        Self { variables, faults: Vec::new() }
+    }
+
+    pub fn get(&self, variable: &str) -> Option<&'a str> {
+        let found = self.variables.iter().find(|(name, _)| name == variable);
+        found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// Reads a variable; where it cannot be understood, notes that.
+    pub fn read<T>(&mut self, variable: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        match read(self.get(variable)?) {
+            Ok(value) => Some(value),
+            Err(problem) => {
+                self.faults.push(Fault { variable: variable.to_owned(), problem });
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What is known at one moment, for whoever tells it: exporters, the API, the recorder.
+//!
+//! Enters: the node of the moment, what jobs say, findings. Leaves: the same, from one place for all. Invariants: the node
+//! comes and goes, jobs and findings stay; clones are the same. Absent on purpose: how any of it comes to be known.
+
+use crate::node::{Node, Slot};
+use highwater_core::clock::Clock;
+use highwater_core::detect::{self, Change, Detect};
+use highwater_core::phases::{Ledger, advance_without_node};
+use std::sync::Arc;
+
+/// All that is known.
+#[derive(Clone)]
+pub struct Known {
+    /// The node of the moment.
+    pub slot: Arc<Slot>,
+    /// What jobs have open, and what has ended.
+    pub ledger: Arc<Ledger>,
+    /// What was found on the nodes, one after the other: a GPU that took its node with it stays found.
+    pub findings: Arc<Detect>,
+    /// The timeline: the system's, or a recording's.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Known {
+    /// What is known of one node whose source stays, as in a bench or a test; nothing has been found yet.
+    #[must_use]
+    pub fn of(node: &Arc<Node>, ledger: &Arc<Ledger>) -> Self {
+        let slot = Slot::empty(false);
+        slot.fill(Arc::clone(node));
+        let (ledger, findings) = (Arc::clone(ledger), Arc::new(Detect::new(detect::Settings::default())));
+        Self { slot: Arc::new(slot), ledger, findings, clock: Arc::clone(&node.clock) }
+    }
+
+    /// The timeline of the node of the moment, or of the daemon where there is none.
+    #[must_use]
+    pub fn clock_of<'a>(&'a self, node: Option<&'a Node>) -> &'a dyn Clock {
+        node.map_or(&*self.clock, |node| &*node.clock)
+    }
+
+    /// Brings up to date what follows from a node's readings and phases, and looks for causes.
+    pub fn advance(&self, node: &Node, now_ns: i64) -> Change {
+        node.advance(&self.ledger, now_ns);
+        self.findings.advance(&node.join, &self.ledger, now_ns)
+    }
+
+    /// The same while there is no node.
+    pub fn advance_without_node(&self, now_ns: i64) -> Change {
+        advance_without_node(&self.ledger, now_ns);
+        self.findings.advance_without_node(&self.ledger, now_ns)
+    }
+}

@@ -1,0 +1,180 @@
+//! The house has one direction: modules side by side import each other in no circle, at any depth, and the core needs
+//! nothing that does I/O. `make map` prints what imports what.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// A module by the names on the way to it from its crate's root.
+type Module = Vec<String>;
+/// What each of some modules side by side imports of the others.
+type Graph = BTreeMap<String, BTreeSet<String>>;
+
+/// Every module of a crate with its text.
+fn modules(root: &Path) -> BTreeMap<Module, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![(root.to_owned(), Module::new())];
+    while let Some((folder, at)) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+            let here: Module = at.iter().cloned().chain([name.clone()]).collect();
+            if path.is_dir() {
+                folders.push((path, here));
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                let module = if matches!(name.as_str(), "mod" | "lib" | "main") { at.clone() } else { here };
+                found.insert(module, fs::read_to_string(&path).expect("text"));
+            }
+        }
+    }
+    let tests: Vec<Module> = found.iter().flat_map(|(module, text)| tests_of(module, text)).collect();
+    found.retain(|module, _| !tests.iter().any(|tests| module.starts_with(tests)));
+    found
+}
+
+/// Modules in files of their own that a module declares for tests only.
+fn tests_of(module: &Module, text: &str) -> Vec<Module> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let declared = lines.windows(2).filter(|two| two[0] == "#[cfg(test)]");
+    let name = |two: &[&str]| Some(two[1].strip_prefix("mod ")?.strip_suffix(';')?.to_owned());
+    declared.filter_map(name).map(|name| module.iter().cloned().chain([name]).collect()).collect()
+}
+
+/// A module's text without comments and without what is for tests only.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// Every path of the crate that a text names, in `use` or anywhere else.
+fn paths(text: &str) -> Vec<String> {
+    let begins = |word: &str| text.match_indices(word).map(|(at, _)| at).collect::<Vec<_>>();
+    let mut found = Vec::new();
+    for at in begins("crate::").into_iter().chain(begins("super::")).chain(begins("self::")) {
+        let before = text[..at].chars().next_back();
+        if before.is_none_or(|before| !(before.is_alphanumeric() || before == '_' || before == ':')) {
+            expand("", &text[at..], &mut found);
+        }
+    }
+    found
+}
+
+/// The paths of a tree of imports that a text begins with; returns what follows it.
+fn expand<'a>(prefix: &str, text: &'a str, found: &mut Vec<String>) -> &'a str {
+    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(text.len());
+    let (path, mut rest) = (format!("{prefix}{}", &text[..end]), &text[end..]);
+    if !(path.ends_with("::") && rest.starts_with('{')) {
+        found.push(path);
+        return rest;
+    }
+    rest = rest[1..].trim_start();
+    while !rest.is_empty() && !rest.starts_with('}') {
+        let before = rest.len();
+        rest = expand(&path, rest, found);
+        // Renamings and commas.
+        rest = rest.trim_start_matches(|c: char| c != ',' && c != '}').trim_start_matches(',').trim_start();
+        assert!(rest.len() < before, "imports that nobody can read: {text:.80}");
+    }
+    rest.strip_prefix('}').unwrap_or(rest)
+}
+
+/// The module that a path named in `from` leads to.
+fn target(path: &str, from: &Module, all: &BTreeMap<Module, String>) -> Module {
+    let mut names = path.split("::").filter(|name| !name.is_empty()).peekable();
+    let mut at = from.clone();
+    if names.next_if_eq(&"crate").is_some() {
+        at.clear();
+    }
+    names.next_if_eq(&"self");
+    while names.next_if_eq(&"super").is_some() {
+        at.pop();
+    }
+    for name in names {
+        let inner: Module = at.iter().cloned().chain([name.to_owned()]).collect();
+        if !all.contains_key(&inner) {
+            break;
+        }
+        at = inner;
+    }
+    at
+}
+
+/// What modules side by side import of each other, by the module that they are in.
+fn graphs(all: &BTreeMap<Module, String>) -> BTreeMap<Module, Graph> {
+    let mut graphs: BTreeMap<Module, Graph> = BTreeMap::new();
+    for (from, text) in all {
+        for path in paths(&code(text)) {
+            let to = target(&path, from, all);
+            let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
+            if let (Some(one), Some(other)) = (from.get(shared), to.get(shared)) {
+                let graph = graphs.entry(from[..shared].to_vec()).or_default();
+                graph.entry(one.clone()).or_default().insert(other.clone());
+            }
+        }
+    }
+    graphs
+}
+
+/// Names in an order in which each imports only those before it, or those that are left in circles.
+fn order(graph: &Graph) -> Result<Vec<String>, BTreeSet<String>> {
+    let mut left: BTreeSet<String> = graph.iter().flat_map(|(one, uses)| uses.iter().chain([one])).cloned().collect();
+    let mut order = Vec::new();
+    while !left.is_empty() {
+        let free = left.iter().find(|one| graph.get(*one).is_none_or(|uses| uses.is_disjoint(&left))).cloned();
+        let Some(free) = free else { return Err(left) };
+        left.remove(&free);
+        order.push(free);
+    }
+    Ok(order)
+}
+
+fn root(of: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(of)
+}
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    for source in ["core/src", "src"] {
+        let all = modules(&root(source));
+        assert!(all.len() > 30, "{source} was not read");
+        for (within, graph) in graphs(&all) {
+            let order = order(&graph).unwrap_or_else(|circle| {
+                let uses: Vec<_> = circle.iter().map(|one| format!("{one} → {:?}", &graph[one] & &circle)).collect();
+                panic!("{source}, {}: a circle among {}", within.join("::"), uses.join("; "));
+            });
+            if within.is_empty() {
+                println!("{source}, each module with those that it imports:");
+                for one in order {
+                    let uses = graph.get(&one).into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
+                    println!("  {one:<10} {uses}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_circle_is_seen_however_it_is_written() {
+    let of = |texts: &[(&str, &str)]| {
+        let module = |path: &str| path.split("::").map(str::to_owned).collect::<Module>();
+        let all: BTreeMap<Module, String> =
+            texts.iter().map(|(path, text)| (module(path), (*text).to_owned())).collect();
+        graphs(&all).values().map(order).any(|order| order.is_err())
+    };
+    assert!(of(&[("a", "use crate::b::B;"), ("b", "fn f() -> crate::a::A {}")]));
+    assert!(of(&[("a", "use crate::{c, b::{\n    B, C as D,\n}};"), ("b", "use super::a;"), ("c", "")]));
+    assert!(of(&[("p", ""), ("p::a", "use super::b::B;"), ("p::b", "use crate::p::a::A;")]));
+    assert!(!of(&[
+        ("a", "use crate::b::B; // crate::a"),
+        ("b", "//! crate::a\n#[cfg(test)]\nmod tests { use crate::a; }")
+    ]));
+}
+
+/// The manifest lists what the core needs, and the compiler holds it to that.
+#[test]
+fn the_core_needs_nothing_that_does_io() {
+    let manifest: toml::Table =
+        fs::read_to_string(root("core/Cargo.toml")).expect("a manifest").parse().expect("good TOML");
+    let needs: Vec<&String> = manifest["dependencies"].as_table().expect("a table").keys().collect();
+    assert_eq!(needs, ["arc-swap", "rustix", "serde", "thiserror"]);
+}
