@@ -43,7 +43,7 @@ impl Meters {
         let readings = self.by_gpu.get(&gpu).map(Vec::as_slice).unwrap_or_default();
         let after = readings.partition_point(|reading| reading.at_ns <= at_ns);
         let last = after.checked_sub(1).and_then(|last| readings.get(last));
-        last.filter(|reading| at_ns - reading.at_ns <= HOLD_NS).map_or_else(Medium::default, |reading| Medium {
+        last.filter(|reading| at_ns.saturating_sub(reading.at_ns) <= HOLD_NS).map_or_else(Medium::default, |reading| Medium {
             utilization_ratio: reading.utilization_ratio,
             power_watts: reading.power_watts,
             ..Medium::default()
@@ -93,6 +93,10 @@ mod tests {
         assert_eq!(at(1_600_000_000), (None, Some(300.0)));
         assert_eq!(at(2_500_000_001), (None, None));
         assert_eq!(meters.at(1, 1_200_000_000), Medium::default());
+        // A recording may say any time.
+        std::fs::write(&path, format!("{}, 0, 50, 250000\n", i64::MIN)).expect("written");
+        let meters = Meters::read(&path, &mut skipped).expect("readable");
+        assert_eq!(meters.at(0, i64::MAX), Medium::default());
         assert_eq!(skipped.count, 1);
     }
 }

@@ -115,6 +115,15 @@ impl Ranks {
             Ranks::On(devices) => devices.clone(),
         }
     }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self {
+            Ranks::Count(count) => *count as usize,
+            Ranks::On(devices) => devices.len(),
+        }
+    }
 }
 
 /// A training job: the same steps on every rank, each made of the same phases.

@@ -122,3 +122,11 @@ fn what_cannot_be_played_is_refused() {
         assert_eq!(Scenario::parse(&text, "t.toml").map(|_| ()).expect_err(&text).to_string(), message);
     }
 }
+
+/// As many as a number says are never made: these would take more memory than there is.
+#[test]
+fn more_ranks_than_a_node_has_are_refused_before_they_are_made() {
+    let text = "[[gpus]]\n[[jobs]]\nname = \"a\"\nranks = 4294967295\nphases = []\n";
+    let error = Scenario::parse(text, "many.toml").expect_err("too many").to_string();
+    assert!(error.contains("jobs[0].ranks") && error.contains("must be 1 to 256"), "{error}");
+}
