@@ -31,7 +31,8 @@ test: tools-test ## All tests, with the tools they need installed first; where o
 # `cargo deny check advisories`.
 lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
 

@@ -12,6 +12,7 @@ pub mod fuzzing;
 pub mod gpu;
 pub mod histogram;
 pub mod jobs;
+pub mod labels;
 pub mod phases;
 pub mod ring;
 pub mod units;

@@ -24,5 +24,4 @@ pub use replay::replay;
 pub use scenario::scenario;
 pub use settings::settings;
 
-#[cfg(test)]
-use highwater_core::fuzzing::{SEPARATOR, parts};
+use highwater_core::fuzzing::parts;

@@ -458,7 +458,7 @@ struct Parked {
 impl Collect for Intake {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {
-            out.count(&c::ANNOTATIONS, &[outcome.label()], Some(self.counts.get(*outcome)));
+            out.count(&c::ANNOTATIONS, &[outcome.label()], Some(self.counts.get(outcome)));
         }
         for (sender, events) in self.accounts.refusals() {
             out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));

@@ -3,66 +3,31 @@
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What became of a trigger: the values of the label `outcome`. Each has exactly one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Outcome {
-    /// Its capture was written whole.
-    Complete,
-    /// Its capture ended before its time: it grew to its limit, the GPUs went away, or the daemon stopped.
-    CutShort,
-    /// Its capture could not be written further: the disk is full, say. What was written before is kept.
-    Failed,
-    /// It came while a capture was taken, which tells of it and goes on for longer.
-    Joined,
-    /// It came too soon after a capture of the same reason.
-    Cooldown,
-    /// Another capture was being taken.
-    Busy,
-    /// Captures were asked for too often.
-    TooOften,
-    /// It was asked for, and captures that it must not push out take all room.
-    NoRoom,
-    /// There is no directory that can be written to.
-    Unavailable,
-    /// There are no GPUs to tell of.
-    NoGpus,
-    /// The recorder's thread does not take triggers any more.
-    Dropped,
-}
-
-impl Outcome {
-    /// Every outcome, in the order of their numbers.
-    pub const ALL: [Outcome; 11] = [
-        Outcome::Complete,
-        Outcome::CutShort,
-        Outcome::Failed,
-        Outcome::Joined,
-        Outcome::Cooldown,
-        Outcome::Busy,
-        Outcome::TooOften,
-        Outcome::NoRoom,
-        Outcome::Unavailable,
-        Outcome::NoGpus,
-        Outcome::Dropped,
-    ];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Outcome::Complete => "complete",
-            Outcome::CutShort => "cut_short",
-            Outcome::Failed => "failed",
-            Outcome::Joined => "joined",
-            Outcome::Cooldown => "cooldown",
-            Outcome::Busy => "busy",
-            Outcome::TooOften => "too_often",
-            Outcome::NoRoom => "no_room",
-            Outcome::Unavailable => "unavailable",
-            Outcome::NoGpus => "no_gpus",
-            Outcome::Dropped => "dropped",
-        }
+highwater_core::labels! {
+    /// What became of a trigger: the values of the label `outcome`. Each has exactly one.
+    pub enum Outcome {
+        /// Its capture was written whole.
+        Complete = "complete",
+        /// Its capture ended before its time: it grew to its limit, the GPUs went away, or the daemon stopped.
+        CutShort = "cut_short",
+        /// Its capture could not be written further: the disk is full, say. What was written before is kept.
+        Failed = "failed",
+        /// It came while a capture was taken, which tells of it and goes on for longer.
+        Joined = "joined",
+        /// It came too soon after a capture of the same reason.
+        Cooldown = "cooldown",
+        /// Another capture was being taken.
+        Busy = "busy",
+        /// Captures were asked for too often.
+        TooOften = "too_often",
+        /// It was asked for, and captures that it must not push out take all room.
+        NoRoom = "no_room",
+        /// There is no directory that can be written to.
+        Unavailable = "unavailable",
+        /// There are no GPUs to tell of.
+        NoGpus = "no_gpus",
+        /// The recorder's thread does not take triggers any more.
+        Dropped = "dropped",
     }
 }
 

@@ -43,10 +43,12 @@ impl Meters {
         let readings = self.by_gpu.get(&gpu).map(Vec::as_slice).unwrap_or_default();
         let after = readings.partition_point(|reading| reading.at_ns <= at_ns);
         let last = after.checked_sub(1).and_then(|last| readings.get(last));
-        last.filter(|reading| at_ns.saturating_sub(reading.at_ns) <= HOLD_NS).map_or_else(Medium::default, |reading| Medium {
-            utilization_ratio: reading.utilization_ratio,
-            power_watts: reading.power_watts,
-            ..Medium::default()
+        last.filter(|reading| at_ns.saturating_sub(reading.at_ns) <= HOLD_NS).map_or_else(Medium::default, |reading| {
+            Medium {
+                utilization_ratio: reading.utilization_ratio,
+                power_watts: reading.power_watts,
+                ..Medium::default()
+            }
         })
     }
 }

@@ -6,77 +6,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// The driver calls that the lanes make, by the label that `highwater_nvml_call_duration_seconds` gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-#[allow(missing_docs, reason = "each is named after its call")]
-pub enum Call {
-    MemoryInfo,
-    Utilization,
-    Power,
-    Temperature,
-    SmClock,
-    MemoryClock,
-    ThrottleReasons,
-    MemoryInfoSlow,
-    Bar1,
-    Energy,
-    PcieCounters,
-    Gpm,
-    NvlinkCounters,
-    EccErrors,
-    RemappedRows,
-    Processes,
-    Reacquire,
-    Devices,
-}
-
-impl Call {
-    /// Every call, in the order of the labels.
-    pub const ALL: [Call; 18] = [
-        Call::MemoryInfo,
-        Call::Utilization,
-        Call::Power,
-        Call::Temperature,
-        Call::SmClock,
-        Call::MemoryClock,
-        Call::ThrottleReasons,
-        Call::MemoryInfoSlow,
-        Call::Bar1,
-        Call::Energy,
-        Call::PcieCounters,
-        Call::Gpm,
-        Call::NvlinkCounters,
-        Call::EccErrors,
-        Call::RemappedRows,
-        Call::Processes,
-        Call::Reacquire,
-        Call::Devices,
-    ];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Call::MemoryInfo => "memory_info",
-            Call::Utilization => "utilization",
-            Call::Power => "power",
-            Call::Temperature => "temperature",
-            Call::SmClock => "sm_clock",
-            Call::MemoryClock => "memory_clock",
-            Call::ThrottleReasons => "throttle_reasons",
-            Call::MemoryInfoSlow => "memory_info_slow",
-            Call::Bar1 => "bar1",
-            Call::Energy => "energy",
-            Call::PcieCounters => "pcie_counters",
-            Call::Gpm => "gpm",
-            Call::NvlinkCounters => "nvlink_counters",
-            Call::EccErrors => "ecc_errors",
-            Call::RemappedRows => "remapped_rows",
-            Call::Processes => "processes",
-            Call::Reacquire => "reacquire",
-            Call::Devices => "devices",
-        }
+highwater_core::labels! {
+    /// The driver calls that the lanes make, by the label that `highwater_nvml_call_duration_seconds` gives them.
+    #[allow(missing_docs, reason = "each is named after its call")]
+    pub enum Call {
+        MemoryInfo = "memory_info",
+        Utilization = "utilization",
+        Power = "power",
+        Temperature = "temperature",
+        SmClock = "sm_clock",
+        MemoryClock = "memory_clock",
+        ThrottleReasons = "throttle_reasons",
+        MemoryInfoSlow = "memory_info_slow",
+        Bar1 = "bar1",
+        Energy = "energy",
+        PcieCounters = "pcie_counters",
+        Gpm = "gpm",
+        NvlinkCounters = "nvlink_counters",
+        EccErrors = "ecc_errors",
+        RemappedRows = "remapped_rows",
+        Processes = "processes",
+        Reacquire = "reacquire",
+        Devices = "devices",
     }
 }
 

@@ -8,53 +8,33 @@ use tokio::time::Instant;
 /// How often one kind of trouble is logged at most.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// How a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// By its client, or after its last answer.
-    Closed,
-    /// It was kept open between two requests for as long as that is allowed.
-    Idle,
-    /// It was the longest silent one when all places were taken.
-    Evicted,
-    /// Its client was too slow: with TLS's handshake, a request's head, or taking an answer; or it lived too long.
-    TimedOut,
-    /// TLS could not be agreed on.
-    HandshakeFailed,
-}
-
-impl Ending {
-    /// Every ending, in the order of their counters.
-    pub const ALL: [Self; 5] = [Self::Closed, Self::Idle, Self::Evicted, Self::TimedOut, Self::HandshakeFailed];
-
-    /// Its label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        ["closed", "idle", "evicted", "timed_out", "handshake_failed"][self as usize]
+highwater_core::labels! {
+    /// How a connection ended.
+    pub enum Ending {
+        /// By its client, or after its last answer.
+        Closed = "closed",
+        /// It was kept open between two requests for as long as that is allowed.
+        Idle = "idle",
+        /// It was the longest silent one when all places were taken.
+        Evicted = "evicted",
+        /// Its client was too slow: with TLS's handshake, a request's head, or taking an answer; or it lived too long.
+        TimedOut = "timed_out",
+        /// TLS could not be agreed on.
+        HandshakeFailed = "handshake_failed",
     }
 }
 
-/// Why a request was refused before its handler saw it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
-    /// Its `Host` is not one of the daemon's names.
-    Host,
-    /// There were more requests than `rate_limit` allows.
-    Rate,
-    /// It had no valid user and password.
-    Credentials,
-    /// Too many passwords were being checked.
-    Busy,
-}
-
-impl Refused {
-    /// Every reason, in the order of their counters.
-    pub const ALL: [Self; 4] = [Self::Host, Self::Rate, Self::Credentials, Self::Busy];
-
-    /// Its label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        ["host", "rate", "credentials", "busy"][self as usize]
+highwater_core::labels! {
+    /// Why a request was refused before its handler saw it.
+    pub enum Refused {
+        /// Its `Host` is not one of the daemon's names.
+        Host = "host",
+        /// There were more requests than `rate_limit` allows.
+        Rate = "rate",
+        /// It had no valid user and password.
+        Credentials = "credentials",
+        /// Too many passwords were being checked.
+        Busy = "busy",
     }
 }
 
@@ -105,25 +85,15 @@ impl Connections {
     }
 }
 
-/// What listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Listener {
-    /// `listen`.
-    Http,
-    /// `annotations.listen`.
-    Annotations,
-    /// `health.listen`.
-    Health,
-}
-
-impl Listener {
-    /// Every listener, in the order of their counters.
-    pub const ALL: [Self; 3] = [Self::Http, Self::Annotations, Self::Health];
-
-    /// Its label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        ["http", "annotations", "health"][self as usize]
+highwater_core::labels! {
+    /// What listens.
+    pub enum Listener {
+        /// `listen`.
+        Http = "http",
+        /// `annotations.listen`.
+        Annotations = "annotations",
+        /// `health.listen`.
+        Health = "health",
     }
 }
 

@@ -7,50 +7,21 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// What kind of trouble it is: the label `finding`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "each has a file of its own that tells it")]
-pub enum Kind {
-    LowHeadroom,
-    AllocatorThrash,
-    CommStarvation,
-    InputStall,
-    Straggler,
-    MemoryGrowth,
-    IdleGpu,
-    GpuLost,
-    Xid,
-}
-
-impl Kind {
-    /// All kinds, in the order in which they are looked for.
-    pub const ALL: [Kind; 9] = [
-        Kind::LowHeadroom,
-        Kind::AllocatorThrash,
-        Kind::CommStarvation,
-        Kind::InputStall,
-        Kind::Straggler,
-        Kind::MemoryGrowth,
-        Kind::IdleGpu,
-        Kind::GpuLost,
-        Kind::Xid,
-    ];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Kind::LowHeadroom => "low_headroom",
-            Kind::AllocatorThrash => "allocator_thrash",
-            Kind::CommStarvation => "comm_starvation",
-            Kind::InputStall => "input_stall",
-            Kind::Straggler => "straggler",
-            Kind::MemoryGrowth => "memory_growth",
-            Kind::IdleGpu => "idle_gpu",
-            Kind::GpuLost => "gpu_lost",
-            Kind::Xid => "xid",
-        }
+crate::labels! {
+    /// What kind of trouble it is: the label `finding`.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(missing_docs, reason = "each has a file of its own that tells it")]
+    pub enum Kind {
+        LowHeadroom = "low_headroom",
+        AllocatorThrash = "allocator_thrash",
+        CommStarvation = "comm_starvation",
+        InputStall = "input_stall",
+        Straggler = "straggler",
+        MemoryGrowth = "memory_growth",
+        IdleGpu = "idle_gpu",
+        GpuLost = "gpu_lost",
+        Xid = "xid",
     }
 }
 

@@ -44,3 +44,33 @@ impl Detector for GpuLost {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_lost_from_when_it_was_seen_so_until_it_is_back() {
+        let (mut hand, mut detector) = (Hand::new(2), GpuLost::default());
+        hand.ranks.push(Hand::rank_on(1));
+        let mut look = |hand: &mut Hand, second: i64| {
+            hand.now_ns = second * SECOND_NS;
+            hand.look(&mut detector).0
+        };
+        assert!(look(&mut hand, 1).is_empty());
+        hand.gpus[1].lose("GPU is lost");
+        for second in [2, 3] {
+            let [sign] = look(&mut hand, second).try_into().expect("one");
+            assert_eq!((sign.begin_ns, sign.until_ns), (2 * SECOND_NS, (second + 1) * SECOND_NS));
+            assert_eq!((sign.subject.gpu, sign.subject.rank, sign.severity), (Some(1), Some(0), Severity::Critical));
+            assert!(sign.text.why.contains("GPU is lost"));
+        }
+        hand.gpus[1].set_health(Health::Hung);
+        assert!(look(&mut hand, 4)[0].text.why.contains("has not come back"));
+        hand.gpus[1].set_health(Health::Up);
+        assert!(look(&mut hand, 5).is_empty());
+        hand.gpus[1].lose("again");
+        assert_eq!(look(&mut hand, 6)[0].begin_ns, 6 * SECOND_NS, "another time");
+    }
+}

@@ -65,3 +65,60 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::{GIB, Hand};
+    use super::*;
+
+    /// Reads and looks once a second: utilization, then GiB held; returns the begins of what was said, in seconds, by the
+    /// second of the look.
+    fn said(seconds: i64, of: impl Fn(i64) -> (Option<f64>, u64)) -> Vec<(i64, i64)> {
+        let (mut hand, mut detector, mut said) = (Hand::new(1), IdleGpu::default(), Vec::new());
+        for second in 0..=seconds {
+            hand.now_ns = second * SECOND_NS;
+            let (utilization, held) = of(second);
+            hand.uses(0, held);
+            hand.runs(0, utilization);
+            let (signs, troubles) = hand.look(&mut detector);
+            assert!(troubles.is_empty());
+            said.extend(signs.iter().map(|sign| (second, sign.begin_ns / SECOND_NS)));
+            assert!(signs.iter().all(|sign| sign.until_ns == hand.now_ns + SECOND_NS));
+        }
+        said
+    }
+
+    #[test]
+    fn memory_that_is_held_with_nothing_running_is_told_after_a_minute() {
+        let told = said(100, |second| (Some(if (10..95).contains(&second) { 0.0 } else { 0.5 }), 4 * GIB));
+        assert_eq!(told, (70..95).map(|second| (second, 10)).collect::<Vec<_>>());
+        let again = said(140, |second| (Some(if second == 70 { 0.01 } else { 0.0 }), 4 * GIB));
+        assert_eq!(again.first(), Some(&(60, 0)));
+        assert!(again.contains(&(131, 71)) && !again.iter().any(|(second, _)| (70..131).contains(second)));
+    }
+
+    #[test]
+    fn what_is_not_known_or_little_is_not_told() {
+        assert!(said(90, |_| (None, 4 * GIB)).is_empty(), "no utilization");
+        assert!(said(90, |second| ((second != 30).then_some(0.0), 4 * GIB)).is_empty(), "unknown for a moment");
+        assert!(said(90, |_| (Some(0.0), GIB - 1)).is_empty());
+        assert_eq!(said(60, |_| (Some(0.0), GIB)), [(60, 0)]);
+    }
+
+    #[test]
+    fn old_readings_are_not_judged() {
+        let ages = |medium_ns: i64, memory_ns: i64| {
+            let (mut hand, mut detector) = (Hand::new(1), IdleGpu::default());
+            hand.settings.idle_after_ns = 0;
+            hand.now_ns = 10 * SECOND_NS - memory_ns;
+            hand.uses(0, 4 * GIB);
+            hand.now_ns = 10 * SECOND_NS - medium_ns;
+            hand.runs(0, Some(0.0));
+            hand.now_ns = 10 * SECOND_NS;
+            hand.look(&mut detector).0.len()
+        };
+        let old = 2 * SECOND_NS;
+        // Times of memory are floored to a microsecond.
+        assert_eq!([ages(old - 1, old - 1_000), ages(old, old - 1_000), ages(old - 1, old)], [1, 0, 0]);
+    }
+}

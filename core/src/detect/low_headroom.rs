@@ -8,6 +8,7 @@ use super::finding::{Certainty, Kind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
 use super::{Detector, Trouble};
 use crate::clock::SECOND_NS;
+use crate::ring;
 
 /// Looks at the last second of each GPU.
 #[derive(Debug, Default)]
@@ -19,8 +20,8 @@ impl Detector for LowHeadroom {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         for gpu in 0..view.gpus.len() {
             let found = full(view, gpu);
-            let since_ns = self.full.note(gpu, found.map(|(from_ns, ..)| from_ns));
-            let (Some((from_ns, to_ns, free_bytes)), Some(begin_ns)) = (found, since_ns) else { continue };
+            let since_ns = self.full.note(gpu, found.map(|full| full.onset_ns));
+            let (Some(Full { from_ns, to_ns, free_bytes, .. }), Some(begin_ns)) = (found, since_ns) else { continue };
             if let Some(rank) = view.rank_on(gpu) {
                 troubles.push(Trouble { kind: Kind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
             }
@@ -29,8 +30,19 @@ impl Detector for LowHeadroom {
     }
 }
 
-/// The last second of a GPU and its least free memory, where that was too little for long enough.
-fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
+/// A second in which a GPU was too full.
+#[derive(Debug, Clone, Copy)]
+struct Full {
+    from_ns: i64,
+    to_ns: i64,
+    /// When it first was, within that second.
+    onset_ns: i64,
+    /// The least free memory, bytes.
+    free_bytes: u64,
+}
+
+/// The last second of a GPU, where it was too full for long enough.
+fn full(view: &View<'_>, gpu: usize) -> Option<Full> {
     let (ring, usable_bytes) = (view.rings.get(gpu)?, view.gpus.get(gpu)?.usable_bytes()?);
     let to_ns = ring.newest_ns()?;
     // A GPU of which nothing new is known is not judged by what it was.
@@ -44,7 +56,12 @@ fn full(view: &View<'_>, gpu: usize) -> Option<(i64, i64, u64)> {
     }
     let full_bytes = usable_bytes.saturating_sub(view.settings.headroom_bytes);
     let [full_ns] = ring.above_ns(from_ns, to_ns, [full_bytes]).ok()?;
-    (full_ns >= view.settings.headroom_ns).then_some((from_ns, to_ns, free_bytes))
+    if full_ns < view.settings.headroom_ns {
+        return None;
+    }
+    let is_full = |point: &&ring::Point| point.used.is_some_and(|used_bytes| used_bytes >= full_bytes);
+    let onset_ns = ring.changes_from(from_ns, to_ns).ok()?.iter().find(is_full)?.at_ns;
+    Some(Full { from_ns, to_ns, onset_ns, free_bytes })
 }
 
 fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
@@ -72,5 +89,72 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
                      framework (torch.cuda.set_per_process_memory_fraction); create communicators before memory fills."
                 .to_owned(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::{GIB, Hand};
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+
+    /// Looks every 100 ms while a GPU's memory follows a curve of (milliseconds, MiB free), read every millisecond up to
+    /// `end_ms`; returns what was said, by the time of the look in milliseconds.
+    fn said(curve: &[(i64, u64)], end_ms: i64) -> Vec<(i64, Sign)> {
+        let (mut hand, mut detector, mut said) = (Hand::new(1), LowHeadroom::default(), Vec::new());
+        hand.ranks.push(Hand::rank_on(0));
+        for ms in 0..=end_ms {
+            hand.now_ns = ms * MILLISECOND_NS;
+            let free_mib = curve.iter().rev().find(|(from_ms, _)| *from_ms <= ms).expect("a value").1;
+            hand.uses(0, 140 * GIB - (free_mib << 20));
+            if ms % 100 == 0 {
+                let (signs, troubles) = hand.look(&mut detector);
+                assert_eq!(signs.len(), troubles.len());
+                assert!(troubles.iter().all(|trouble| trouble.to_ns == hand.now_ns));
+                said.extend(signs.into_iter().map(|sign| (ms, sign)));
+            }
+        }
+        said
+    }
+
+    #[test]
+    fn it_begins_when_memory_became_too_full() {
+        let said = said(&[(0, 40_000), (5_310, 900), (5_900, 40_000), (8_050, 100)], 9_000);
+        let times: Vec<i64> = said.iter().map(|(ms, _)| *ms).collect();
+        let expected: Vec<i64> = (5_400..=6_800).chain(8_100..=9_000).filter(|ms| ms % 100 == 0).collect();
+        assert_eq!(times, expected, "for a second after memory was freed");
+        let (first, last) = (&said.first().expect("said").1, &said.last().expect("said").1);
+        assert_eq!(first.begin_ns, 5_310 * MILLISECOND_NS);
+        assert!(said.iter().take_while(|(ms, _)| *ms < 7_000).all(|(_, sign)| sign.begin_ns == first.begin_ns));
+        assert_eq!(last.begin_ns, 8_050 * MILLISECOND_NS, "once more");
+        assert_eq!((first.severity, last.severity), (Severity::Warning, Severity::Critical));
+        assert_eq!(first.until_ns, 5_400 * MILLISECOND_NS + 10 * SECOND_NS);
+        assert_eq!((first.subject.gpu, first.subject.rank), (Some(0), Some(0)));
+        assert_eq!(first.evidence, [bytes("least_free_bytes", 900 << 20), bytes("needed_bytes", GIB)]);
+        assert_eq!(last.evidence, [bytes("least_free_bytes", 100 << 20), bytes("needed_bytes", GIB / 2)]);
+    }
+
+    #[test]
+    fn what_is_enough_or_too_short_is_nothing() {
+        assert!(said(&[(0, 1_024)], 3_000).is_empty(), "just what is needed");
+        assert_eq!(said(&[(0, 1_023)], 3_000).len(), 30, "one less");
+        assert!(said(&[(0, 40_000), (2_000, 100), (2_009, 40_000)], 4_000).is_empty(), "9 ms");
+        assert!(!said(&[(0, 40_000), (2_000, 100), (2_010, 40_000)], 4_000).is_empty(), "10 ms");
+        assert!(said(&[(0, 512)], 1_000).iter().all(|(_, sign)| sign.severity == Severity::Warning));
+        assert!(said(&[(0, 511)], 1_000).iter().all(|(_, sign)| sign.severity == Severity::Critical));
+    }
+
+    #[test]
+    fn a_gpu_of_which_nothing_new_is_known_is_not_judged() {
+        let (mut hand, mut detector) = (Hand::new(2), LowHeadroom::default());
+        hand.uses(0, 140 * GIB);
+        hand.now_ns = 20 * MILLISECOND_NS;
+        hand.uses(0, 140 * GIB);
+        let read_ns = hand.now_ns;
+        hand.now_ns = read_ns + SECOND_NS;
+        let (signs, troubles) = hand.look(&mut detector);
+        assert_eq!((signs.len(), troubles.len()), (1, 0), "nobody is on it");
+        hand.now_ns += 1;
+        assert!(hand.look(&mut detector).0.is_empty());
     }
 }

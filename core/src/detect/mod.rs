@@ -14,6 +14,8 @@ mod comm_starvation;
 pub mod evaluate;
 mod finding;
 mod gpu_lost;
+#[cfg(test)]
+mod hand;
 mod idle_gpu;
 mod input_stall;
 mod low_headroom;

@@ -102,3 +102,39 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+
+    #[test]
+    fn each_new_error_is_told_once_and_what_was_counted_before_is_not() {
+        let (mut hand, mut detector) = (Hand::new(2), Xid::default());
+        hand.gpus[0].count_xid(31, 0);
+        let mut look = |hand: &mut Hand, second: i64| {
+            hand.now_ns = second * SECOND_NS;
+            let (signs, troubles) = hand.look(&mut detector);
+            assert!(troubles.is_empty());
+            signs
+        };
+        assert!(look(&mut hand, 1).is_empty(), "it was there when the daemon first looked");
+        hand.gpus[1].count_xid(79, SECOND_NS + 5);
+        hand.gpus[1].count_xid(4_711, SECOND_NS + 6);
+        let [fell, unknown] = look(&mut hand, 2).try_into().expect("two");
+        assert_eq!((fell.code, fell.severity, fell.subject.gpu), (Some(79), Severity::Critical, Some(1)));
+        assert_eq!((fell.begin_ns, fell.until_ns), (SECOND_NS + 5, 302 * SECOND_NS));
+        assert!(fell.text.what.contains("XID 79: the GPU has fallen off the bus"));
+        assert_eq!((unknown.code, unknown.severity), (Some(4_711), Severity::Warning));
+        assert!(look(&mut hand, 3).is_empty(), "told already");
+        hand.gpus[0].count_xid(31, 3 * SECOND_NS);
+        let [again] = look(&mut hand, 4).try_into().expect("one");
+        assert_eq!((again.code, again.subject.gpu, again.severity), (Some(31), Some(0), Severity::Warning));
+        assert_eq!(again.evidence.last().map(|evidence| evidence.value.clone()), Some(number(2)));
+    }
+
+    #[test]
+    fn no_number_of_the_catalogue_stands_in_it_twice() {
+        assert!(CATALOGUE.windows(2).all(|two| two[0].xid < two[1].xid));
+    }
+}

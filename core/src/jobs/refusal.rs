@@ -80,50 +80,29 @@ impl Refusal {
     }
 }
 
-macro_rules! outcomes {
-    ($($name:ident = $label:literal,)*) => {
-        /// What became of an event: the values of the label `outcome`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[repr(usize)]
-        #[allow(missing_docs, reason = "docs/annotations.md has each")]
-        pub enum Outcome {
-            $($name,)*
-        }
-
-        impl Outcome {
-            /// Every outcome, in the order of their numbers.
-            pub const ALL: &[Outcome] = &[$(Outcome::$name,)*];
-
-            /// The label value.
-            #[must_use]
-            pub fn label(self) -> &'static str {
-                match self {
-                    $(Outcome::$name => $label,)*
-                }
-            }
-        }
-    };
-}
-
-outcomes! {
-    Accepted = "accepted",
-    AcceptedWithoutGpu = "accepted_without_gpu",
-    AcceptedOutOfOrder = "accepted_out_of_order",
-    Malformed = "malformed",
-    TooLarge = "too_large",
-    BadName = "bad_name",
-    UnknownGpu = "unknown_gpu",
-    TooOld = "too_old",
-    InFuture = "in_future",
-    EndWithoutBegin = "end_without_begin",
-    EndBeforeBegin = "end_before_begin",
-    TooManyJobs = "too_many_jobs",
-    TooManyRanks = "too_many_ranks",
-    TooManyNames = "too_many_names",
-    TooManyOpen = "too_many_open",
-    NotOwner = "not_owner",
-    OverBudget = "over_budget",
-    OverRate = "over_rate",
+crate::labels! {
+    /// What became of an event: the values of the label `outcome`.
+    #[allow(missing_docs, reason = "docs/annotations.md has each")]
+    pub enum Outcome {
+        Accepted = "accepted",
+        AcceptedWithoutGpu = "accepted_without_gpu",
+        AcceptedOutOfOrder = "accepted_out_of_order",
+        Malformed = "malformed",
+        TooLarge = "too_large",
+        BadName = "bad_name",
+        UnknownGpu = "unknown_gpu",
+        TooOld = "too_old",
+        InFuture = "in_future",
+        EndWithoutBegin = "end_without_begin",
+        EndBeforeBegin = "end_before_begin",
+        TooManyJobs = "too_many_jobs",
+        TooManyRanks = "too_many_ranks",
+        TooManyNames = "too_many_names",
+        TooManyOpen = "too_many_open",
+        NotOwner = "not_owner",
+        OverBudget = "over_budget",
+        OverRate = "over_rate",
+    }
 }
 
 /// How many events had each outcome.

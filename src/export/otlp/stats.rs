@@ -3,104 +3,47 @@
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What a request carries; each has a lane of its own, so that one receiver's trouble is not the other's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Signal {
-    /// The snapshot, and memory levels.
-    Metrics,
-    /// Every change of memory.
-    Raw,
-    /// Steps and phases.
-    Spans,
-}
-
-impl Signal {
-    /// Every signal, in the order of their numbers.
-    pub const ALL: [Signal; 3] = [Signal::Metrics, Signal::Raw, Signal::Spans];
-
-    /// The value of the label `signal`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Signal::Metrics => "metrics",
-            Signal::Raw => "raw",
-            Signal::Spans => "spans",
-        }
+highwater_core::labels! {
+    /// What a request carries; each has a lane of its own, so that one receiver's trouble is not the other's.
+    pub enum Signal {
+        /// The snapshot, and memory levels.
+        Metrics = "metrics",
+        /// Every change of memory.
+        Raw = "raw",
+        /// Steps and phases.
+        Spans = "spans",
     }
 }
 
-/// Why points were dropped: the values of the label `reason`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Reason {
-    /// The queue was full, and these were the oldest.
-    Overflow,
-    /// One request was larger than the whole queue.
-    TooLarge,
-    /// The receiver took the request without these: a partial success.
-    Rejected,
-    /// The receiver refused the request for good.
-    Refused,
-    /// The daemon ended before they could be sent.
-    Shutdown,
-    /// The queue's file was damaged or gone.
-    Corrupt,
-    /// Too many ended at once to be looked at, waited for the end of their step, or for a finding.
-    Overrun,
-}
-
-impl Reason {
-    /// Every reason, in the order of their numbers.
-    pub const ALL: [Reason; 7] = [
-        Reason::Overflow,
-        Reason::TooLarge,
-        Reason::Rejected,
-        Reason::Refused,
-        Reason::Shutdown,
-        Reason::Corrupt,
-        Reason::Overrun,
-    ];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Reason::Overflow => "overflow",
-            Reason::TooLarge => "too_large",
-            Reason::Rejected => "rejected",
-            Reason::Refused => "refused",
-            Reason::Shutdown => "shutdown",
-            Reason::Corrupt => "corrupt",
-            Reason::Overrun => "overrun",
-        }
+highwater_core::labels! {
+    /// Why points were dropped: the values of the label `reason`.
+    pub enum Reason {
+        /// The queue was full, and these were the oldest.
+        Overflow = "overflow",
+        /// One request was larger than the whole queue.
+        TooLarge = "too_large",
+        /// The receiver took the request without these: a partial success.
+        Rejected = "rejected",
+        /// The receiver refused the request for good.
+        Refused = "refused",
+        /// The daemon ended before they could be sent.
+        Shutdown = "shutdown",
+        /// The queue's file was damaged or gone.
+        Corrupt = "corrupt",
+        /// Too many ended at once to be looked at, waited for the end of their step, or for a finding.
+        Overrun = "overrun",
     }
 }
 
-/// How one attempt to send ended: the values of the label `outcome`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Attempt {
-    /// Taken, wholly or in part.
-    Sent,
-    /// To be tried again.
-    Failed,
-    /// Refused for good.
-    Refused,
-}
-
-impl Attempt {
-    /// Every outcome, in the order of their numbers.
-    pub const ALL: [Attempt; 3] = [Attempt::Sent, Attempt::Failed, Attempt::Refused];
-
-    /// The label value.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Attempt::Sent => "sent",
-            Attempt::Failed => "failed",
-            Attempt::Refused => "refused",
-        }
+highwater_core::labels! {
+    /// How one attempt to send ended: the values of the label `outcome`.
+    pub enum Attempt {
+        /// Taken, wholly or in part.
+        Sent = "sent",
+        /// To be tried again.
+        Failed = "failed",
+        /// Refused for good.
+        Refused = "refused",
     }
 }
 
