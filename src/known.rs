@@ -38,6 +38,12 @@ impl Known {
         node.map_or(&*self.clock, |node| &*node.clock)
     }
 
+    /// What to add to a time of the timeline of the moment to get the system's Unix time, with a node or without.
+    #[must_use]
+    pub fn unix_shift_ns(&self) -> i64 {
+        self.clock_of(self.slot.node().as_deref()).unix_shift_ns()
+    }
+
     /// Brings up to date what follows from a node's readings and phases, and looks for causes.
     pub fn advance(&self, node: &Node, now_ns: i64) -> Change {
         node.advance(&self.ledger, now_ns);
@@ -48,5 +54,37 @@ impl Known {
     pub fn advance_without_node(&self, now_ns: i64) -> Change {
         advance_without_node(&self.ledger, now_ns);
         self.findings.advance_without_node(&self.ledger, now_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::clock::Manual;
+    use highwater_core::jobs::Limits;
+
+    /// A clock of a system that was stepped by so much.
+    struct Stepped(i64);
+
+    impl Clock for Stepped {
+        fn now_ns(&self) -> i64 {
+            0
+        }
+
+        fn unix_shift_ns(&self) -> i64 {
+            self.0
+        }
+
+        fn sleep_until(&self, _at_ns: i64) {}
+    }
+
+    #[test]
+    fn times_are_shifted_by_the_systems_step_while_there_is_no_node_too() {
+        let (node, _writer) = Node::of_one_gpu(Arc::new(Manual::at(0)));
+        let known = Known::of(&node, &Arc::new(Ledger::new(Limits::default())));
+        let known = Known { clock: Arc::new(Stepped(7)), ..known };
+        assert_eq!(known.unix_shift_ns(), 0, "the node's");
+        known.slot.clear(crate::source::OpenError { reason: "no_gpus", message: String::new() });
+        assert_eq!(known.unix_shift_ns(), 7);
     }
 }

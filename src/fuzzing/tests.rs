@@ -1,6 +1,5 @@
 //! Each target over its committed corpus, and over inputs that are made from it: seconds, on the stable compiler.
 
-use super::*;
 use highwater_core::fuzzing::SEPARATOR;
 use std::fs;
 use std::path::Path;

@@ -132,7 +132,7 @@ pub(super) fn bad_query(rejection: QueryRejection) -> Problem {
 /// `GET /api/v1/jobs`
 pub(super) async fn jobs(State(site): State<Site>) -> Json<Value> {
     let node = site.known().slot.node();
-    let shift_ns = node.as_ref().map_or(0, |node| node.clock.unix_shift_ns());
+    let shift_ns = site.known().unix_shift_ns();
     let jobs = site.known().ledger.open();
     let rank = |number: &u32, rank: &Rank| {
         let gpus = rank.gpus.as_deref().unwrap_or_default().iter();

@@ -28,8 +28,7 @@ pub(super) async fn findings(
     query: Result<Query<FindingsQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    let shift_ns =
-        site.known().slot.node().map_or_else(|| site.known().clock.unix_shift_ns(), |node| node.clock.unix_shift_ns());
+    let shift_ns = site.known().unix_shift_ns();
     let board = site.known().findings.board();
     let mut found: Vec<&Finding> = board.all().collect();
     found.retain(|finding| query.active.is_none_or(|active| active == finding.ended_ns.is_none()));

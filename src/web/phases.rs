@@ -78,20 +78,22 @@ impl Page {
         };
         self.before = ended.last()?.0;
         self.left -= ended.len();
-        let json = piece_of_json(&ended, self.is_first, self.site.known().slot.node().as_deref());
+        let node = self.site.known().slot.node();
+        let shift_ns = self.site.known().unix_shift_ns();
+        let json = piece_of_json(&ended, self.is_first, node.as_deref(), shift_ns);
         self.is_first = false;
         Some((json, self))
     }
 }
 
-fn piece_of_json(piece: &[(u64, Arc<Attributed>)], is_first: bool, node: Option<&Node>) -> Vec<u8> {
+fn piece_of_json(piece: &[(u64, Arc<Attributed>)], is_first: bool, node: Option<&Node>, shift_ns: i64) -> Vec<u8> {
     let mut json = Vec::with_capacity(PIECE * 768);
     for (position, (_, attributed)) in piece.iter().enumerate() {
         if !(is_first && position == 0) {
             json.push(b',');
         }
         // Writing plain structures to memory cannot fail.
-        let written = serde_json::to_writer(&mut json, &Phase::new(attributed, node));
+        let written = serde_json::to_writer(&mut json, &Phase::new(attributed, node, shift_ns));
         debug_assert!(written.is_ok(), "{written:?}");
     }
     json
@@ -134,9 +136,8 @@ struct OnGpu<'a> {
 }
 
 impl<'a> Phase<'a> {
-    fn new(attributed: &'a Attributed, node: Option<&'a Node>) -> Self {
+    fn new(attributed: &'a Attributed, node: Option<&'a Node>, shift_ns: i64) -> Self {
         let (ended, open) = (&attributed.ended, &attributed.ended.open);
-        let shift_ns = node.map_or(0, |node| node.clock.unix_shift_ns());
         Self {
             rank: ended.rank,
             kind: open.kind,

@@ -121,13 +121,17 @@ fn the_readmes_python_is_taken_word_for_word() {
     let stand_ins =
         "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatch, n = None, 7\n";
     let daemon = simulated();
-    let status = std::process::Command::new("python3")
-        .args(["-c", &[client, stand_ins, steps].concat()])
+    // It lives until its environment has been read, as a job does.
+    let mut job = std::process::Command::new("python3")
+        .args(["-c", &[client, stand_ins, steps, "\nimport sys; sys.stdin.read()\n"].concat()])
         .env("HIGHWATER_ANNOTATIONS_SOCKET", daemon.socket())
         .envs([("RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0"), ("LOCAL_RANK", "0")])
-        .status();
-    assert!(status.expect("python3").success());
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3");
     wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 3.0);
+    drop(job.stdin.take());
+    assert!(job.wait().expect("it ends").success());
     let metrics = daemon.get("/metrics");
     assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 7"), "{metrics}");
     assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");

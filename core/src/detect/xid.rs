@@ -130,7 +130,7 @@ mod tests {
         hand.gpus[0].count_xid(31, 3 * SECOND_NS);
         let [again] = look(&mut hand, 4).try_into().expect("one");
         assert_eq!((again.code, again.subject.gpu, again.severity), (Some(31), Some(0), Severity::Warning));
-        assert_eq!(again.evidence.last().map(|evidence| evidence.value.clone()), Some(number(2)));
+        assert_eq!(again.evidence.last().map(|evidence| evidence.value), Some(number(2)));
     }
 
     #[test]
