@@ -19,7 +19,7 @@ const REGROW_NS: i64 = 100 * MILLISECOND_NS;
 /// One fall and regrowth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flush {
-    /// When memory was at its low, nanoseconds of the timeline.
+    /// When memory was at its low, nanoseconds of the timeline; the begin of a gap that hides it.
     pub trough_ns: i64,
     /// When half of the fall had come back.
     pub regrown_ns: i64,
@@ -49,9 +49,13 @@ impl FlushDetector {
         };
         // While memory is mapped the driver may answer nobody, so that a flush hides in a short gap; over a longer one
         // nothing is concluded.
-        if self.gap_since_ns.take().is_some_and(|since_ns| at_ns - since_ns > REGROW_NS) {
+        let gap_since_ns = self.gap_since_ns.take();
+        if gap_since_ns.is_some_and(|since_ns| at_ns - since_ns > REGROW_NS) {
             *self = Self::default();
         }
+        // What fell within a gap fell at its begin for all that is known: timed at its end, an ordinary release before it
+        // would look regrown at once.
+        let fell_ns = gap_since_ns.unwrap_or(at_ns);
         // The value held until this change: the high lasts until memory leaves it.
         let held_until = self.last.map(|(_, used_bytes)| (at_ns, used_bytes));
         self.last = Some((at_ns, used_bytes));
@@ -67,8 +71,8 @@ impl FlushDetector {
             return None;
         }
         match self.low {
-            None => self.start_fall(at_ns, used_bytes, high_bytes, usable_bytes),
-            Some((_, low_bytes)) if used_bytes < low_bytes => self.low = Some((at_ns, used_bytes)),
+            None => self.start_fall(fell_ns, used_bytes, high_bytes, usable_bytes),
+            Some((_, low_bytes)) if used_bytes < low_bytes => self.low = Some((fell_ns, used_bytes)),
             Some((low_ns, _)) if at_ns - low_ns > REGROW_NS => self.restart(at_ns, used_bytes),
             Some((low_ns, low_bytes)) => {
                 let drop_bytes = high_bytes - low_bytes;
@@ -81,10 +85,10 @@ impl FlushDetector {
         None
     }
 
-    fn start_fall(&mut self, at_ns: i64, used_bytes: u64, high_bytes: u64, usable_bytes: Option<u64>) {
+    fn start_fall(&mut self, fell_ns: i64, used_bytes: u64, high_bytes: u64, usable_bytes: Option<u64>) {
         let least = MIN_DROP_BYTES.max(usable_bytes.unwrap_or(0) / MIN_DROP_PART);
         if high_bytes - used_bytes >= least {
-            self.low = Some((at_ns, used_bytes));
+            self.low = Some((fell_ns, used_bytes));
         }
     }
 
@@ -154,5 +158,21 @@ mod tests {
     fn a_short_gap_hides_no_flush_and_over_a_long_one_nothing_is_concluded() {
         assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1060, 129.0)]), [10.0]);
         assert_eq!(falls(&[(0, 130.0), (1000, 120.0), (1010, -1.0), (1300, 129.0)]), [0.0; 0]);
+    }
+
+    /// A healthy job releases 60 GiB at a step's end and takes them again over 150 ms, and nobody answers while it does.
+    #[test]
+    fn a_release_that_a_gap_hides_is_no_flush() {
+        let release = |gap_ms: i64| {
+            let curve = [(0, 130.0), (1000, 130.0), (1000, -1.0), (1000 + gap_ms, 70.0), (1120, 100.0), (1150, 130.0)];
+            falls(&curve)
+        };
+        for gap_ms in [1, 20, 60, 92] {
+            assert_eq!(release(gap_ms), [0.0; 0], "{gap_ms} ms");
+        }
+        // One that has regrown so soon after the gap's begin is a flush whenever it fell.
+        assert_eq!(falls(&[(0, 130.0), (1000, -1.0), (1060, 120.0), (1095, 129.0)]), [10.0]);
+        // The same of what falls further in the gap.
+        assert_eq!(falls(&[(0, 130.0), (1000, 125.0), (1001, -1.0), (1090, 70.0), (1102, 110.0)]), [0.0; 0]);
     }
 }
