@@ -4,6 +4,8 @@
 //! those that read a source in `live`; below it the fast lane's watchdog alone starts another, in place of one that hangs in
 //! the driver.
 
+#[cfg(test)]
+mod findings;
 mod listeners;
 mod live;
 mod playback;
@@ -104,15 +106,10 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     };
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let (recorder, captures) = record::recorder(&settings.captures, settings.retention_ns, &known, &intake);
-    let mut parts: Vec<Arc<dyn Collect>> =
-        vec![Arc::clone(&intake) as _, Arc::new(recorder.clone()), Arc::clone(&listeners.gate.stats) as _];
-    parts.extend(otlp.as_ref().map(|(_, stats)| Arc::clone(stats) as _));
-    let site = Site {
-        snapshots: Snapshots { known: known.clone(), processes: settings.processes, parts },
-        intake: Arc::clone(&intake),
-        recorder: recorder.clone(),
-        answers: web::LongAnswers::default(),
-    };
+    let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
+    let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
+    let answers = web::LongAnswers::default();
+    let site = Site { snapshots, intake: Arc::clone(&intake), recorder: recorder.clone(), answers };
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
@@ -142,6 +139,19 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 
     let servers = listeners.serve(&site, &mut threads)?;
     Ok(Daemon { address, is_tls, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
+}
+
+/// The parts that count what they do, for every exporter.
+fn parts(
+    intake: &Arc<Intake>,
+    recorder: &Recorder,
+    listeners: &Listeners,
+    otlp: Option<&Arc<otlp::Stats>>,
+) -> Vec<Arc<dyn Collect>> {
+    let mut parts: Vec<Arc<dyn Collect>> =
+        vec![Arc::clone(intake) as _, Arc::new(recorder.clone()), Arc::clone(&listeners.gate.stats) as _];
+    parts.extend(otlp.map(|stats| Arc::clone(stats) as _));
+    parts
 }
 
 impl Daemon {

@@ -4,9 +4,6 @@
 //! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
 //! which [`daemon`](crate::daemon) starts.
 
-#[cfg(test)]
-mod findings;
-
 use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;

@@ -284,8 +284,7 @@ impl Capture {
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
         let known: Vec<_> = {
             let Some(jobs) = self.jobs() else { return Ok(()) };
-            let ranks = jobs.by_name().iter().flat_map(|(name, job)| job.ranks.iter().map(move |rank| (name, rank)));
-            ranks.map(|(name, (number, rank))| ((Arc::clone(name), *number), KnownRank::of(rank))).collect()
+            jobs.ranks().map(|(job, number, rank)| ((Arc::clone(job), number), KnownRank::of(rank))).collect()
         };
         for (who, rank) in known {
             if self.ranks.get(&who) != Some(&rank) {

@@ -11,7 +11,7 @@ crate::labels! {
     /// What kind of trouble it is: the label `finding`.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    #[allow(missing_docs, reason = "each has a file of its own that tells it")]
+    #[allow(missing_docs, reason = "each has a file of its own that explains it")]
     pub enum Kind {
         LowHeadroom = "low_headroom",
         AllocatorThrash = "allocator_thrash",

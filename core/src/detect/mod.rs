@@ -31,7 +31,7 @@ pub use finding::{Certainty, Evidence, Finding, Kind, Severity, Sign, Subject, T
 pub use settings::Settings;
 
 use crate::clock::SECOND_NS;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -230,21 +230,15 @@ impl State {
 
 /// Every rank as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
-    let mut ranks = Vec::new();
-    for (job, one) in jobs.by_name() {
-        for (number, rank) in &one.ranks {
-            let step = rank.open_step().map(|open| OpenStep {
-                number: open.step,
-                begin_ns: open.begin_ns,
-                retries: open.memory.and_then(|memory| memory.alloc_retries),
-            });
-            ranks.push(RankNow {
-                key: (Arc::clone(job), *number),
-                gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
-                step,
-                retries: rank.memory.alloc_retries,
-            });
-        }
-    }
-    ranks
+    let now = |(job, number, rank): (&Arc<str>, u32, &Rank)| RankNow {
+        key: (Arc::clone(job), number),
+        gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
+        step: rank.open_step().map(|open| OpenStep {
+            number: open.step,
+            begin_ns: open.begin_ns,
+            retries: open.memory.and_then(|memory| memory.alloc_retries),
+        }),
+        retries: rank.memory.alloc_retries,
+    };
+    jobs.ranks().map(now).collect()
 }

@@ -320,9 +320,7 @@ impl Jobs {
     /// Ranks of this process whose GPUs are looked for: with their job, their owner's account and their search.
     #[must_use]
     pub fn searches_of(&self, pid: u32) -> Vec<(Arc<str>, u32, Arc<Account>, Search)> {
-        let ranks =
-            self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)));
-        let searching = ranks.filter(|(_, _, rank)| rank.pid == Some(pid) && rank.search.since_ns.is_some());
+        let searching = self.ranks().filter(|(_, _, rank)| rank.pid == Some(pid) && rank.search.since_ns.is_some());
         searching
             .map(|(name, number, rank)| {
                 (Arc::clone(name), number, Arc::clone(rank.account()), Search::clone(&rank.search))

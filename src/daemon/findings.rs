@@ -133,7 +133,7 @@ impl Played {
     }
 }
 
-/// Says how late it was, for the table of docs/findings.md (`cargo test --lib node::findings -- --nocapture`).
+/// Says how late it was, for the table of docs/findings.md (`cargo test --lib daemon::findings -- --nocapture`).
 fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
     let delay_ns = seen_ns - onset_ns;
     println!(
