@@ -103,6 +103,7 @@ impl Busy {
             begin_ns,
             memory: None,
             attributes: None,
+            by: None,
             held: None,
             series: None,
         };

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Whether something begins, ends or just happens.
+/// Whether something begins, ends or just happens, or all is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventType {
@@ -13,6 +13,13 @@ pub enum EventType {
     End,
     /// An instant: `oom`, `checkpoint saved`, …
     Mark,
+    /// The rank itself ends: nothing more will come from this process.
+    Exit,
+}
+
+impl EventType {
+    /// All of them, each at the position of its number.
+    pub const ALL: [EventType; 4] = [EventType::Begin, EventType::End, EventType::Mark, EventType::Exit];
 }
 
 /// What the event is about.
@@ -87,12 +94,12 @@ pub enum Scalar {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an annotation, which is a JSON object")]
 pub struct Annotation {
-    /// Begin, end or mark.
+    /// Begin, end, mark or exit.
     pub event: EventType,
     /// Step, phase or layer; phase if left out.
     #[serde(default)]
     pub kind: Kind,
-    /// The phase's or layer's name. May be left out for a step.
+    /// The phase's or layer's name. May be left out for a step and an exit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The job. May be left out where the peer's environment tells it.
@@ -116,6 +123,9 @@ pub struct Annotation {
     /// Allocator counters at that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// Events that the sender could not send since the last one that it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u32>,
     /// A few more strings or numbers, kept for spans and recordings, never labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<BTreeMap<String, Scalar>>,

@@ -56,7 +56,10 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("reads of processes", MOST_READERS * reads),
         ("events of bodies under way", MOST_BATCHED_BYTES),
         ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),
-        ("seqpacket connections, receive buffers", limits.connections * 512 + 2 * MOST_DATAGRAM_BYTES),
+        (
+            "senders' connections and processes, receive buffers",
+            (limits.connections + limits.processes) * 512 + 2 * MOST_DATAGRAM_BYTES,
+        ),
         ("long answers under way", answers::MOST_BYTES),
         ("making an exposition (measured)", EXPOSITION),
         ("a capture being written", sqlite + CAPTURE),

@@ -1,11 +1,15 @@
 //! The Unix datagram socket: one event a line, several lines a datagram, no answer.
 //!
 //! An annotation must cost a training loop microseconds, so the sender never waits for the daemon; what is refused is
-//! counted and, a few times a minute, logged. The kernel tells the sender's process, which finds its GPU.
+//! counted and, a few times a minute, logged. The kernel names the sender's process, which finds its GPU, and whose end is
+//! the end of its ranks. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many systems: a sender
+//! that finds it full waits, or loses the datagram and says so in the next one.
 
 use super::Intake;
+use super::ends::Ends;
 use crate::files::Bound;
 use highwater_core::jobs::{Refusal, Sender};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketType;
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -16,9 +20,11 @@ use std::time::Duration;
 
 /// The longest datagram, bytes.
 pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
-/// How long a receive waits at most: the longest that this thread keeps a shutdown waiting where [`Socket::close`] does
+/// Datagrams after which the ends of senders' processes are looked for, where the queue is never found empty.
+const LOOK_FOR_ENDS: usize = 1_024;
+/// How long a turn waits at most: the longest that this thread keeps a shutdown waiting where [`Socket::close`] does
 /// not wake it.
-const RECEIVE_WAIT: Duration = Duration::from_secs(1);
+const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long the socket is left alone after receiving has failed.
 const RETRY: Duration = Duration::from_millis(200);
 /// The user that the kernel itself puts in place of one that has no number here.
@@ -39,10 +45,7 @@ impl Socket {
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (socket, bound) = Bound::socket(path, SocketType::DGRAM, 0o666)?;
         let socket = UnixDatagram::from(socket);
-        socket.set_read_timeout(Some(RECEIVE_WAIT))?;
         rustix::net::sockopt::set_socket_passcred(&socket, true)?;
-        // As much as the system allows: a burst waits here while the thread is not scheduled.
-        rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 4 << 20)?;
         Ok(Self { socket, bound })
     }
 
@@ -58,8 +61,10 @@ impl Socket {
         let _ = self.socket.shutdown(std::net::Shutdown::Read);
     }
 
-    /// Takes datagrams until `stop`.
+    /// Takes datagrams until `stop`, and ends the ranks of senders whose processes have ended, after what these had sent.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
+        let ends = intake.see_ends();
+        let mut in_turn = 0;
         let mut buffer = vec![0u8; MOST_DATAGRAM_BYTES];
         let mut is_failing = false;
         while !stop.load(Ordering::Relaxed) {
@@ -74,7 +79,11 @@ impl Socket {
                     is_failing = false;
                     drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &sender));
                 }
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    in_turn = 0;
+                    self.wait(intake, ends);
+                }
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(%error, "the annotation socket cannot be received from; it is tried again");
@@ -82,6 +91,24 @@ impl Socket {
                     std::thread::sleep(RETRY);
                 }
             }
+            in_turn += 1;
+            if in_turn >= LOOK_FOR_ENDS {
+                in_turn = 0;
+                ends.iter().for_each(|ends| intake.take_ended(ends));
+            }
+        }
+    }
+
+    /// Waits for the next datagram, or for the end of a sender's process. What such a process had sent comes first: a datagram
+    /// is in the queue before its sender ends.
+    fn wait(&self, intake: &Intake, ends: Option<&Ends>) {
+        let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
+        fds.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
+        // A failure shows when the socket is read.
+        let _ = poll(&mut fds, Some(&WAIT));
+        let is_ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+        if let Some(ends) = ends.filter(|_| !is_ready(fds.first()) && is_ready(fds.get(1))) {
+            intake.take_ended(ends);
         }
     }
 
@@ -96,7 +123,9 @@ impl Socket {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
         // SAFETY: the header points to a buffer and a control area that live until the call returns, with their sizes.
-        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let length = unsafe {
+            libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT)
+        };
         let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
         Ok(Datagram { length, truncated: message.msg_flags & libc::MSG_TRUNC != 0, sender: sender(&message) })
     }

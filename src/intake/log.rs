@@ -173,6 +173,7 @@ mod tests {
             memory: None,
             attributes: None,
             pid: None,
+            connection: None,
         }
     }
 

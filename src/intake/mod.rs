@@ -8,6 +8,7 @@
 mod batch;
 mod complaints;
 pub mod datagram;
+mod ends;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 pub(crate) mod fuzzing;
 mod log;
@@ -22,16 +23,17 @@ pub use speak::{due, speak};
 use crate::metrics::{Collect, Families, catalogue as c};
 use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
 use complaints::{Complaints, detail};
+use ends::Ends;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Device, OnGpus, Processes};
 use highwater_core::jobs::{
     Account, Accounts, Context, Event, Held, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Resource, Search,
-    Sender, Shortage, Within,
+    Sender, Shortage, Speaker, Within,
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
 use serde::Serialize;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Refusals that one answer lists; the others are counted in it.
@@ -88,8 +90,12 @@ pub struct Intake {
     complaints: Mutex<Complaints>,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
+    /// Senders' processes whose end is waited for, once a door sees to that.
+    ends: OnceLock<Ends>,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
+    /// Events that senders say they could not send.
+    lost: AtomicU64,
 }
 
 impl Intake {
@@ -111,7 +117,9 @@ impl Intake {
             complaints: Mutex::default(),
             log: EventLog::default(),
             on_mark: OnceLock::new(),
+            ends: OnceLock::new(),
             counts: OutcomeCounts::default(),
+            lost: AtomicU64::new(0),
         }
     }
 
@@ -334,6 +342,36 @@ impl Intake {
         }
     }
 
+    /// From now on the ends of senders' processes are looked for; `None` where the system gives no descriptor for that.
+    fn see_ends(&self) -> Option<&Ends> {
+        match Ends::new() {
+            // Kept by whoever came first.
+            Ok(ends) => Some(self.ends.get_or_init(|| ends)),
+            Err(error) => {
+                tracing::warn!(%error, "the ends of senders' processes will not be seen; their ranks end by silence");
+                None
+            }
+        }
+    }
+
+    /// Ends the ranks of processes that have ended.
+    fn take_ended(&self, ends: &Ends) {
+        ends.take().into_iter().for_each(|pid| self.has_ended(Speaker::Process(pid)));
+    }
+
+    /// Ends the ranks for which this speaker alone spoke.
+    fn has_ended(&self, speaker: Speaker) {
+        let at_ns = self.clock.now_ns();
+        let mut jobs = self.jobs();
+        for (job, rank, pid, account) in jobs.ended_with(speaker) {
+            let event = Event::exit(&job, rank, pid, at_ns);
+            // Refused only where the rank is no more.
+            if jobs.take(&event, &account, at_ns).is_ok() {
+                self.log.note(&event, at_ns);
+            }
+        }
+    }
+
     /// Takes an annotation; `None` where it waits for its sender's process to be read.
     fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
         let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
@@ -343,20 +381,21 @@ impl Intake {
     /// Takes an annotation with what is known of its sender's process.
     fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
         let gpus = self.places.gpus();
-        let (now_ns, pid) = (arrival.at_ns, arrival.sender.pid);
-        let unix_shift_ns = arrival.unix_shift_ns;
-        let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, pid };
+        let (now_ns, sender, unix_shift_ns) = (arrival.at_ns, &arrival.sender, arrival.unix_shift_ns);
+        let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, sender };
         let account = &arrival.account;
         let (job, rank) = if raw.job.is_none() { self.job_of(peer, arrival) } else { (None, None) };
+        let lost = raw.lost;
         let event = context.check(raw, job, rank)?;
-        let (out_of_order, search) = {
+        let (taken, search) = {
             let mut jobs = self.jobs();
-            let out_of_order = jobs.take(&event, account, now_ns)?;
+            let taken = jobs.take(&event, account, now_ns)?;
             if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
             }
-            (out_of_order, jobs.search(&event.job, event.rank))
+            (taken, jobs.search(&event.job, event.rank))
         };
+        self.lost.fetch_add(lost.unwrap_or(0).into(), Ordering::Relaxed);
         self.log.note(&event, now_ns);
         if event.event == EventType::Mark
             && let Some(listener) = self.on_mark.get()
@@ -371,7 +410,12 @@ impl Intake {
             self.jobs().set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
         }
-        Ok(match (out_of_order, knows_gpus) {
+        if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get())
+            && ends.watch(pid, account)
+        {
+            self.has_ended(Speaker::Process(pid));
+        }
+        Ok(match (taken.out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
@@ -460,6 +504,7 @@ impl Collect for Intake {
         for outcome in Outcome::ALL {
             out.count(&c::ANNOTATIONS, &[outcome.label()], Some(self.counts.get(outcome)));
         }
+        out.count(&c::ANNOTATIONS_LOST, &[], Some(self.lost.load(Ordering::Relaxed)));
         for (sender, events) in self.accounts.refusals() {
             out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));
         }

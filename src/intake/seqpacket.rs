@@ -8,7 +8,7 @@
 use super::Intake;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
-use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender};
+use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender, Speaker};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with, listen, recv};
 use std::collections::HashMap;
@@ -159,7 +159,8 @@ impl Reader<'_> {
     /// Gives a new sender its place, where its owner may have one.
     fn admit(&mut self, socket: OwnedFd) {
         let sender = match credentials(&socket) {
-            Ok(sender) => sender,
+            // A connection's number begins anew after four billion, and nobody is connected for so long.
+            Ok(sender) => Sender { connection: u32::try_from(self.next & u64::from(u32::MAX)).ok(), ..sender },
             Err(error) => return tracing::warn!(%error, "a sender without credentials was turned away"),
         };
         let account = self.intake.account_of(&sender);
@@ -187,8 +188,8 @@ impl Reader<'_> {
                 After::Nothing => return,
                 After::End => {
                     // Closing it takes it out of what is waited for.
-                    self.connections.remove(&number);
-                    return;
+                    let ended = self.connections.remove(&number).and_then(|connection| connection.sender.connection);
+                    return ended.into_iter().for_each(|number| self.intake.has_ended(Speaker::Connection(number)));
                 }
             }
         }

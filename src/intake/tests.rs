@@ -428,7 +428,7 @@ fn a_pod_cannot_take_over_the_job_of_another_place() {
     assert_eq!((refused("of the pod", 5), refused("unknown", 5)), (Some("not_owner"), None));
     assert_eq!((refused("unknown", 2), refused("unknown", 5)), (Some("not_owner"), None));
     // Over TCP nobody knows from which pod.
-    let over_tcp = Sender { pid: None, uid: Some(0), address: None };
+    let over_tcp = Sender { uid: Some(0), ..Sender::default() };
     assert_eq!(intake.take_json(&begins("of the pod", &["a"]), &over_tcp).refused, 1);
 }
 

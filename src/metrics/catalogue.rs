@@ -151,6 +151,8 @@ metrics! {
         "Annotation events received, by what became of them. docs/annotations.md tells each outcome.";
     ANNOTATIONS_REFUSED = Counter "highwater_annotations_refused_total" ["sender"]
         "Annotation events refused, by who sent them: `uid N` by the kernel's word, `tcp` where it has none, `other` for all senders beyond the first 16.";
+    ANNOTATIONS_LOST = Counter "highwater_annotations_lost_total" []
+        "Annotation events that senders say they could not send, by the field `lost` of the next one that they could.";
     ANNOTATIONS_HELD = Gauge "highwater_annotations_held_bytes" ["kind"]
         "Bytes that jobs make the daemon keep: `open` for jobs, ranks, names and what is open or waits for its memory, `ended` for what has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
     NVML_UP = Gauge "highwater_nvml_up" []

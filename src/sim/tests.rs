@@ -146,7 +146,7 @@ fn steps_hold_their_phases_and_follow_each_other_on_each_rank() {
                     open.push((said.name.clone(), said.step));
                 }
                 EventType::End => assert_eq!(open.pop(), Some((said.name.clone(), said.step))),
-                EventType::Mark => {}
+                EventType::Mark | EventType::Exit => {}
             }
             if said.kind == Kind::Step && said.event == EventType::End {
                 assert_eq!(said.step, Some(steps));

@@ -20,7 +20,7 @@ pub const MOST_BODY_BYTES: usize = 1 << 20;
 const MOST_FORGOTTEN_BYTES: usize = 32 << 20;
 
 /// Whoever sends where the server does not say from where, which it always does: an owner like any other.
-const UNKNOWN: Sender = Sender { pid: None, uid: None, address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
+const UNKNOWN: Sender = Sender { address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), ..Sender::DAEMON };
 
 /// The door for annotations over TCP.
 #[derive(Clone)]

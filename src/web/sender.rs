@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub(super) fn sender(peer: &Peer) -> Sender {
     let (client, server) = (peer.peer, peer.local);
     let uid = *peer.user.get_or_init(|| if is_here(client.ip()) { uid_of(client, server) } else { None });
-    Sender { pid: None, uid, address: Some(client.ip().to_canonical()) }
+    Sender { uid, address: Some(client.ip().to_canonical()), ..Sender::default() }
 }
 
 fn is_here(address: IpAddr) -> bool {
@@ -122,7 +122,7 @@ mod tests {
         let address = |text: &str| text.parse().expect("an address");
         assert_eq!(uid_of(address("127.0.0.1:1"), address("127.0.0.1:2")), None);
         let elsewhere = Peer::new(address("192.0.2.7:4000"), address("192.0.2.8:10450"));
-        assert_eq!(sender(&elsewhere), Sender { pid: None, uid: None, address: Some(address("192.0.2.7:4000").ip()) });
+        assert_eq!(sender(&elsewhere), Sender { address: Some(address("192.0.2.7:4000").ip()), ..Sender::default() });
         assert_eq!(parse(&[0; 200]), None);
         assert_eq!(parse(&[]), None);
     }

@@ -130,9 +130,9 @@ fn the_readmes_python_is_taken_word_for_word() {
         .spawn()
         .expect("python3");
     wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 3.0);
+    let metrics = daemon.get("/metrics");
     drop(job.stdin.take());
     assert!(job.wait().expect("it ends").success());
-    let metrics = daemon.get("/metrics");
     assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 7"), "{metrics}");
     assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
 }

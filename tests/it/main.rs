@@ -23,6 +23,7 @@ mod captures;
 mod connections;
 mod container;
 mod dashboards;
+mod ends;
 mod fake_nvml;
 mod findings;
 mod helm;

@@ -48,13 +48,20 @@ impl Hand {
 
     /// Rank 0 of job `j`, alone on a GPU.
     pub fn rank_on(gpu: usize) -> RankNow {
-        RankNow { key: ("j".into(), 0), gpus: vec![gpu], step: None, retries: None }
+        RankNow {
+            key: ("j".into(), 0),
+            gpus: vec![gpu],
+            step: None,
+            retries: None,
+            since_ns: 0,
+            heard_ns: 0,
+            is_at_rest: false,
+        }
     }
 
-    /// What a detector says now.
-    pub fn look(&self, detector: &mut impl Detector) -> (Vec<Sign>, Vec<Trouble>) {
-        let (mut troubles, mut signs) = (Vec::new(), Vec::new());
-        let view = View {
+    /// Shows this moment.
+    pub fn view<T>(&self, see: impl FnOnce(&View<'_>) -> T) -> T {
+        see(&View {
             now_ns: self.now_ns,
             settings: &self.settings,
             gpus: &self.gpus,
@@ -62,8 +69,13 @@ impl Hand {
             steps: &self.steps,
             ranks: &self.ranks,
             flushes: &self.flushes,
-        };
-        detector.look(&view, &mut troubles, &mut signs);
+        })
+    }
+
+    /// What a detector says now.
+    pub fn look(&self, detector: &mut impl Detector) -> (Vec<Sign>, Vec<Trouble>) {
+        let (mut troubles, mut signs) = (Vec::new(), Vec::new());
+        self.view(|view| detector.look(view, &mut troubles, &mut signs));
         (signs, troubles)
     }
 }

@@ -228,7 +228,7 @@ impl State {
     }
 }
 
-/// Every rank as it is now, in the order of their keys.
+/// Every rank that has not ended, as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
     let now = |(job, number, rank): (&Arc<str>, u32, &Rank)| RankNow {
         key: (Arc::clone(job), number),
@@ -239,6 +239,9 @@ fn ranks(jobs: &Jobs) -> Vec<RankNow> {
             retries: open.memory.and_then(|memory| memory.alloc_retries),
         }),
         retries: rank.memory.alloc_retries,
+        since_ns: rank.since_ns,
+        heard_ns: rank.last_heard_ns,
+        is_at_rest: rank.open.is_empty(),
     };
-    jobs.ranks().map(now).collect()
+    jobs.ranks().filter(|(_, _, rank)| rank.exited_ns.is_none()).map(now).collect()
 }

@@ -20,6 +20,19 @@ pub(super) struct RankNow {
     pub step: Option<OpenStep>,
     /// Retries of its allocator so far.
     pub retries: Option<u64>,
+    /// When its first event arrived, and its last.
+    pub since_ns: i64,
+    pub heard_ns: i64,
+    /// Whether it has nothing open.
+    pub is_at_rest: bool,
+}
+
+impl RankNow {
+    /// Whether it has gone, as far as can be seen from what came after it: it has nothing open, and has said nothing since
+    /// a rank of another job began. The end of a job that sends over TCP is not seen otherwise.
+    fn is_followed_by(&self, other: &Self) -> bool {
+        self.is_at_rest && self.key.0 != other.key.0 && self.heard_ns < other.since_ns
+    }
 }
 
 /// A step that has begun and not ended.
@@ -47,8 +60,9 @@ pub(super) struct View<'a> {
 impl View<'_> {
     /// The rank that runs on a GPU, where exactly one does.
     pub fn rank_on(&self, gpu: usize) -> Option<&RankNow> {
-        let mut on = self.ranks.iter().filter(|rank| rank.gpus.contains(&gpu));
-        on.next().filter(|_| on.next().is_none())
+        let on = || self.ranks.iter().filter(move |rank| rank.gpus.contains(&gpu));
+        let mut here = on().filter(|rank| !on().any(|other| rank.is_followed_by(other)));
+        here.next().filter(|_| here.next().is_none())
     }
 
     /// `GPU 3`, by its index.
@@ -116,4 +130,39 @@ pub(super) fn median(values: impl IntoIterator<Item = i64>) -> Option<i64> {
 #[allow(clippy::cast_precision_loss, reason = "a ratio of durations")]
 pub(super) fn ratio(part_ns: i64, of_ns: i64) -> Option<f64> {
     (of_ns > 0).then(|| part_ns as f64 / of_ns as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_its_one_ranks_and_of_two_that_of_neither() {
+        let mut hand = Hand::new(2);
+        let of = |job: &str, rank: u32, gpu: usize| RankNow { key: (job.into(), rank), ..Hand::rank_on(gpu) };
+        hand.ranks = vec![of("a", 0, 0), of("b", 0, 1)];
+        let job_on = |hand: &Hand, gpu| hand.view(|view| view.rank_on(gpu).map(|rank| rank.key.0.to_string()));
+        assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), Some("b".to_owned())));
+        hand.ranks.push(of("c", 0, 1));
+        assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), None));
+    }
+
+    #[test]
+    fn a_job_that_is_at_rest_and_silent_since_another_began_has_gone() {
+        let mut hand = Hand::new(1);
+        let first = RankNow { key: ("a".into(), 0), since_ns: 10, heard_ns: 50, is_at_rest: true, ..Hand::rank_on(0) };
+        let second = RankNow { key: ("b".into(), 0), since_ns: 51, heard_ns: 60, ..Hand::rank_on(0) };
+        let peer = RankNow { key: ("a".into(), 1), ..second.clone() };
+        for (first, second, whose) in [
+            (first.clone(), second.clone(), Some("b")),
+            (RankNow { is_at_rest: false, ..first.clone() }, second.clone(), None),
+            (RankNow { heard_ns: 51, ..first.clone() }, second, None),
+            (first, peer, None),
+        ] {
+            hand.ranks = vec![first, second];
+            let on = hand.view(|view| view.rank_on(0).map(|rank| rank.key.0.to_string()));
+            assert_eq!(on.as_deref(), whose, "{:?}", hand.ranks);
+        }
+    }
 }

@@ -29,16 +29,18 @@ pub struct Sender {
     pub uid: Option<u32>,
     /// Where it sends from over TCP.
     pub address: Option<IpAddr>,
+    /// The connection over which it sends, where its end is the sender's.
+    pub connection: Option<u32>,
 }
 
 impl Sender {
     /// The daemon itself: the player of a recording. No share bounds it.
-    pub const DAEMON: Sender = Sender { pid: None, uid: None, address: None };
+    pub const DAEMON: Sender = Sender { pid: None, uid: None, address: None, connection: None };
 
     /// A process on this node.
     #[must_use]
     pub fn process(pid: Option<u32>, uid: u32) -> Self {
-        Self { pid, uid: Some(uid), address: None }
+        Self { pid, uid: Some(uid), address: None, connection: None }
     }
 }
 
@@ -162,6 +164,8 @@ pub enum Resource {
     Series,
     /// Connections to the seqpacket socket.
     Connections,
+    /// Processes whose end is waited for.
+    Processes,
     /// What has ended and waits for its memory.
     Pending,
 }
@@ -333,6 +337,7 @@ impl Accounts {
             (Resource::Ranks, limits.ranks),
             (Resource::Series, limits.phase_series),
             (Resource::Connections, limits.connections),
+            (Resource::Processes, limits.processes),
             (Resource::Pending, limits.pending),
         ] {
             of[resource as usize] = limit;

@@ -1,13 +1,17 @@
 //! From the wire to an event that can be trusted: names, times and GPUs checked.
 
+use super::account::Sender;
 use super::gpus;
 use super::limits::Limits;
 use super::refusal::Refusal;
+use super::speaker::Speaker;
 use crate::wire::{Annotation, EventType, Gpus, Kind, Memory, Scalar};
 use std::collections::BTreeMap;
 
 /// The name of a step that was given none.
 const STEP_NAME: &str = "step";
+/// The name of a rank's exit that was given none.
+const EXIT_NAME: &str = "exit";
 
 /// Attributes of one event, by name. Kept with every ended phase, hence as small as can be.
 pub type Attributes = Box<[(Box<str>, Scalar)]>;
@@ -24,7 +28,7 @@ pub fn weight(attributes: &Attributes) -> usize {
 /// An event whose every field is within its bounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Begin, end or mark.
+    /// Begin, end, mark or exit.
     pub event: EventType,
     /// Step, phase or layer.
     pub kind: Kind,
@@ -48,6 +52,36 @@ pub struct Event {
     pub attributes: Option<Attributes>,
     /// The sending process, where the socket told it.
     pub pid: Option<u32>,
+    /// The connection over which it came, where its end is the sender's.
+    pub connection: Option<u32>,
+}
+
+impl Event {
+    /// The end of a rank that its process did not tell itself.
+    #[must_use]
+    pub fn exit(job: &str, rank: u32, pid: Option<u32>, at_ns: i64) -> Self {
+        Self {
+            event: EventType::Exit,
+            kind: Kind::Phase,
+            name: EXIT_NAME.to_owned(),
+            job: job.to_owned(),
+            rank,
+            world_size: None,
+            gpus: None,
+            step: None,
+            at_ns,
+            memory: None,
+            attributes: None,
+            pid,
+            connection: None,
+        }
+    }
+
+    /// Who sent it, where the daemon sees the end of that.
+    #[must_use]
+    pub fn speaker(&self) -> Option<Speaker> {
+        self.connection.map(Speaker::Connection).or(self.pid.map(Speaker::Process))
+    }
 }
 
 /// What the daemon knows when an event arrives.
@@ -60,14 +94,14 @@ pub struct Context<'a> {
     pub now_ns: i64,
     /// The system clock's step since the timeline began.
     pub unix_shift_ns: i64,
-    /// Its sender's process, where the kernel told it.
-    pub pid: Option<u32>,
+    /// Its sender.
+    pub sender: &'a Sender,
 }
 
 impl Context<'_> {
     /// Checks one annotation; `job` and `rank` stand in where it names none.
     pub fn check(&self, raw: Annotation, job: Option<String>, rank: Option<u32>) -> Result<Event, Refusal> {
-        let job = raw.job.or(job).ok_or(Refusal::Missing(if self.pid.is_some() {
+        let job = raw.job.or(job).ok_or(Refusal::Missing(if self.sender.pid.is_some() {
             "job: missing, and the peer's environment has none of HIGHWATER_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID"
         } else {
             "job: missing (only on the socket, and where the kernel tells the sender's process, may it be left out)"
@@ -75,8 +109,9 @@ impl Context<'_> {
         self.check_name("job", &job)?;
         let name = match (raw.name, raw.kind) {
             (Some(name), _) => name,
+            (None, _) if raw.event == EventType::Exit => EXIT_NAME.to_owned(),
             (None, Kind::Step) => STEP_NAME.to_owned(),
-            (None, _) => return Err(Refusal::Missing("name: missing (only a step needs none)")),
+            (None, _) => return Err(Refusal::Missing("name: missing (only a step and an exit need none)")),
         };
         self.check_name("name", &name)?;
         if matches!(&raw.gpu, Some(Gpus::Many(gpus)) if gpus.is_empty()) {
@@ -103,7 +138,8 @@ impl Context<'_> {
             attributes: raw
                 .attributes
                 .map(|attributes| attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
-            pid: self.pid,
+            pid: self.sender.pid,
+            connection: self.sender.connection,
         })
     }
 

@@ -32,6 +32,8 @@ pub struct Limits {
     pub events_a_second: usize,
     /// Connections to the seqpacket socket.
     pub connections: usize,
+    /// Processes whose end is waited for; each takes a file descriptor.
+    pub processes: usize,
     /// Phases ended and not yet attributed.
     pub pending: usize,
     /// Ended phases kept for the API, over all jobs.
@@ -44,6 +46,8 @@ pub struct Limits {
     pub future_ns: i64,
     /// A rank that says nothing for this long is forgotten, nanoseconds.
     pub silence_ns: i64,
+    /// A rank that has ended is shown for this long, nanoseconds: until every scraper has seen its last steps.
+    pub shown_after_exit_ns: i64,
 }
 
 impl Default for Limits {
@@ -62,12 +66,14 @@ impl Default for Limits {
             ended_bytes: 6 << 20,
             events_a_second: 400_000,
             connections: 1_024,
+            processes: 512,
             pending: 16_384,
             ended: 4_096,
             marks: 256,
             past_ns: 600 * SECOND_NS,
             future_ns: SECOND_NS,
             silence_ns: 300 * SECOND_NS,
+            shown_after_exit_ns: 120 * SECOND_NS,
         }
     }
 }

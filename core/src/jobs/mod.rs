@@ -12,6 +12,7 @@ mod limits;
 mod place;
 mod rank;
 mod refusal;
+mod speaker;
 
 pub use account::{Account, Accounts, Held, Owner, Pod, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
@@ -21,6 +22,7 @@ pub use limits::Limits;
 pub use place::{Container, Place, Search};
 pub use rank::{Open, Rank, SeriesPlace};
 pub use refusal::{Outcome, OutcomeCounts, Refusal};
+pub use speaker::Speaker;
 
 use crate::gpu::OnGpus;
 use crate::wire::{EventType, Kind, Memory};
@@ -82,6 +84,8 @@ pub struct Left {
     pub superseded: u64,
     /// Still open when its step ended.
     pub step_ended: u64,
+    /// Still open when its rank ended.
+    pub exited: u64,
     /// Still open when its rank had been silent for too long.
     pub silent: u64,
     /// Ended while too many others waited for their memory.
@@ -91,10 +95,11 @@ pub struct Left {
 impl Left {
     /// Every count with its label value.
     #[must_use]
-    pub fn labelled(&self) -> [(&'static str, u64); 4] {
+    pub fn labelled(&self) -> [(&'static str, u64); 5] {
         [
             ("superseded", self.superseded),
             ("step_ended", self.step_ended),
+            ("exited", self.exited),
             ("silent", self.silent),
             ("overflow", self.overflow),
         ]
@@ -111,6 +116,17 @@ pub struct Jobs {
     /// Whose positions those of ranks and phases are, by UUID.
     devices: Vec<String>,
     left: Left,
+    /// Whether a rank was forgotten since the last [`expire`](Self::expire).
+    has_forgotten: bool,
+}
+
+/// What became of an event that was taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// It lies before the rank's newest one.
+    pub out_of_order: bool,
+    /// Whoever's end is to be seen from now on.
+    pub watch: Option<Speaker>,
 }
 
 impl Jobs {
@@ -124,6 +140,7 @@ impl Jobs {
             marks: VecDeque::new(),
             devices: Vec::new(),
             left: Left::default(),
+            has_forgotten: false,
         }
     }
 
@@ -155,27 +172,32 @@ impl Jobs {
         self.marks.iter().rev()
     }
 
-    /// Takes one event of the owner of this account. Returns whether it lies before the rank's newest one.
+    /// Takes one event of the owner of this account.
     ///
     /// # Errors
-    /// Why it is refused; then nothing has changed.
-    pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<bool, Refusal> {
-        let plan = self.plan(event, account)?;
+    /// Why it is refused; then nothing has changed, but that ranks that have ended may have made room.
+    pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
+        let plan = match self.plan(event, account) {
+            Err(refusal) if refusal.is_want_of_room() && self.forget_exited(account) => self.plan(event, account)?,
+            plan => plan?,
+        };
         let place = self.place(event, account);
         let Self { jobs, .. } = self;
         let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, event.pid, account));
         job.adopt(&account.owner, event.pid);
         let name = job.intern(event, account);
         let rank = job.ranks.entry(event.rank).or_insert_with(|| {
-            Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)])
+            Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)], now_ns)
         });
         let out_of_order = event.at_ns < rank.last_event_ns;
-        rank.last_heard_ns = now_ns;
-        let closed = rank.take(event, name, plan, place);
-        rank.locate(event, now_ns);
+        let closed = rank.take(event, name, plan, place, now_ns);
+        if rank.exited_ns.is_none() {
+            rank.locate(event, now_ns);
+        }
+        let watch = rank.heard(event.speaker());
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
         self.note(event, account, job, closed, (gpus, pid));
-        Ok(out_of_order)
+        Ok(Taken { out_of_order, watch })
     }
 
     /// What an event would do, if there is room for it everywhere.
@@ -189,7 +211,7 @@ impl Jobs {
             account.may_hold(resource, 1).map_err(|short| refusal(short, account.limit(resource)))
         };
         if rank.is_none() {
-            if event.event == EventType::End {
+            if matches!(event.event, EventType::End | EventType::Exit) {
                 return Err(Refusal::EndWithoutBegin(format!("rank {} of job `{}`", event.rank, event.job)));
             }
             job.map_or_else(|| short(Resource::Jobs, Refusal::TooManyJobs), |_| Ok(()))?;
@@ -235,6 +257,7 @@ impl Jobs {
         let (gpus, pid) = of;
         self.left.superseded += closed.superseded;
         self.left.step_ended += closed.step_ended;
+        self.left.exited += closed.exited;
         if event.event == EventType::Mark {
             let (rank, name, at_ns, step) = (event.rank, event.name.clone(), event.at_ns, event.step);
             self.marks.push_back(Mark { job, rank, name, at_ns, step });
@@ -341,20 +364,46 @@ impl Jobs {
         ready
     }
 
-    /// Forgets ranks that have been silent for too long, and jobs without ranks. Returns whether there was one.
+    /// Ranks that end with this speaker: nobody else speaks for them, and nobody else has begun what they have open. Each is
+    /// told once, with its process and its owner's account; [`Event::exit`] ends it.
+    pub fn ended_with(&mut self, speaker: Speaker) -> Vec<(Arc<str>, u32, Option<u32>, Arc<Account>)> {
+        let ranks =
+            self.jobs.iter_mut().flat_map(|(name, job)| job.ranks.iter_mut().map(move |(n, rank)| (name, n, rank)));
+        let ending = ranks.filter_map(|(name, number, rank)| {
+            rank.ends_with(speaker).then(|| (Arc::clone(name), *number, rank.pid, Arc::clone(rank.account())))
+        });
+        ending.collect()
+    }
+
+    /// Forgets ranks that ended a while ago, or have been silent for too long, and jobs without ranks. Returns whether one was
+    /// forgotten since the last time.
     pub fn expire(&mut self, now_ns: i64) -> bool {
-        let silence_ns = self.limits.silence_ns;
+        let Limits { silence_ns, shown_after_exit_ns, .. } = self.limits;
+        self.forget(|rank| match rank.exited_ns {
+            Some(exited_ns) => now_ns.saturating_sub(exited_ns) > shown_after_exit_ns,
+            None => now_ns.saturating_sub(rank.last_heard_ns) > silence_ns,
+        });
+        std::mem::take(&mut self.has_forgotten)
+    }
+
+    /// Forgets ranks of this owner that have ended, for others of it. Returns whether there was one.
+    fn forget_exited(&mut self, account: &Arc<Account>) -> bool {
+        self.forget(|rank| rank.exited_ns.is_some() && Arc::ptr_eq(rank.account(), account))
+    }
+
+    fn forget(&mut self, is_over: impl Fn(&Rank) -> bool) -> bool {
         let mut forgotten = false;
         let silent = &mut self.left.silent;
         self.jobs.retain(|_, job| {
             job.ranks.retain(|_, rank| {
-                let alive = now_ns.saturating_sub(rank.last_heard_ns) <= silence_ns;
-                *silent += if alive { 0 } else { rank.open.len() as u64 };
-                forgotten |= !alive;
-                alive
+                let is_over = is_over(rank);
+                *silent += if is_over { rank.open.len() as u64 } else { 0 };
+                forgotten |= is_over;
+                !is_over
             });
             !job.ranks.is_empty()
         });
+        self.has_forgotten |= forgotten;
         forgotten
     }
 }
@@ -373,3 +422,6 @@ fn open_bytes(event: &Event) -> usize {
     let name = if event.kind == Kind::Step { event.name.len() } else { 0 };
     OPEN_BYTES + name + event.attributes.as_ref().map_or(0, weight)
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@ use super::account::{Account, Held};
 use super::event::{Attributes, Event};
 use super::place::Search;
 use super::refusal::Refusal;
+use super::speaker::{Speaker, Speakers};
 use crate::wire::{EventType, Kind, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct Open {
     pub memory: Option<Memory>,
     /// What else the job told at its begin.
     pub attributes: Option<Attributes>,
+    /// Who began it.
+    pub by: Option<Speaker>,
     /// What it takes on its owner's account, until it is dropped wherever it went.
     pub held: Option<Held>,
     /// The place of its phase's series, where it is the first of its name.
@@ -59,6 +62,11 @@ pub struct Rank {
     memory_ns: i64,
     /// What is open, in the order of its begin.
     pub open: Vec<Open>,
+    /// When its first event arrived, or the first after it had ended.
+    pub since_ns: i64,
+    /// When it ended; then nothing is open and no GPU is its. Its next event makes it go on.
+    pub exited_ns: Option<i64>,
+    speakers: Speakers,
     /// Phases that have ended and have series of their own, each with its place on the owner's account.
     series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
     /// The rank's place and its bytes on its owner's account.
@@ -74,6 +82,8 @@ pub(super) enum Plan {
     End(usize),
     /// It marks an instant.
     Mark,
+    /// It ends the rank.
+    Exit,
 }
 
 /// What something that begins takes on its owner's account.
@@ -91,11 +101,13 @@ pub(super) struct Closed {
     pub superseded: u64,
     /// Open things whose step ended before them.
     pub step_ended: u64,
+    /// Open things whose rank ended before them.
+    pub exited: u64,
 }
 
 impl Rank {
     /// A rank that takes these on its owner's account.
-    pub(super) fn new(held: [Held; 2]) -> Self {
+    pub(super) fn new(held: [Held; 2], now_ns: i64) -> Self {
         Self {
             world_size: None,
             gpus: None,
@@ -109,6 +121,9 @@ impl Rank {
             memory: Memory::default(),
             memory_ns: i64::MIN,
             open: Vec::new(),
+            since_ns: now_ns,
+            exited_ns: None,
+            speakers: Speakers::default(),
             series: BTreeMap::new(),
             held,
         }
@@ -143,6 +158,7 @@ impl Rank {
     pub(super) fn plan(&self, event: &Event, most_open: usize) -> Result<Plan, Refusal> {
         match event.event {
             EventType::Mark => Ok(Plan::Mark),
+            EventType::Exit => Ok(Plan::Exit),
             EventType::Begin => {
                 let replaced = self.replaced_by(event);
                 let kept = self.open.iter().enumerate().filter(|(position, open)| !replaced(*position, open)).count();
@@ -152,7 +168,7 @@ impl Rank {
         }
     }
 
-    /// What the first event of a rank would do, which is no end.
+    /// What the first event of a rank would do, which is no end and no exit.
     pub(super) fn plan_first(event: &Event) -> Plan {
         if event.event == EventType::Begin { Plan::Begin } else { Plan::Mark }
     }
@@ -181,9 +197,14 @@ impl Rank {
         }
     }
 
-    /// Takes one event whose name is `name` as it was planned.
-    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, plan: Plan, place: Taking) -> Closed {
+    /// Takes one event whose name is `name`, and which arrived now, as it was planned.
+    pub(super) fn take(&mut self, event: &Event, name: Arc<str>, plan: Plan, place: Taking, now_ns: i64) -> Closed {
+        self.last_heard_ns = now_ns;
+        if self.exited_ns.take().is_some() {
+            self.since_ns = now_ns;
+        }
         let closed = match plan {
+            Plan::Exit => return self.exit(now_ns),
             Plan::Mark => Closed::default(),
             Plan::Begin => self.begin(event, name, place),
             Plan::End(position) => self.end(event, position),
@@ -239,8 +260,27 @@ impl Rank {
         let step = event.step.or_else(|| if event.kind == Kind::Step { None } else { self.current_step() });
         let (memory, attributes) = (event.memory, event.attributes.clone());
         let (Taking { held, series }, kind, begin_ns) = (place, event.kind, event.at_ns);
-        self.open.push(Open { kind, name, step, begin_ns, memory, attributes, held, series });
+        let by = event.speaker();
+        self.open.push(Open { kind, name, step, begin_ns, memory, attributes, by, held, series });
         Closed { superseded, ..Closed::default() }
+    }
+
+    /// Ends the rank. What it has told stays to be seen for a while; its GPUs are free for others.
+    fn exit(&mut self, now_ns: i64) -> Closed {
+        self.exited_ns = Some(now_ns);
+        (self.gpus, self.search, self.speakers) = (None, Box::default(), Speakers::default());
+        Closed { exited: std::mem::take(&mut self.open).len() as u64, ..Closed::default() }
+    }
+
+    /// Notes who spoke. Returns whoever is counted on from now on, and was not before.
+    pub(super) fn heard(&mut self, speaker: Option<Speaker>) -> Option<Speaker> {
+        if self.exited_ns.is_some() { None } else { self.speakers.heard(speaker) }
+    }
+
+    /// Notes that a speaker has ended. Returns whether the rank has ended with it: nobody else speaks for it, and nobody else
+    /// has begun what is open.
+    pub(super) fn ends_with(&mut self, ended: Speaker) -> bool {
+        self.speakers.ended(ended) && self.open.iter().all(|open| open.by == Some(ended))
     }
 
     fn end(&mut self, event: &Event, position: usize) -> Closed {

@@ -57,6 +57,14 @@ impl Refusal {
         Refusal::OverBudget { what, short, limit: account.limit(resource) }
     }
 
+    /// Whether there would be room if less were kept.
+    #[must_use]
+    pub fn is_want_of_room(&self) -> bool {
+        let is_wanting =
+            matches!(self, Refusal::TooManyJobs(..) | Refusal::TooManyRanks(..) | Refusal::TooManySeries(..));
+        is_wanting || matches!(self, Refusal::OverBudget { .. })
+    }
+
     /// The outcome that counts it.
     #[must_use]
     pub fn outcome(&self) -> Outcome {

@@ -116,6 +116,7 @@ names! {
     PHASES => "highwater.phases" "{phase}" CountInt;
     ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
     ANNOTATIONS_REFUSED => "highwater.annotations.refused" "{event}" CountInt;
+    ANNOTATIONS_LOST => "highwater.annotations.lost" "{event}" CountInt;
     ANNOTATIONS_HELD => "highwater.annotations.held" "By" GaugeInt;
     NVML_UP => "highwater.nvml.up" "1" GaugeInt;
     SOURCE_ERROR => "highwater.source.error" "1" GaugeInt;

@@ -139,7 +139,21 @@ impl<'a> Fields<'a> {
         let attributes: Option<Attributes> =
             if has(ATTRIBUTES) { Some(serde_json::from_slice(self.field()?).ok()?) } else { None };
         let (event, kind) = (event_type(event)?, kind_of(kind)?);
-        Some(Event { event, kind, name, job, rank, world_size, gpus, step, at_ns, memory, attributes, pid })
+        Some(Event {
+            event,
+            kind,
+            name,
+            job,
+            rank,
+            world_size,
+            gpus,
+            step,
+            at_ns,
+            memory,
+            attributes,
+            pid,
+            connection: None,
+        })
     }
 
     fn gpus(&mut self) -> Option<Vec<usize>> {
@@ -161,7 +175,7 @@ impl<'a> Fields<'a> {
 }
 
 fn event_type(code: u8) -> Option<EventType> {
-    [EventType::Begin, EventType::End, EventType::Mark].into_iter().find(|event| *event as u8 == code)
+    EventType::ALL.into_iter().find(|event| *event as u8 == code)
 }
 
 fn kind_of(code: u8) -> Option<Kind> {
@@ -201,7 +215,7 @@ mod tests {
         );
         (what, more).prop_map(
             |((event, kind, name, job, rank, at_ns), (world_size, gpus, step, memory, attributes, pid))| Event {
-                event: event_type(event).expect("one of three"),
+                event: event_type(event).expect("one of four"),
                 kind: kind_of(kind).expect("one of three"),
                 name,
                 job,
@@ -214,6 +228,7 @@ mod tests {
                 attributes: attributes
                     .map(|all| all.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
                 pid,
+                connection: None,
             },
         )
     }
@@ -251,6 +266,7 @@ mod tests {
             memory: Some(memory),
             attributes: None,
             pid: Some(71_234),
+            connection: None,
         };
         let mut bytes = Vec::new();
         encode(&event, &mut bytes);

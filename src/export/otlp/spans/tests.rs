@@ -36,6 +36,7 @@ fn ended(thing: &Thing) -> Attributed {
         begin_ns: START_NS + thing.from_ms * MILLISECOND_NS,
         memory: Some(Memory { alloc_retries: Some(2), ..Memory::default() }),
         attributes: Some(thing.attributes.iter().map(text).collect()),
+        by: None,
         held: None,
         series: None,
     };
@@ -212,6 +213,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         memory: None,
         attributes: None,
         pid: None,
+        connection: None,
     };
     ledger.open().take(&event, &Account::alone(), START_NS).expect("valid");
     let hour_ms = 3_600_000;

@@ -1,0 +1,124 @@
+use super::*;
+use crate::clock::SECOND_NS;
+
+fn event(event: EventType, kind: Kind, name: &str, pid: u32) -> Event {
+    Event { event, kind, name: name.to_owned(), ..Event::exit("j", 0, Some(pid), 0) }
+}
+
+fn begin(name: &str, pid: u32) -> Event {
+    event(EventType::Begin, Kind::Phase, name, pid)
+}
+
+fn end(name: &str, pid: u32) -> Event {
+    event(EventType::End, Kind::Phase, name, pid)
+}
+
+/// Jobs in which process 7 has ended phase `a` on GPU 3, and has begun phase `b`.
+fn running() -> (Jobs, Arc<Account>) {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let on_gpu = Event { gpus: Some(vec![3]), ..begin("a", 7) };
+    let taken = [on_gpu, end("a", 7), begin("b", 7)].map(|event| jobs.take(&event, &account, 0).unwrap().watch);
+    assert_eq!(taken, [None, Some(Speaker::Process(7)), None], "one that has spoken twice is watched");
+    (jobs, account)
+}
+
+fn rank(jobs: &Jobs) -> &Rank {
+    &jobs.by_name()["j"].ranks[&0]
+}
+
+fn exit(jobs: &mut Jobs, account: &Arc<Account>, now_ns: i64) {
+    jobs.take(&Event::exit("j", 0, Some(7), now_ns), account, now_ns).unwrap();
+}
+
+#[test]
+fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_told() {
+    let (mut jobs, account) = running();
+    assert_eq!((rank(&jobs).gpus.as_deref(), rank(&jobs).open.len()), (Some([3].as_slice()), 1));
+    exit(&mut jobs, &account, 5);
+    let ended = rank(&jobs);
+    assert_eq!((ended.exited_ns, ended.gpus.as_deref(), ended.open.len()), (Some(5), None, 0));
+    assert_eq!(jobs.left().exited, 1);
+    assert!(jobs.search("j", 0).is_none(), "its GPU is not looked for");
+    assert!(rank(&jobs).has_series("a"));
+    let ended = jobs.take_ended(i64::MAX, 9);
+    assert_eq!(ended[0].gpus.as_deref(), Some([3].as_slice()), "what ended before has its GPU");
+    // An end for what was given up is refused; another begin makes the rank go on.
+    assert!(matches!(jobs.take(&end("b", 7), &account, 6), Err(Refusal::EndWithoutBegin(_))));
+    jobs.take(&begin("b", 7), &account, 7).unwrap();
+    assert_eq!((rank(&jobs).exited_ns, rank(&jobs).since_ns, rank(&jobs).open.len()), (None, 7, 1));
+}
+
+#[test]
+fn a_rank_that_ended_is_shown_for_a_while_and_one_that_is_silent_for_longer() {
+    let limits = Limits::default();
+    for (exits, kept_ns) in [(true, limits.shown_after_exit_ns), (false, limits.silence_ns)] {
+        let (mut jobs, account) = running();
+        if exits {
+            exit(&mut jobs, &account, 0);
+        }
+        assert!(!jobs.expire(kept_ns) && jobs.expire(kept_ns + 1) && jobs.by_name().is_empty());
+        assert!(!jobs.expire(kept_ns + 2), "returned once");
+        assert_eq!((jobs.left().exited, jobs.left().silent), (u64::from(exits), u64::from(!exits)));
+        assert_eq!(account.holds(Resource::Ranks), 0);
+    }
+}
+
+#[test]
+fn nobody_ends_a_rank_that_is_not_there() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let refusal = jobs.take(&Event::exit("j", 0, None, 0), &account, 0).unwrap_err();
+    assert_eq!(refusal.outcome(), Outcome::EndWithoutBegin);
+    assert!(jobs.by_name().is_empty());
+}
+
+#[test]
+fn ranks_that_have_ended_make_room_for_others_of_their_owner() {
+    let limits = Limits { ranks: 1, ..Limits::default() };
+    let accounts = Accounts::new(&limits);
+    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
+    let (mut jobs, one, other) = (Jobs::new(limits), owner(1), owner(2));
+    let of = |job: &str, name: &str| Event { job: job.to_owned(), ..begin(name, 1) };
+    jobs.take(&of("one", "a"), &one, 0).unwrap();
+    assert_eq!(jobs.take(&of("two", "a"), &one, 0).unwrap_err().outcome(), Outcome::TooManyRanks);
+    jobs.take(&Event::exit("one", 0, None, 0), &one, 0).unwrap();
+    assert_eq!(
+        jobs.take(&of("two", "a"), &other, 0).unwrap_err().outcome(),
+        Outcome::TooManyRanks,
+        "not for another's"
+    );
+    jobs.take(&of("two", "a"), &one, 0).unwrap();
+    assert_eq!(jobs.by_name().keys().map(|name| &**name).collect::<Vec<_>>(), ["two"]);
+    assert!(jobs.expire(0), "what was known of the other is forgotten too");
+}
+
+#[test]
+fn a_rank_ends_with_whoever_alone_speaks_for_it() {
+    let (mut jobs, account) = running();
+    assert!(jobs.ended_with(Speaker::Process(8)).is_empty() && jobs.ended_with(Speaker::Connection(7)).is_empty());
+    let ended: Vec<_> =
+        jobs.ended_with(Speaker::Process(7)).into_iter().map(|(job, n, pid, _)| (job, n, pid)).collect();
+    assert_eq!(ended, [("j".into(), 0, Some(7))]);
+    assert!(jobs.ended_with(Speaker::Process(7)).is_empty(), "returned once");
+    // One that still speaks, or has something open, keeps it.
+    let (mut jobs, _) = running();
+    jobs.take(&begin("c", 8), &account, 0).unwrap();
+    assert!(jobs.ended_with(Speaker::Process(7)).is_empty(), "8 has begun c, and is not over");
+}
+
+#[test]
+fn a_connection_speaks_for_itself_and_not_for_its_process() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let over = |connection| Event { connection: Some(connection), ..begin("a", 7) };
+    assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, None);
+    assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, Some(Speaker::Connection(1)));
+    assert!(jobs.ended_with(Speaker::Process(7)).is_empty());
+    assert_eq!(jobs.ended_with(Speaker::Connection(1)).len(), 1);
+}
+
+#[test]
+fn silence_is_counted_from_the_last_event() {
+    let (mut jobs, account) = running();
+    jobs.take(&begin("c", 7), &account, 100 * SECOND_NS).unwrap();
+    assert!(!jobs.expire(Limits::default().silence_ns + 1));
+    assert_eq!(rank(&jobs).last_heard_ns, 100 * SECOND_NS);
+}

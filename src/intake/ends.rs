@@ -1,0 +1,132 @@
+//! Ends of senders' processes, by a descriptor of each (`pidfd_open(2)`): the kernel tells when one has ended, and no other
+//! process that is given its number later is taken for it.
+//!
+//! Enters: processes that speak for a rank. Leaves: those that have ended. Invariants: the descriptors are bounded, and
+//! shared among owners; where there is none to be had, a rank ends by its silence.
+
+use highwater_core::jobs::{Account, Held, Resource};
+use rustix::event::{Timespec, epoll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Ends that are told at a time.
+const EVENTS: usize = 64;
+
+/// Processes whose end is waited for.
+#[derive(Debug)]
+pub(super) struct Ends {
+    epoll: OwnedFd,
+    watched: Mutex<HashMap<u32, (OwnedFd, Held)>>,
+}
+
+impl Ends {
+    /// None yet.
+    ///
+    /// # Errors
+    /// Where the system gives no descriptor.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, watched: Mutex::default() })
+    }
+
+    /// From now on the end of this process, whose owner has this account, is seen. Returns whether it has ended already.
+    pub fn watch(&self, pid: u32, account: &Arc<Account>) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(process) = process.filter(|_| !watched.contains_key(&pid)) else { return false };
+        if account.may_hold(Resource::Processes, 1).is_err() {
+            return false;
+        }
+        match pidfd_open(process, PidfdFlags::empty()) {
+            Ok(descriptor) => {
+                let data = epoll::EventData::new_u64(pid.into());
+                if let Err(error) = epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN) {
+                    tracing::debug!(pid, %error, "the end of a sender's process will not be seen");
+                    return false;
+                }
+                watched.insert(pid, (descriptor, account.hold(Resource::Processes, 1)));
+                false
+            }
+            Err(rustix::io::Errno::SRCH) => true,
+            Err(error) => {
+                // Before Linux 5.3, or with no descriptor left.
+                tracing::debug!(pid, %error, "the end of a sender's process will not be seen");
+                false
+            }
+        }
+    }
+
+    /// Processes that have ended since the last time. They are waited for no longer.
+    pub fn take(&self) -> Vec<u32> {
+        let mut events = Vec::with_capacity(EVENTS);
+        let at_once = Some(&Timespec { tv_sec: 0, tv_nsec: 0 });
+        if let Err(error) = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), at_once) {
+            tracing::debug!(%error, "the ends of senders' processes cannot be looked at");
+        }
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = events.iter().filter_map(|event| u32::try_from(event.data.u64()).ok());
+        // Closing its descriptor takes a process out of what is waited for.
+        ended.inspect(|pid| drop(watched.remove(pid))).collect()
+    }
+}
+
+/// Readable while a process has ended that [`Ends::take`] has not told of.
+impl AsFd for Ends {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::jobs::{Accounts, Limits, Owner, Within};
+    use std::process::{Child, Command, Stdio};
+
+    /// A process that lives until its standard input is closed.
+    fn process() -> Child {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat is everywhere")
+    }
+
+    fn end(mut process: Child) {
+        drop(process.stdin.take());
+        process.wait().expect("it ends");
+    }
+
+    fn accounts(processes: usize) -> Accounts {
+        Accounts::new(&Limits { processes, ..Limits::default() })
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told_once() {
+        let (ends, account) = (Ends::new().unwrap(), Account::alone());
+        let (one, other) = (process(), process());
+        let pid = one.id();
+        assert!(!ends.watch(pid, &account) && !ends.watch(pid, &account) && !ends.watch(other.id(), &account));
+        assert_eq!((ends.take(), account.holds(Resource::Processes)), (vec![], 2));
+        end(one);
+        assert_eq!((ends.take(), account.holds(Resource::Processes)), (vec![pid], 1));
+        assert!(ends.take().is_empty());
+        assert!(ends.watch(pid, &account), "it has ended already");
+        end(other);
+    }
+
+    #[test]
+    fn descriptors_are_shared_among_owners() {
+        let (ends, accounts) = (Ends::new().unwrap(), accounts(2));
+        let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
+        let processes = [process(), process(), process()];
+        let pids = processes.each_ref().map(Child::id);
+        for (pid, uid, all) in [(pids[0], 1, 1), (pids[1], 1, 1), (pids[2], 2, 2)] {
+            assert!(!ends.watch(pid, &owner(uid)));
+            assert_eq!(accounts.held(Resource::Processes), all, "half is for others");
+        }
+        processes.into_iter().for_each(end);
+        let mut ended = ends.take();
+        ended.sort_unstable();
+        let mut watched = [pids[0], pids[2]];
+        watched.sort_unstable();
+        assert_eq!((ended, accounts.held(Resource::Processes)), (watched.to_vec(), 0));
+    }
+}
