@@ -11,7 +11,8 @@ use highwater_core::phases::attribute;
 use highwater_core::ring;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 const TEN_MINUTES: i64 = 600_000;
@@ -94,13 +95,15 @@ fn ring_costs(c: &mut Criterion) {
 
 /// Prints the tail of many single runs, which a mean hides.
 fn tail(what: &str, figure_us: f64, mut run: impl FnMut(i64) -> bool) {
-    let mut took: Vec<Duration> = (0..10_000)
-        .map(|n| {
-            let begun = std::time::Instant::now();
-            assert!(run(n), "{what}");
-            begun.elapsed()
-        })
-        .collect();
+    let timed = |n| {
+        let begun = Instant::now();
+        assert!(run(n), "{what}");
+        begun.elapsed()
+    };
+    print_tail(what, figure_us, (0..10_000).map(timed).collect());
+}
+
+fn print_tail(what: &str, figure_us: f64, mut took: Vec<Duration>) {
     took.sort_unstable();
     let us = |part: usize| took[took.len() * part / 1000].as_secs_f64() * 1e6;
     println!(
@@ -135,6 +138,44 @@ fn scrape(c: &mut Criterion) {
     println!("scrape: {series} series, {} bytes, 8 GPUs and 8 ranks", text.len());
     c.bench_function("scrape, 8 GPUs, full catalogue (figure: p99 2 ms)", |b| b.iter(|| black_box(exposition())));
     tail("scrape, 8 GPUs, full catalogue", 2000.0, |_| !exposition().is_empty());
+}
+
+/// Scrapes and annotations side by side, where every place for a phase's series is taken.
+fn scrape_beside_annotations(_: &mut Criterion) {
+    const SCRAPES: usize = 500;
+    let node = node::busy(8);
+    node.fill_series();
+    let exposition = || export::prometheus::encode(node.snapshots.collect()).expect("encoded");
+    let text = exposition();
+    let phases = text.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"highwater_phase_active")).count();
+    println!("beside annotations: {phases} phases of ranks with series, {} bytes an exposition", text.len());
+    let (mut scrapes, is_over) = (Vec::with_capacity(SCRAPES), AtomicBool::new(false));
+    let mut annotations = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..SCRAPES {
+                let begun = Instant::now();
+                black_box(exposition());
+                scrapes.push(begun.elapsed());
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        for n in 0.. {
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let event = senders::event(if n % 2 == 0 { "begin" } else { "end" }, 0);
+            let begun = Instant::now();
+            let answer = node.intake.take_json(event.as_bytes(), &highwater_core::jobs::Sender::DAEMON);
+            annotations.push(begun.elapsed());
+            assert_eq!(answer.accepted, 1, "{answer:?}");
+            if n % 1_000 == 999 {
+                node.drain();
+            }
+        }
+    });
+    print_tail("scrape beside annotations, 2,048 phases", 10_000.0, scrapes);
+    print_tail("annotation beside scrapes, 2,048 phases", 2_000.0, annotations);
 }
 
 fn annotations(c: &mut Criterion) {
@@ -186,6 +227,6 @@ fn captures(_: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
-    targets = ring_costs, attribution, scrape, annotations, scrapers, captures
+    targets = ring_costs, attribution, scrape, scrape_beside_annotations, annotations, scrapers, captures
 }
 criterion_main!(benches);

@@ -12,6 +12,9 @@ use highwater_core::ring;
 use highwater_core::wire::Kind;
 use std::sync::Arc;
 
+/// Different names of phases that a job may have.
+const PHASE_NAMES: usize = 32;
+
 /// The node with what stands around it.
 pub struct Busy {
     /// The simulated time.
@@ -93,6 +96,24 @@ fn scenario(gpus: usize) -> String {
 }
 
 impl Busy {
+    /// Takes every place that there is for series of phases: 64 ranks with 32 phases each, beside those that run.
+    pub fn fill_series(&self) {
+        let most = Limits::default().phase_series / PHASE_NAMES;
+        for rank in 0..most {
+            for phase in 0..PHASE_NAMES {
+                for event in ["begin", "end"] {
+                    let json = format!(
+                        r#"{{"event":"{event}","name":"phase {phase}","job":"full","rank":{rank},"gpu":{}}}"#,
+                        rank % 8
+                    );
+                    // The last ones find no place, because the job that runs has some.
+                    self.intake.take_json(json.as_bytes(), &Sender::DAEMON);
+                }
+            }
+            self.drain();
+        }
+    }
+
     /// A phase of 100 ms that ended half a minute ago.
     pub fn ended(&self) -> Ended {
         let begin_ns = self.clock.now_ns() - 30 * SECOND_NS;

@@ -93,8 +93,8 @@ keys! {
         |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
     "annotations.max_bytes" = "12MiB", "Bytes of everything that jobs can make the daemon keep, beside what has ended.",
         |s, v| { s.limits.bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };
-    "annotations.max_ended_bytes" = "6MiB", "Bytes of the steps, phases and layers that have ended and are kept for the API.",
-        |s, v| { s.limits.ended_bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };
+    "annotations.max_ended_bytes" = "6MiB", "Bytes of the steps and phases that have ended and are kept for the API; a third as much again is for layers that are kept for captures, and as much for what is known of each layer.",
+        |s, v| { s.limits.set_ended_bytes(bytes(v, 1 << 20, 1 << 30)?); Ok(()) };
     "annotations.max_rate" = "400000", "Events a second, over all senders, which share it evenly.",
         |s, v| { s.limits.events_a_second = count(v, 100, 100_000_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",

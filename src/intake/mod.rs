@@ -363,8 +363,7 @@ impl Intake {
     fn has_ended(&self, speaker: Speaker) {
         let at_ns = self.clock.now_ns();
         let mut jobs = self.jobs();
-        for (job, rank, pid, account) in jobs.ended_with(speaker) {
-            let event = Event::exit(&job, rank, pid, at_ns);
+        for (event, account) in jobs.exits_with(speaker, at_ns) {
             // Refused only where the rank is no more.
             if jobs.take(&event, &account, at_ns).is_ok() {
                 self.log.note(&event, at_ns);

@@ -147,6 +147,8 @@ metrics! {
         "Time until memory is full at the present growth of the peak per step; absent while it does not grow.";
     PHASES = Counter "highwater_phases_total" ["outcome"]
         "Steps, phases and layers that ended or were given up, by what became of them.";
+    LAYERS_UNKEPT = Counter "highwater_layers_unkept_total" []
+        "Layers that ended and found no place among what is known of each layer; captures have them all the same.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]
         "Annotation events received, by what became of them. docs/annotations.md tells each outcome.";
     ANNOTATIONS_REFUSED = Counter "highwater_annotations_refused_total" ["sender"]

@@ -58,6 +58,7 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
         allocator(&labels, rank, stats, out);
         phases(&labels, rank, stats, now_ns, out);
     }
+    out.count(&c::LAYERS_UNKEPT, &[], Some(log.layers_unkept()));
     for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
         out.count(&c::PHASES, &[outcome], Some(count));
     }

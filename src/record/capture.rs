@@ -65,7 +65,8 @@ pub(super) struct Capture {
     committed: Option<Vec<Track>>,
     next_tick: u64,
     next_event: u64,
-    next_phase: u64,
+    /// Of phases, and of layers.
+    next_phases: [u64; 2],
     usage_ns: Vec<i64>,
     ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
     lost_events: u64,
@@ -96,7 +97,7 @@ impl Capture {
             committed: None,
             next_tick: 0,
             next_event: 0,
-            next_phase: 0,
+            next_phases: [0; 2],
             // Exclusive, and a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
@@ -269,14 +270,18 @@ impl Capture {
     }
 
     fn write_phases(&mut self) -> rusqlite::Result<()> {
-        let (ended, lost, count) = {
+        let ended = {
             let log = self.intake.ledger().ended();
-            let (ended, lost) = log.since(self.next_phase);
-            (ended, lost, log.count())
+            let mut ended = Vec::new();
+            for (next, shelf) in self.next_phases.iter_mut().zip([&log.phases, &log.layers]) {
+                let (new, lost) = shelf.since(*next);
+                // Of the first look, what is not kept any more ended long before.
+                self.lost_phases += if *next > 0 { lost } else { 0 };
+                *next = shelf.count();
+                ended.extend(new);
+            }
+            ended
         };
-        // Of the first look, what is not kept any more ended long before.
-        self.lost_phases += if self.next_phase > 0 { lost } else { 0 };
-        self.next_phase = count;
         let mut told = ended.iter().filter(|attributed| attributed.ended.end_ns >= self.begin_ns);
         told.try_for_each(|attributed| self.file.phase(attributed))
     }

@@ -16,7 +16,9 @@ pub mod guard;
 mod health;
 pub mod hosts;
 mod landing;
+mod layers;
 mod phases;
+mod pieces;
 mod places;
 pub mod problem;
 mod seat;
@@ -81,6 +83,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
         .route("/api/v1/jobs", routing::get(api::jobs))
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
+        .route("/api/v1/jobs/{job}/layers", routing::get(layers::layers))
         .route("/api/v1/findings", routing::get(findings::findings))
         .with_state(site)
         .merge(sent)

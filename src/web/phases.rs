@@ -1,29 +1,23 @@
-//! `GET /api/v1/jobs/{job}/phases`: what ended, newest first, with its memory.
-//!
-//! Written in pieces while the client reads, so that an answer of all that is kept takes no memory to speak of.
+//! `GET /api/v1/jobs/{job}/phases`: the steps and phases that ended, newest first, with their memory.
 
 use super::Site;
 use super::api::bad_query;
+use super::pieces::{self, Page, ROWS, Rows};
 use super::problem::Problem;
 use crate::node::Node;
-use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt as _;
+use axum::http::StatusCode;
+use axum::response::Response;
 use highwater_core::jobs::Attributes;
 use highwater_core::phases::{Attributed, PhaseMemory, THRESHOLDS};
 use highwater_core::wire::{Kind, Memory, Scalar};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
-use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Phases that one answer has unless asked otherwise.
 const PHASES: usize = 1000;
-/// Phases in one piece of an answer: some 64 KiB.
-const PIECE: usize = 100;
 
 /// The query.
 #[derive(Debug, Deserialize)]
@@ -40,16 +34,12 @@ pub(super) async fn phases(
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     know(&site, &job)?;
-    let head = format!("{{\"job\":{},\"phases\":[", serde_json::Value::from(job.as_str()));
-    let page = Page { site, job, before: u64::MAX, left: query.limit.unwrap_or(PHASES), is_first: true };
-    let pieces = futures_util::stream::unfold(page, |page| async { page.next() });
-    let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}".to_vec()));
-    let parts = futures_util::stream::iter(head).chain(pieces).chain(futures_util::stream::iter(tail));
-    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
-    Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response())
+    let left = Left { site, before: u64::MAX, left: query.limit.unwrap_or(PHASES), job };
+    Ok(pieces::list(&left.job.clone(), "phases", left))
 }
 
-fn know(site: &Site, job: &str) -> Result<(), Problem> {
+/// Refuses a job that nothing is known of.
+pub(super) fn know(site: &Site, job: &str) -> Result<(), Problem> {
     let ledger = &site.known().ledger;
     if !ledger.open().by_name().contains_key(job) && !ledger.ended().has_job(job) {
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
@@ -57,46 +47,29 @@ fn know(site: &Site, job: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What is left of an answer. It holds nothing of what ended, nor the node: a client that reads slowly would keep both, and
-/// sees what is still there when it comes to it.
-struct Page {
+struct Left {
     site: Site,
     job: String,
     /// Only those with lower numbers are left.
     before: u64,
     left: usize,
-    is_first: bool,
 }
 
-impl Page {
-    fn next(mut self) -> Option<(Vec<u8>, Self)> {
+impl Page for Left {
+    fn next(&mut self, rows: &mut Rows) {
         let ended: Vec<_> = {
             let log = self.site.known().ledger.ended();
-            let ended = log.of_job(&self.job, self.before);
-            let told = ended.filter(|(_, attributed)| attributed.ended.open.kind != Kind::Layer);
-            told.take(self.left.min(PIECE)).map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
+            let ended = log.phases.of_job(&self.job, self.before).take(self.left.min(ROWS));
+            ended.map(|(number, attributed)| (number, Arc::clone(attributed))).collect()
         };
-        self.before = ended.last()?.0;
-        self.left -= ended.len();
         let node = self.site.known().slot.node();
         let shift_ns = self.site.known().unix_shift_ns();
-        let json = piece_of_json(&ended, self.is_first, node.as_deref(), shift_ns);
-        self.is_first = false;
-        Some((json, self))
-    }
-}
-
-fn piece_of_json(piece: &[(u64, Arc<Attributed>)], is_first: bool, node: Option<&Node>, shift_ns: i64) -> Vec<u8> {
-    let mut json = Vec::with_capacity(PIECE * 768);
-    for (position, (_, attributed)) in piece.iter().enumerate() {
-        if !(is_first && position == 0) {
-            json.push(b',');
+        for (number, attributed) in &ended {
+            rows.push(&Phase::new(attributed, node.as_deref(), shift_ns));
+            self.before = *number;
         }
-        // Writing plain structures to memory cannot fail.
-        let written = serde_json::to_writer(&mut json, &Phase::new(attributed, node, shift_ns));
-        debug_assert!(written.is_ok(), "{written:?}");
+        self.left -= ended.len();
     }
-    json
 }
 
 /// One that ended.

@@ -1,6 +1,7 @@
 //! What jobs send: good events are joined with memory; bad ones are refused with a reason, and lose nothing good.
 
 use crate::daemon::{Daemon, agent, answer};
+use crate::process::eventually;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -195,6 +196,35 @@ fn bad_events_are_refused_by_name_and_nothing_good_is_lost() {
 }
 
 #[test]
+fn layers_are_listed_once_each_and_no_phase_is_lost_to_them() {
+    let daemon = simulated();
+    let layer = |event: &str, n: usize, allocated: u64| {
+        json!({"event": event, "kind": "layer", "name": format!("layer {n:03}"), "job": "story", "rank": 2, "step": 7,
+            "gpu": 0, "memory": {"allocated": allocated}})
+    };
+    assert_eq!(post(&daemon, &json!([begin("forward"), end("forward")])).0, 200);
+    // More rows than one piece of an answer has; each layer twice.
+    for _ in 0..2 {
+        let events: Vec<Value> = (0..250).flat_map(|n| [layer("begin", n, 5), layer("end", n, 12)]).collect();
+        assert_eq!(post(&daemon, &json!(events)).1["accepted"], json!(500));
+    }
+    let layers = eventually(COUNTED_WITHIN, "every layer has ended twice", || {
+        let listed: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/layers")).expect("JSON");
+        let layers = listed["layers"].as_array().expect("a list");
+        (layers.last()?["count"] == json!(2)).then(|| layers.clone())
+    });
+    let names: Vec<_> = layers.iter().map(|layer| layer["layer"].as_str().expect("a name").to_owned()).collect();
+    assert_eq!(names, (0..250).map(|n| format!("layer {n:03}")).collect::<Vec<_>>());
+    let one = &layers[249];
+    assert_eq!((&one["rank"], &one["count"], &one["last"]["step"]), (&json!(2), &json!(2), &json!(7)));
+    assert_eq!(one["last"]["allocated_growth_bytes"], json!(7));
+    assert!(one["peak_bytes"].is_u64() && one["last"]["reserved_growth_bytes"].is_null(), "{one}");
+    let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
+    assert_eq!(phases["phases"].as_array().map(Vec::len), Some(1), "layers are not among them");
+    assert_eq!(daemon.ask("/api/v1/jobs/nobody/layers").0, 404);
+}
+
+#[test]
 fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
     let daemon = simulated();
     let now = now_ns();
@@ -208,7 +238,7 @@ fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
     let (status, told) = post(&daemon, &at(end("forward"), now - 1_000_000));
     assert_eq!((status, &told["annotations"]["refusals"][0]["reason"]), (400, &json!("end_before_begin")), "{told}");
     assert_eq!(post(&daemon, &at(end("forward"), now + 1_000)).0, 200);
-    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 1.0);
+    wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
 }
 
 #[test]

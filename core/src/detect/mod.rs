@@ -133,10 +133,10 @@ impl Detect {
         let is_anew = state.follow(join);
         let ended = {
             let log = ledger.ended();
-            let (ended, lost) = log.since(state.ended);
+            let (ended, lost) = log.phases.since(state.ended);
             // What is forgotten because GPUs changed is none of theirs.
             self.unseen.fetch_add(if is_anew { 0 } else { lost }, Ordering::Relaxed);
-            state.ended = log.count();
+            state.ended = log.phases.count();
             ended
         };
         // After what has ended: no step is told as ended and open at once.

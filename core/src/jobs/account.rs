@@ -156,6 +156,8 @@ pub enum Resource {
     Bytes,
     /// Bytes of the log of what has ended. Nothing is refused for want of these: the log forgets.
     Ended,
+    /// Bytes of what is known of ranks' layers.
+    Layers,
     /// Jobs.
     Jobs,
     /// Ranks, over all jobs.
@@ -333,6 +335,7 @@ impl Accounts {
         for (resource, limit) in [
             (Resource::Bytes, limits.bytes),
             (Resource::Ended, limits.ended_bytes),
+            (Resource::Layers, limits.layer_bytes),
             (Resource::Jobs, limits.jobs),
             (Resource::Ranks, limits.ranks),
             (Resource::Series, limits.phase_series),

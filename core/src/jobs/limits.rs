@@ -28,6 +28,10 @@ pub struct Limits {
     pub bytes: usize,
     /// Bytes of what has ended and is kept for the API, over all jobs.
     pub ended_bytes: usize,
+    /// Bytes of layers that have ended and are kept one by one for captures, over all jobs.
+    pub ended_layer_bytes: usize,
+    /// Bytes of what is known of each rank's layers together, over all jobs.
+    pub layer_bytes: usize,
     /// Events a second, over all senders.
     pub events_a_second: usize,
     /// Connections to the seqpacket socket.
@@ -50,6 +54,13 @@ pub struct Limits {
     pub shown_after_exit_ns: i64,
 }
 
+impl Limits {
+    /// From now on these are the bytes of what has ended, with as much of a third of it for layers one by one and together.
+    pub fn set_ended_bytes(&mut self, bytes: usize) {
+        (self.ended_bytes, self.ended_layer_bytes, self.layer_bytes) = (bytes, bytes / 3, bytes / 3);
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -64,6 +75,8 @@ impl Default for Limits {
             attribute_bytes: 1024,
             bytes: 12 << 20,
             ended_bytes: 6 << 20,
+            ended_layer_bytes: 2 << 20,
+            layer_bytes: 2 << 20,
             events_a_second: 400_000,
             connections: 1_024,
             processes: 512,

@@ -364,15 +364,18 @@ impl Jobs {
         ready
     }
 
-    /// Ranks that end with this speaker: nobody else speaks for them, and nobody else has begun what they have open. Each is
-    /// told once, with its process and its owner's account; [`Event::exit`] ends it.
-    pub fn ended_with(&mut self, speaker: Speaker) -> Vec<(Arc<str>, u32, Option<u32>, Arc<Account>)> {
-        let ranks =
-            self.jobs.iter_mut().flat_map(|(name, job)| job.ranks.iter_mut().map(move |(n, rank)| (name, n, rank)));
-        let ending = ranks.filter_map(|(name, number, rank)| {
-            rank.ends_with(speaker).then(|| (Arc::clone(name), *number, rank.pid, Arc::clone(rank.account())))
-        });
-        ending.collect()
+    /// The exits of the ranks that end with this speaker at this time, each with its owner's account: nobody else speaks for
+    /// them, and nobody else has begun what they have open. Each is returned once, and is still to be taken.
+    pub fn exits_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
+        let mut exits = Vec::new();
+        for (name, job) in &mut self.jobs {
+            for (number, rank) in
+                job.ranks.iter_mut().filter_map(|(n, rank)| rank.ends_with(speaker).then_some((n, rank)))
+            {
+                exits.push((Event::exit(name, *number, rank.pid, at_ns), Arc::clone(rank.account())));
+            }
+        }
+        exits
     }
 
     /// Forgets ranks that ended a while ago, or have been silent for too long, and jobs without ranks. Returns whether one was

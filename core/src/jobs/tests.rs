@@ -94,15 +94,16 @@ fn ranks_that_have_ended_make_room_for_others_of_their_owner() {
 #[test]
 fn a_rank_ends_with_whoever_alone_speaks_for_it() {
     let (mut jobs, account) = running();
-    assert!(jobs.ended_with(Speaker::Process(8)).is_empty() && jobs.ended_with(Speaker::Connection(7)).is_empty());
-    let ended: Vec<_> =
-        jobs.ended_with(Speaker::Process(7)).into_iter().map(|(job, n, pid, _)| (job, n, pid)).collect();
-    assert_eq!(ended, [("j".into(), 0, Some(7))]);
-    assert!(jobs.ended_with(Speaker::Process(7)).is_empty(), "returned once");
+    assert!(
+        jobs.exits_with(Speaker::Process(8), 9).is_empty() && jobs.exits_with(Speaker::Connection(7), 9).is_empty()
+    );
+    let exits: Vec<_> = jobs.exits_with(Speaker::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
+    assert_eq!(exits, [Event::exit("j", 0, Some(7), 9)]);
+    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty(), "returned once");
     // One that still speaks, or has something open, keeps it.
     let (mut jobs, _) = running();
     jobs.take(&begin("c", 8), &account, 0).unwrap();
-    assert!(jobs.ended_with(Speaker::Process(7)).is_empty(), "8 has begun c, and is not over");
+    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty(), "8 has begun c, and is not over");
 }
 
 #[test]
@@ -111,8 +112,8 @@ fn a_connection_speaks_for_itself_and_not_for_its_process() {
     let over = |connection| Event { connection: Some(connection), ..begin("a", 7) };
     assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, None);
     assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, Some(Speaker::Connection(1)));
-    assert!(jobs.ended_with(Speaker::Process(7)).is_empty());
-    assert_eq!(jobs.ended_with(Speaker::Connection(1)).len(), 1);
+    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty());
+    assert_eq!(jobs.exits_with(Speaker::Connection(1), 9).len(), 1);
 }
 
 #[test]

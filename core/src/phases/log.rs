@@ -1,9 +1,9 @@
 //! The log of what has ended, with its memory: for the API, spans, captures and detectors.
 //!
-//! Enters: attributed steps, phases and layers, numbered in the order of their coming. Leaves: those since a number, or
-//! those of a job; and each rank's statistics. Invariants: their number and their bytes are bounded; where room is needed,
-//! the owner that holds the most forgets its oldest, so that one that floods forgets its own. Absent on purpose: what is
-//! still open.
+//! Enters: attributed steps, phases and layers. Leaves: those since a number, or those of a job; and each rank's statistics.
+//! Steps and phases stand on one shelf, layers, of which a step has hundreds, on another, so that no layer pushes a phase
+//! out. Invariants: their number and their bytes are bounded; where room is needed, the owner that holds the most forgets its
+//! oldest, so that one that floods forgets its own. Absent on purpose: what is still open.
 
 use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
@@ -59,6 +59,18 @@ impl Attributions {
 /// The log.
 #[derive(Debug)]
 pub struct Log {
+    /// Steps and phases.
+    pub phases: Shelf,
+    /// Layers, one by one: for captures.
+    pub layers: Shelf,
+    ranks: BTreeMap<RankKey, RankStats>,
+    attributions: Attributions,
+    layers_unkept: u64,
+}
+
+/// What has ended, numbered in the order of its coming.
+#[derive(Debug)]
+pub struct Shelf {
     most: usize,
     most_bytes: usize,
     /// By owner.
@@ -66,11 +78,9 @@ pub struct Log {
     count: u64,
     kept: usize,
     bytes: usize,
-    ranks: BTreeMap<RankKey, RankStats>,
-    attributions: Attributions,
 }
 
-/// What one owner has in it, oldest first.
+/// What one owner has on it, oldest first.
 #[derive(Debug, Default)]
 struct Own {
     entries: VecDeque<Entry>,
@@ -89,14 +99,11 @@ impl Log {
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
-            most: limits.ended,
-            most_bytes: limits.ended_bytes,
-            by_owner: BTreeMap::new(),
-            count: 0,
-            kept: 0,
-            bytes: 0,
+            phases: Shelf::new(limits.ended, limits.ended_bytes),
+            layers: Shelf::new(limits.ended, limits.ended_layer_bytes),
             ranks: BTreeMap::new(),
             attributions: Attributions::default(),
+            layers_unkept: 0,
         }
     }
 
@@ -106,10 +113,21 @@ impl Log {
         self.attributions
     }
 
+    /// Layers that ended and found no place among what is known of each.
+    #[must_use]
+    pub fn layers_unkept(&self) -> u64 {
+        self.layers_unkept
+    }
+
     /// The statistics of one rank; `None` where nothing of it has ended.
     #[must_use]
     pub fn rank(&self, key: &RankKey) -> Option<&RankStats> {
         self.ranks.get(key)
+    }
+
+    /// Every rank of which something has ended, in the order of their keys.
+    pub fn ranks(&self) -> impl Iterator<Item = (&RankKey, &RankStats)> {
+        self.ranks.iter()
     }
 
     /// Forgets the statistics of all other ranks.
@@ -121,11 +139,28 @@ impl Log {
     pub fn record(&mut self, attributed: Attributed) {
         self.attributions.add(&attributed);
         let ended = &attributed.ended;
-        // A layer has no statistics of its own.
-        if ended.open.kind != Kind::Layer {
-            self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default().record(&attributed);
-        }
-        self.push(attributed);
+        let stats = self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default();
+        self.layers_unkept += u64::from(!stats.record(&attributed));
+        let shelf = if ended.open.kind == Kind::Layer { &mut self.layers } else { &mut self.phases };
+        shelf.push(attributed);
+    }
+
+    /// Whether it has any of this job.
+    #[must_use]
+    pub fn has_job(&self, job: &str) -> bool {
+        self.phases.has_job(job) || self.layers.has_job(job)
+    }
+
+    /// Forgets all but the ranks' statistics.
+    pub fn clear(&mut self) {
+        self.phases.clear();
+        self.layers.clear();
+    }
+}
+
+impl Shelf {
+    fn new(most: usize, most_bytes: usize) -> Self {
+        Self { most, most_bytes, by_owner: BTreeMap::new(), count: 0, kept: 0, bytes: 0 }
     }
 
     /// How many have come so far.
@@ -143,7 +178,7 @@ impl Log {
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, weight);
-        // On the account for as long as anybody keeps it; here it counts for as long as it is in the log.
+        // On the account for as long as anybody keeps it; here it counts for as long as it is on the shelf.
         attributed.ended.open.held = account.as_ref().map(|account| account.hold(Resource::Ended, bytes));
         let entry = Entry { number: self.count, bytes, attributed: Arc::new(attributed) };
         let own = self.by_owner.entry(owner).or_default();
@@ -182,7 +217,7 @@ impl Log {
 
     /// Those of one job before number `before`, newest first, each with its number.
     pub fn of_job<'a>(&'a self, job: &'a str, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
-        // A job has one owner; its log may be of several accounts where pods of it send.
+        // A job has one owner; what it has here may be of several accounts where pods of it send.
         let mut found: Vec<&Entry> = self
             .by_owner
             .values()
@@ -193,15 +228,15 @@ impl Log {
         found.into_iter().map(|entry| (entry.number, &entry.attributed))
     }
 
-    /// Whether it has any of this job.
-    #[must_use]
-    pub fn has_job(&self, job: &str) -> bool {
+    fn has_job(&self, job: &str) -> bool {
         self.by_owner.values().flat_map(|own| &own.entries).any(|entry| &*entry.attributed.ended.job == job)
     }
 
-    /// Forgets all.
-    pub fn clear(&mut self) {
+    fn clear(&mut self) {
         self.by_owner.clear();
         (self.kept, self.bytes) = (0, 0);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,10 +15,10 @@ mod stats;
 pub use flush::{Flush, FlushDetector};
 pub use join::{Derived, Join, advance_without_node};
 pub use ledger::Ledger;
-pub use log::{Attributions, Log};
+pub use log::{Attributions, Log, Shelf};
 pub use memory::{Attributed, PhaseMemory, attribute, attribute_one};
 pub use pressure::{Pressure, THRESHOLDS};
-pub use stats::{DURATION_BOUNDS_S, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
+pub use stats::{DURATION_BOUNDS_S, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
 
 use std::sync::Arc;
 

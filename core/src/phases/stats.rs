@@ -1,9 +1,10 @@
-//! What scrapes tell of a rank's phases: durations, and the memory of those that ended.
+//! What is known of a rank's phases and layers together: durations, and the memory of those that ended.
 
 use super::memory::{Attributed, PhaseMemory};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::histogram::Durations;
-use crate::wire::Kind;
+use crate::jobs::{Held, Resource};
+use crate::wire::{Kind, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ pub const WINDOWS: [(&str, i64); 2] = [("15s", 15 * SECOND_NS), ("60s", 60 * SEC
 /// wobbles by some milliseconds misses nothing between two scrapes.
 pub const WINDOW_SLACK_NS: i64 = 250 * MILLISECOND_NS;
 
+/// Bytes of what is kept of one layer beside its name, with what allocating it costs.
+const LAYER_BYTES: usize = size_of::<LayerStats>() + 64;
+
 /// What is kept of all that has ended of one rank.
 #[derive(Debug)]
 pub struct RankStats {
@@ -25,6 +29,8 @@ pub struct RankStats {
     pub step_durations: Durations,
     /// Phases by name.
     pub phases: BTreeMap<Arc<str>, PhaseStats>,
+    /// Layers by name.
+    pub layers: BTreeMap<Arc<str>, LayerStats>,
     outside: Option<Outside>,
 }
 
@@ -38,13 +44,18 @@ struct Outside {
 
 impl Default for RankStats {
     fn default() -> Self {
-        Self { step_durations: Durations::new(DURATION_BOUNDS_S), phases: BTreeMap::new(), outside: None }
+        Self {
+            step_durations: Durations::new(DURATION_BOUNDS_S),
+            phases: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            outside: None,
+        }
     }
 }
 
 impl RankStats {
-    /// Adds one that ended.
-    pub(super) fn record(&mut self, attributed: &Attributed) {
+    /// Adds one that ended; returns whether there was room for it.
+    pub(super) fn record(&mut self, attributed: &Attributed) -> bool {
         let ended = &attributed.ended;
         // An allocator's counters are of one GPU: of several, nobody knows which.
         if let [one] = attributed.gpus.as_slice()
@@ -59,8 +70,26 @@ impl RankStats {
                 let stats = self.phases.entry(Arc::clone(&ended.open.name)).or_insert_with(PhaseStats::new);
                 stats.record(begin_ns, end_ns, &attributed.gpus);
             }
-            Kind::Layer => {}
+            Kind::Layer => return self.record_layer(attributed),
         }
+        true
+    }
+
+    fn record_layer(&mut self, attributed: &Attributed) -> bool {
+        let open = &attributed.ended.open;
+        if let Some(stats) = self.layers.get_mut(&open.name) {
+            stats.record(attributed);
+            return true;
+        }
+        let bytes = LAYER_BYTES + open.name.len();
+        let account = open.held.as_ref().map(Held::account);
+        if account.is_some_and(|account| account.may_hold(Resource::Layers, bytes).is_err()) {
+            return false;
+        }
+        let place = account.map(|account| account.hold(Resource::Layers, bytes));
+        let stats = LayerStats::new(self.layers.len(), place);
+        self.layers.entry(Arc::clone(&open.name)).or_insert(stats).record(attributed);
+        true
     }
 
     /// Memory outside the allocator of the rank while this process speaks for it on these GPUs, bytes. `None` where it was
@@ -69,6 +98,71 @@ impl RankStats {
     pub fn outside_allocator_bytes(&self, pid: Option<u32>, gpus: Option<&[usize]>) -> Option<u64> {
         let outside = self.outside.as_ref()?;
         (outside.pid == pid && gpus == Some(&[outside.gpu])).then_some(outside.bytes)
+    }
+}
+
+/// What is kept of all layers of one name of one rank.
+#[derive(Debug)]
+pub struct LayerStats {
+    /// Its place among the rank's layers, by the order in which they first ended.
+    pub order: usize,
+    /// How many have ended.
+    pub count: u64,
+    /// Time in all of them, by the job's own times, nanoseconds.
+    pub total_ns: i64,
+    /// The highest memory inside any of them, bytes, over its GPUs.
+    pub peak_bytes: Option<u64>,
+    /// The last one that ended.
+    pub last: LastLayer,
+    _place: Option<Held>,
+}
+
+/// What the last layer of a name did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LastLayer {
+    /// The step that it belonged to.
+    pub step: Option<u64>,
+    /// When it began and ended, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// The highest memory inside it, bytes, over its GPUs.
+    pub peak_bytes: Option<u64>,
+    /// Memory at its end less memory at its begin, bytes.
+    pub growth_bytes: Option<i64>,
+    /// The same by the allocator: what the layer holds on to, its activations in a forward pass.
+    pub allocated_growth_bytes: Option<i64>,
+    /// The same of what the allocator holds from the driver.
+    pub reserved_growth_bytes: Option<i64>,
+}
+
+impl LayerStats {
+    fn new(order: usize, place: Option<Held>) -> Self {
+        Self { order, count: 0, total_ns: 0, peak_bytes: None, last: LastLayer::default(), _place: place }
+    }
+
+    fn record(&mut self, attributed: &Attributed) {
+        let (ended, open) = (&attributed.ended, &attributed.ended.open);
+        let peak_bytes = attributed.gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
+        let growth = |of: fn(&Memory) -> Option<u64>| {
+            Some(of(ended.memory.as_ref()?)?.cast_signed().saturating_sub(of(open.memory.as_ref()?)?.cast_signed()))
+        };
+        let is_first = self.count == 0;
+        self.count += 1;
+        self.total_ns = self.total_ns.saturating_add(ended.end_ns.saturating_sub(open.begin_ns));
+        self.peak_bytes = self.peak_bytes.max(peak_bytes);
+        // One that is told late is not the last one that ended.
+        if is_first || ended.end_ns >= self.last.end_ns {
+            self.last = LastLayer {
+                step: open.step,
+                begin_ns: open.begin_ns,
+                end_ns: ended.end_ns,
+                peak_bytes,
+                growth_bytes: attributed.gpus.iter().filter_map(PhaseMemory::growth_bytes).max(),
+                allocated_growth_bytes: growth(|memory| memory.allocated),
+                reserved_growth_bytes: growth(|memory| memory.reserved),
+            };
+        }
     }
 }
 

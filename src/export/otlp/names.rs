@@ -114,6 +114,7 @@ names! {
     JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
     JOB_MEMORY_FULL => "highwater.job.memory.full_forecast" "s" Gauge;
     PHASES => "highwater.phases" "{phase}" CountInt;
+    LAYERS_UNKEPT => "highwater.layers.unkept" "{layer}" CountInt;
     ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
     ANNOTATIONS_REFUSED => "highwater.annotations.refused" "{event}" CountInt;
     ANNOTATIONS_LOST => "highwater.annotations.lost" "{event}" CountInt;

@@ -82,15 +82,15 @@ impl Traces {
 
     /// Leaves alone what has ended so far.
     pub fn skip_to(&mut self, log: &Log) {
-        self.cursor = log.count();
+        self.cursor = log.phases.count();
     }
 
     /// What has ended since the last call.
     pub fn new_of(&mut self, ledger: &Ledger) -> New {
         let (ended, lost) = {
             let log = ledger.ended();
-            let new = log.since(self.cursor);
-            self.cursor = log.count();
+            let new = log.phases.since(self.cursor);
+            self.cursor = log.phases.count();
             new
         };
         // After what has ended: no step is told as ended and open at once.

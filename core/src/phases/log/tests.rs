@@ -1,0 +1,116 @@
+use super::*;
+use crate::jobs::{Account, Accounts, Ended, Open, Owner, Within};
+use crate::phases::LastLayer;
+use crate::wire::Memory;
+
+fn ended(account: &Arc<Account>, kind: Kind, name: &str, rank: u32, step: u64) -> Attributed {
+    let begin_ns = i64::try_from(step).unwrap() * 1_000;
+    let memory = |allocated| Some(Memory { allocated: Some(allocated), ..Memory::default() });
+    let open = Open {
+        kind,
+        name: name.into(),
+        step: Some(step),
+        begin_ns,
+        memory: memory(100),
+        attributes: None,
+        by: None,
+        held: Some(account.hold(Resource::Bytes, 1)),
+        series: None,
+    };
+    let job = "j".into();
+    let ended =
+        Ended { job, rank, open, end_ns: begin_ns + 10, memory: memory(70), gpus: None, pid: None, waiting: None };
+    let on_gpu = PhaseMemory {
+        begin_bytes: Some(5),
+        end_bytes: Some(9),
+        peak_bytes: Some(20 - step),
+        ..PhaseMemory::unknown(0)
+    };
+    Attributed { ended, gpus: vec![on_gpu], uuids: Arc::default() }
+}
+
+fn of_key(log: &Log, rank: u32) -> &RankStats {
+    log.rank(&("j".into(), rank)).expect("something of it has ended")
+}
+
+#[test]
+fn layers_push_no_phase_out() {
+    let (limits, account) = (Limits::default(), Account::alone());
+    let mut log = Log::new(&limits);
+    log.record(ended(&account, Kind::Phase, "forward", 0, 1));
+    for n in 0..2 * limits.ended {
+        log.record(ended(&account, Kind::Layer, &format!("layer {}", n % 200), 0, 1));
+    }
+    let (phases, lost) = log.phases.since(0);
+    assert_eq!((phases.len(), lost, log.phases.count()), (1, 0, 1));
+    let (layers, lost) = log.layers.since(0);
+    assert_eq!(layers.len() as u64 + lost, 2 * limits.ended as u64);
+    assert!(layers.len() <= limits.ended && layers.len() > 1_000, "{}", layers.len());
+    assert!(log.layers.bytes <= limits.ended_layer_bytes);
+    assert_eq!(log.phases.of_job("j", u64::MAX).count(), 1);
+}
+
+#[test]
+fn a_rank_has_each_layer_once_with_all_that_ended_of_it() {
+    let account = Account::alone();
+    let mut log = Log::new(&Limits::default());
+    for (name, step) in [("b", 1), ("a", 1), ("b", 3), ("b", 2)] {
+        log.record(ended(&account, Kind::Layer, name, 0, step));
+    }
+    let layers = &of_key(&log, 0).layers;
+    assert_eq!(layers.iter().map(|(name, layer)| (&**name, layer.order)).collect::<Vec<_>>(), [("a", 1), ("b", 0)]);
+    let layer = &layers["b"];
+    assert_eq!((layer.count, layer.total_ns, layer.peak_bytes), (3, 30, Some(19)));
+    let last = LastLayer {
+        step: Some(3),
+        begin_ns: 3_000,
+        end_ns: 3_010,
+        peak_bytes: Some(17),
+        growth_bytes: Some(4),
+        allocated_growth_bytes: Some(-30),
+        reserved_growth_bytes: None,
+    };
+    assert_eq!(layer.last, last, "step 2 came late");
+    assert!(of_key(&log, 0).phases.is_empty());
+}
+
+#[test]
+fn layers_are_bounded_and_one_owner_leaves_room_for_another() {
+    let limits = Limits { layer_bytes: 64 << 10, ..Limits::default() };
+    let accounts = Accounts::new(&limits);
+    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
+    let (one, other) = (owner(1), owner(2));
+    let mut log = Log::new(&limits);
+    for n in 0..1_000 {
+        log.record(ended(&one, Kind::Layer, &format!("layer {n}"), 0, 1));
+    }
+    let kept = of_key(&log, 0).layers.len() as u64;
+    assert!(kept > 50 && accounts.held(Resource::Layers) <= limits.layer_bytes / 2, "{kept}");
+    assert_eq!(log.layers_unkept(), 1_000 - kept);
+    log.record(ended(&other, Kind::Layer, "layer 0", 1, 1));
+    assert_eq!(of_key(&log, 1).layers.len(), 1);
+    // What is known already goes on, full or not.
+    log.record(ended(&one, Kind::Layer, "layer 0", 0, 2));
+    assert_eq!((of_key(&log, 0).layers["layer 0"].count, log.layers_unkept()), (2, 1_000 - kept));
+    log.keep_ranks(&BTreeSet::new());
+    assert_eq!(accounts.held(Resource::Layers), 0);
+}
+
+#[test]
+fn the_owner_with_most_forgets_first_and_numbers_go_on() {
+    let limits = Limits { ended: 4, ..Limits::default() };
+    let accounts = Accounts::new(&limits);
+    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
+    let (one, other) = (owner(1), owner(2));
+    let mut log = Log::new(&limits);
+    log.record(ended(&other, Kind::Phase, "x", 1, 1));
+    (0..6).for_each(|step| log.record(ended(&one, Kind::Phase, "a", 0, step)));
+    let numbers = |log: &Log, job: &str, before| log.phases.of_job(job, before).map(|(n, _)| n).collect::<Vec<_>>();
+    assert_eq!((numbers(&log, "j", u64::MAX), numbers(&log, "j", 5)), (vec![6, 5, 4, 0], vec![4, 0]));
+    let (since, lost) = log.phases.since(2);
+    assert_eq!((since.len(), lost, log.phases.count()), (3, 2, 7));
+    drop(since);
+    assert!(log.has_job("j") && !log.has_job("k"));
+    log.clear();
+    assert_eq!((log.has_job("j"), log.phases.count(), accounts.held(Resource::Ended)), (false, 7, 0));
+}
