@@ -3,7 +3,7 @@
 //! Enters: a host and port, or a Unix socket's path; TLS's configuration where there is one. Leaves: streams for hyper.
 //! And the words for what went wrong on the way. Absent on purpose: proxies, and what TLS trusts, which who connects has to say.
 
-use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io;
@@ -12,9 +12,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tower_service::Service;
 
 /// Characters of a peer's text that are told.
 const MOST_TEXT: usize = 300;
@@ -32,18 +34,27 @@ pub trait Dial: Send + Sync {
     fn dial(&self, host: String, port: u16) -> Dialled<Box<dyn Stream>>;
 }
 
-/// The operating system's TCP.
+/// The operating system's TCP. Of a host with addresses of both families the other one is tried too after a short while
+/// (RFC 8305), so that a network that swallows one family hides no receiver.
 #[derive(Debug, Clone, Copy)]
 pub struct Tcp;
 
 impl Dial for Tcp {
     fn dial(&self, host: String, port: u16) -> Dialled<Box<dyn Stream>> {
-        Box::pin(async move {
-            let stream = tokio::net::TcpStream::connect((host.as_str(), port)).await?;
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as Box<dyn Stream>)
-        })
+        Box::pin(async move { Ok(Box::new(connect(HttpConnector::new(), &host, port).await?) as Box<dyn Stream>) })
     }
+}
+
+async fn connect<R>(mut http: HttpConnector<R>, host: &str, port: u16) -> io::Result<TcpStream>
+where
+    HttpConnector<R>: Service<http::Uri, Response = TokioIo<TcpStream>>,
+    <HttpConnector<R> as Service<http::Uri>>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    http.set_nodelay(true);
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let uri = http::Uri::builder().scheme("http").authority(format!("{host}:{port}")).path_and_query("/").build();
+    let stream = http.call(uri.map_err(io::Error::other)?).await.map_err(io::Error::other)?;
+    Ok(stream.into_inner())
 }
 
 /// One Unix stream socket, whatever the host is called.
@@ -72,7 +83,7 @@ impl Connector {
     }
 }
 
-impl tower_service::Service<http::Uri> for Connector {
+impl Service<http::Uri> for Connector {
     type Response = Wire;
     type Error = io::Error;
     type Future = Dialled<Wire>;
@@ -152,4 +163,63 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
 #[must_use]
 pub fn printable(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(MOST_TEXT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+    /// Resolves every name to these addresses.
+    #[derive(Clone)]
+    struct Names(Vec<SocketAddr>);
+
+    impl Service<hyper_util::client::legacy::connect::dns::Name> for Names {
+        type Response = std::vec::IntoIter<SocketAddr>;
+        type Error = io::Error;
+        type Future = std::future::Ready<io::Result<Self::Response>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: hyper_util::client::legacy::connect::dns::Name) -> Self::Future {
+            std::future::ready(Ok(self.0.clone().into_iter()))
+        }
+    }
+
+    /// A listener whose queue is full, so that the system drops whoever would connect, and those in its queue.
+    async fn black_hole() -> (tokio::net::TcpListener, Vec<TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v6().expect("IPv6");
+        socket.bind((Ipv6Addr::LOCALHOST, 0).into()).expect("a port");
+        let listener = socket.listen(0).expect("it listens");
+        let address = listener.local_addr().expect("a port");
+        let mut queued = Vec::new();
+        let patience = std::time::Duration::from_millis(300);
+        while let Ok(stream) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+            queued.push(stream.expect("queued"));
+        }
+        (listener, queued)
+    }
+
+    #[tokio::test]
+    async fn a_receiver_behind_a_network_that_swallows_ipv6_is_found() {
+        let (hole, _queued) = black_hole().await;
+        let port = hole.local_addr().expect("a port").port();
+        let listener =
+            tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("the port is free for IPv4");
+        let names = Names(vec![(Ipv6Addr::LOCALHOST, port).into(), (Ipv4Addr::LOCALHOST, port).into()]);
+        let (stream, taken) =
+            tokio::join!(connect(HttpConnector::new_with_resolver(names), "both", port), listener.accept());
+        assert_eq!(stream.expect("by IPv4").local_addr().expect("it is open"), taken.expect("taken").1);
+    }
+
+    #[tokio::test]
+    async fn what_went_wrong_is_said() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("a port").port();
+        drop(listener);
+        let error = connect(HttpConnector::new(), "127.0.0.1", port).await.expect_err("nobody listens");
+        assert!(with_causes(&error).contains("Connection refused"), "{}", with_causes(&error));
+    }
 }

@@ -71,10 +71,10 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
     for (key, value) in merged {
         let place = || place_of(&key, &value, layers, text.as_deref());
         let known = KEYS.iter().find(|known| known.name == key);
-        let problem = match (known, value.clone().into_string()) {
+        let problem = match (known, text_of(&value)) {
             (None, _) => Some(unknown_key(&key)),
-            (Some(_), Err(_)) => Some("is not a single value".into()),
-            (Some(known), Ok(text)) => {
+            (Some(_), None) => Some("is neither a single value nor a list of such".into()),
+            (Some(known), Some(text)) => {
                 let told = format!("`{text}`");
                 let with_value =
                     |problem: String| if problem.starts_with(&told) { problem } else { format!("{told} {problem}") };
@@ -95,6 +95,13 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
         })),
     }
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
+}
+
+/// A value as flags have it: a list with commas between.
+fn text_of(value: &Value) -> Option<String> {
+    let Ok(items) = value.clone().into_array() else { return value.clone().into_string().ok() };
+    let items: Option<Vec<String>> = items.into_iter().map(|item| item.into_string().ok()).collect();
+    Some(items?.join(","))
 }
 
 fn read(path: &Path) -> Result<String, Fault> {

@@ -76,6 +76,8 @@ pub struct Intake {
     ledger: Arc<Ledger>,
     accounts: Accounts,
     places: Places,
+    /// How often the devices have changed, twice; odd while they do.
+    devices: AtomicU64,
     peers: Peers<Parked>,
     /// The timeline that rates and deadlines go by, which goes on when a recording has ended.
     live: Arc<dyn Clock>,
@@ -109,6 +111,7 @@ impl Intake {
             ledger: Arc::new(Ledger::new(limits)),
             accounts: Accounts::new(&limits),
             places: Places::new(processes),
+            devices: AtomicU64::new(0),
             peers: Peers::default(),
             advanced_ns: AtomicI64::new(i64::MIN),
             logged_overdue_ns: AtomicI64::new(i64::MIN),
@@ -158,10 +161,25 @@ impl Intake {
 
     /// From now on jobs' names for GPUs mean these, and positions are theirs.
     pub fn set_devices(&self, devices: &[Device]) {
+        self.devices.fetch_add(1, Ordering::SeqCst);
         self.places.set_devices(devices);
-        if self.ledger.set_devices(devices.iter().map(|device| device.uuid.clone()).collect()) {
+        let are_others = self.ledger.set_devices(devices.iter().map(|device| device.uuid.clone()).collect());
+        self.devices.fetch_add(1, Ordering::SeqCst);
+        if are_others {
             self.log.clear(self.clock.now_ns());
         }
+    }
+
+    /// Which devices positions mean that are found from now on; `None` while they change.
+    fn devices_now(&self) -> Option<u64> {
+        Some(self.devices.load(Ordering::SeqCst)).filter(|changes| changes % 2 == 0)
+    }
+
+    /// The jobs, while positions that were found when the devices were `those` mean theirs.
+    fn jobs_of(&self, those: Option<u64>) -> Option<MutexGuard<'_, Jobs>> {
+        let jobs = self.jobs();
+        // Read under the lock, which whoever changes the devices takes too.
+        (those.is_some() && self.devices_now() == those).then_some(jobs)
     }
 
     /// All that is known of jobs.
@@ -327,8 +345,11 @@ impl Intake {
         self.peers.drain(pid, |peer, parked| parked.into_iter().for_each(|parked| self.take_parked(peer, parked)));
         let searches = self.jobs().searches_of(pid);
         for (job, rank, account, search) in searches {
-            if let Some(found) = self.find_gpus(Some(pid), &account, &search) {
-                self.jobs().set_found(&job, rank, &search, &found.into());
+            let devices = self.devices_now();
+            if let Some(found) = self.find_gpus(Some(pid), &account, &search)
+                && let Some(mut jobs) = self.jobs_of(devices)
+            {
+                jobs.set_found(&job, rank, &search, &found.into());
             }
         }
     }
@@ -379,15 +400,19 @@ impl Intake {
 
     /// Takes an annotation with what is known of its sender's process.
     fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
-        let gpus = self.places.gpus();
+        let (devices, gpus) = (self.devices_now(), self.places.gpus());
         let (now_ns, sender, unix_shift_ns) = (arrival.at_ns, &arrival.sender, arrival.unix_shift_ns);
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, sender };
         let account = &arrival.account;
         let (job, rank) = if raw.job.is_none() { self.job_of(peer, arrival) } else { (None, None) };
         let lost = raw.lost;
-        let event = context.check(raw, job, rank)?;
+        let mut event = context.check(raw, job, rank)?;
         let (taken, search) = {
             let mut jobs = self.jobs();
+            if self.devices_now() != devices || devices.is_none() {
+                // Its positions are of other GPUs: they are not known, as without a source, until it names them again.
+                event.gpus = None;
+            }
             let taken = jobs.take(&event, account, now_ns)?;
             if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
@@ -405,8 +430,9 @@ impl Intake {
         // Looked for without the jobs, which others wait for.
         if let Some(search) = search
             && let Some(found) = self.find_gpus(event.pid, account, &search)
+            && let Some(mut jobs) = self.jobs_of(devices)
         {
-            self.jobs().set_found(&event.job, event.rank, &search, &found.into());
+            jobs.set_found(&event.job, event.rank, &search, &found.into());
             knows_gpus = true;
         }
         if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get())

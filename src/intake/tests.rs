@@ -480,3 +480,32 @@ fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
     let answer = intake.take_json(&begins("j", &["a"; 100]), &user(1));
     assert_eq!((answer.accepted, answer.refused, intake.counts.get(Outcome::OverRate)), (10, 90, 90));
 }
+
+/// While devices come and go, a rank that names its GPU by UUID has that GPU or none, and never another.
+#[test]
+fn positions_of_devices_that_have_changed_are_not_kept() {
+    let (intake, ..) = node();
+    let device = |uuid: &str| Device { uuid: uuid.into(), ..Device::default() };
+    let orders = [["GPU-a", "GPU-b"], ["GPU-b", "GPU-a"], ["GPU-c", "GPU-a"]].map(|order| order.map(device));
+    let found = intake.devices_now();
+    intake.set_devices(&orders[0]);
+    assert!(intake.jobs_of(found).is_none() && intake.jobs_of(intake.devices_now()).is_some());
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let begin = json!({"event": "begin", "name": "p", "job": "j", "rank": 0, "gpu": "GPU-a"}).to_string();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..20_000 {
+                intake.set_devices(&orders[n % orders.len()]);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        while !is_over.load(Ordering::Relaxed) {
+            assert_eq!(intake.take_json(begin.as_bytes(), &Sender::DAEMON).accepted, 1);
+            let jobs = intake.jobs();
+            if let Some(gpus) = &jobs.by_name()["j"].ranks[&0].gpus {
+                let uuids: Vec<_> = gpus.iter().map(|gpu| jobs.devices()[*gpu].as_str()).collect();
+                assert_eq!(uuids, ["GPU-a"]);
+            }
+        }
+    });
+}

@@ -67,6 +67,21 @@ fn yaml_is_read_and_its_faults_have_lines_too() {
 }
 
 #[test]
+fn lists_are_taken_as_lists() {
+    let toml = "[web]\nhosts = [\"gpu-7.example\", \"gpu-7\"]\n";
+    let yaml = "web:\n  hosts:\n    - gpu-7.example\n    - gpu-7\n";
+    for (extension, text) in [(".toml", toml), (".yaml", yaml)] {
+        let (valid, told) = check(extension, text, &[], &[]);
+        assert!(valid, "{told}");
+    }
+    let (valid, told) = check(".toml", "[web]\nhosts = [\"a\", \"not a host\"]\n", &[], &[]);
+    assert!(!valid && told.contains("FILE:2: web.hosts: `a,not a host`"), "{told}");
+    let (valid, told) = check(".toml", "[web]\nhosts = [[\"a\"]]\n[sampling]\nperiod = [\"1ms\", \"2ms\"]\n", &[], &[]);
+    assert!(!valid && told.contains("web.hosts: is neither a single value nor a list of such"), "{told}");
+    assert!(told.contains("sampling.period: `1ms,2ms`"), "{told}");
+}
+
+#[test]
 fn a_file_that_is_no_toml_and_an_unknown_variable_are_told() {
     let (valid, told) = check(".toml", "listen = \n", &[], &[]);
     assert!(!valid && told.contains("FILE") && told.contains("line 1"), "{told}");
