@@ -11,10 +11,10 @@ mod yaml;
 pub use keys::{KEYS, Key, SourceSpec};
 pub use load::{Fault, Faults, Layers, load};
 
+use crate::capture;
 use crate::export::otlp::settings as otlp;
 use crate::node::Periods;
 use crate::place::kubelet;
-use crate::record;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::Limits;
@@ -64,7 +64,7 @@ pub struct Settings {
     /// How the kubelet is asked which GPUs pods have.
     pub kubelet: kubelet::Settings,
     /// How captures are taken and kept.
-    pub captures: record::Settings,
+    pub captures: capture::Settings,
     /// Whether `/metrics` tells the memory of single processes.
     pub processes: bool,
     /// When something is found.
@@ -101,7 +101,7 @@ impl Default for Settings {
             web_hosts: Hosts::default(),
             limits: Limits::default(),
             kubelet: kubelet::Settings::default(),
-            captures: record::Settings::default(),
+            captures: capture::Settings::default(),
             processes: false,
             detect: detect::Settings::default(),
             replay_speed: Some(1.0),

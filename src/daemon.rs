@@ -14,6 +14,7 @@ mod told;
 #[cfg(test)]
 mod bounds;
 
+use crate::capture::{self, Recorder};
 use crate::config::{Settings, SourceSpec};
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
@@ -24,7 +25,6 @@ use crate::known::Known;
 use crate::metrics::{Collect, Snapshots};
 use crate::node::{Node, Slot};
 use crate::place::kubelet::Kubelet;
-use crate::record::{self, Recorder};
 use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
 use crate::web::annotations::Access;
@@ -105,7 +105,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         clock,
     };
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
-    let (recorder, captures) = record::recorder(&settings.captures, settings.retention_ns, &known, &intake);
+    let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
     let answers = web::LongAnswers::default();
@@ -333,7 +333,8 @@ fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
 impl Shared {
     /// From now on this is the node that everything looks at.
     fn put_in_place(&self, node: &Arc<Node>) {
-        node.ticks.keep_log(self.settings.captures.sweeps(self.settings.period_ns));
+        let kept = |period_ns| self.settings.captures.sweeps(period_ns);
+        node.ticks.keep_log(kept(self.settings.period_ns), kept(live::JOIN_PERIOD_NS));
         self.intake.set_devices(node.source.devices());
         self.known.slot.fill(Arc::clone(node));
     }

@@ -47,6 +47,9 @@ impl Known {
     /// Brings up to date what follows from a node's readings and phases, and looks for causes.
     pub fn advance(&self, node: &Node, now_ns: i64) -> Change {
         node.advance(&self.ledger, now_ns);
+        // What is seen from here on is of this time: the join may have taken a while.
+        let now_ns = node.clock.now_ns().max(now_ns);
+        node.ticks.note_turn(now_ns);
         self.findings.advance(&node.join, &self.ledger, now_ns)
     }
 

@@ -1,9 +1,10 @@
 //! What GPU memory did inside each step of training.
 //!
-//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`replay`]) is [`sample`]d into rings; jobs tell the
+//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`recording`]) is [`sample`]d into rings; jobs tell the
 //! [`intake`] of their steps and phases; the core joins the two and looks for causes; [`metrics`] collects what is
 //! [`known`], and [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
 
+pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod daemon;
@@ -20,8 +21,7 @@ pub mod metrics;
 pub mod node;
 pub mod nvml;
 pub mod place;
-pub mod record;
-pub mod replay;
+pub mod recording;
 pub mod sample;
 pub mod sim;
 pub mod source;

@@ -37,7 +37,7 @@ pub fn busy(gpus: usize) -> Busy {
     let (node, writers) =
         Node::new(Arc::clone(&source), Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
     let node = Arc::new(node);
-    let log = highwater::record::Settings::default().event_log();
+    let log = highwater::capture::Settings::default().event_log();
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(log);
     intake.set_devices(source.devices());
     let mut sampler = node.sampler(writers);

@@ -1,8 +1,8 @@
 //! A real daemon, and clients that send it annotations as fast as they can.
 
+use highwater::capture;
 use highwater::config::{Settings, SourceSpec};
 use highwater::daemon::{Daemon, start};
-use highwater::record;
 use highwater_core::jobs::Outcome;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -40,9 +40,9 @@ impl Server {
             source: SourceSpec::Sim(Some(scenario.into())),
             listen: "127.0.0.1:0".parse().expect("an address"),
             annotations_socket: Some(socket.clone()),
-            captures: record::Settings {
+            captures: capture::Settings {
                 directory: Some(folder.path().join("captures")),
-                ..record::Settings::default()
+                ..capture::Settings::default()
             },
             ..Settings::default()
         };
@@ -70,12 +70,12 @@ impl Server {
     /// they are asked for.
     pub fn ticks_capturing(&self, is_asked: bool, lasting: Duration) -> (u64, u64, u64) {
         let recorder = &self.daemon().site.recorder;
-        let written = || recorder.stats().expect("it is on").outcome(record::Outcome::Complete);
+        let written = || recorder.stats().expect("it is on").outcome(capture::Outcome::Complete);
         let (before, begun, already) = (self.ticks(), Instant::now(), written());
         while begun.elapsed() < lasting {
             if is_asked {
                 // Refused while the last one is being written.
-                let _ = recorder.ask(record::Request { after_ns: Some(0), ..record::Request::default() });
+                let _ = recorder.ask(capture::Request { after_ns: Some(0), ..capture::Request::default() });
             }
             thread::sleep(Duration::from_millis(50));
         }

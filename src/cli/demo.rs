@@ -48,7 +48,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
 /// daemon that runs already, and gone with the demonstration.
 fn own_folder(common: &Common, settings: &mut Settings) -> anyhow::Result<Option<OwnFolder>> {
     let has_socket = common.annotations_socket.is_none() && settings.annotations_socket == Some(default_socket());
-    let has_captures = settings.captures.directory == crate::record::default_directory();
+    let has_captures = settings.captures.directory == crate::capture::default_directory();
     if !has_socket && !has_captures {
         return Ok(None);
     }

@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::files::read_text;
 use crate::intake::{Intake, due};
 use crate::node::Node;
-use crate::replay::{Options, Replay};
+use crate::recording::{Options, Replay};
 use crate::sample;
 use crate::source::Source as _;
 use anyhow::{Context as _, bail};
@@ -105,6 +105,9 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
     };
     let after = |at_ns: i64| {
         node.read_recorded(at_ns);
+        if !replay.is_turn(at_ns) {
+            return;
+        }
         node.advance(intake.ledger(), at_ns);
         signs.extend(detect.advance(&node.join, intake.ledger(), at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
     };

@@ -10,7 +10,7 @@ use crate::intake::datagram::MOST_DATAGRAM_BYTES;
 use crate::intake::split::MOST_EVENT_BYTES;
 use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use crate::place::process::MOST_PROCESSES;
-use crate::record::schema::CACHE_KIB;
+use crate::recording::schema::CACHE_KIB;
 use crate::web::{answers, serve};
 use highwater_core::gpu;
 use std::fmt::Write as _;
@@ -79,7 +79,7 @@ fn chart_limit() -> usize {
 #[allow(clippy::cast_precision_loss, reason = "mebibytes to a tenth")]
 fn all_that_can_be_kept_fits_the_charts_limit() {
     let settings = Settings {
-        captures: crate::record::Settings { directory: Some("/x".into()), ..Default::default() },
+        captures: crate::capture::Settings { directory: Some("/x".into()), ..Default::default() },
         ..Settings::default()
     };
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);

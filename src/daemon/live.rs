@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How often the join catches up with the rings.
-const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
+pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
 const RETRY_NS: i64 = 5 * SECOND_NS;
 /// How often the join catches up while no job has said anything: for pressure, flushes and lost GPUs.
@@ -97,12 +97,14 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
             return None;
         }
     };
-    shared.put_in_place(&node);
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
-    if let Err(error) = start_lanes(shared, &mut lanes, writers) {
-        tracing::error!("not every lane runs: {error:#}");
-    }
-    if let Some(end) = wait_for_end(shared, &node) {
+    shared.put_in_place(&node);
+    // A node with a part of its lanes would look alive and show what is no longer true.
+    let is_whole = start_lanes(shared, &mut lanes, writers).map_err(|error| {
+        let message = format!("not every thread that reads can be started: {error:#}");
+        OpenError { reason: "threads", message }
+    });
+    if let Some(end) = is_whole.as_ref().map_or_else(|error| Some(error.clone()), |()| wait_for_end(shared, &node)) {
         tracing::warn!(reason = end.reason, "{end}");
         shared.known.slot.clear(end);
     }
@@ -111,6 +113,9 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
         tracing::warn!("a lane hangs in the driver and is left behind");
     }
     shared.processes.set(HashMap::default());
+    if is_whole.is_err() {
+        wait_without_node(shared);
+    }
     Some(node.counted())
 }
 

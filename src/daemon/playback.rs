@@ -5,7 +5,7 @@ use super::told::Told;
 use crate::config::{Settings, SourceSpec};
 use crate::intake::due;
 use crate::node::Node;
-use crate::replay::{Options, Replay};
+use crate::recording::{Options, Replay};
 use crate::sample;
 use crate::source::Source as _;
 use highwater_core::clock::{Clock, Manual};
@@ -48,6 +48,7 @@ impl Playback {
         let Self { replay, clock } = self;
         let begin_ns = replay.begin_ns();
         let mut annotations = replay.annotations().peekable();
+        let recording = Arc::clone(&replay);
         let made = Node::new(replay, Arc::clone(&clock) as _, shared.settings.ring(1), shared.settings.periods(), None);
         let (node, writers) = match made {
             Ok((node, writers)) => (Arc::new(node), writers),
@@ -71,7 +72,9 @@ impl Playback {
         let mut told = Told::default();
         let after = |at_ns: i64| {
             node.read_recorded(at_ns);
-            shared.join(&node, &mut told, at_ns);
+            if recording.is_turn(at_ns) {
+                shared.join(&node, &mut told, at_ns);
+            }
         };
         let period_ns = shared.settings.period_ns;
         if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {

@@ -60,7 +60,7 @@ impl Server {
 fn routes() -> Router {
     let clock = Arc::new(Manual::at(world::END_NS));
     let intake = Arc::new(world::intake(&clock));
-    let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::record::Recorder::default());
+    let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::capture::Recorder::default());
     let stats = Arc::<web::counts::Stats>::default();
     let (hosts, refusals, answers) = (Hosts::default(), Refusals::default(), web::LongAnswers::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };

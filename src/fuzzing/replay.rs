@@ -2,7 +2,7 @@
 
 use super::folder::Folder;
 use super::parts;
-use crate::replay::{Options, Replay};
+use crate::recording::{Options, Replay};
 use crate::source::{CallStats, NextTick, Source as _};
 use flate2::Crc;
 use std::fs;

@@ -49,6 +49,8 @@ pub struct TickStats {
     pub lateness: Histogram,
     /// When the last sweeps were, where someone wants to know.
     log: OnceLock<TickLog>,
+    /// When the detectors last looked, likewise.
+    turns: OnceLock<TickLog>,
     /// Until when deadlines are accounted for, nanoseconds of the timeline.
     pub(super) accounted_ns: AtomicI64,
     /// The call that is being made: its number, and in the lowest bits its GPU plus one; only the number between calls.
@@ -85,6 +87,7 @@ impl TickStats {
             period_ns: AtomicI64::new(period_ns),
             lateness: Histogram::new(LATENESS_BOUNDS_S),
             log: OnceLock::new(),
+            turns: OnceLock::new(),
             accounted_ns: AtomicI64::new(0),
             call: AtomicU64::new(0),
             call_since_ns: AtomicI64::new(0),
@@ -92,10 +95,23 @@ impl TickStats {
         }
     }
 
-    /// From now on the times of the last `sweeps` sweeps are kept. Only the first call says how many.
-    pub fn keep_log(&self, sweeps: usize) {
+    /// From now on the times of the last `sweeps` sweeps and of the last `turns` turns of the detectors are kept. Only the
+    /// first call says how many.
+    pub fn keep_log(&self, sweeps: usize, turns: usize) {
         // Refused where there is one already, which goes on.
         let _ = self.log.set(TickLog::new(sweeps));
+        let _ = self.turns.set(TickLog::new(turns));
+    }
+
+    /// Notes that the detectors look now. Only the thread of the join may call this.
+    pub fn note_turn(&self, now_ns: i64) {
+        self.turns.get().into_iter().for_each(|turns| turns.note(now_ns, now_ns));
+    }
+
+    /// When the detectors last looked; `None` unless asked for.
+    #[must_use]
+    pub fn turns(&self) -> Option<&TickLog> {
+        self.turns.get()
     }
 
     /// When the last sweeps were; `None` unless asked for.

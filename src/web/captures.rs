@@ -5,7 +5,8 @@
 
 use super::problem::Problem;
 use super::serve::in_time;
-use crate::record::{Recorder, Refusal, Request, State as Progress};
+use crate::capture::{Recorder, Refusal, Request};
+use crate::recording::State as Progress;
 use crate::web::annotations::Access;
 use axum::Json;
 use axum::body::{Body, Bytes};

@@ -26,10 +26,10 @@ mod sender;
 pub mod serve;
 mod stream;
 
+use crate::capture::Recorder;
 use crate::intake::Intake;
 use crate::known::Known;
 use crate::metrics::Snapshots;
-use crate::record::Recorder;
 use annotations::{Door, post};
 use answers::Answers;
 use axum::extract::State;

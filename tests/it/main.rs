@@ -36,6 +36,7 @@ mod nvml_source;
 mod otlp;
 mod otlp_peers;
 mod prometheus;
+mod recordings;
 mod replay;
 mod settings;
 mod spikes;

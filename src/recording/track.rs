@@ -1,6 +1,6 @@
 //! One GPU's memory on its way into a recording: change points, and gaps where nothing is known.
 
-use super::file::File;
+use super::write::File;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{QueryError, Reader};
 
@@ -9,7 +9,7 @@ const SLICE_NS: i64 = 5 * SECOND_NS;
 
 /// How far one GPU's memory has been written.
 #[derive(Debug, Clone)]
-pub(super) struct Track {
+pub(crate) struct Track {
     gpu: usize,
     begin_ns: i64,
     /// Until when it is known what was written, nanoseconds of the timeline.

@@ -3,7 +3,6 @@
 //! Invariant: what is in memory of a file is one line, however large it is and however far it unpacks; a file beyond the
 //! bounds of `docs/recordings.md` is refused with its name and the bound.
 
-use super::folder::refuse;
 use crate::source::OpenError;
 use flate2::read::MultiGzDecoder;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -25,6 +24,11 @@ const MOST_RATIO: u64 = 100;
 const EASY_BYTES: u64 = 64 << 20;
 /// The most lines of a file that are kept: 256 MiB of points.
 const MOST_LINES: usize = 1 << 24;
+
+/// A recording that cannot be replayed.
+pub(super) fn refuse(reason: &'static str, path: &Path, problem: impl fmt::Display) -> OpenError {
+    OpenError { reason, message: format!("{}: {problem}", path.display()) }
+}
 
 /// A line that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +57,7 @@ pub struct SkippedLines {
 }
 
 impl SkippedLines {
-    fn add(&mut self, file: &Path, line: usize, message: &str) {
+    pub(super) fn add(&mut self, file: &Path, line: usize, message: &str) {
         self.count += 1;
         if self.first.len() < KEPT {
             self.first.push(Skipped { file: file.to_owned(), line, message: shortened(message) });

@@ -1,7 +1,7 @@
 //! The handle on the recorder: whoever notices something triggers it, and never waits.
 
 use super::admission::{Admitted, Desk, Refusal};
-use super::directory::{self, Listed, State};
+use super::directory::{self, Listed};
 use super::found::{self, OnBoard};
 use super::id;
 use super::settings::Settings;
@@ -10,6 +10,7 @@ use super::trigger::{Findings, Reason, Trigger};
 use crate::known::Known;
 use crate::metrics::{Collect, Families};
 use crate::node::Slot;
+use crate::recording::State;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::detect::Change;
 use highwater_core::jobs::Event;

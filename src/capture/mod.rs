@@ -1,7 +1,7 @@
 //! The flight recorder: when something happens, the seconds before it and after it are written to a file.
 //!
 //! Enters: triggers (a finding, an `oom` mark, a request), and by reading only, the rings, the last sweeps, the last
-//! events and the ended phases. Leaves: recordings, SQLite files as `docs/recordings.md` has them, in a directory whose
+//! events and the ended phases. Leaves: [recordings](crate::recording), in a directory whose
 //! count and bytes are bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread that stands back behind the sampler's,
 //! and only reads what the sampler writes; whoever triggers never waits for it; every trigger has one outcome that is
 //! counted; a kill leaves what was committed, which is all of the past once the file has any table. Absent on purpose:
@@ -9,26 +9,22 @@
 
 mod admission;
 mod asking;
-mod capture;
 mod directory;
-mod file;
 mod found;
 mod id;
 mod recorder;
-pub(crate) mod schema;
 mod settings;
 mod shares;
 mod stats;
+mod taking;
 #[cfg(test)]
 mod tests;
-mod track;
 mod trigger;
 mod worker;
 
 pub use admission::Refusal;
-pub use directory::{Listed, State};
+pub use directory::Listed;
 pub use recorder::{Recorder, Request};
-pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};
 pub use trigger::{Reason, Trigger};

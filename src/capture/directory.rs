@@ -3,8 +3,9 @@
 //! Only files whose names are [`id`]s are ever looked at or removed. One daemon at a time has the folder, by
 //! a lock on `.lock`. Nobody else may write to it, and no link in it is followed: [`Folder`] holds both.
 
-use super::{id, schema};
+use super::id;
 use crate::files::Folder;
+use crate::recording::{State, schema};
 use rusqlite::{Connection, ErrorCode};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -26,44 +27,6 @@ const LOCK: &str = ".lock";
 /// it once more. One mebibyte is 8 GPUs whose memory changes every millisecond, four times over.
 const RESERVE: &str = ".reserve";
 const RESERVE_BYTES: usize = 1 << 20;
-
-/// How far a capture has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    /// It is being written.
-    Writing,
-    /// It has all of its interval.
-    Complete,
-    /// It ended before its time.
-    CutShort,
-    /// It could not be written further.
-    Failed,
-    /// The daemon was killed while it was written.
-    Interrupted,
-    /// It cannot be read.
-    Unreadable,
-}
-
-impl State {
-    /// As the file and the API have it.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            State::Writing => "writing",
-            State::Complete => "complete",
-            State::CutShort => "cut_short",
-            State::Failed => "failed",
-            State::Interrupted => "interrupted",
-            State::Unreadable => "unreadable",
-        }
-    }
-
-    fn of(label: &str) -> Self {
-        let all = [State::Complete, State::CutShort, State::Failed, State::Interrupted];
-        all.into_iter().find(|state| state.label() == label).unwrap_or(State::Unreadable)
-    }
-}
 
 /// One capture as it is listed. Times are Unix nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]

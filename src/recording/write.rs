@@ -3,9 +3,8 @@
 //! Enters: rows, with times of the timeline. Leaves: the file, with Unix times. Invariant: all times of one file are
 //! shifted by the same, so that they stay as far apart as they were.
 
-use super::directory::State;
 use super::schema;
-use super::trigger::{FindingRow, Reason, Trigger};
+use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::gpu::{GpuState, UsagePoint};
 use highwater_core::jobs::{Event, Rank};
@@ -26,13 +25,44 @@ fn place(position: usize) -> i64 {
 }
 
 /// A name as the wire has it: `begin`, `phase`.
-pub(super) fn word(value: &impl Serialize) -> String {
+pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|json| json.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// One finding as a recording keeps it. Times are nanoseconds of the timeline.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FindingRow {
+    /// Its number, the same for its whole life: a row is replaced by a newer one of its number.
+    pub id: u64,
+    /// Its kind, as the label `finding` has it.
+    pub kind: &'static str,
+    /// `info`, `warning` or `critical`.
+    pub severity: String,
+    /// `suspected`, `observed` or `confirmed`.
+    pub certainty: String,
+    /// The GPU that it is about.
+    pub gpu_uuid: Option<String>,
+    /// The job that it is about.
+    pub job: Option<String>,
+    /// The rank that it is about.
+    pub rank: Option<u32>,
+    /// Since when it holds.
+    pub begin_ns: i64,
+    /// When it ended; `None` while it holds.
+    pub end_ns: Option<i64>,
+    /// What was found.
+    pub what: String,
+    /// Why we think so.
+    pub why: String,
+    /// What to try next.
+    pub advice: String,
+    /// The numbers behind it, by name.
+    pub evidence: serde_json::Value,
 }
 
 /// A recording that is being written.
 #[derive(Debug)]
-pub(super) struct File {
+pub(crate) struct File {
     connection: Connection,
     shift_ns: i64,
     uuids: Vec<String>,
@@ -125,6 +155,10 @@ impl File {
     pub fn tick(&self, sweep: Sweep) -> rusqlite::Result<()> {
         let (begin_ns, end_ns) = (self.unix(sweep.begin_ns), self.unix(sweep.end_ns));
         self.put("INSERT OR IGNORE INTO ticks VALUES (?1, ?2)", params![begin_ns, end_ns])
+    }
+
+    pub fn turn(&self, at_ns: i64) -> rusqlite::Result<()> {
+        self.put("INSERT OR IGNORE INTO turns VALUES (?1)", [self.unix(at_ns)])
     }
 
     pub fn sample(&self, gpu: usize, at_ns: i64, nth: u32, used: Option<u64>) -> rusqlite::Result<()> {
@@ -232,12 +266,8 @@ impl File {
         )
     }
 
-    pub fn trigger(&self, trigger: &Trigger) -> rusqlite::Result<()> {
-        let (job, rank) = match &trigger.reason {
-            Reason::Oom { job, rank } => (Some(job), Some(rank)),
-            Reason::Finding(_) | Reason::Asked => (None, None),
-        };
-        let row = params![self.unix(trigger.at_ns), trigger.reason.label(), job, rank, trigger.note];
+    pub fn trigger(&self, at_ns: i64, reason: &str, of: Option<(&str, u32)>, note: &str) -> rusqlite::Result<()> {
+        let row = params![self.unix(at_ns), reason, of.map(|(job, _)| job), of.map(|(_, rank)| rank), note];
         self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5)", row)
     }
 
@@ -271,7 +301,7 @@ impl ToSql for Json {
 
 /// What is known of a rank while a recording is written.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct KnownRank {
+pub(crate) struct KnownRank {
     world_size: Option<u32>,
     pid: Option<u32>,
     gpus: Option<std::sync::Arc<[usize]>>,

@@ -1,6 +1,7 @@
 //! Stories of the real recording in `tests/data/h200-ddp`, and of recordings that are not quite right.
 
 use super::*;
+use crate::source::{Error, NextTick, Source as _};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -8,7 +9,7 @@ use highwater_core::wire::{EventType, Gpu, Gpus, Kind, Scalar};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn recording() -> PathBuf {
     // The real crate's manifest stands beside `tests`.

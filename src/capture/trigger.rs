@@ -1,4 +1,6 @@
-//! Why a capture is taken, and the findings that are written into it.
+//! Why a capture is taken, and who tells the findings that are written into it.
+
+use crate::recording::write::FindingRow;
 
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,37 +39,6 @@ pub struct Trigger {
     pub at_ns: i64,
     /// A word for people: what was found, or why somebody asked.
     pub note: String,
-}
-
-/// One finding as a recording keeps it. Times are nanoseconds of the timeline.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct FindingRow {
-    /// Its number, the same for its whole life: a row is replaced by a newer one of its number.
-    pub id: u64,
-    /// Its kind, as the label `finding` has it.
-    pub kind: &'static str,
-    /// `info`, `warning` or `critical`.
-    pub severity: String,
-    /// `suspected`, `observed` or `confirmed`.
-    pub certainty: String,
-    /// The GPU that it is about.
-    pub gpu_uuid: Option<String>,
-    /// The job that it is about.
-    pub job: Option<String>,
-    /// The rank that it is about.
-    pub rank: Option<u32>,
-    /// Since when it holds.
-    pub begin_ns: i64,
-    /// When it ended; `None` while it holds.
-    pub end_ns: Option<i64>,
-    /// What was found.
-    pub what: String,
-    /// Why we think so.
-    pub why: String,
-    /// What to try next.
-    pub advice: String,
-    /// The numbers behind it, by name.
-    pub evidence: serde_json::Value,
 }
 
 /// Tells the findings to be written. Called a few times a second while a capture is taken, by its thread.

@@ -1,14 +1,16 @@
 //! What was read is what the file tells, and the folder keeps to its bounds whatever happens.
 
 use super::admission::Refusal;
-use super::capture::{Capture, View};
-use super::directory::{Directory, State};
+use super::directory::Directory;
 use super::recorder::Start;
-use super::trigger::{FindingRow, Findings, Reason, Trigger};
-use super::{Outcome, Recorder, Request, Settings, schema};
+use super::taking::{Capture, View};
+use super::trigger::{Findings, Reason, Trigger};
+use super::{Outcome, Recorder, Request, Settings};
 use crate::intake::{Intake, LogLimits};
 use crate::known::Known;
 use crate::node::{Node, Periods};
+use crate::recording::schema;
+use crate::recording::{State, write::FindingRow};
 use crate::sample::{Sampler, Ticked};
 use crate::source::{Error, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
@@ -71,7 +73,7 @@ impl Rig {
         let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: RESOLUTION_NS };
         let (node, writers) =
             Node::new(Arc::clone(&script) as _, Arc::clone(&clock) as _, config, Periods::default(), None).unwrap();
-        node.ticks.keep_log(60_000);
+        node.ticks.keep_log(60_000, 600);
         let mut sampler = node.sampler(writers);
         sampler.set_gap_after(3 * MILLISECOND_NS);
         let limits = LogLimits { keep_ns: 600 * SECOND_NS, bytes: 1 << 20 };
@@ -357,8 +359,8 @@ fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
     assert_eq!(one("SELECT count(*) || ' ' || max(power_watts) FROM usage"), "50 500.0");
     assert_eq!(one("SELECT value FROM meta WHERE key = 'state'"), "complete");
     let number = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!(number("PRAGMA user_version"), i64::from(super::FORMAT_VERSION));
-    assert_eq!(number("PRAGMA application_id"), i64::from(super::APPLICATION_ID));
+    assert_eq!(number("PRAGMA user_version"), i64::from(schema::FORMAT_VERSION));
+    assert_eq!(number("PRAGMA application_id"), i64::from(schema::APPLICATION_ID));
     assert!(!std::fs::exists(path.with_extension("sqlite-wal")).unwrap(), "one file is all of it");
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Whatever the disk does costs this thread time and nobody else: the sampler and the intake do not know that it exists.
 
-use super::capture::{Capture, View};
-use super::directory::{Directory, State};
+use super::directory::Directory;
 use super::recorder::{Shared, Start, Starts};
-use super::schema::Trouble;
 use super::stats::Outcome;
+use super::taking::{Capture, View};
 use crate::intake::Intake;
+use crate::recording::State;
+use crate::recording::schema::Trouble;
 use rusqlite::ErrorCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,8 +5,9 @@
 //! those that were asked for, then those of marks, then, of the kind that has the most, the oldest. Each class keeps an
 //! eighth whatever comes, so that it finds room too.
 
-use super::directory::{Listed, State};
+use super::directory::Listed;
 use super::settings::Settings;
+use crate::recording::State;
 
 /// Who a capture is for; a later one pushes out earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,7 +19,7 @@ pub const FORMAT_VERSION: i32 = 1;
 
 /// Why a recording cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     #[error("{0}")]
     Sql(#[from] rusqlite::Error),
     #[error("{0}")]
@@ -27,7 +27,7 @@ pub(super) enum Trouble {
 }
 
 /// Bytes of a page: SQLite's default.
-pub(super) const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Kibibytes of SQLite's own cache. What does not fit spills into the journal.
 pub(crate) const CACHE_KIB: i64 = 1024;
 
@@ -39,6 +39,7 @@ CREATE TABLE gpus (
     known_until_ns INTEGER
 );
 CREATE TABLE ticks (begin_ns INTEGER PRIMARY KEY, end_ns INTEGER NOT NULL);
+CREATE TABLE turns (at_ns INTEGER PRIMARY KEY);
 CREATE TABLE samples (
     gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, nth INTEGER NOT NULL, used_bytes INTEGER,
     PRIMARY KEY (gpu, at_ns, nth)
@@ -86,7 +87,7 @@ const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLIT
 
 /// Makes the file of a new recording, at most so large, and begins the transaction that its tables are in. SQLite alone
 /// would take a file that is there already.
-pub(super) fn create(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
+pub(crate) fn create(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
     std::fs::File::options().write(true).create_new(true).mode(0o644).open(path)?;
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
@@ -114,30 +115,30 @@ fn tune(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Writes the journal into the database and syncs both.
-pub(super) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
+pub(crate) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
 /// Makes one file of the database and its journal, and closes it.
-pub(super) fn close(connection: Connection) -> rusqlite::Result<()> {
+pub(crate) fn close(connection: Connection) -> rusqlite::Result<()> {
     checkpoint(&connection)?;
     connection.pragma_update(None, "journal_mode", "DELETE")?;
     connection.close().map_err(|(_, error)| error)
 }
 
 /// Opens a recording that a killed process left behind, for [`close`] to make one file of it.
-pub(super) fn reopen(path: &Path) -> rusqlite::Result<Connection> {
+pub(crate) fn reopen(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     Ok(connection)
 }
 
 /// Opens a finished recording to look at it.
-pub(super) fn look(path: &Path) -> rusqlite::Result<Connection> {
+pub(crate) fn look(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | SAFELY)
 }
 
 /// A value of the table `meta`.
-pub(super) fn meta<T: rusqlite::types::FromSql>(connection: &Connection, key: &str) -> rusqlite::Result<T> {
+pub(crate) fn meta<T: rusqlite::types::FromSql>(connection: &Connection, key: &str) -> rusqlite::Result<T> {
     connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0))
 }

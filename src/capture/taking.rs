@@ -3,14 +3,14 @@
 //! Enters: what a node keeps, by reading only. Leaves: transactions. Invariant: a transaction that has a sweep has its
 //! readings, so that a file that ends early tells nothing wrong.
 
-use super::directory::State;
-use super::file::{File, KnownRank};
 use super::recorder::Start;
-use super::schema::Trouble;
-use super::track::Track;
-use super::trigger::{Findings, Trigger};
+use super::trigger::{Findings, Reason, Trigger};
 use crate::intake::Intake;
 use crate::node::Node;
+use crate::recording::State;
+use crate::recording::schema::Trouble;
+use crate::recording::track::Track;
+use crate::recording::write::{File, KnownRank};
 use crate::sample::TickStats;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
@@ -64,6 +64,7 @@ pub(super) struct Capture {
     /// The same as of the last transaction; `None` before the first.
     committed: Option<Vec<Track>>,
     next_tick: u64,
+    next_turn: u64,
     next_event: u64,
     /// Of phases, and of layers.
     next_phases: [u64; 2],
@@ -96,6 +97,7 @@ impl Capture {
             tracks: view.rings.iter().enumerate().map(track).collect(),
             committed: None,
             next_tick: 0,
+            next_turn: 0,
             next_event: 0,
             next_phases: [0; 2],
             // Exclusive, and a reading at the very begin counts.
@@ -127,7 +129,7 @@ impl Capture {
         file.meta_time("begin_ns", self.begin_ns)?;
         file.meta("period_ns", self.view.ticks.period_ns.load(Ordering::Relaxed))?;
         file.state(State::Writing)?;
-        file.trigger(&start.trigger)?;
+        write_trigger(file, &start.trigger)?;
         self.view.gpus.iter().enumerate().try_for_each(|(gpu, state)| file.gpu(gpu, state))?;
         file.meta_time("ticks_from_ns", self.ticks_from_ns())?;
         let events_from_ns = self.intake.log().since(0).whole_from_ns;
@@ -150,6 +152,7 @@ impl Capture {
             self.file.begin()?;
         }
         self.write_ticks()?;
+        self.write_turns()?;
         for (track, ring) in self.tracks.iter_mut().zip(self.view.rings.iter()) {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
@@ -158,7 +161,7 @@ impl Capture {
         self.write_phases()?;
         self.write_ranks()?;
         self.write_findings()?;
-        joined.iter().try_for_each(|trigger| self.file.trigger(trigger))?;
+        joined.iter().try_for_each(|trigger| write_trigger(&self.file, trigger))?;
         self.file.meta_time("end_ns", self.known_ns())?;
         self.file.commit()?;
         self.committed = Some(self.tracks.clone());
@@ -237,6 +240,16 @@ impl Capture {
         told.copied().try_for_each(|sweep| self.file.tick(sweep))
     }
 
+    /// When the detectors looked: whoever plays the file lets them look then.
+    fn write_turns(&mut self) -> rusqlite::Result<()> {
+        let Some(log) = self.view.ticks.turns() else { return Ok(()) };
+        let (turns, next) = log.since(self.next_turn);
+        let later = turns.iter().rev().take_while(|turn| turn.begin_ns > self.end_ns).count();
+        self.next_turn = next - later as u64;
+        let told = turns.iter().take(turns.len() - later).filter(|turn| turn.begin_ns >= self.begin_ns);
+        told.map(|turn| turn.begin_ns).try_for_each(|at_ns| self.file.turn(at_ns))
+    }
+
     fn write_usage(&mut self) -> rusqlite::Result<()> {
         for (gpu, (state, until_ns)) in self.view.gpus.iter().zip(&mut self.usage_ns).enumerate() {
             for point in state.series.points(*until_ns, self.end_ns) {
@@ -303,4 +316,12 @@ impl Capture {
     fn write_findings(&self) -> rusqlite::Result<()> {
         self.findings.between(self.begin_ns, self.end_ns).iter().try_for_each(|row| self.file.finding(row))
     }
+}
+
+fn write_trigger(file: &File, trigger: &Trigger) -> rusqlite::Result<()> {
+    let of = match &trigger.reason {
+        Reason::Oom { job, rank } => Some((job.as_str(), *rank)),
+        Reason::Finding(_) | Reason::Asked => None,
+    };
+    file.trigger(trigger.at_ns, trigger.reason.label(), of, &trigger.note)
 }

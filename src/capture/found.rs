@@ -1,6 +1,7 @@
 //! Findings as recordings keep them, and those that make the recorder write.
 
-use super::trigger::{FindingRow, Findings, Reason, Trigger};
+use super::trigger::{Findings, Reason, Trigger};
+use crate::recording::write::FindingRow;
 use highwater_core::detect::{Change, Detect, Finding, Severity};
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
 //! Which triggers begin a capture, which lengthen the one that is taken, and which are turned away. Pure.
 
 use super::asking::Asking;
-use super::directory::{Listed, State};
+use super::directory::Listed;
 use super::settings::Settings;
 use super::shares::{Class, Shares};
 use super::stats::Outcome;
 use super::trigger::{Reason, Trigger};
 use crate::files::Folder;
+use crate::recording::State;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;

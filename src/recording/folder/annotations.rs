@@ -3,8 +3,9 @@
 //! A file is checked once and then read again as it is played, so that a recording of hours needs no more memory than
 //! one of seconds. Only a file whose times go back is kept whole, to be put in order.
 
-use super::folder::Folder;
-use super::lines::{File, SkippedLines};
+use super::Folder;
+use crate::recording::lines::{File, SkippedLines};
+use crate::recording::tape::Words;
 use crate::source::OpenError;
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use serde::Deserialize;
@@ -15,9 +16,13 @@ use std::sync::Arc;
 /// The largest file whose lines are put in order, bytes, unpacked. They take some ten times that in memory.
 const MOST_SORTED_BYTES: u64 = 32 << 20;
 
+/// What every rank said.
+#[derive(Debug)]
+pub(super) struct Ranks(Vec<RankFile>);
+
 /// One rank's annotations.
 #[derive(Debug)]
-pub(super) struct RankFile {
+struct RankFile {
     job: Arc<Job>,
     file: File,
     span: (i64, i64),
@@ -49,9 +54,10 @@ struct Line {
 }
 
 /// Checks the annotations of every rank.
-pub(super) fn read(folder: &Folder, skipped: &mut SkippedLines) -> Result<Vec<RankFile>, OpenError> {
+pub(super) fn read(folder: &Folder, skipped: &mut SkippedLines) -> Result<Ranks, OpenError> {
     let job = Arc::new(Job { name: folder.name.clone(), world_size: u32::try_from(folder.annotations.len()).ok() });
-    folder.annotations.iter().map(|path| RankFile::read(File::open(path)?, &job, skipped)).collect()
+    let ranks = folder.annotations.iter().map(|path| RankFile::read(File::open(path)?, &job, skipped));
+    Ok(Ranks(ranks.collect::<Result<_, _>>()?))
 }
 
 impl RankFile {
@@ -79,11 +85,6 @@ impl RankFile {
         Ok(rank)
     }
 
-    /// The first and the last time.
-    pub(super) fn span(&self) -> (i64, i64) {
-        self.span
-    }
-
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         if let Some(sorted) = self.sorted.clone() {
             return Box::new((0..sorted.len()).filter_map(move |position| sorted.get(position).cloned()));
@@ -94,16 +95,25 @@ impl RankFile {
     }
 }
 
-/// The annotations of all ranks in order of time; of those at one time, in order of rank.
-pub(super) fn merged(ranks: &[RankFile], shift_ns: i64) -> impl Iterator<Item = Annotation> + Send + use<> {
-    let mut ranks: Vec<Peekable<_>> = ranks.iter().map(|rank| rank.in_order().peekable()).collect();
-    std::iter::from_fn(move || {
-        let times = ranks.iter_mut().map(|rank| rank.peek().map(|said| said.time_unix_nano)).enumerate();
-        let (next, _) = times.filter_map(|(rank, at_ns)| Some((rank, at_ns?))).min_by_key(|(_, at_ns)| *at_ns)?;
-        let mut said = ranks.get_mut(next)?.next()?;
-        said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
-        Some(said)
-    })
+impl Ranks {
+    /// The first and the last time of each.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.0.iter().map(|rank| rank.span)
+    }
+}
+
+impl Words for Ranks {
+    /// Of those at one time, in order of rank.
+    fn shifted(&self, shift_ns: i64) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        let mut ranks: Vec<Peekable<_>> = self.0.iter().map(|rank| rank.in_order().peekable()).collect();
+        Box::new(std::iter::from_fn(move || {
+            let times = ranks.iter_mut().map(|rank| rank.peek().map(|said| said.time_unix_nano)).enumerate();
+            let (next, _) = times.filter_map(|(rank, at_ns)| Some((rank, at_ns?))).min_by_key(|(_, at_ns)| *at_ns)?;
+            let mut said = ranks.get_mut(next)?.next()?;
+            said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
+            Some(said)
+        }))
+    }
 }
 
 impl Job {

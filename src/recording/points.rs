@@ -1,0 +1,41 @@
+//! The memory of one GPU: its change points, and gaps in which nothing is known.
+
+/// Bytes of a point from which on nothing is known.
+const UNKNOWN: u64 = u64::MAX;
+
+/// One GPU's change points.
+#[derive(Debug)]
+pub(super) struct Track {
+    /// The GPU's number in the recording.
+    pub(super) gpu: u32,
+    /// Time and bytes from then on, in order of time.
+    points: Vec<(i64, u64)>,
+}
+
+impl Track {
+    /// Of points in any order; of those at one time the last counts. Bytes that are not known begin a gap.
+    pub(super) fn new(gpu: u32, points: impl IntoIterator<Item = (i64, Option<u64>)>) -> Self {
+        let known = |(at_ns, used): (i64, Option<u64>)| (at_ns, used.unwrap_or(UNKNOWN));
+        let mut points: Vec<_> = points.into_iter().map(known).collect();
+        points.sort_by_key(|(at_ns, _)| *at_ns);
+        points.shrink_to_fit();
+        Self { gpu, points }
+    }
+
+    /// The first and the last time; `None` where there is no point.
+    pub(super) fn span(&self) -> Option<(i64, i64)> {
+        Some((self.points.first()?.0, self.points.last()?.0))
+    }
+
+    /// Bytes in use at a recorded time; `None` before the first point and in a gap.
+    pub(super) fn used_at(&self, at_ns: i64) -> Option<u64> {
+        let after = self.points.partition_point(|(since, _)| *since <= at_ns);
+        self.points.get(after.checked_sub(1)?).map(|(_, used)| *used).filter(|used| *used != UNKNOWN)
+    }
+
+    /// The first recorded time after this one at which memory changes.
+    pub(super) fn next_change_ns(&self, after_ns: i64) -> Option<i64> {
+        let next = self.points.partition_point(|(since, _)| *since <= after_ns);
+        self.points.get(next).map(|(at_ns, _)| *at_ns)
+    }
+}

@@ -1,0 +1,341 @@
+//! A recording in a SQLite file, as `docs/recordings.md` has it, read whole: it is bounded when it is written.
+//!
+//! Enters: a file from anywhere. Invariants: nothing in it is run: views, triggers and functions of its schema are not used;
+//! a row that cannot be read is counted with its table, and costs no other row.
+
+use super::lines::{SkippedLines, refuse};
+use super::meters::{Meters, Reading};
+use super::points::Track;
+use super::schema::{APPLICATION_ID, FORMAT_VERSION};
+use super::tape::{Tape, Words};
+use super::{schema, state::State};
+use crate::source::OpenError;
+use highwater_core::gpu::Device;
+use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
+use rusqlite::limits::Limit;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, Row};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bounds of what is kept of a file, rows of a table.
+const MOST_GPUS: usize = 256;
+const MOST_SAMPLES: usize = 1 << 24;
+const MOST_USAGE: usize = 1 << 22;
+const MOST_EVENTS: usize = 1 << 20;
+const MOST_RANKS: usize = 1 << 16;
+/// The longest text of a cell, bytes.
+const MOST_CELL_BYTES: i32 = 1 << 16;
+
+/// Reads a recording.
+///
+/// # Errors
+/// Where it is no such file, is of a later format, is still being written, goes beyond the bounds, or has no memory.
+pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
+    let connection = open(path)?;
+    let mut file = File { path, connection, skipped: SkippedLines::default() };
+    let devices = file.devices()?;
+    let mut tracks = Vec::new();
+    for gpu in devices.keys() {
+        let until_ns = file.known_until(*gpu);
+        tracks.push(file.track(*gpu, until_ns)?);
+    }
+    let said = file.annotations()?;
+    let meters = file.meters()?;
+    let turns = file.turns()?;
+    let spans = tracks.iter().filter_map(Track::span).chain(said.span());
+    let (begin_ns, end_ns) =
+        spans.fold((i64::MAX, i64::MIN), |(first, last), (begin_ns, end_ns)| (first.min(begin_ns), last.max(end_ns)));
+    if tracks.iter().all(|track| track.span().is_none()) {
+        return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
+    }
+    // What lasts to the end of the recording is known until then.
+    let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
+    if end_ns.saturating_sub(begin_ns) > super::tape::LONGEST_NS {
+        return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
+    }
+    let devices = devices.into_values().collect();
+    let skipped = file.skipped;
+    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, begin_ns, end_ns, skipped })
+}
+
+fn open(path: &Path) -> Result<Connection, OpenError> {
+    let unreadable = |error: rusqlite::Error| refuse("recording_unreadable", path, error);
+    let connection = schema::look(path).map_err(unreadable)?;
+    connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
+    connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
+    connection.pragma_update(None, "cell_size_check", true).map_err(unreadable)?;
+    let number = |pragma: &str| connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0));
+    let application = number("application_id").map_err(unreadable)?;
+    if application != i64::from(APPLICATION_ID) {
+        return Err(refuse("recording_unreadable", path, "is no recording of highwater"));
+    }
+    let version = number("user_version").map_err(unreadable)?;
+    if version != i64::from(FORMAT_VERSION) {
+        let problem = format!("has format {version}; this version of highwater plays format {FORMAT_VERSION}");
+        return Err(refuse("recording_unreadable", path, problem));
+    }
+    let state = schema::meta::<String>(&connection, "state").map_err(unreadable)?;
+    if state == State::Writing.label() {
+        return Err(refuse(
+            "recording_unreadable",
+            path,
+            "is still being written, or was when its daemon was killed: start a daemon on its folder, which ends it",
+        ));
+    }
+    Ok(connection)
+}
+
+/// The file while it is read.
+struct File<'a> {
+    path: &'a Path,
+    connection: Connection,
+    skipped: SkippedLines,
+}
+
+impl File<'_> {
+    fn refuse(&self, reason: &'static str, problem: impl std::fmt::Display) -> OpenError {
+        refuse(reason, self.path, problem)
+    }
+
+    fn meta<T: rusqlite::types::FromSql>(&self, key: &str) -> Option<T> {
+        schema::meta(&self.connection, key).ok()
+    }
+
+    /// Every row of a query on one table, by what `read` makes of it. A row that it can make nothing of is skipped.
+    fn rows<T>(
+        &mut self,
+        table: &str,
+        query: &str,
+        parameter: i64,
+        most: usize,
+        read: impl Fn(&Row<'_>) -> Result<T, String>,
+    ) -> Result<Vec<T>, OpenError> {
+        let path = self.path;
+        let unreadable =
+            |error: rusqlite::Error| refuse("recording_unreadable", path, format!("table {table}: {error}"));
+        let mut statement = self.connection.prepare(query).map_err(unreadable)?;
+        let mut rows = if statement.parameter_count() > 0 { statement.query([parameter]) } else { statement.query([]) }
+            .map_err(unreadable)?;
+        let (mut all, mut number) = (Vec::new(), 0);
+        while let Some(row) = rows.next().map_err(unreadable)? {
+            number += 1;
+            match read(row) {
+                Ok(_) if all.len() >= most => {
+                    let problem = format!("table {table} has more than {most} rows");
+                    return Err(refuse("recording_too_large", path, problem));
+                }
+                Ok(good) => all.push(good),
+                Err(problem) => self.skipped.add(path, number, &format!("table {table}: {problem}")),
+            }
+        }
+        Ok(all)
+    }
+
+    fn devices(&mut self) -> Result<BTreeMap<u32, Device>, OpenError> {
+        let query = "SELECT gpu, gpu_index, uuid, name, pci_bus_id, parent_uuid, mig_profile, driver_version, \
+                     memory_total_bytes, memory_reserved_bytes FROM gpus ORDER BY gpu";
+        let rows = self.rows("gpus", query, 0, MOST_GPUS, |row| {
+            let device = Device {
+                index: text(row, 1)?.ok_or("gpu_index is not known")?,
+                uuid: text(row, 2)?.ok_or("uuid is not known")?,
+                name: text(row, 3)?,
+                pci_bus_id: text(row, 4)?,
+                parent_uuid: text(row, 5)?,
+                mig_profile: text(row, 6)?,
+                driver_version: text(row, 7)?,
+                memory_total_bytes: number(row, 8)?,
+                memory_reserved_bytes: number(row, 9)?,
+            };
+            Ok((needed::<u32>(row, 0)?, device))
+        })?;
+        Ok(rows.into_iter().collect())
+    }
+
+    fn known_until(&self, gpu: u32) -> Option<i64> {
+        let query = "SELECT known_until_ns FROM gpus WHERE gpu = ?1";
+        self.connection.query_row(query, [gpu], |row| row.get(0)).ok().flatten()
+    }
+
+    /// One GPU's changes. A gap begins just after the last good reading, which the row of the gap has the time of.
+    fn track(&mut self, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
+        let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+        let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
+        let rows = self.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
+        let mut points: Vec<(i64, Option<u64>)> = Vec::with_capacity(rows.len());
+        for (at_ns, used) in rows {
+            let before = points.last().and_then(|(_, used)| *used);
+            match (used, before) {
+                // So that there is a reading at that time, which is the last one.
+                (None, Some(before)) => points.extend([(at_ns, Some(before)), (at_ns.saturating_add(1), None)]),
+                (used, _) => points.push((at_ns, used)),
+            }
+        }
+        if let (Some((last_ns, Some(used))), Some(until_ns)) = (points.last().copied(), until_ns)
+            && until_ns > last_ns
+        {
+            points.extend([(until_ns, Some(used)), (until_ns.saturating_add(1), None)]);
+        }
+        Ok(Track::new(gpu, points))
+    }
+
+    fn meters(&mut self) -> Result<Meters, OpenError> {
+        let query = "SELECT gpu, at_ns, utilization_ratio, power_watts FROM usage ORDER BY gpu, at_ns";
+        let rows = self.rows("usage", query, 0, MOST_USAGE, |row| {
+            let reading = Reading {
+                at_ns: needed(row, 1)?,
+                utilization_ratio: real(row, 2)?,
+                power_watts: real(row, 3)?,
+                throttle_reasons: None,
+            };
+            Ok((needed::<u32>(row, 0)?, reading))
+        })?;
+        let mut by_gpu = BTreeMap::<u32, Vec<Reading>>::new();
+        for (gpu, reading) in rows {
+            by_gpu.entry(gpu).or_default().push(reading);
+        }
+        Ok(Meters::new(by_gpu))
+    }
+
+    /// When the detectors looked.
+    fn turns(&mut self) -> Result<Vec<i64>, OpenError> {
+        let query = "SELECT at_ns FROM turns ORDER BY at_ns";
+        let has_table = self.connection.table_exists(None, "turns").unwrap_or(false);
+        if has_table { self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0)) } else { Ok(Vec::new()) }
+    }
+
+    /// What jobs said, each event with its rank's GPUs: a job that names none was found on them when it was recorded.
+    fn annotations(&mut self) -> Result<Rows, OpenError> {
+        let found = self.ranks()?;
+        let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
+                     active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations ORDER BY id";
+        let rows = self.rows("annotations", query, 0, MOST_EVENTS, |row| {
+            let memory = Memory {
+                allocated: number(row, 9)?,
+                reserved: number(row, 10)?,
+                active: number(row, 11)?,
+                inactive_split: number(row, 12)?,
+                alloc_retries: number(row, 13)?,
+                ooms: number(row, 14)?,
+            };
+            let (job, rank) = (text(row, 4)?.ok_or("job is not known")?, needed::<u32>(row, 5)?);
+            let named = gpus(row, 8)?.or_else(|| found.get(&(job.clone(), rank)).cloned());
+            let attributes: Option<BTreeMap<String, Scalar>> = json(row, 15)?;
+            Ok(Annotation {
+                event: word::<EventType>(row, 1)?,
+                kind: word::<Kind>(row, 2)?,
+                name: text(row, 3)?,
+                job: Some(job),
+                rank: Some(rank),
+                world_size: number(row, 6)?,
+                gpu: named,
+                step: number(row, 7)?,
+                time_unix_nano: Some(needed(row, 0)?),
+                memory: (memory != Memory::default()).then_some(memory),
+                lost: None,
+                attributes,
+            })
+        })?;
+        Ok(Rows(rows.into()))
+    }
+
+    /// The GPUs of each rank, where they are known.
+    fn ranks(&mut self) -> Result<BTreeMap<(String, u32), Gpus>, OpenError> {
+        let query = "SELECT job, rank, gpus FROM ranks";
+        let rows = self.rows("ranks", query, 0, MOST_RANKS, |row| {
+            Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), gpus(row, 2)?))
+        })?;
+        Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
+    }
+}
+
+/// What jobs said, in the order in which it was taken.
+#[derive(Debug)]
+struct Rows(Arc<[Annotation]>);
+
+impl Rows {
+    /// The first and the last time.
+    fn span(&self) -> Option<(i64, i64)> {
+        let times = || self.0.iter().filter_map(|said| said.time_unix_nano);
+        times().min().zip(times().max())
+    }
+}
+
+impl Words for Rows {
+    fn shifted(&self, shift_ns: i64) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        let rows = Arc::clone(&self.0);
+        Box::new((0..rows.len()).filter_map(move |position| {
+            let mut said = rows.get(position)?.clone();
+            said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
+            Some(said)
+        }))
+    }
+}
+
+/// The name of a column, for people.
+fn column(row: &Row<'_>, at: usize) -> String {
+    row.as_ref().column_name(at).unwrap_or("a column").to_owned()
+}
+
+fn cell<'a>(row: &'a Row<'_>, at: usize) -> Result<ValueRef<'a>, String> {
+    row.get_ref(at).map_err(|error| error.to_string())
+}
+
+/// A whole number; `None` where it is not known.
+fn number<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
+    match cell(row, at)? {
+        ValueRef::Null => Ok(None),
+        ValueRef::Integer(number) => {
+            T::try_from(number).map(Some).map_err(|_| format!("{}: {number} is out of range", column(row, at)))
+        }
+        other => Err(format!("{}: {} where a whole number stands", column(row, at), other.data_type())),
+    }
+}
+
+fn needed<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<T, String> {
+    number(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))
+}
+
+fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, String> {
+    match cell(row, at)? {
+        ValueRef::Null => Ok(None),
+        ValueRef::Real(number) if number.is_finite() => Ok(Some(number)),
+        // A column without a type of its own may hold it so.
+        #[allow(clippy::cast_precision_loss, reason = "watts and shares")]
+        ValueRef::Integer(number) => Ok(Some(number as f64)),
+        other => Err(format!("{}: {} where a number stands", column(row, at), other.data_type())),
+    }
+}
+
+fn text(row: &Row<'_>, at: usize) -> Result<Option<String>, String> {
+    match cell(row, at)? {
+        ValueRef::Null => Ok(None),
+        ValueRef::Text(text) => match std::str::from_utf8(text) {
+            Ok(text) => Ok(Some(text.to_owned())),
+            Err(_) => Err(format!("{} is no UTF-8 text", column(row, at))),
+        },
+        other => Err(format!("{}: {} where a text stands", column(row, at), other.data_type())),
+    }
+}
+
+fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
+    let Some(text) = text(row, at)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", column(row, at)))
+}
+
+/// A name as the wire has it: `begin`, `phase`.
+fn word<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T, String> {
+    let name = text(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))?;
+    serde_json::from_value(name.into()).map_err(|error| format!("{}: {error}", column(row, at)))
+}
+
+/// A JSON array of UUIDs; of an empty one nothing is known.
+fn gpus(row: &Row<'_>, at: usize) -> Result<Option<Gpus>, String> {
+    let uuids: Option<Vec<String>> = json(row, at)?;
+    Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| Gpus::Many(uuids.into_iter().map(Gpu::Name).collect())))
+}
+
+#[cfg(test)]
+mod tests;

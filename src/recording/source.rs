@@ -1,0 +1,112 @@
+//! A recording played again: GPUs whose memory is what it says, and the annotations of the jobs that ran on them.
+//!
+//! Leaves: memory at any recorded time, the times at which it changes, and the annotations of all ranks in order of time.
+//! Invariants: times and values are those of the recording, all times moved by one and the same shift if asked. Absent on
+//! purpose: the lanes that were not recorded and so are not known.
+
+use super::lines::SkippedLines;
+use super::tape::Tape;
+use super::{folder, read};
+use crate::source::{CallStats, Error, NextTick, OpenError, Source};
+use highwater_core::gpu::{Device, Medium};
+use highwater_core::wire::Annotation;
+use std::path::Path;
+
+/// How to replay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Moves all times so that the recording begins then, nanoseconds of Unix time; as recorded if left out.
+    pub shift_to_now: Option<i64>,
+}
+
+/// A recording.
+#[derive(Debug)]
+pub struct Replay {
+    description: String,
+    tape: Tape,
+    /// Added to every recorded time.
+    shift_ns: i64,
+}
+
+impl Replay {
+    /// Reads a recording: a folder of text files, or a SQLite file.
+    ///
+    /// # Errors
+    /// [`OpenError`] where it is missing, is none, has no good line of memory, or goes beyond the bounds of
+    /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has them.
+    pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
+        let tape = if path.is_file() { read::tape(path)? } else { folder::tape(path)? };
+        let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
+        Ok(Self { description: format!("replay:{}", path.display()), tape, shift_ns })
+    }
+
+    /// The earliest point or annotation, nanoseconds of Unix time, shifted.
+    #[must_use]
+    pub fn begin_ns(&self) -> i64 {
+        self.tape.begin_ns.saturating_add(self.shift_ns)
+    }
+
+    /// The latest point or annotation, nanoseconds of Unix time, shifted.
+    #[must_use]
+    pub fn end_ns(&self) -> i64 {
+        self.tape.end_ns.saturating_add(self.shift_ns)
+    }
+
+    /// The lines and rows that could not be read.
+    #[must_use]
+    pub fn skipped(&self) -> &SkippedLines {
+        &self.tape.skipped
+    }
+
+    /// Whether phases are to be joined with memory and detectors to look after the tick at this time: where it is known when
+    /// they did, then; else after each.
+    #[must_use]
+    pub fn is_turn(&self, at_ns: i64) -> bool {
+        let (turns, at_ns) = (&self.tape.turns, self.recorded_ns(at_ns));
+        let is_known = turns.first().is_some_and(|first| *first <= at_ns) && turns.last() >= Some(&at_ns);
+        !is_known || turns.binary_search(&at_ns).is_ok()
+    }
+
+    fn recorded_ns(&self, at_ns: i64) -> i64 {
+        at_ns.saturating_sub(self.shift_ns)
+    }
+}
+
+impl Source for Replay {
+    fn description(&self) -> String {
+        self.description.clone()
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.tape.devices
+    }
+
+    fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
+        let track =
+            self.tape.tracks.get(gpu).ok_or_else(|| Error::Failed(format!("there is no GPU at position {gpu}")))?;
+        track.used_at(self.recorded_ns(at_ns)).ok_or(Error::NotYet)
+    }
+
+    fn medium(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Medium {
+        let gpu = self.tape.tracks.get(gpu).map(|track| track.gpu);
+        gpu.map(|gpu| self.tape.meters.at(gpu, self.recorded_ns(at_ns))).unwrap_or_default()
+    }
+
+    /// The next time at which any GPU's memory changes or the detectors looked; after the last once more at the end of the
+    /// recording, so that phases after it are known to be over.
+    fn next_tick(&self, after_ns: i64) -> NextTick {
+        let after = self.recorded_ns(after_ns);
+        let changes = self.tape.tracks.iter().filter_map(|track| track.next_change_ns(after));
+        let turns = &self.tape.turns;
+        let turn = turns.get(turns.partition_point(|turn| *turn <= after)).copied();
+        match changes.chain(turn).min() {
+            Some(at_ns) => NextTick::At(at_ns.saturating_add(self.shift_ns)),
+            None if after_ns < self.end_ns() => NextTick::At(self.end_ns()),
+            None => NextTick::End,
+        }
+    }
+
+    fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        self.tape.said.shifted(self.shift_ns)
+    }
+}

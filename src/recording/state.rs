@@ -1,0 +1,41 @@
+//! How far a recording has come.
+
+use serde::Serialize;
+
+/// How far a recording has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It is being written.
+    Writing,
+    /// It has all of its interval.
+    Complete,
+    /// It ended before its time.
+    CutShort,
+    /// It could not be written further.
+    Failed,
+    /// The daemon was killed while it was written.
+    Interrupted,
+    /// It cannot be read.
+    Unreadable,
+}
+
+impl State {
+    /// As the file and the API have it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            State::Writing => "writing",
+            State::Complete => "complete",
+            State::CutShort => "cut_short",
+            State::Failed => "failed",
+            State::Interrupted => "interrupted",
+            State::Unreadable => "unreadable",
+        }
+    }
+
+    pub(crate) fn of(label: &str) -> Self {
+        let all = [State::Complete, State::CutShort, State::Failed, State::Interrupted];
+        all.into_iter().find(|state| state.label() == label).unwrap_or(State::Unreadable)
+    }
+}

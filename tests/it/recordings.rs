@@ -1,0 +1,100 @@
+//! A capture that is played again: what was said of the live run is said of its recording.
+
+use crate::daemon::Daemon;
+use crate::process::eventually;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two ranks, of which one's memory is nearly full for three seconds, so that its peers wait in their collectives.
+const SCENARIO: &str = r#"
+[[gpus]]
+count = 2
+[[jobs]]
+name = "tight"
+ranks = 2
+start = "1 s"
+startup = "1 s"
+base = "60 GiB"
+phases = [
+  { name = "forward", duration = "60 ms", to = "110 GiB", shape = "steps", busy = 0.9 },
+  { name = "backward", duration = "60 ms", busy = 0.9 },
+  { name = "comm", duration = "20 ms", collective = true, busy = 0.9 },
+]
+[jobs.near_oom]
+offset = "8 s"
+for = "3 s"
+free = "200 MiB"
+"#;
+
+fn json_of(daemon: &Daemon, path: &str) -> Value {
+    serde_json::from_str(&daemon.get(path)).expect("JSON")
+}
+
+/// A list of an answer, with only these fields of each row, in their order.
+fn rows(daemon: &Daemon, path: &str, list: &str, fields: &[&str]) -> Vec<String> {
+    let answer = json_of(daemon, path);
+    let row = |row: &Value| fields.iter().map(|field| row[*field].to_string()).collect::<Vec<_>>().join(" ");
+    let mut rows: Vec<String> = answer[list].as_array().expect("a list").iter().map(row).collect();
+    rows.sort_unstable();
+    rows
+}
+
+/// Every step and phase that ended by `end_ns`, by its rank, name and begin, with its end and its memory.
+fn phases(daemon: &Daemon, end_ns: i64) -> BTreeMap<String, String> {
+    let answer = json_of(daemon, "/api/v1/jobs/tight/phases?limit=100000");
+    let ended = answer["phases"].as_array().expect("a list").iter();
+    let known = |phase: &&Value| phase["end_unix_nano"].as_i64().is_some_and(|at| at <= end_ns);
+    let text = |phase: &Value| {
+        let memory = &phase["gpus"][0];
+        let of = ["uuid", "begin_bytes", "end_bytes", "peak_bytes", "min_bytes", "drop_bytes", "above_ns", "gap_ns"];
+        let memory = of.map(|field| memory[field].to_string()).join(" ");
+        let key = ["rank", "kind", "phase", "begin_unix_nano"].map(|field| phase[field].to_string()).join(" ");
+        (key, format!("{} {} {memory}", phase["step"], phase["end_unix_nano"]))
+    };
+    ended.filter(known).map(text).collect()
+}
+
+#[test]
+fn a_capture_is_played_with_the_same_peaks_and_findings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let scenario = folder.path().join("tight.toml");
+    std::fs::write(&scenario, SCENARIO).expect("written");
+    let captures = format!("captures.directory={}", folder.path().join("captures").display());
+    let scenario = format!("sim:{}", scenario.display());
+    // It reaches back to the daemon's start.
+    let live = ["serve", "--source", &scenario, "--set", &captures, "--set", "captures.before=60s"];
+    let live = Daemon::start(&live).ready();
+    let found = "/api/v1/findings?limit=1000";
+    let capture = eventually(PATIENCE, "the findings to be over, and the capture of them whole", || {
+        let findings = json_of(&live, found)["findings"].as_array().expect("a list").clone();
+        let is_over = findings.iter().all(|finding| !finding["ended_unix_nano"].is_null());
+        let listed = json_of(&live, "/api/v1/captures");
+        let whole =
+            listed["captures"].as_array().expect("a list").iter().find(|one| one["state"] == "complete")?.clone();
+        is_over.then_some(whole)
+    });
+    let end_ns = capture["end_unix_nano"].as_i64().expect("a time");
+    let of_finding =
+        ["finding", "severity", "certainty", "uuid", "job", "rank", "step", "begin_unix_nano", "evidence", "what"];
+    let (phases_live, findings_live) = (phases(&live, end_ns), rows(&live, found, "findings", &of_finding));
+    let file = format!("captures/{}.sqlite", capture["id"].as_str().expect("an id"));
+    let recording = format!("replay:{}", folder.path().join(file).display());
+    for finding in ["low_headroom", "comm_starvation"] {
+        assert!(findings_live.iter().any(|found| found.contains(finding)), "no {finding}: {findings_live:#?}");
+    }
+    drop(live);
+    let replay = Daemon::start(&["serve", "--source", &recording, "--replay-speed", "max"]);
+    eventually(PATIENCE, "the end of the recording", || {
+        replay.printed().contains("the recording is over").then_some(())
+    });
+    let phases_replayed = phases(&replay, end_ns);
+    assert!(phases_live.len() > 200, "{}", phases_live.len());
+    for (phase, of) in &phases_live {
+        assert_eq!(phases_replayed.get(phase), Some(of), "{phase}");
+    }
+    assert_eq!(rows(&replay, found, "findings", &of_finding), findings_live);
+    assert!(!replay.printed().contains("refused") && !replay.printed().contains("skipped"), "{}", replay.printed());
+}
