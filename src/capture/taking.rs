@@ -11,7 +11,7 @@ use crate::recording::State;
 use crate::recording::schema::Trouble;
 use crate::recording::track::Track;
 use crate::recording::write::{File, KnownRank};
-use crate::sample::TickStats;
+use crate::sample::{Sweep, TickLog, TickStats};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
 use highwater_core::jobs::Jobs;
@@ -231,23 +231,14 @@ impl Capture {
 
     /// Sweeps before the rings, so that each one's readings are there when the rings are read.
     fn write_ticks(&mut self) -> rusqlite::Result<()> {
-        let Some(log) = self.view.ticks.log() else { return Ok(()) };
-        let (sweeps, next) = log.since(self.next_tick);
-        // Those after the end are left for the case that the end moves.
-        let later = sweeps.iter().rev().take_while(|sweep| sweep.end_ns > self.end_ns).count();
-        self.next_tick = next - later as u64;
-        let told = sweeps.iter().take(sweeps.len() - later).filter(|sweep| sweep.begin_ns >= self.begin_ns);
-        told.copied().try_for_each(|sweep| self.file.tick(sweep))
+        let new = new_within(self.view.ticks.log(), &mut self.next_tick, self.begin_ns, self.end_ns);
+        new.into_iter().try_for_each(|sweep| self.file.tick(sweep))
     }
 
     /// When the detectors looked: whoever plays the file lets them look then.
     fn write_turns(&mut self) -> rusqlite::Result<()> {
-        let Some(log) = self.view.ticks.turns() else { return Ok(()) };
-        let (turns, next) = log.since(self.next_turn);
-        let later = turns.iter().rev().take_while(|turn| turn.begin_ns > self.end_ns).count();
-        self.next_turn = next - later as u64;
-        let told = turns.iter().take(turns.len() - later).filter(|turn| turn.begin_ns >= self.begin_ns);
-        told.map(|turn| turn.begin_ns).try_for_each(|at_ns| self.file.turn(at_ns))
+        let new = new_within(self.view.ticks.turns(), &mut self.next_turn, self.begin_ns, self.end_ns);
+        new.into_iter().try_for_each(|turn| self.file.turn(turn.begin_ns))
     }
 
     fn write_usage(&mut self) -> rusqlite::Result<()> {
@@ -316,6 +307,18 @@ impl Capture {
     fn write_findings(&self) -> rusqlite::Result<()> {
         self.findings.between(self.begin_ns, self.end_ns).iter().try_for_each(|row| self.file.finding(row))
     }
+}
+
+/// What a log has of an interval since `next`, which goes on behind it.
+fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, end_ns: i64) -> Vec<Sweep> {
+    let Some(log) = log else { return Vec::new() };
+    let (mut new, count) = log.since(*next);
+    // Those after the end are left for the case that the end moves.
+    let later = new.iter().rev().take_while(|noted| noted.end_ns > end_ns).count();
+    *next = count - later as u64;
+    new.truncate(new.len() - later);
+    new.retain(|noted| noted.begin_ns >= begin_ns);
+    new
 }
 
 fn write_trigger(file: &File, trigger: &Trigger) -> rusqlite::Result<()> {

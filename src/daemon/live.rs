@@ -100,11 +100,16 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
     shared.put_in_place(&node);
     // A node with a part of its lanes would look alive and show what is no longer true.
-    let is_whole = start_lanes(shared, &mut lanes, writers).map_err(|error| {
-        let message = format!("not every thread that reads can be started: {error:#}");
-        OpenError { reason: "threads", message }
-    });
-    if let Some(end) = is_whole.as_ref().map_or_else(|error| Some(error.clone()), |()| wait_for_end(shared, &node)) {
+    let started = start_lanes(shared, &mut lanes, writers);
+    let is_whole = started.is_ok();
+    let end = match started {
+        Ok(()) => wait_for_end(shared, &node),
+        Err(error) => {
+            let message = format!("not every thread that reads can be started: {error:#}");
+            Some(OpenError { reason: "threads", message })
+        }
+    };
+    if let Some(end) = end {
         tracing::warn!(reason = end.reason, "{end}");
         shared.known.slot.clear(end);
     }
@@ -113,7 +118,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
         tracing::warn!("a lane hangs in the driver and is left behind");
     }
     shared.processes.set(HashMap::default());
-    if is_whole.is_err() {
+    if !is_whole {
         wait_without_node(shared);
     }
     Some(node.counted())

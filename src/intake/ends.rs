@@ -4,7 +4,8 @@
 //! Enters: processes that speak for a rank. Leaves: those that have ended. Invariants: the descriptors are bounded, and
 //! shared among owners; where there is none to be had, a rank ends by its silence.
 
-use highwater_core::jobs::{Account, Held, Resource};
+use super::Intake;
+use highwater_core::jobs::{Account, Held, Resource, Speaker};
 use rustix::event::{Timespec, epoll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
@@ -75,6 +76,37 @@ impl Ends {
 impl AsFd for Ends {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+impl Intake {
+    /// From now on the ends of senders' processes are looked for; `None` where the system gives no descriptor for that.
+    pub(super) fn see_ends(&self) -> Option<&Ends> {
+        match Ends::new() {
+            // Kept by whoever came first.
+            Ok(ends) => Some(self.ends.get_or_init(|| ends)),
+            Err(error) => {
+                tracing::warn!(%error, "the ends of senders' processes will not be seen; their ranks end by silence");
+                None
+            }
+        }
+    }
+
+    /// Ends the ranks of processes that have ended.
+    pub(super) fn take_ended(&self, ends: &Ends) {
+        ends.take().into_iter().for_each(|pid| self.has_ended(Speaker::Process(pid)));
+    }
+
+    /// Ends the ranks for which this speaker alone spoke.
+    pub(super) fn has_ended(&self, speaker: Speaker) {
+        let at_ns = self.clock.now_ns();
+        let mut jobs = self.jobs();
+        for (event, account) in jobs.exits_with(speaker, at_ns) {
+            // Refused only where the rank is no more.
+            if jobs.take(&event, &account, at_ns).is_ok() {
+                self.log.note(&event, at_ns);
+            }
+        }
     }
 }
 

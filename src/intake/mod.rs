@@ -175,11 +175,16 @@ impl Intake {
         Some(self.devices.load(Ordering::SeqCst)).filter(|changes| changes % 2 == 0)
     }
 
+    /// Whether positions that were found when the devices were `those` mean these still. To be asked under the lock of the
+    /// jobs, which whoever changes the devices takes too.
+    fn are_still(&self, those: Option<u64>) -> bool {
+        those.is_some() && self.devices_now() == those
+    }
+
     /// The jobs, while positions that were found when the devices were `those` mean theirs.
     fn jobs_of(&self, those: Option<u64>) -> Option<MutexGuard<'_, Jobs>> {
         let jobs = self.jobs();
-        // Read under the lock, which whoever changes the devices takes too.
-        (those.is_some() && self.devices_now() == those).then_some(jobs)
+        self.are_still(those).then_some(jobs)
     }
 
     /// All that is known of jobs.
@@ -363,35 +368,6 @@ impl Intake {
         }
     }
 
-    /// From now on the ends of senders' processes are looked for; `None` where the system gives no descriptor for that.
-    fn see_ends(&self) -> Option<&Ends> {
-        match Ends::new() {
-            // Kept by whoever came first.
-            Ok(ends) => Some(self.ends.get_or_init(|| ends)),
-            Err(error) => {
-                tracing::warn!(%error, "the ends of senders' processes will not be seen; their ranks end by silence");
-                None
-            }
-        }
-    }
-
-    /// Ends the ranks of processes that have ended.
-    fn take_ended(&self, ends: &Ends) {
-        ends.take().into_iter().for_each(|pid| self.has_ended(Speaker::Process(pid)));
-    }
-
-    /// Ends the ranks for which this speaker alone spoke.
-    fn has_ended(&self, speaker: Speaker) {
-        let at_ns = self.clock.now_ns();
-        let mut jobs = self.jobs();
-        for (event, account) in jobs.exits_with(speaker, at_ns) {
-            // Refused only where the rank is no more.
-            if jobs.take(&event, &account, at_ns).is_ok() {
-                self.log.note(&event, at_ns);
-            }
-        }
-    }
-
     /// Takes an annotation; `None` where it waits for its sender's process to be read.
     fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
         let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
@@ -409,7 +385,7 @@ impl Intake {
         let mut event = context.check(raw, job, rank)?;
         let (taken, search) = {
             let mut jobs = self.jobs();
-            if self.devices_now() != devices || devices.is_none() {
+            if !self.are_still(devices) {
                 // Its positions are of other GPUs: they are not known, as without a source, until it names them again.
                 event.gpus = None;
             }

@@ -38,9 +38,8 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let mut file = File { path, connection, skipped: SkippedLines::default() };
     let devices = file.devices()?;
     let mut tracks = Vec::new();
-    for gpu in devices.keys() {
-        let until_ns = file.known_until(*gpu);
-        tracks.push(file.track(*gpu, until_ns)?);
+    for (gpu, (_, until_ns)) in &devices {
+        tracks.push(file.track(*gpu, *until_ns)?);
     }
     let said = file.annotations()?;
     let meters = file.meters()?;
@@ -56,7 +55,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     if end_ns.saturating_sub(begin_ns) > super::tape::LONGEST_NS {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }
-    let devices = devices.into_values().collect();
+    let devices = devices.into_values().map(|(device, _)| device).collect();
     let skipped = file.skipped;
     Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, begin_ns, end_ns, skipped })
 }
@@ -134,9 +133,10 @@ impl File<'_> {
         Ok(all)
     }
 
-    fn devices(&mut self) -> Result<BTreeMap<u32, Device>, OpenError> {
+    /// Each device by its number in the file, with the time until which its memory is known.
+    fn devices(&mut self) -> Result<BTreeMap<u32, (Device, Option<i64>)>, OpenError> {
         let query = "SELECT gpu, gpu_index, uuid, name, pci_bus_id, parent_uuid, mig_profile, driver_version, \
-                     memory_total_bytes, memory_reserved_bytes FROM gpus ORDER BY gpu";
+                     memory_total_bytes, memory_reserved_bytes, known_until_ns FROM gpus ORDER BY gpu";
         let rows = self.rows("gpus", query, 0, MOST_GPUS, |row| {
             let device = Device {
                 index: text(row, 1)?.ok_or("gpu_index is not known")?,
@@ -149,14 +149,9 @@ impl File<'_> {
                 memory_total_bytes: number(row, 8)?,
                 memory_reserved_bytes: number(row, 9)?,
             };
-            Ok((needed::<u32>(row, 0)?, device))
+            Ok((needed::<u32>(row, 0)?, (device, number(row, 10)?)))
         })?;
         Ok(rows.into_iter().collect())
-    }
-
-    fn known_until(&self, gpu: u32) -> Option<i64> {
-        let query = "SELECT known_until_ns FROM gpus WHERE gpu = ?1";
-        self.connection.query_row(query, [gpu], |row| row.get(0)).ok().flatten()
     }
 
     /// One GPU's changes. A gap begins just after the last good reading, which the row of the gap has the time of.
@@ -264,13 +259,9 @@ impl Rows {
 }
 
 impl Words for Rows {
-    fn shifted(&self, shift_ns: i64) -> Box<dyn Iterator<Item = Annotation> + Send> {
+    fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         let rows = Arc::clone(&self.0);
-        Box::new((0..rows.len()).filter_map(move |position| {
-            let mut said = rows.get(position)?.clone();
-            said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
-            Some(said)
-        }))
+        Box::new((0..rows.len()).filter_map(move |position| rows.get(position).cloned()))
     }
 }
 

@@ -107,6 +107,10 @@ impl Source for Replay {
     }
 
     fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
-        self.tape.said.shifted(self.shift_ns)
+        let shift_ns = self.shift_ns;
+        Box::new(self.tape.said.in_order().map(move |mut said| {
+            said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
+            said
+        }))
     }
 }

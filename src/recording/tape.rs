@@ -29,6 +29,6 @@ pub(super) struct Tape {
 
 /// What jobs said.
 pub(super) trait Words: std::fmt::Debug + Send + Sync {
-    /// In order of time, all times moved by so much.
-    fn shifted(&self, shift_ns: i64) -> Box<dyn Iterator<Item = Annotation> + Send>;
+    /// In the order in which it is to be taken, at the recorded times.
+    fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send>;
 }

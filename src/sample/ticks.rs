@@ -16,7 +16,7 @@ pub struct Sweep {
     pub end_ns: i64,
 }
 
-/// The last sweeps. One thread writes, any number read.
+/// The last sweeps, or turns of the detectors, which begin and end at once. One thread writes, any number read.
 #[derive(Debug)]
 pub struct TickLog {
     begins_ns: Box<[AtomicI64]>,
@@ -37,7 +37,7 @@ impl TickLog {
         }
     }
 
-    /// Notes a sweep. Only the sampling thread of the moment may call this.
+    /// Notes a sweep. Only the one thread of the moment that writes may call this: the sampling one, or the join's.
     pub(super) fn note(&self, begin_ns: i64, end_ns: i64) {
         let head = self.head.load(Ordering::Relaxed);
         let Some(place) = self.place(head) else { return };

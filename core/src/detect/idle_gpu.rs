@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_held_with_nothing_running_is_told_after_a_minute() {
-        let told = said(100, |second| (Some(if (10..95).contains(&second) { 0.0 } else { 0.5 }), 4 * GIB));
-        assert_eq!(told, (70..95).map(|second| (second, 10)).collect::<Vec<_>>());
+        let found = said(100, |second| (Some(if (10..95).contains(&second) { 0.0 } else { 0.5 }), 4 * GIB));
+        assert_eq!(found, (70..95).map(|second| (second, 10)).collect::<Vec<_>>());
         let again = said(140, |second| (Some(if second == 70 { 0.01 } else { 0.0 }), 4 * GIB));
         assert_eq!(again.first(), Some(&(60, 0)));
         assert!(again.contains(&(131, 71)) && !again.iter().any(|(second, _)| (70..131).contains(second)));

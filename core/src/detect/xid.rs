@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((fell.begin_ns, fell.until_ns), (SECOND_NS + 5, 302 * SECOND_NS));
         assert!(fell.text.what.contains("XID 79: the GPU has fallen off the bus"));
         assert_eq!((unknown.code, unknown.severity), (Some(4_711), Severity::Warning));
-        assert!(look(&mut hand, 3).is_empty(), "told already");
+        assert!(look(&mut hand, 3).is_empty(), "found already");
         hand.gpus[0].count_xid(31, 3 * SECOND_NS);
         let [again] = look(&mut hand, 4).try_into().expect("one");
         assert_eq!((again.code, again.subject.gpu, again.severity), (Some(31), Some(0), Severity::Warning));

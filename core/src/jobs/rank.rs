@@ -265,7 +265,7 @@ impl Rank {
         Closed { superseded, ..Closed::default() }
     }
 
-    /// Ends the rank. What it has told stays to be seen for a while; its GPUs are free for others.
+    /// Ends the rank. What is known of it is still shown for a while; its GPUs are free for others.
     fn exit(&mut self, now_ns: i64) -> Closed {
         self.exited_ns = Some(now_ns);
         (self.gpus, self.search, self.speakers) = (None, Box::default(), Speakers::default());

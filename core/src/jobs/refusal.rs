@@ -60,9 +60,8 @@ impl Refusal {
     /// Whether there would be room if less were kept.
     #[must_use]
     pub fn is_want_of_room(&self) -> bool {
-        let is_wanting =
-            matches!(self, Refusal::TooManyJobs(..) | Refusal::TooManyRanks(..) | Refusal::TooManySeries(..));
-        is_wanting || matches!(self, Refusal::OverBudget { .. })
+        use Refusal::{OverBudget, TooManyJobs, TooManyRanks, TooManySeries};
+        matches!(self, TooManyJobs(..) | TooManyRanks(..) | TooManySeries(..) | OverBudget { .. })
     }
 
     /// The outcome that counts it.

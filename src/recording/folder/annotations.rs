@@ -104,14 +104,12 @@ impl Ranks {
 
 impl Words for Ranks {
     /// Of those at one time, in order of rank.
-    fn shifted(&self, shift_ns: i64) -> Box<dyn Iterator<Item = Annotation> + Send> {
+    fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         let mut ranks: Vec<Peekable<_>> = self.0.iter().map(|rank| rank.in_order().peekable()).collect();
         Box::new(std::iter::from_fn(move || {
             let times = ranks.iter_mut().map(|rank| rank.peek().map(|said| said.time_unix_nano)).enumerate();
             let (next, _) = times.filter_map(|(rank, at_ns)| Some((rank, at_ns?))).min_by_key(|(_, at_ns)| *at_ns)?;
-            let mut said = ranks.get_mut(next)?.next()?;
-            said.time_unix_nano = said.time_unix_nano.map(|at_ns| at_ns.saturating_add(shift_ns));
-            Some(said)
+            ranks.get_mut(next)?.next()
         }))
     }
 }
