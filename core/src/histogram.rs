@@ -4,6 +4,7 @@ mod exponential;
 
 pub use exponential::{Exponential, MOST_BUCKETS, MOST_SCALE};
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of durations by upper bound.
@@ -24,34 +25,35 @@ pub struct Counts {
     /// Sum of all observations, seconds.
     pub sum_s: f64,
     /// The same observations in exponential buckets, seconds, where they were kept so too.
-    pub exponential: Option<Box<Exponential>>,
+    pub exponential: Option<Arc<Exponential>>,
 }
 
 /// Durations with fixed bounds and in exponential buckets at once, for exporters that know the one or the other.
 #[derive(Debug)]
 pub struct Durations {
     explicit: Histogram,
-    exponential: Exponential,
+    /// Shared with those who were told it, until the next one comes.
+    exponential: Arc<Exponential>,
 }
 
 impl Durations {
     /// None yet, with these upper bounds, seconds, in rising order.
     #[must_use]
     pub fn new(bounds_s: &'static [f64]) -> Self {
-        Self { explicit: Histogram::new(bounds_s), exponential: Exponential::default() }
+        Self { explicit: Histogram::new(bounds_s), exponential: Arc::default() }
     }
 
     /// Counts one duration; a negative one counts as 0.
     #[allow(clippy::cast_precision_loss, reason = "buckets are wider than the error")]
     pub fn observe_ns(&mut self, duration_ns: i64) {
         self.explicit.observe_ns(duration_ns);
-        self.exponential.record(duration_ns.max(0) as f64 * 1e-9, 1);
+        Arc::make_mut(&mut self.exponential).record(duration_ns.max(0) as f64 * 1e-9, 1);
     }
 
     /// What they hold now.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        Counts { exponential: Some(Box::new(self.exponential.clone())), ..self.explicit.counts() }
+        Counts { exponential: Some(Arc::clone(&self.exponential)), ..self.explicit.counts() }
     }
 
     /// The exponential buckets.

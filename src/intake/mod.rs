@@ -507,7 +507,7 @@ impl Collect for Intake {
         }
         out.count(&c::ANNOTATIONS_LOST, &[], Some(self.lost.load(Ordering::Relaxed)));
         for (sender, events) in self.accounts.refusals() {
-            out.count(&c::ANNOTATIONS_REFUSED, &[&sender], Some(events));
+            out.count(&c::ANNOTATIONS_REFUSED, &[sender.as_str()], Some(events));
         }
         for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
             out.count(&c::ANNOTATIONS_HELD, &[kind], Some(self.accounts.held(resource) as u64));

@@ -2,6 +2,44 @@
 
 use super::catalogue::{ALL, Metric};
 use highwater_core::histogram::Counts;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The values of a metric's labels, in their order. Samples of the same thing share them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Labels(Arc<[Arc<str>]>);
+
+impl Deref for Labels {
+    type Target = [Arc<str>];
+
+    fn deref(&self) -> &[Arc<str>] {
+        &self.0
+    }
+}
+
+impl<const N: usize> From<[Arc<str>; N]> for Labels {
+    fn from(values: [Arc<str>; N]) -> Self {
+        Self(Arc::new(values))
+    }
+}
+
+impl<const N: usize> From<&[&str; N]> for Labels {
+    fn from(values: &[&str; N]) -> Self {
+        Self::from(&values[..])
+    }
+}
+
+impl From<&[&str]> for Labels {
+    fn from(values: &[&str]) -> Self {
+        Self(values.iter().map(|value| Arc::from(*value)).collect())
+    }
+}
+
+impl From<&Labels> for Labels {
+    fn from(labels: &Labels) -> Self {
+        labels.clone()
+    }
+}
 
 /// The value of one sample.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,11 +50,11 @@ pub enum Value {
     Histogram(Counts),
 }
 
-/// One sample: the values of its metric's labels, in their order, and its value.
+/// One sample of a metric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Label values.
-    pub labels: Vec<String>,
+    /// The values of the metric's labels.
+    pub labels: Labels,
     /// The value.
     pub value: Value,
 }
@@ -38,26 +76,25 @@ pub struct Families {
 
 impl Families {
     /// Adds a sample if its value is known; one that is not finite is not.
-    pub fn number(&mut self, metric: &'static Metric, labels: &[&str], value: Option<f64>) {
+    pub fn number(&mut self, metric: &'static Metric, labels: impl Into<Labels>, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
-            self.push(metric, labels, Value::Number(value));
+            self.push(metric, labels.into(), Value::Number(value));
         }
     }
 
     /// Adds a sample of a whole number if it is known.
     #[allow(clippy::cast_precision_loss, reason = "a double holds bytes and counts below 2^53 exactly")]
-    pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: Option<u64>) {
+    pub fn count(&mut self, metric: &'static Metric, labels: impl Into<Labels>, value: Option<u64>) {
         self.number(metric, labels, value.map(|value| value as f64));
     }
 
     /// Adds a histogram.
-    pub fn histogram(&mut self, metric: &'static Metric, labels: &[&str], counts: Counts) {
-        self.push(metric, labels, Value::Histogram(counts));
+    pub fn histogram(&mut self, metric: &'static Metric, labels: impl Into<Labels>, counts: Counts) {
+        self.push(metric, labels.into(), Value::Histogram(counts));
     }
 
-    fn push(&mut self, metric: &'static Metric, labels: &[&str], value: Value) {
+    fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
-        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
         let sample = Sample { labels, value };
         // Samples come GPU by GPU or job by job, so that the family asked for is seldom the last one.
         match self.families.iter_mut().rev().find(|family| std::ptr::eq(family.metric, metric)) {

@@ -1,7 +1,7 @@
 //! The samples of jobs, ranks and phases.
 
 use super::catalogue as c;
-use super::families::Families;
+use super::families::{Families, Labels};
 use crate::node::Node;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::Rank;
@@ -49,14 +49,15 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
     };
     let log = ledger.ended();
     let nothing = RankStats::default();
+    let windows = WINDOWS.map(|(window, length_ns)| (Arc::from(window), length_ns));
     for rank in &ranks {
-        let number = rank.key.1.to_string();
-        let labels = [&*rank.key.0, number.as_str()];
+        let names = [Arc::clone(&rank.key.0), Arc::from(rank.key.1.to_string())];
+        let labels = Labels::from(names.clone());
         let stats = log.rank(&rank.key).unwrap_or(&nothing);
         info(&labels, rank, node, out);
         steps(&labels, rank, stats, unix_shift_ns, out);
         allocator(&labels, rank, stats, out);
-        phases(&labels, rank, stats, now_ns, out);
+        phases(&names, rank, stats, &windows, now_ns, out);
     }
     out.count(&c::LAYERS_UNKEPT, &[], Some(log.layers_unkept()));
     for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
@@ -64,20 +65,21 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
     }
 }
 
-fn info(labels: &[&str; 2], rank: &RankNow, node: Option<&Node>, out: &mut Families) {
+fn info(labels: &Labels, rank: &RankNow, node: Option<&Node>, out: &mut Families) {
     let world_size = rank.world_size.map(|size| size.to_string()).unwrap_or_default();
     let gpus = rank.gpus.as_deref().unwrap_or_default();
+    let (job, number, world_size) = (&*labels[0], &*labels[1], world_size.as_str());
     let devices: Vec<_> = gpus.iter().filter_map(|gpu| Some(&node?.gpus.get(*gpu)?.device)).collect();
     for device in &devices {
-        out.number(&c::JOB_INFO, &[labels[0], labels[1], &world_size, &device.index, &device.uuid], Some(1.0));
+        out.number(&c::JOB_INFO, &[job, number, world_size, &device.index, &device.uuid], Some(1.0));
     }
     if devices.is_empty() {
-        out.number(&c::JOB_INFO, &[labels[0], labels[1], &world_size, "", ""], Some(1.0));
+        out.number(&c::JOB_INFO, &[job, number, world_size, "", ""], Some(1.0));
     }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "seconds of Unix time to a microsecond")]
-fn steps(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, unix_shift_ns: i64, out: &mut Families) {
+fn steps(labels: &Labels, rank: &RankNow, stats: &RankStats, unix_shift_ns: i64, out: &mut Families) {
     out.count(&c::JOB_STEP, labels, rank.step);
     out.count(&c::JOB_STEPS, labels, Some(rank.steps));
     out.histogram(&c::JOB_STEP_DURATION, labels, stats.step_durations.counts());
@@ -85,7 +87,7 @@ fn steps(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, unix_shift_ns: i
     out.number(&c::JOB_LAST_ANNOTATION, labels, Some(last_s));
 }
 
-fn allocator(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, out: &mut Families) {
+fn allocator(labels: &Labels, rank: &RankNow, stats: &RankStats, out: &mut Families) {
     out.count(&c::JOB_ALLOCATOR_ALLOCATED, labels, rank.memory.allocated);
     out.count(&c::JOB_ALLOCATOR_RESERVED, labels, rank.memory.reserved);
     out.count(&c::JOB_ALLOCATOR_RETRIES, labels, rank.memory.alloc_retries);
@@ -94,18 +96,26 @@ fn allocator(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, out: &mut Fa
     out.count(&c::JOB_OUTSIDE_ALLOCATOR, labels, outside_bytes);
 }
 
-fn phases(labels: &[&str; 2], rank: &RankNow, stats: &RankStats, now_ns: i64, out: &mut Families) {
+fn phases(
+    [job, number]: &[Arc<str>; 2],
+    rank: &RankNow,
+    stats: &RankStats,
+    windows: &[(Arc<str>, i64)],
+    now_ns: i64,
+    out: &mut Families,
+) {
+    let of = |name: &Arc<str>| [job, number, name].map(Arc::clone);
     for open in rank.open.iter().filter(|open| !stats.phases.contains_key(*open)) {
-        out.count(&c::PHASE_ACTIVE, &[labels[0], labels[1], open], Some(1));
+        out.count(&c::PHASE_ACTIVE, of(open), Some(1));
     }
     for (name, stats) in &stats.phases {
-        let labels = [labels[0], labels[1], &**name];
+        let labels = Labels::from(of(name));
         out.count(&c::PHASE_ACTIVE, &labels, Some(u64::from(rank.open.contains(name))));
         out.histogram(&c::PHASE_DURATION, &labels, stats.durations.counts());
         out.count(&c::PHASE_MEMORY_PEAK, &labels, stats.peak_bytes);
-        for (window, length_ns) in WINDOWS {
-            let labels = [labels[0], labels[1], labels[2], window];
-            out.count(&c::PHASE_MEMORY_PEAK_MAX, &labels, stats.peak_max_bytes(now_ns, length_ns));
+        for (window, length_ns) in windows {
+            let labels = [job, number, name, window].map(Arc::clone);
+            out.count(&c::PHASE_MEMORY_PEAK_MAX, labels, stats.peak_max_bytes(now_ns, *length_ns));
         }
         #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]
         let growth = stats.growth_bytes.map(|bytes| bytes as f64);

@@ -12,4 +12,4 @@ mod job;
 mod own;
 
 pub use collect::{Collect, Snapshots};
-pub use families::{Families, Family, Sample, Value};
+pub use families::{Families, Family, Labels, Sample, Value};

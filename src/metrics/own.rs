@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Collects what sampling cost.
 #[allow(clippy::cast_precision_loss, reason = "a period in nanoseconds")]
 pub(super) fn sampler(node: &Node, out: &mut Families) {
-    out.number(&c::SOURCE_INFO, &[&node.source.description()], Some(1.0));
+    out.number(&c::SOURCE_INFO, &[node.source.description().as_str()], Some(1.0));
     let ticks = &node.ticks;
     let (taken, late, driver) =
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));

@@ -8,7 +8,7 @@ use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, O
 use super::resource::{resource, scope, text};
 use super::series::{Moment, Series, Told};
 use super::settings::Temporality;
-use crate::metrics::{Families, Family, Sample, Value, catalogue as c};
+use crate::metrics::{Families, Family, Labels, Sample, Value, catalogue as c};
 use highwater_core::histogram::{Counts, Exponential};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
@@ -22,7 +22,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use std::collections::HashMap;
 
 /// Exemplars by the labels of a duration's series: of the slowest since the last snapshot.
-pub type Exemplars = HashMap<Vec<String>, Exemplar>;
+pub type Exemplars = HashMap<Labels, Exemplar>;
 
 /// Turns snapshots into requests; keeps what was told last of every total.
 pub struct Mapper {
@@ -187,7 +187,7 @@ impl Mapper {
         let moment = self.moment(now_ns, delta, true);
         let mut data_points = Vec::with_capacity(levels.len());
         for level in levels {
-            let key = (0, vec![level.index.clone(), level.uuid.clone()]);
+            let key = (0, Labels::from(&[level.index.as_str(), level.uuid.as_str()]));
             let Some(told) = self.levels.tell(key, level.histogram.clone(), moment) else { continue };
             let attributes = vec![text("highwater.gpu.index", &level.index), text("hw.id", &level.uuid)];
             let sum = told.value.sum();
@@ -231,8 +231,8 @@ fn gauge(value: f64) -> Told<f64> {
     Told { start_ns: 0, value }
 }
 
-fn attributes(named: &Named, labels: &[String]) -> Vec<KeyValue> {
-    let told = named.metric.labels.iter().zip(labels).filter(|(_, value)| !value.is_empty());
+fn attributes(named: &Named, labels: &Labels) -> Vec<KeyValue> {
+    let told = named.metric.labels.iter().zip(&**labels).filter(|(_, value)| !value.is_empty());
     let told = told.map(|(label, value)| text(&names::attribute_name(named.metric, label), value));
     told.chain(named.constant.iter().map(|(name, value)| text(name, value))).collect()
 }

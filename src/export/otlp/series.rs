@@ -5,11 +5,13 @@
 //! it for an unknown start, and its later ones count from there. A total that falls has begun anew. Series that are not
 //! told any more are forgotten, so that what jobs bring up leaves with them.
 
+use crate::metrics::Labels;
 use highwater_core::histogram::{Counts, Exponential};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Which series: the place of its metric in the table of names, and its labels.
-pub(super) type Key = (usize, Vec<String>);
+pub(super) type Key = (usize, Labels);
 
 /// One point of a total.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +52,7 @@ impl Total for Counts {
             bounds_s: self.bounds_s,
             cumulative: cumulative.map(|(now, before)| now.saturating_sub(*before)).collect(),
             sum_s: self.sum_s - earlier.sum_s,
-            exponential: exponential.map(|(now, before)| Box::new(now.since(before))),
+            exponential: exponential.map(|(now, before)| Arc::new(now.since(before))),
         }
     }
 }

@@ -12,6 +12,7 @@ use super::settings::Spans;
 use super::span::{exemplar, span};
 use super::stats::{Reason, Signal, Stats};
 use super::trace::{Parent, SpanId, TraceId, traceparent};
+use crate::metrics::Labels;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
 use highwater_core::jobs::{Ended, Rank};
@@ -265,10 +266,11 @@ impl Turn {
     fn add(&mut self, attributed: &Attributed, own: Parent, parent: Option<SpanId>, context: &Context) {
         let ended = &attributed.ended;
         let seconds = exemplar(ended, own, unix(ended.end_ns + context.shift_ns));
-        let mut labels = vec![ended.job.to_string(), ended.rank.to_string()];
-        if ended.open.kind == Kind::Phase {
-            labels.push(ended.open.name.to_string());
-        }
+        let (job, rank) = (Arc::clone(&ended.job), Arc::from(ended.rank.to_string()));
+        let labels = match ended.open.kind {
+            Kind::Phase => Labels::from([job, rank, Arc::clone(&ended.open.name)]),
+            Kind::Step | Kind::Layer => Labels::from([job, rank]),
+        };
         let slowest = self.exemplars.entry(labels).or_insert_with(|| seconds.clone());
         if super::span::seconds_of(&seconds) > super::span::seconds_of(slowest) {
             *slowest = seconds;

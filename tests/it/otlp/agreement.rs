@@ -34,9 +34,9 @@ fn everything() -> Families {
                     for n in 1..=(number as i64 + 1) {
                         durations.observe_ns(n * n * 1_234_567 * (twin + 1));
                     }
-                    families.histogram(metric, &labels, durations.counts());
+                    families.histogram(metric, &*labels, durations.counts());
                 }
-                _ => families.count(metric, &labels, Some(number as u64 * 1000 + twin as u64 + 1)),
+                _ => families.count(metric, &*labels, Some(number as u64 * 1000 + twin as u64 + 1)),
             }
         }
     }

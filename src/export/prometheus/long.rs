@@ -1,0 +1,120 @@
+//! Families of many series: what all lines of a series share is put together once, and so are the bounds of a family.
+
+use crate::metrics::catalogue::Kind;
+use crate::metrics::{Family, Sample, Value};
+use highwater_core::histogram::Counts;
+use std::io::Write as _;
+use std::sync::Arc;
+
+/// Appends the family's lines.
+pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
+    let name = family.metric.name.as_bytes();
+    head(family, text);
+    let (mut labels, mut bounds) = (Vec::new(), Bounds::default());
+    for Sample { labels: values, value } in &family.samples {
+        labels.clear();
+        write_labels(family.metric.labels, values, &mut labels);
+        match value {
+            Value::Number(value) => write_number(name, &labels, *value, text),
+            Value::Histogram(counts) => write_histogram(name, &labels, counts, bounds.of(counts), text),
+        }
+    }
+}
+
+fn head(family: &Family, text: &mut Vec<u8>) {
+    let name = family.metric.name;
+    let kind = match family.metric.kind {
+        Kind::Gauge => "gauge",
+        Kind::Counter => "counter",
+        Kind::Histogram => "histogram",
+    };
+    put(text, &[b"# HELP ", name.as_bytes(), b" "]);
+    escape(family.metric.help, b"\\\n", text);
+    put(text, &[b"\n# TYPE ", name.as_bytes(), b" ", kind.as_bytes(), b"\n"]);
+}
+
+/// `name="value",…`, without braces.
+fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
+    for (position, (name, value)) in names.iter().zip(values).enumerate() {
+        put(text, &[if position == 0 { b"" } else { b"," }, name.as_bytes(), b"=\""]);
+        escape(value, b"\\\n\"", text);
+        text.push(b'"');
+    }
+}
+
+fn write_number(name: &[u8], labels: &[u8], value: f64, text: &mut Vec<u8>) {
+    put(text, &[name]);
+    braced(labels, text);
+    put_value(value, text);
+}
+
+fn write_histogram(name: &[u8], labels: &[u8], counts: &Counts, bounds: &[String], text: &mut Vec<u8>) {
+    let comma: &[u8] = if labels.is_empty() { b"" } else { b"," };
+    for (bound, count) in bounds.iter().zip(&counts.cumulative) {
+        put(text, &[name, b"_bucket{", labels, comma, b"le=\"", bound.as_bytes(), b"\"}"]);
+        put_count(*count, text);
+    }
+    put(text, &[name, b"_sum"]);
+    braced(labels, text);
+    put_value(counts.sum_s, text);
+    put(text, &[name, b"_count"]);
+    braced(labels, text);
+    put_count(counts.cumulative.last().copied().unwrap_or(0), text);
+}
+
+/// The texts of the last bounds that were asked for: all histograms of a family have the same.
+#[derive(Default)]
+struct Bounds {
+    bounds_s: &'static [f64],
+    texts: Vec<String>,
+}
+
+impl Bounds {
+    /// One for each count, the last of them without a bound.
+    fn of(&mut self, counts: &Counts) -> &[String] {
+        if self.texts.is_empty() || !std::ptr::eq(self.bounds_s, counts.bounds_s) {
+            self.bounds_s = counts.bounds_s;
+            self.texts = counts.bounds_s.iter().map(f64::to_string).chain(["+Inf".to_owned()]).collect();
+        }
+        &self.texts
+    }
+}
+
+fn braced(labels: &[u8], text: &mut Vec<u8>) {
+    if !labels.is_empty() {
+        put(text, &[b"{", labels, b"}"]);
+    }
+}
+
+fn put(text: &mut Vec<u8>, parts: &[&[u8]]) {
+    parts.iter().for_each(|part| text.extend_from_slice(part));
+}
+
+fn put_count(count: u64, text: &mut Vec<u8>) {
+    writeln!(text, " {count}").expect("memory takes all");
+}
+
+/// A whole number is what most values are, and written as one in a fifth of the time.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "the way back must lead to the same value"
+)]
+fn put_value(value: f64, text: &mut Vec<u8>) {
+    let whole = value as i64;
+    let is_whole = (whole as f64).to_bits() == value.to_bits() && value.abs() < 9e15;
+    if is_whole { writeln!(text, " {whole}") } else { writeln!(text, " {value}") }.expect("memory takes all");
+}
+
+/// Appends a text in which a backslash stands before each of these characters, and `n` in place of the end of a line.
+fn escape(from: &str, special: &[u8], text: &mut Vec<u8>) {
+    if !from.bytes().any(|byte| special.contains(&byte)) {
+        return text.extend_from_slice(from.as_bytes());
+    }
+    for byte in from.bytes() {
+        if special.contains(&byte) {
+            text.push(b'\\');
+        }
+        text.push(if byte == b'\n' { b'n' } else { byte });
+    }
+}

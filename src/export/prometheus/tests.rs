@@ -1,0 +1,75 @@
+//! What `long` writes, beside what the crate writes of the same family.
+
+use super::*;
+use crate::metrics::Labels;
+use crate::metrics::catalogue::Metric;
+use highwater_core::histogram::Durations;
+use proptest::prelude::*;
+
+const BOUNDS_S: &[f64] = &[0.001, 0.25, 1.0, 2.5, 300.0];
+
+/// Any finite number, whole ones and those at the edge of what a double holds exactly among them.
+fn number() -> impl Strategy<Value = f64> {
+    let whole = prop_oneof![-100..100_i64, 8_999_999_999_999_990..9_007_199_254_740_999_i64, any::<i64>()];
+    #[allow(clippy::cast_precision_loss, reason = "any number will do")]
+    let whole = whole.prop_map(|whole| whole as f64);
+    prop_oneof![whole, prop::num::f64::NORMAL | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO, -1e3..1e3]
+}
+
+/// Texts with what must be escaped, and with what must not.
+fn text() -> impl Strategy<Value = String> {
+    prop::collection::vec(prop_oneof![Just('\\'), Just('"'), Just('\n'), Just('}'), Just('é'), any::<char>()], 0..8)
+        .prop_map(String::from_iter)
+}
+
+fn histogram() -> impl Strategy<Value = Value> {
+    prop::collection::vec(0..400_000_000_000_i64, 0..20).prop_map(|durations_ns| {
+        let mut durations = Durations::new(BOUNDS_S);
+        durations_ns.into_iter().for_each(|duration_ns| durations.observe_ns(duration_ns));
+        Value::Histogram(durations.counts())
+    })
+}
+
+/// A family as the catalogue could have it. What is made lives for ever, as the catalogue does.
+fn family() -> impl Strategy<Value = Family> {
+    const NAMES: [&[&str]; 3] = [&[], &["job"], &["job", "rank", "phase"]];
+    let kind = prop_oneof![Just(Kind::Gauge), Just(Kind::Counter), Just(Kind::Histogram)];
+    (prop::sample::select(&NAMES[..]), kind, text()).prop_flat_map(|(labels, kind, help)| {
+        let metric: &'static Metric =
+            Box::leak(Box::new(Metric { name: "highwater_x", kind, labels, help: format!("Of {help}").leak() }));
+        let value = match kind {
+            Kind::Histogram => histogram().boxed(),
+            Kind::Gauge | Kind::Counter => number().prop_map(Value::Number).boxed(),
+        };
+        let labels = prop::collection::vec(text(), labels.len())
+            .prop_map(|values| Labels::from(&values.iter().map(String::as_str).collect::<Vec<_>>()[..]));
+        let sample = (labels, value).prop_map(|(labels, value)| Sample { labels, value });
+        prop::collection::vec(sample, 1..5).prop_map(move |samples| Family { metric, samples })
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_long_family_is_written_as_the_crate_writes_it(family in family()) {
+        let (mut own, mut of_crate) = (Vec::new(), Vec::new());
+        long::write(&family, &mut own);
+        by_crate(&family, &mut of_crate).expect("the family is well formed");
+        prop_assert_eq!(String::from_utf8(own).expect("text"), String::from_utf8(of_crate).expect("text"));
+    }
+}
+
+#[test]
+fn families_of_every_length_are_in_the_exposition() {
+    for samples in [1, MOST_BY_CRATE, MOST_BY_CRATE + 1, 3 * MOST_BY_CRATE] {
+        let mut families = Families::default();
+        for pid in 0..samples {
+            let labels = ["0", "GPU-1", &pid.to_string()];
+            families.count(&crate::metrics::catalogue::PROCESS_MEMORY_USED, &labels, Some(1 << 30));
+        }
+        families.number(&crate::metrics::catalogue::PROCESS_CPU, &[], Some(0.25));
+        let text = String::from_utf8(encode(families).expect("well formed")).expect("text");
+        let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        assert_eq!(of("highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-1\",pid="), samples);
+        assert_eq!((of("# HELP"), of("# TYPE"), of("process_cpu_seconds_total 0.25")), (2, 2, 1), "{samples}");
+    }
+}
