@@ -4,8 +4,8 @@
 //! so that a job or GPU that is gone has no series left.
 //!
 //! The `prometheus` crate writes it. Its encoder takes a microsecond a line, because it writes the labels of each line and
-//! the bound of each bucket anew: right for a node, and 75 ms where 2,048 phases have series. So a family with more than
-//! [`MOST_BY_CRATE`] samples is written by `long`, to the byte as the crate would.
+//! the bound of each bucket anew: right for what is told of GPUs and of the daemon, and 75 ms where 2,048 phases have
+//! series. So a family with more than [`MOST_BY_CRATE`] samples is written by `long`, to the byte as the crate would.
 
 mod long;
 #[cfg(test)]
@@ -20,16 +20,17 @@ use prometheus::{Encoder, TextEncoder};
 /// The content type of the exposition.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Samples of a family up to which the crate writes it: a node of 16 GPUs, each with a rank and ten phases.
-const MOST_BY_CRATE: usize = 160;
+/// Samples of a family up to which the crate writes it: two windows of each of 16 GPUs.
+const MOST_BY_CRATE: usize = 32;
 
 /// The exposition of these families.
 ///
 /// # Errors
 /// Where the encoder refuses a family, which a catalogue that passes its tests does not cause.
 pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
-    let mut text = Vec::with_capacity(64 << 10);
-    for family in families.into_ordered() {
+    let families = families.into_ordered();
+    let mut text = Vec::with_capacity(families.iter().map(bytes).sum());
+    for family in families {
         if family.samples.len() > MOST_BY_CRATE {
             long::write(&family, &mut text);
         } else {
@@ -37,6 +38,15 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
         }
     }
     Ok(text)
+}
+
+/// What a family's text takes, about: a line of 90 bytes for each value, and its two lines of comment.
+fn bytes(family: &Family) -> usize {
+    let lines = match family.samples.first().map(|sample| &sample.value) {
+        Some(Value::Histogram(counts)) => counts.cumulative.len() + 2,
+        _ => 1,
+    };
+    256 + 90 * lines * family.samples.len()
 }
 
 fn by_crate(family: &Family, text: &mut Vec<u8>) -> Result<(), prometheus::Error> {

@@ -1,7 +1,7 @@
 //! The last events as they were taken, so that a recording can tell what jobs said before it began.
 //!
 //! Enters: each event that was taken, from any door. Leaves: the kept ones, in the order of their taking. Invariants:
-//! the bytes are bounded, whatever jobs send; a note copies some 60 bytes under a lock that a reader holds no longer
+//! the bytes are bounded, whatever jobs send; a note copies some 70 bytes under a lock that a reader holds no longer
 //! than it takes to copy one block; what is no longer kept is told. Absent on purpose: events that were refused.
 
 pub(super) mod code;

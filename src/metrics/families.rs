@@ -47,7 +47,7 @@ pub enum Value {
     /// Of a gauge or a counter.
     Number(f64),
     /// Of a histogram.
-    Histogram(Counts),
+    Histogram(Box<Counts>),
 }
 
 /// One sample of a metric.
@@ -90,7 +90,7 @@ impl Families {
 
     /// Adds a histogram.
     pub fn histogram(&mut self, metric: &'static Metric, labels: impl Into<Labels>, counts: Counts) {
-        self.push(metric, labels.into(), Value::Histogram(counts));
+        self.push(metric, labels.into(), Value::Histogram(Box::new(counts)));
     }
 
     fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {

@@ -1,7 +1,9 @@
 //! What spans are made with, beside what ended.
 
+use super::metrics::unix;
 use highwater_core::detect::Finding;
 use highwater_core::jobs::Mark;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What spans need beside what ended.
 #[derive(Default)]
@@ -14,4 +16,11 @@ pub struct Context<'a> {
     pub marks: &'a [Mark],
     /// What was found of late.
     pub findings: &'a [Finding],
+}
+
+impl Context<'_> {
+    /// A time of the timeline as the SDK has it.
+    pub(super) fn time(&self, at_ns: i64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(unix(at_ns + self.shift_ns))
+    }
 }

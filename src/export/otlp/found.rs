@@ -5,12 +5,10 @@
 //! have been seen a moment after what it tells of, so that the step after may have the finding too.
 
 use super::context::Context;
-use super::metrics::unix;
-use super::resource::{attribute, text};
 use highwater_core::detect::{Finding, Severity};
 use highwater_core::phases::Attributed;
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::span::Event;
+use opentelemetry::KeyValue;
+use opentelemetry::trace::Event;
 
 /// The findings that a step has, of those in the context.
 pub(super) fn findings_of<'a>(step: &'a Attributed, context: &Context<'a>) -> impl Iterator<Item = &'a Finding> {
@@ -37,21 +35,18 @@ fn is_on(step: &Attributed, finding: &Finding) -> bool {
 }
 
 /// The event that tells a finding, at its begin, or at the step's where it began before.
-pub(super) fn event(finding: &Finding, step: &Attributed, shift_ns: i64) -> Event {
+pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> Event {
     let sign = &finding.sign;
     let mut attributes = vec![
-        attribute("highwater.finding.id", Value::IntValue(finding.id.cast_signed())),
-        text("highwater.finding.severity", sign.severity.label()),
-        text("highwater.finding.certainty", sign.certainty.label()),
-        text("highwater.finding.what", &sign.text.what),
+        KeyValue::new("highwater.finding.id", finding.id.cast_signed()),
+        KeyValue::new("highwater.finding.severity", sign.severity.label()),
+        KeyValue::new("highwater.finding.certainty", sign.certainty.label()),
+        KeyValue::new("highwater.finding.what", sign.text.what.clone()),
     ];
-    attributes.extend(sign.evidence.iter().map(|evidence| {
-        attribute(&format!("highwater.finding.{}", evidence.name), Value::DoubleValue(evidence.value))
-    }));
-    Event {
-        name: sign.kind.label().into(),
-        time_unix_nano: unix(sign.begin_ns.max(step.ended.open.begin_ns) + shift_ns),
-        attributes,
-        ..Event::default()
-    }
+    attributes.extend(
+        sign.evidence
+            .iter()
+            .map(|evidence| KeyValue::new(format!("highwater.finding.{}", evidence.name), evidence.value)),
+    );
+    Event::new(sign.kind.label(), context.time(sign.begin_ns.max(step.ended.open.begin_ns)), attributes, 0)
 }

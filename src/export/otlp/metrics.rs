@@ -159,7 +159,7 @@ impl Mapper {
             let Value::Histogram(counts) = value else { continue };
             let attributes = attributes(named, &labels);
             let exemplars = exemplars.get(&labels).into_iter().cloned().collect();
-            let Some(told) = self.histograms.tell((place, labels), counts, moment) else { continue };
+            let Some(told) = self.histograms.tell((place, labels), *counts, moment) else { continue };
             match &told.value.exponential {
                 Some(buckets) if is_exponential => {
                     let sum_s = told.value.sum_s;

@@ -11,16 +11,21 @@
 //! runs where no endpoint is set; sampling is never touched; of every point it is known whether it was exported, waits,
 //! or was dropped and why.
 //!
-//! The messages are `opentelemetry-proto`'s and the wire is tonic's and hyper's, for every signal alike. The SDK and its
-//! exporter are not used: the SDK stamps points with the time of collection, so that raw points cannot be had from it,
-//! nor counters that others count; its exporter gives a request up after four attempts; and two ways out would be two
-//! queues to bound. What the SDK would have brought beside (variables, resource, exponential histograms) is here, each
-//! with its tests.
+//! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests ([`door`]). Metrics are messages of
+//! `opentelemetry-proto`, made here, because the SDK (0.33) cannot make them: a `ResourceMetrics` comes from its own
+//! collection alone, which stamps every point with the time of collecting (raw points have times of their own), begins
+//! every total when the SDK began (a driver's totals and a job's did not), takes increments (what others count is a
+//! total), and has no exemplars; its `MetricProducer`, the way in for what others collect, is gone. Nor are its detectors
+//! used for the resource: they leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
+//!
+//! The wire is tonic's and hyper's, for every signal alike: the exporter gives a request up after four attempts, and two
+//! ways out would be two queues to bound.
 
 mod around;
 mod backoff;
 mod context;
 mod disk;
+mod door;
 mod endpoint;
 mod environment;
 mod follow;

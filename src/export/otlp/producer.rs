@@ -4,20 +4,20 @@
 
 use super::around::{self, Around};
 use super::context::Context;
+use super::door::Door;
 use super::levels::Levels;
 use super::metrics::{Exemplars, Mapper, Snapshot};
 use super::queue::{Batch, Queue};
 use super::raw::{RawPoints, requests};
-use super::resource::{resource, scope};
 use super::settings::{Raw, Settings};
 use super::spans::{Traces, Turn};
 use super::stats::{Reason, Signal, Stats};
 use crate::metrics::Snapshots;
 use crate::node::Node;
+use bytes::Bytes;
 use highwater_core::detect::Finding;
 use highwater_core::jobs::Mark;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
+use opentelemetry_sdk::trace::SpanData;
 use prost::Message;
 use std::sync::Arc;
 
@@ -35,6 +35,7 @@ pub struct Producer {
     raw: RawPoints,
     around: Around,
     traces: Traces,
+    door: Door,
     exemplars: Exemplars,
     snapshot_ns: Option<i64>,
 }
@@ -57,6 +58,7 @@ impl Producer {
             .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
         traces.skip_to(&snapshots.known.ledger.ended());
+        let door = Door::new(&settings.resource, settings.queue_bytes);
         Self {
             settings,
             snapshots,
@@ -67,6 +69,7 @@ impl Producer {
             raw: RawPoints::default(),
             around: Around::default(),
             traces,
+            door,
             exemplars: Exemplars::default(),
             snapshot_ns: None,
         }
@@ -169,19 +172,19 @@ impl Producer {
         }
     }
 
-    fn push_spans(&self, spans: Vec<Span>) {
+    fn push_spans(&self, spans: Vec<SpanData>) {
         let points = spans.len() as u64;
-        let spans = ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() };
-        let resource_spans = ResourceSpans {
-            resource: Some(resource(&self.settings.resource)),
-            scope_spans: vec![spans],
-            ..ResourceSpans::default()
-        };
-        let request = ExportTraceServiceRequest { resource_spans: vec![resource_spans] };
-        self.push(Signal::Spans, points, request.encode_to_vec());
+        match self.door.request(spans) {
+            Ok(payload) => self.push(Signal::Spans, points, payload),
+            Err(error) => {
+                tracing::error!(points, %error, "spans make no request that the queue could hold, and are dropped");
+                self.stats.add_produced(Signal::Spans, points);
+                self.stats.add_dropped(Signal::Spans, Reason::TooLarge, points);
+            }
+        }
     }
 
-    fn push(&self, signal: Signal, points: u64, payload: Vec<u8>) {
+    fn push(&self, signal: Signal, points: u64, payload: impl Into<Bytes>) {
         if points > 0 {
             self.queue.push(Batch { signal, points, payload: payload.into() });
         }

@@ -80,6 +80,17 @@ pub(super) fn resource<'a>(attributes: impl IntoIterator<Item = &'a (String, Str
     Resource { attributes, ..Resource::default() }
 }
 
+/// The same for the SDK.
+pub(super) fn sdk_resource(attributes: &[(String, String)]) -> opentelemetry_sdk::Resource {
+    let attributes = attributes.iter().map(|(name, value)| opentelemetry::KeyValue::new(name.clone(), value.clone()));
+    opentelemetry_sdk::Resource::builder_empty().with_attributes(attributes).build()
+}
+
+/// What made the spans.
+pub(super) fn instrumentation() -> opentelemetry::InstrumentationScope {
+    opentelemetry::InstrumentationScope::builder("highwater").with_version(env!("CARGO_PKG_VERSION")).build()
+}
+
 /// What made the points.
 pub(super) fn scope() -> InstrumentationScope {
     InstrumentationScope {

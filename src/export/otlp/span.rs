@@ -2,37 +2,46 @@
 
 use super::context::Context;
 use super::found;
-use super::metrics::unix;
-use super::resource::{attribute, text};
-use super::trace::{Parent, SpanId};
+use super::resource::instrumentation;
 use highwater_core::jobs::{Ended, Mark};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use highwater_core::wire::{Kind, Memory, Scalar};
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
+use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status};
+use opentelemetry::{Array, KeyValue, StringValue, Value};
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
-use opentelemetry_proto::tonic::trace::v1::Span;
-use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use std::borrow::Cow;
+use std::sync::Arc;
 
 /// The span of a step or phase at its place.
-pub(super) fn span(attributed: &Attributed, own: Parent, parent: Option<SpanId>, context: &Context) -> Span {
+pub(super) fn span(
+    attributed: &Attributed,
+    own: SpanContext,
+    parent: Option<&SpanContext>,
+    context: &Context,
+) -> SpanData {
     let ended = &attributed.ended;
-    let name = match ended.open.kind {
-        Kind::Step => "highwater.step",
-        _ => &*ended.open.name,
-    };
-    let events = if ended.open.kind == Kind::Step { events(attributed, context) } else { Vec::new() };
-    Span {
-        trace_id: own.trace.0.to_vec(),
-        span_id: own.span.0.to_vec(),
-        parent_span_id: parent.map(|parent| parent.0.to_vec()).unwrap_or_default(),
-        name: name.into(),
-        kind: SpanKind::Internal.into(),
-        start_time_unix_nano: unix(ended.open.begin_ns + context.shift_ns),
-        end_time_unix_nano: unix(ended.end_ns + context.shift_ns),
+    let mut events = SpanEvents::default();
+    if ended.open.kind == Kind::Step {
+        events.events = self::events(attributed, context);
+    }
+    SpanData {
+        span_context: own,
+        parent_span_id: parent.map_or(SpanId::INVALID, SpanContext::span_id),
+        parent_span_is_remote: parent.is_some_and(SpanContext::is_remote),
+        span_kind: SpanKind::Internal,
+        name: match ended.open.kind {
+            Kind::Step => Cow::Borrowed("highwater.step"),
+            Kind::Phase | Kind::Layer => Cow::Owned(ended.open.name.to_string()),
+        },
+        start_time: context.time(ended.open.begin_ns),
+        end_time: context.time(ended.end_ns),
         attributes: attributes(attributed),
+        dropped_attributes_count: 0,
         events,
-        ..Span::default()
+        links: SpanLinks::default(),
+        status: Status::Unset,
+        instrumentation_scope: instrumentation(),
     }
 }
 
@@ -41,53 +50,52 @@ fn events(step: &Attributed, context: &Context) -> Vec<Event> {
     let is_own = |mark: &&Mark| {
         mark.job == ended.job && mark.rank == ended.rank && (ended.open.begin_ns..=ended.end_ns).contains(&mark.at_ns)
     };
-    let event = |mark: &Mark| Event {
-        name: mark.name.clone(),
-        time_unix_nano: unix(mark.at_ns + context.shift_ns),
-        ..Event::default()
-    };
+    let event = |mark: &Mark| Event::new(mark.name.clone(), context.time(mark.at_ns), Vec::new(), 0);
     let marked = context.marks.iter().filter(is_own).map(event);
-    marked.chain(found::findings_of(step, context).map(|one| found::event(one, step, context.shift_ns))).collect()
+    marked.chain(found::findings_of(step, context).map(|one| found::event(one, step, context))).collect()
 }
 
 fn attributes(attributed: &Attributed) -> Vec<KeyValue> {
     let ended = &attributed.ended;
-    let mut list = vec![text("highwater.job", &ended.job), whole("highwater.rank", i64::from(ended.rank))];
+    let mut list = vec![
+        KeyValue::new("highwater.job", Arc::clone(&ended.job)),
+        KeyValue::new("highwater.rank", i64::from(ended.rank)),
+    ];
     if let Some(step) = ended.open.step.and_then(|step| i64::try_from(step).ok()) {
-        list.push(whole("highwater.step", step));
+        list.push(KeyValue::new("highwater.step", step));
     }
     if ended.open.kind == Kind::Phase {
-        list.push(text("highwater.phase", &ended.open.name));
+        list.push(KeyValue::new("highwater.phase", Arc::clone(&ended.open.name)));
     }
     gpus(attributed, &mut list);
     memory(&attributed.gpus, &mut list);
     allocator(ended.open.memory, ended.memory, &mut list);
     for (name, value) in ended.open.attributes.as_deref().unwrap_or_default() {
         let value = match value {
-            Scalar::Bool(value) => Value::BoolValue(*value),
-            Scalar::Int(value) => Value::IntValue(*value),
-            Scalar::Float(value) => Value::DoubleValue(*value),
-            Scalar::Text(value) => Value::StringValue(value.clone()),
+            Scalar::Bool(value) => Value::Bool(*value),
+            Scalar::Int(value) => Value::I64(*value),
+            Scalar::Float(value) => Value::F64(*value),
+            Scalar::Text(value) => Value::String(value.clone().into()),
         };
-        list.push(attribute(&format!("highwater.attribute.{name}"), value));
+        list.push(KeyValue::new(format!("highwater.attribute.{name}"), value));
     }
     list
 }
 
 fn gpus(attributed: &Attributed, list: &mut Vec<KeyValue>) {
     let uuids = attributed.gpus.iter().filter_map(|gpu| attributed.uuid_of(gpu));
-    let values: Vec<_> = uuids.map(|uuid| AnyValue { value: Some(Value::StringValue(uuid.into())) }).collect();
-    match values.as_slice() {
-        [] => {}
-        [one] => list.extend(one.value.clone().map(|value| attribute("hw.id", value))),
-        _ => list.push(attribute("hw.id", Value::ArrayValue(ArrayValue { values }))),
+    let mut values: Vec<StringValue> = uuids.map(|uuid| uuid.to_owned().into()).collect();
+    match values.len() {
+        0 => {}
+        1 => list.push(KeyValue::new("hw.id", values.remove(0))),
+        _ => list.push(KeyValue::new("hw.id", Value::Array(Array::String(values)))),
     }
 }
 
 /// What memory did: of several GPUs the highest, as the metrics of phases have it, and sums of what adds up.
 fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
-    let mut highest = |name: &str, of: fn(&PhaseMemory) -> Option<i64>| {
-        list.extend(gpus.iter().filter_map(of).max().map(|value| whole(name, value)));
+    let mut highest = |name: &'static str, of: fn(&PhaseMemory) -> Option<i64>| {
+        list.extend(gpus.iter().filter_map(of).max().map(|value| KeyValue::new(name, value)));
     };
     highest("highwater.memory.peak", |gpu| Some(gpu.peak_bytes?.cast_signed()));
     highest("highwater.memory.min", |gpu| Some(gpu.min_bytes?.cast_signed()));
@@ -97,9 +105,9 @@ fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
     highest("highwater.memory.drop", |gpu| Some(gpu.drop_bytes?.cast_signed()));
     highest("highwater.memory.outside_allocator", |gpu| gpu.outside_allocator_bytes.map(u64::cast_signed));
     highest("highwater.memory.gap_time_ns", |gpu| Some(gpu.gap_ns).filter(|gap_ns| *gap_ns > 0));
-    let mut total = |name: &str, of: fn(&PhaseMemory) -> Option<f64>| {
+    let mut total = |name: &'static str, of: fn(&PhaseMemory) -> Option<f64>| {
         if let Some(sum) = gpus.iter().map(of).sum::<Option<f64>>().filter(|_| !gpus.is_empty()) {
-            list.push(attribute(name, Value::DoubleValue(sum)));
+            list.push(KeyValue::new(name, sum));
         }
     };
     total("highwater.energy_joules", |gpu| gpu.usage.energy_joules);
@@ -110,7 +118,7 @@ fn allocator(begin: Option<Memory>, end: Option<Memory>, list: &mut Vec<KeyValue
     let Some(told) = end.or(begin) else { return };
     let mut add = |name: &str, value: Option<u64>| {
         let value = value.and_then(|value| i64::try_from(value).ok());
-        list.extend(value.map(|value| whole(&format!("highwater.allocator.{name}"), value)));
+        list.extend(value.map(|value| KeyValue::new(format!("highwater.allocator.{name}"), value)));
     };
     add("allocated", told.allocated);
     add("reserved", told.reserved);
@@ -124,18 +132,14 @@ fn allocator(begin: Option<Memory>, end: Option<Memory>, list: &mut Vec<KeyValue
     add("ooms.added", added(begin.ooms, end.ooms));
 }
 
-fn whole(name: &str, value: i64) -> KeyValue {
-    attribute(name, Value::IntValue(value))
-}
-
 /// What leads from a duration to its span.
-pub(super) fn exemplar(ended: &Ended, own: Parent, time_unix_nano: u64) -> Exemplar {
+pub(super) fn exemplar(ended: &Ended, own: &SpanContext, time_unix_nano: u64) -> Exemplar {
     #[allow(clippy::cast_precision_loss, reason = "seconds to a nanosecond")]
     let seconds = (ended.end_ns - ended.open.begin_ns) as f64 * 1e-9;
     Exemplar {
         time_unix_nano,
-        trace_id: own.trace.0.to_vec(),
-        span_id: own.span.0.to_vec(),
+        trace_id: own.trace_id().to_bytes().to_vec(),
+        span_id: own.span_id().to_bytes().to_vec(),
         value: Some(exemplar::Value::AsDouble(seconds)),
         ..Exemplar::default()
     }

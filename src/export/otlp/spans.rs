@@ -11,14 +11,15 @@ use super::metrics::{Exemplars, unix};
 use super::settings::Spans;
 use super::span::{exemplar, span};
 use super::stats::{Reason, Signal, Stats};
-use super::trace::{Parent, SpanId, TraceId, traceparent};
+use super::trace::{self, traceparent};
 use crate::metrics::Labels;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
 use highwater_core::jobs::{Ended, Rank};
 use highwater_core::phases::{Attributed, Ledger, Log};
 use highwater_core::wire::{Kind, Scalar};
-use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry::trace::{SpanContext, SpanId, TraceId};
+use opentelemetry_sdk::trace::SpanData;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ type RankKey = (Arc<str>, u32);
 #[derive(Default)]
 pub struct Turn {
     /// Spans, children before parents.
-    pub spans: Vec<Span>,
+    pub spans: Vec<SpanData>,
     /// The slowest step and phase of each series.
     pub exemplars: Exemplars,
 }
@@ -211,18 +212,17 @@ impl Traces {
         let place = place_of_step(&step.ended);
         // Outer phases before inner ones.
         phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
-        let mut around: Vec<(i64, SpanId)> = Vec::new();
+        let mut around: Vec<(i64, SpanContext)> = Vec::new();
         for phase in &phases {
             around.retain(|(end_ns, _)| *end_ns >= phase.ended.end_ns);
-            let id = span_of_phase(place.own.trace, &phase.ended);
-            let inherited = around.last().map_or(place.own, |(_, span)| Parent { span: *span, ..place.own });
-            let parent = own_parent(&phase.ended).unwrap_or(inherited);
-            around.push((phase.ended.end_ns, id));
-            // A phase that names another trace is in that one.
-            let own = Parent { trace: parent.trace, span: id };
-            turn.add(phase, own, Some(parent.span), context);
+            let inherited = || around.last().map_or(&place.own, |(_, span)| span).clone();
+            let parent = own_parent(&phase.ended).unwrap_or_else(inherited);
+            // A phase that names another trace is in that one, with all that lie within it.
+            let own = trace::own(parent.trace_id(), span_of_phase(place.own.trace_id(), &phase.ended));
+            around.push((phase.ended.end_ns, own.clone()));
+            turn.add(phase, own, Some(&parent), context);
         }
-        turn.add(step, place.own, place.parent, context);
+        turn.add(step, place.own, place.parent.as_ref(), context);
     }
 
     /// A phase outside of any step that ended: below the span that its step would have had, or by itself.
@@ -239,10 +239,10 @@ impl Traces {
         let parent = own_parent(ended).or_else(|| ended.open.step.map(|_| place_of_step(ended).own));
         let begin = ended.open.begin_ns.to_string();
         let rank = ended.rank.to_string();
-        let alone = || TraceId::of(&[&ended.job, run_of(ended), &rank, &ended.open.name, &begin]);
-        let trace = parent.map_or_else(alone, |parent| parent.trace);
-        let own = Parent { trace, span: span_of_phase(trace, ended) };
-        turn.add(phase, own, parent.map(|parent| parent.span), context);
+        let alone = || trace::trace_of(&[&ended.job, run_of(ended), &rank, &ended.open.name, &begin]);
+        let trace = parent.as_ref().map_or_else(alone, SpanContext::trace_id);
+        let own = trace::own(trace, span_of_phase(trace, ended));
+        turn.add(phase, own, parent.as_ref(), context);
     }
 
     /// Sends phases whose step will not end, and forgets ranks that were silent for long.
@@ -263,9 +263,9 @@ impl Traces {
 }
 
 impl Turn {
-    fn add(&mut self, attributed: &Attributed, own: Parent, parent: Option<SpanId>, context: &Context) {
+    fn add(&mut self, attributed: &Attributed, own: SpanContext, parent: Option<&SpanContext>, context: &Context) {
         let ended = &attributed.ended;
-        let seconds = exemplar(ended, own, unix(ended.end_ns + context.shift_ns));
+        let seconds = exemplar(ended, &own, unix(ended.end_ns + context.shift_ns));
         let (job, rank) = (Arc::clone(&ended.job), Arc::from(ended.rank.to_string()));
         let labels = match ended.open.kind {
             Kind::Phase => Labels::from([job, rank, Arc::clone(&ended.open.name)]),
@@ -296,33 +296,33 @@ fn is_within(phase: &Ended, step: &Ended) -> bool {
     same && phase.open.begin_ns >= step.open.begin_ns && phase.end_ns <= step.end_ns
 }
 
-/// Where a step's span is: its own place, and its parent's span where a job named one.
+/// Where a step's span is: its own place, and its parent's where a job named one.
 struct Place {
-    own: Parent,
-    parent: Option<SpanId>,
+    own: SpanContext,
+    parent: Option<SpanContext>,
 }
 
 /// The place of a step, or of the step that a phase is part of.
 fn place_of_step(ended: &Ended) -> Place {
     let given = own_parent(ended).filter(|_| ended.open.kind == Kind::Step);
     let (rank, run) = (ended.rank.to_string(), run_of(ended));
-    let trace = match (given, ended.open.step) {
-        (Some(given), _) => given.trace,
-        (None, Some(step)) => TraceId::of(&[&ended.job, run, &step.to_string()]),
+    let trace = match (&given, ended.open.step) {
+        (Some(given), _) => given.trace_id(),
+        (None, Some(step)) => trace::trace_of(&[&ended.job, run, &step.to_string()]),
         // Without a number, ranks cannot know that they mean the same step.
-        (None, None) => TraceId::of(&[&ended.job, run, &rank, &ended.open.begin_ns.to_string()]),
+        (None, None) => trace::trace_of(&[&ended.job, run, &rank, &ended.open.begin_ns.to_string()]),
     };
     let step = ended.open.step.map(|step| step.to_string()).unwrap_or_default();
-    let own = Parent { trace, span: SpanId::of(trace, &["step", &ended.job, &rank, &step]) };
-    Place { own, parent: given.map(|given| given.span) }
+    let own = trace::own(trace, trace::span_of(trace, &["step", &ended.job, &rank, &step]));
+    Place { own, parent: given }
 }
 
 fn span_of_phase(trace: TraceId, ended: &Ended) -> SpanId {
     let (rank, begin) = (ended.rank.to_string(), ended.open.begin_ns.to_string());
-    SpanId::of(trace, &["phase", &ended.job, &rank, &ended.open.name, &begin])
+    trace::span_of(trace, &["phase", &ended.job, &rank, &ended.open.name, &begin])
 }
 
-fn own_parent(ended: &Ended) -> Option<Parent> {
+fn own_parent(ended: &Ended) -> Option<SpanContext> {
     traceparent(attribute(ended, "traceparent")?)
 }
 

@@ -3,81 +3,64 @@
 //! Every rank of a step, on every node, has the trace of (job, run, step); the step's span is that of (trace, rank), so
 //! that phases know their parent before it has ended. A W3C `traceparent` goes before all of it.
 
-/// Who a span belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TraceId(pub [u8; 16]);
+use opentelemetry::Context;
+use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 
-/// Which span.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SpanId(pub [u8; 8]);
-
-/// A trace and the span in it that others hang from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Parent {
-    /// The trace.
-    pub trace: TraceId,
-    /// The span.
-    pub span: SpanId,
+/// The trace that these parts name.
+#[must_use]
+pub fn trace_of(parts: &[&str]) -> TraceId {
+    TraceId::from(u128::from(hash(parts, 0)) << 64 | u128::from(hash(parts, 1)))
 }
 
-impl TraceId {
-    /// The trace that these parts name.
-    #[must_use]
-    pub fn of(parts: &[&str]) -> Self {
-        let (mut id, high, low) = ([0; 16], hash(parts, 0), hash(parts, 1));
-        id[..8].copy_from_slice(&high.to_be_bytes());
-        id[8..].copy_from_slice(&low.to_be_bytes());
-        Self(id)
-    }
+/// The span of a trace that these parts name.
+#[must_use]
+pub fn span_of(trace: TraceId, parts: &[&str]) -> SpanId {
+    let trace = trace.to_string();
+    let mut all = vec![trace.as_str()];
+    all.extend(parts);
+    SpanId::from(hash(&all, 2))
 }
 
-impl SpanId {
-    /// The span of a trace that these parts name.
-    #[must_use]
-    pub fn of(trace: TraceId, parts: &[&str]) -> Self {
-        let trace = hex(&trace.0);
-        let mut all = vec![trace.as_str()];
-        all.extend(parts);
-        Self(hash(&all, 2).to_be_bytes())
-    }
+/// The place of a span of ours.
+#[must_use]
+pub fn own(trace: TraceId, span: SpanId) -> SpanContext {
+    SpanContext::new(trace, span, TraceFlags::SAMPLED, false, TraceState::NONE)
 }
 
 /// Reads `00-TRACE-SPAN-FLAGS`; `None` where it is not that, or one of its ids is all zeros.
 #[must_use]
-pub fn traceparent(text: &str) -> Option<Parent> {
-    let mut parts = text.trim().split('-');
-    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+pub fn traceparent(text: &str) -> Option<SpanContext> {
+    let text = text.trim();
+    if !is_well_formed(text) {
+        return None;
+    }
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Traceparent(text));
+    Some(context.span().span_context().clone()).filter(SpanContext::is_valid)
+}
+
+/// Whether the parts have the lengths and digits that W3C gives them. The propagator takes shorter ones and signs, too.
+fn is_well_formed(text: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    if version.len() != 2 || version == "ff" || flags.len() != 2 || !is_hex(version) || !is_hex(flags) {
-        return None;
-    }
+    let parts: Vec<&str> = text.split('-').collect();
+    let lengths = [2, 32, 16, 2];
     // Later versions may say more; this one may not.
-    if version == "00" && parts.next().is_some() {
-        return None;
+    (parts.len() == lengths.len() || parts.len() > lengths.len() && parts[0] != "00")
+        && parts.iter().zip(lengths).all(|(part, length)| part.len() == length && is_hex(part))
+}
+
+/// What the propagator looks into.
+struct Traceparent<'a>(&'a str);
+
+impl Extractor for Traceparent<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        (key == "traceparent").then_some(self.0)
     }
-    let (trace, span) = (unhex::<16>(trace)?, unhex::<8>(span)?);
-    (trace != [0; 16] && span != [0; 8]).then_some(Parent { trace: TraceId(trace), span: SpanId(span) })
-}
 
-fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits: Vec<u8> = text
-        .chars()
-        .map(|digit| digit.to_digit(16).filter(|_| !digit.is_ascii_uppercase()))
-        .map(|digit| digit.map(|digit| digit as u8))
-        .collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    if digits.len() == 2 * N { bytes.try_into().ok() } else { None }
-}
-
-/// Lower-case hexadecimal.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent"]
+    }
 }
 
 /// FNV-1a with a finish that spreads every bit, over parts with their lengths: fixed for good, since two versions of the
@@ -105,20 +88,21 @@ mod tests {
 
     #[test]
     fn ids_are_fixed_for_good_and_apart() {
-        let trace = TraceId::of(&["job", "run", "7"]);
-        assert_eq!(hex(&trace.0), "2967ce842303c23da06fbf76ec6c3fed");
-        assert_ne!(TraceId::of(&["job", "run", "7"]), TraceId::of(&["job", "run7", ""]));
-        let ids: HashSet<_> = (0..100_000).map(|step| TraceId::of(&["job", "", &step.to_string()])).collect();
+        let trace = trace_of(&["job", "run", "7"]);
+        assert_eq!(trace.to_string(), "2967ce842303c23da06fbf76ec6c3fed");
+        assert_ne!(trace_of(&["job", "run", "7"]), trace_of(&["job", "run7", ""]));
+        let ids: HashSet<_> = (0..100_000).map(|step| trace_of(&["job", "", &step.to_string()])).collect();
         assert_eq!(ids.len(), 100_000);
-        let spans: HashSet<_> = (0..100_000).map(|rank| SpanId::of(trace, &[&rank.to_string()])).collect();
+        let spans: HashSet<_> = (0..100_000).map(|rank| span_of(trace, &[&rank.to_string()])).collect();
         assert_eq!(spans.len(), 100_000);
     }
 
     #[test]
     fn traceparents_are_read_as_w3c_has_them() {
         let read = traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").expect("valid");
-        assert_eq!(hex(&read.trace.0), "0af7651916cd43dd8448eb211c80319c");
-        assert_eq!(hex(&read.span.0), "b7ad6b7169203331");
+        assert_eq!(read.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(read.span_id().to_string(), "b7ad6b7169203331");
+        assert!(read.is_remote());
         assert!(traceparent("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more").is_some());
         for bad in [
             "",
@@ -129,6 +113,8 @@ mod tests {
             "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
             "00-0af7-b7ad-01",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",
             "00-é-é-01",
         ] {
             assert_eq!(traceparent(bad), None, "{bad}");

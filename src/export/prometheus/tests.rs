@@ -26,7 +26,7 @@ fn histogram() -> impl Strategy<Value = Value> {
     prop::collection::vec(0..400_000_000_000_i64, 0..20).prop_map(|durations_ns| {
         let mut durations = Durations::new(BOUNDS_S);
         durations_ns.into_iter().for_each(|duration_ns| durations.observe_ns(duration_ns));
-        Value::Histogram(durations.counts())
+        Value::Histogram(Box::new(durations.counts()))
     })
 }
 

@@ -4,6 +4,7 @@ use highwater_core::detect::{self, Certainty, Evidence, Finding, Severity, Sign,
 use highwater_core::jobs::{Account, Event, Limits, Open};
 use highwater_core::phases::PhaseMemory;
 use highwater_core::wire::{EventType, Memory};
+use opentelemetry_proto::tonic::trace::v1::Span;
 use std::collections::HashSet;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;
@@ -52,14 +53,26 @@ fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
     turn(&mut Traces::new(which), &Ledger::new(Limits::default()), things, 1_000_000).0.spans
 }
 
-fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Turn, Stats) {
+/// What a turn gives, with spans as they are sent.
+struct Told {
+    spans: Vec<Span>,
+    exemplars: Exemplars,
+}
+
+impl From<Turn> for Told {
+    fn from(turn: Turn) -> Self {
+        Self { spans: turn.spans.into_iter().map(Span::from).collect(), exemplars: turn.exemplars }
+    }
+}
+
+fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Told, Stats) {
     for thing in things {
         ledger.ended().record(ended(thing));
     }
     let stats = Stats::default();
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, shift_ns: 0, marks: &[], findings: &[] };
     let new = traces.new_of(ledger);
-    (traces.advance(new, &context, &stats), stats)
+    (traces.advance(new, &context, &stats).into(), stats)
 }
 
 fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
@@ -121,10 +134,23 @@ fn a_traceparent_is_honoured_for_the_step_and_all_in_it() {
     let given: &[(&str, &str)] = &[("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
     let spans = spans(Spans::All, &[phase("forward", 7, 10, 40), Thing { attributes: given, ..step(7, 0, 100) }]);
     let step = named(&spans, "highwater.step");
-    assert_eq!(super::super::trace::hex(&step.trace_id), "0af7651916cd43dd8448eb211c80319c");
-    assert_eq!(super::super::trace::hex(&step.parent_span_id), "b7ad6b7169203331");
+    assert_eq!(step.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert_eq!(step.parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
     let forward = named(&spans, "forward");
     assert_eq!((&forward.trace_id, &forward.parent_span_id), (&step.trace_id, &step.span_id));
+    // Bit 8 says that bit 9 is known; bit 9 that the parent is of another process.
+    assert_eq!((step.flags, forward.flags), (0x301, 0x101));
+}
+
+#[test]
+fn what_lies_within_a_phase_of_another_trace_is_in_that_trace() {
+    let given: &[(&str, &str)] = &[("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
+    let away = Thing { attributes: given, ..phase("fetch", 7, 10, 40) };
+    let spans = spans(Spans::All, &[phase("decode", 7, 20, 30), away, phase("forward", 7, 50, 60), step(7, 0, 100)]);
+    let (fetch, decode) = (named(&spans, "fetch"), named(&spans, "decode"));
+    assert_eq!(fetch.parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
+    assert_eq!((&decode.trace_id, &decode.parent_span_id), (&fetch.trace_id, &fetch.span_id));
+    assert_eq!(named(&spans, "forward").trace_id, named(&spans, "highwater.step").trace_id);
 }
 
 #[test]
@@ -186,7 +212,7 @@ fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
     let context = Context { now_ns: START_NS + 100 * MILLISECOND_NS, ..Context::default() };
     let stats = Stats::default();
     let new = traces.new_of(&ledger);
-    let spans = traces.finish(new, &context, &stats).spans;
+    let spans = Told::from(traces.finish(new, &context, &stats)).spans;
     assert_eq!(spans.len(), 3);
     let whole = self::spans(Spans::All, &[phase("forward", 7, 10, 40), step(7, 0, 100)]);
     let step = named(&whole, "highwater.step");
@@ -271,7 +297,7 @@ fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64
     }
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, findings, ..Context::default() };
     let new = traces.new_of(ledger);
-    traces.advance(new, &context, &Stats::default()).spans
+    Told::from(traces.advance(new, &context, &Stats::default())).spans
 }
 
 #[test]
