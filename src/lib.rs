@@ -26,5 +26,4 @@ pub mod sample;
 pub mod sim;
 pub mod source;
 pub mod thread;
-pub mod trim;
 pub mod web;

@@ -9,7 +9,7 @@ use crate::web::annotations::Access;
 use crate::web::counts::{Listener, Stats};
 use crate::web::gate::{Gate, Refusals};
 use crate::web::guard::Guard;
-use crate::web::serve::{Server, listen};
+use crate::web::serve::{Server, TAKE_PATIENCE, listen};
 use crate::web::{self, descriptors};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -70,7 +70,15 @@ impl Listeners {
         let server = |name, listener, routes, (most, share)| {
             let places = descriptors::places(descriptors, most, share);
             let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
-            Server { name, listener, routes, places, stats: Arc::clone(&self.gate.stats), guard }
+            Server {
+                name,
+                listener,
+                routes,
+                places,
+                patience: TAKE_PATIENCE,
+                stats: Arc::clone(&self.gate.stats),
+                guard,
+            }
         };
         if let Some(listener) = self.health {
             let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);

@@ -10,7 +10,6 @@ use crate::node::{Counted, Node};
 use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
-use crate::trim;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{GpuState, Health};
 use highwater_core::ring;
@@ -28,8 +27,8 @@ const RETRY_NS: i64 = 5 * SECOND_NS;
 const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 /// How often jobs are brought up to date while there is no node.
 const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
-/// How long after a source was opened everything has been used once, and what only opening needed is given back.
-const SETTLED_NS: i64 = 5 * SECOND_NS;
+/// How soon to look again where devices have changed: instances are made one by one.
+const SETTLE_NS: i64 = 5 * SECOND_NS;
 /// How often it is looked whether every GPU is lost.
 const LOSS_PERIOD_NS: i64 = SECOND_NS;
 
@@ -127,18 +126,11 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 /// Waits until every GPU has been lost for a while, or the devices are others than were found, and returns why the source
 /// is to be opened again; or until the daemon stops.
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
-    let begin_ns = shared.known.clock.now_ns();
-    let (mut lost_since_ns, mut settled_ns) = (None, Some(begin_ns + SETTLED_NS));
-    let mut devices = DeviceWatch::new(node, begin_ns);
+    let mut lost_since_ns = None;
+    let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
         let now_ns = shared.known.clock.now_ns();
-        if settled_ns.take_if(|settled_ns| now_ns >= *settled_ns).is_some() {
-            match trim::give_back_files() {
-                Ok(bytes) => tracing::debug!(bytes, "pages of program files given back"),
-                Err(error) => tracing::debug!(%error, "pages of program files stay resident"),
-            }
-        }
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
             let message = "every GPU is lost; NVML is opened again".to_owned();
@@ -167,14 +159,14 @@ impl DeviceWatch {
         Self { period_ns, next_ns: now_ns + period_ns, has_changed: false }
     }
 
-    /// Whether two looks have shown others: instances are made one by one. A driver that hangs on one GPU is not asked
+    /// Whether two looks have shown others. A driver that hangs on one GPU is not asked
     /// for all.
     fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
         if now_ns < self.next_ns || node.gpus.iter().any(may_hang) {
             return false;
         }
         let had_changed = std::mem::replace(&mut self.has_changed, node.source.has_changed(&node.calls));
-        self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLED_NS) } else { self.period_ns };
+        self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLE_NS) } else { self.period_ns };
         had_changed && self.has_changed
     }
 }

@@ -34,6 +34,8 @@ use tower_service::Service as _;
 
 /// Connections that the kernel completes before they are accepted: those of a burst, while each is given a place.
 const BACKLOG: u32 = 4096;
+/// How long an answer may wait for a client who takes none of it.
+pub const TAKE_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a client may take for the body of its request.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest head, bytes.
@@ -70,6 +72,8 @@ pub struct Server {
     pub routes: Router,
     /// Connections at a time.
     pub places: usize,
+    /// How long a client may take nothing of its answer: [`TAKE_PATIENCE`].
+    pub patience: Duration,
     /// What becomes of them.
     pub stats: Arc<Stats>,
     /// The web configuration, whose TLS they speak.
@@ -108,7 +112,7 @@ impl Server {
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                accepted = accept(&self.listener) => accepted,
+                accepted = accept(&self.listener, self.patience) => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {
@@ -173,11 +177,13 @@ fn has_come(listener: &TcpListener) -> bool {
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
 }
 
-async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
+async fn accept(listener: &TcpListener, patience: Duration) -> io::Result<(TcpStream, Peer)> {
     let (stream, peer) = listener.accept().await?;
     let local = stream.local_addr()?;
     // Answers are written whole; without this a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
+    // The kernel knows what the client has taken, and ends the connection when it takes nothing for so long.
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
     Ok((stream, Peer::new(peer, local)))
 }
 
@@ -288,13 +294,14 @@ impl Drop for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::web::stream::TAKE_PATIENCE;
     use std::io::{Read as _, Write as _};
-    use tokio::time::Instant;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
-        let name = Listener::Http;
-        Server { name, listener, routes, places: 8, stats: Arc::default(), guard: None }.run(stop).await;
+    async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) -> Arc<Stats> {
+        let (name, stats, patience) = (Listener::Http, Arc::<Stats>::default(), Duration::from_millis(300));
+        let server = Server { name, listener, routes, places: 8, patience, stats: Arc::clone(&stats), guard: None };
+        server.run(stop).await;
+        stats
     }
 
     #[tokio::test]
@@ -320,19 +327,19 @@ mod tests {
     /// More than the kernel's buffers take.
     const LONG: usize = 64 << 20;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_client_who_takes_nothing_is_left() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let mut client = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-        client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").expect("sent");
+        let mut client = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("sent");
         let routes = Router::new().route("/", axum::routing::get(|| async { vec![b'x'; LONG] }));
-        // Ends when nobody is connected any more, which takes the client's patience, or else the connection's lifetime.
-        let begun = Instant::now();
-        serve(listener, routes, tokio::time::sleep(Duration::from_secs(1))).await;
-        assert!(begun.elapsed() < 2 * TAKE_PATIENCE, "{:?}", begun.elapsed());
+        // Told to stop when the answer begins, it waits for the client, who takes none of it.
+        let begun = async { client.readable().await.expect("connected") };
+        let stats = serve(listener, routes, begun).await;
+        assert_eq!(stats.connections(Listener::Http).ended(Ending::TimedOut), 1);
         let mut taken = Vec::new();
         // It may be cut off rather than ended.
-        let _ = client.read_to_end(&mut taken);
+        let _ = client.read_to_end(&mut taken).await;
         assert!(!taken.is_empty() && taken.len() < LONG, "{} bytes", taken.len());
     }
 }
