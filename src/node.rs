@@ -8,7 +8,7 @@ use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{Device, Energy, GpuState, Health, Medium, Xid};
+use highwater_core::gpu::{Device, Energy, GpuState, Health, Medium, StateLog, Xid};
 use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
@@ -32,6 +32,8 @@ pub struct Node {
     pub periods: Periods,
     /// What follows from readings and phases.
     pub join: Join,
+    /// What became of its GPUs, turn by turn of the detectors.
+    pub states: Arc<StateLog>,
 }
 
 impl Node {
@@ -72,7 +74,8 @@ impl Node {
                 join.inherit(position, &counted.derived);
             }
         }
-        Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join }, writers))
+        let states = Arc::default();
+        Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join, states }, writers))
     }
 
     /// Brings up to date what follows from readings and phases. `now_ns` is on the timeline of its samples.

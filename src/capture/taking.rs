@@ -13,7 +13,7 @@ use crate::recording::track::Track;
 use crate::recording::write::{File, KnownRank};
 use crate::sample::{Sweep, TickLog, TickStats};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::GpuState;
+use highwater_core::gpu::{GpuState, StateLog};
 use highwater_core::jobs::Jobs;
 use highwater_core::ring;
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ pub(super) struct View {
     gpus: Arc<[GpuState]>,
     rings: Arc<[ring::Reader]>,
     ticks: Arc<TickStats>,
+    states: Arc<StateLog>,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -42,6 +43,7 @@ impl View {
             gpus: Arc::clone(&node.gpus),
             rings: Arc::clone(&node.rings),
             ticks: Arc::clone(&node.ticks),
+            states: Arc::clone(&node.states),
             clock: Arc::clone(&node.clock),
         }
     }
@@ -65,6 +67,7 @@ pub(super) struct Capture {
     committed: Option<Vec<Track>>,
     next_tick: u64,
     next_turn: u64,
+    next_state: u64,
     next_event: u64,
     /// Of phases, and of layers.
     next_phases: [u64; 2],
@@ -98,6 +101,7 @@ impl Capture {
             committed: None,
             next_tick: 0,
             next_turn: 0,
+            next_state: 0,
             next_event: 0,
             next_phases: [0; 2],
             // Exclusive, and a reading at the very begin counts.
@@ -157,6 +161,7 @@ impl Capture {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
         self.write_usage()?;
+        self.write_states()?;
         self.write_events()?;
         self.write_phases()?;
         self.write_ranks()?;
@@ -249,6 +254,14 @@ impl Capture {
             }
         }
         Ok(())
+    }
+
+    /// What became of GPUs up to the end; what comes after is left for the case that the end moves.
+    fn write_states(&mut self) -> rusqlite::Result<()> {
+        let (changes, next) = self.view.states.since(self.next_state);
+        let until = changes.iter().position(|change| change.at_ns > self.end_ns).unwrap_or(changes.len());
+        self.next_state = next - (changes.len() - until) as u64;
+        changes[..until].iter().try_for_each(|change| self.file.state_change(change, self.begin_ns))
     }
 
     /// The jobs, while positions in what they said mean the GPUs of this file.

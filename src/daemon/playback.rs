@@ -70,8 +70,10 @@ impl Playback {
             }
         };
         let mut told = Told::default();
+        let mut played_ns = i64::MIN;
         let after = |at_ns: i64| {
             node.read_recorded(at_ns);
+            recording.replay_states(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
             if recording.is_turn(at_ns) {
                 shared.join(&node, &mut told, at_ns);
             }

@@ -7,6 +7,7 @@
 mod annotations;
 mod folder;
 mod http;
+mod recording;
 mod replay;
 mod scenario;
 mod settings;
@@ -20,6 +21,7 @@ pub use crate::place::kubelet::fuzzing::kubelet;
 pub use annotations::annotations;
 pub use highwater_core::ring::fuzzing::ring;
 pub use http::http;
+pub use recording::recording;
 pub use replay::replay;
 pub use scenario::scenario;
 pub use settings::settings;

@@ -67,7 +67,8 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     packed
 }
 
-fn play(replay: &Replay) {
+/// Plays what was opened.
+pub(super) fn play(replay: &Replay) {
     let (calls, mut at_ns) = (CallStats::default(), i64::MIN);
     for _ in 0..MOST_PLAYED {
         at_ns = match replay.next_tick(at_ns) {
@@ -84,4 +85,5 @@ fn play(replay: &Replay) {
         }
     }
     replay.annotations().take(MOST_PLAYED).for_each(drop);
+    assert!(replay.states(i64::MIN, i64::MAX).all(|change| change.gpu < replay.devices().len()));
 }

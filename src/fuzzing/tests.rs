@@ -44,7 +44,7 @@ macro_rules! targets {
     };
 }
 
-targets!(annotations, event_log, http, kubelet, otlp_reply, replay, ring, scenario, settings);
+targets!(annotations, event_log, http, kubelet, otlp_reply, recording, replay, ring, scenario, settings);
 
 /// Numbers that are the same at each run.
 struct Random(u64);

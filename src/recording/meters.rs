@@ -1,30 +1,21 @@
 //! Utilization, power and clock event reasons of each GPU, where the recording has them.
 
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::Medium;
+use highwater_core::gpu::{Medium, UsagePoint};
 use std::collections::BTreeMap;
 
 /// A reading holds for this long.
 const HOLD_NS: i64 = SECOND_NS;
 
-/// One reading; a field that was left empty is not known.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Reading {
-    pub(super) at_ns: i64,
-    pub(super) utilization_ratio: Option<f64>,
-    pub(super) power_watts: Option<f64>,
-    pub(super) throttle_reasons: Option<u64>,
-}
-
-/// Readings by GPU number, in order of time.
+/// Readings by GPU number, in order of time. What was not recorded of one is not known.
 #[derive(Debug, Default)]
 pub(super) struct Meters {
-    by_gpu: BTreeMap<u32, Vec<Reading>>,
+    by_gpu: BTreeMap<u32, Vec<UsagePoint>>,
 }
 
 impl Meters {
     /// Readings in any order.
-    pub(super) fn new(mut by_gpu: BTreeMap<u32, Vec<Reading>>) -> Self {
+    pub(super) fn new(mut by_gpu: BTreeMap<u32, Vec<UsagePoint>>) -> Self {
         by_gpu.values_mut().for_each(|readings| readings.sort_by_key(|reading| reading.at_ns));
         Self { by_gpu }
     }

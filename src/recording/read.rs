@@ -4,13 +4,13 @@
 //! a row that cannot be read is counted with its table, and costs no other row.
 
 use super::lines::{SkippedLines, refuse};
-use super::meters::{Meters, Reading};
+use super::meters::Meters;
 use super::points::Track;
 use super::schema::{APPLICATION_ID, FORMAT_VERSION};
 use super::tape::{Tape, Words};
 use super::{schema, state::State};
 use crate::source::OpenError;
-use highwater_core::gpu::Device;
+use highwater_core::gpu::{Device, Health, StateChange, UsagePoint, What, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
@@ -26,6 +26,7 @@ const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 16;
+const MOST_STATES: usize = 1 << 16;
 /// The longest text of a cell, bytes.
 const MOST_CELL_BYTES: i32 = 1 << 16;
 
@@ -44,6 +45,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let said = file.annotations()?;
     let meters = file.meters()?;
     let turns = file.turns()?;
+    let states = file.states(&devices.keys().copied().collect::<Vec<_>>())?;
     let spans = tracks.iter().filter_map(Track::span).chain(said.span());
     let (begin_ns, end_ns) =
         spans.fold((i64::MAX, i64::MIN), |(first, last), (begin_ns, end_ns)| (first.min(begin_ns), last.max(end_ns)));
@@ -57,7 +59,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     }
     let devices = devices.into_values().map(|(device, _)| device).collect();
     let skipped = file.skipped;
-    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, begin_ns, end_ns, skipped })
+    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, states, begin_ns, end_ns, skipped })
 }
 
 fn open(path: &Path) -> Result<Connection, OpenError> {
@@ -177,21 +179,58 @@ impl File<'_> {
     }
 
     fn meters(&mut self) -> Result<Meters, OpenError> {
-        let query = "SELECT gpu, at_ns, utilization_ratio, power_watts FROM usage ORDER BY gpu, at_ns";
-        let rows = self.rows("usage", query, 0, MOST_USAGE, |row| {
-            let reading = Reading {
+        let reasons = if self.has_column("usage", "throttle_reasons") { "throttle_reasons" } else { "NULL" };
+        let query =
+            format!("SELECT gpu, at_ns, utilization_ratio, power_watts, {reasons} FROM usage ORDER BY gpu, at_ns");
+        let rows = self.rows("usage", &query, 0, MOST_USAGE, |row| {
+            let reading = UsagePoint {
                 at_ns: needed(row, 1)?,
                 utilization_ratio: real(row, 2)?,
                 power_watts: real(row, 3)?,
-                throttle_reasons: None,
+                throttle_reasons: number(row, 4)?,
             };
             Ok((needed::<u32>(row, 0)?, reading))
         })?;
-        let mut by_gpu = BTreeMap::<u32, Vec<Reading>>::new();
+        let mut by_gpu = BTreeMap::<u32, Vec<UsagePoint>>::new();
         for (gpu, reading) in rows {
             by_gpu.entry(gpu).or_default().push(reading);
         }
         Ok(Meters::new(by_gpu))
+    }
+
+    /// Whether the file has it: columns and tables came within the format's version.
+    fn has_column(&self, table: &str, column: &str) -> bool {
+        self.connection.column_exists(None, table, column).unwrap_or(false)
+    }
+
+    /// What became of GPUs, by their positions among these numbers of the file.
+    fn states(&mut self, gpus: &[u32]) -> Result<Vec<StateChange>, OpenError> {
+        let position = |row: &Row<'_>| {
+            let gpu = needed::<u32>(row, 1)?;
+            gpus.binary_search(&gpu).map_err(|_| format!("there is no gpu {gpu}"))
+        };
+        let mut states = Vec::new();
+        if self.has_column("health", "health") {
+            let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
+            states.extend(self.rows("health", query, 0, MOST_STATES, |row| {
+                let told = text(row, 2)?.ok_or("health is not known")?;
+                let health = Health::ALL.into_iter().find(|health| health.label() == told);
+                let health = health.ok_or_else(|| format!("`{told}` is none of up, lost and hung"))?;
+                let what = What::Health { health, trouble: text(row, 3)?.unwrap_or_default() };
+                Ok(StateChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
+            })?);
+        }
+        if self.has_column("xids", "xid") {
+            let query = "SELECT at_ns, gpu, xid, count, last_ns FROM xids ORDER BY id";
+            states.extend(self.rows("xids", query, 0, MOST_STATES, |row| {
+                let seen = Xid { count: needed(row, 3)?, last_ns: needed(row, 4)? };
+                let what = What::Xid { xid: needed(row, 2)?, seen };
+                Ok(StateChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
+            })?);
+        }
+        // Stable, so that of one time the last row counts.
+        states.sort_by_key(|change| change.at_ns);
+        Ok(states)
     }
 
     /// When the detectors looked.

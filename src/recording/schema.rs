@@ -45,8 +45,16 @@ CREATE TABLE samples (
     PRIMARY KEY (gpu, at_ns, nth)
 ) WITHOUT ROWID;
 CREATE TABLE usage (
-    gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, power_watts REAL, utilization_ratio REAL, PRIMARY KEY (gpu, at_ns)
+    gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, power_watts REAL, utilization_ratio REAL, throttle_reasons INTEGER,
+    PRIMARY KEY (gpu, at_ns)
 ) WITHOUT ROWID;
+CREATE TABLE health (
+    id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, gpu INTEGER NOT NULL, health TEXT NOT NULL, trouble TEXT
+);
+CREATE TABLE xids (
+    id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, gpu INTEGER NOT NULL, xid INTEGER NOT NULL, count INTEGER NOT NULL,
+    last_ns INTEGER NOT NULL
+);
 CREATE TABLE annotations (
     id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, event TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, step INTEGER, gpus TEXT, pid INTEGER,

@@ -8,7 +8,7 @@ use super::lines::SkippedLines;
 use super::tape::Tape;
 use super::{folder, read};
 use crate::source::{CallStats, Error, NextTick, OpenError, Source};
-use highwater_core::gpu::{Device, Medium};
+use highwater_core::gpu::{Device, GpuState, Medium, StateChange, What};
 use highwater_core::wire::Annotation;
 use std::path::Path;
 
@@ -65,6 +65,31 @@ impl Replay {
         let (turns, at_ns) = (&self.tape.turns, self.recorded_ns(at_ns));
         let is_known = turns.first().is_some_and(|first| *first <= at_ns) && turns.last() >= Some(&at_ns);
         !is_known || turns.binary_search(&at_ns).is_ok()
+    }
+
+    /// What became of GPUs after one time and up to another.
+    pub fn states(&self, after_ns: i64, to_ns: i64) -> impl Iterator<Item = StateChange> {
+        let (after_ns, to_ns) = (self.recorded_ns(after_ns), self.recorded_ns(to_ns));
+        let states = &self.tape.states;
+        let first = states.partition_point(|change| change.at_ns <= after_ns);
+        let here = states[first..].iter().take_while(move |change| change.at_ns <= to_ns);
+        here.map(|change| {
+            let mut change = change.clone();
+            change.at_ns = change.at_ns.saturating_add(self.shift_ns);
+            if let What::Xid { seen, .. } = &mut change.what {
+                seen.last_ns = seen.last_ns.saturating_add(self.shift_ns);
+            }
+            change
+        })
+    }
+
+    /// Brings GPUs to what became of them after one time and up to another.
+    pub fn replay_states(&self, gpus: &[GpuState], after_ns: i64, to_ns: i64) {
+        for change in self.states(after_ns, to_ns) {
+            if let Some(gpu) = gpus.get(change.gpu) {
+                gpu.replay(&change.what);
+            }
+        }
     }
 
     fn recorded_ns(&self, at_ns: i64) -> i64 {

@@ -3,7 +3,7 @@
 use super::lines::SkippedLines;
 use super::meters::Meters;
 use super::points::Track;
-use highwater_core::gpu::Device;
+use highwater_core::gpu::{Device, StateChange};
 use highwater_core::wire::Annotation;
 
 /// A day.
@@ -22,6 +22,8 @@ pub(super) struct Tape {
     pub meters: Meters,
     /// When the detectors looked, in order of time; empty where that was not recorded.
     pub turns: Vec<i64>,
+    /// What became of GPUs, by their positions, in order of time.
+    pub states: Vec<StateChange>,
     pub begin_ns: i64,
     pub end_ns: i64,
     pub skipped: SkippedLines,

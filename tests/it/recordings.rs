@@ -8,10 +8,11 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two ranks, of which one's memory is nearly full for three seconds, so that its peers wait in their collectives.
+/// Two ranks, of which one's memory is nearly full for three seconds, so that its peers wait in their collectives; and a
+/// GPU beside them that reports an error and is lost for two seconds.
 const SCENARIO: &str = r#"
 [[gpus]]
-count = 2
+count = 3
 [[jobs]]
 name = "tight"
 ranks = 2
@@ -27,6 +28,14 @@ phases = [
 offset = "8 s"
 for = "3 s"
 free = "200 MiB"
+[[xids]]
+gpu = "2"
+xid = 79
+at = "6 s"
+[[lost]]
+gpu = "2"
+at = "6500 ms"
+for = "2 s"
 "#;
 
 fn json_of(daemon: &Daemon, path: &str) -> Value {
@@ -70,7 +79,9 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     let found = "/api/v1/findings?limit=1000";
     let capture = eventually(PATIENCE, "the findings to be over, and the capture of them whole", || {
         let findings = json_of(&live, found)["findings"].as_array().expect("a list").clone();
-        let is_over = findings.iter().all(|finding| !finding["ended_unix_nano"].is_null());
+        // An XID is told for minutes.
+        let is_over =
+            findings.iter().all(|finding| finding["finding"] == "xid" || !finding["ended_unix_nano"].is_null());
         let listed = json_of(&live, "/api/v1/captures");
         let whole =
             listed["captures"].as_array().expect("a list").iter().find(|one| one["state"] == "complete")?.clone();
@@ -82,7 +93,7 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     let (phases_live, findings_live) = (phases(&live, end_ns), rows(&live, found, "findings", &of_finding));
     let file = format!("captures/{}.sqlite", capture["id"].as_str().expect("an id"));
     let recording = format!("replay:{}", folder.path().join(file).display());
-    for finding in ["low_headroom", "comm_starvation"] {
+    for finding in ["low_headroom", "comm_starvation", "xid", "gpu_lost"] {
         assert!(findings_live.iter().any(|found| found.contains(finding)), "no {finding}: {findings_live:#?}");
     }
     drop(live);

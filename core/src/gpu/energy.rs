@@ -68,11 +68,19 @@ impl Energy {
 mod tests {
     use super::*;
     use crate::clock::{MILLISECOND_NS, SECOND_NS};
+    use crate::gpu::UsagePoint;
 
     /// Power of 100 W, read every 100 ms for ten seconds.
     fn hundred_watts() -> Series {
         let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
-        (0..=100).for_each(|n| series.push(SECOND_NS + n * 100 * MILLISECOND_NS, Some(100.0), None));
+        (0..=100).for_each(|n| {
+            series.push(UsagePoint {
+                at_ns: SECOND_NS + n * 100 * MILLISECOND_NS,
+                power_watts: Some(100.0),
+                utilization_ratio: None,
+                throttle_reasons: None,
+            })
+        });
         series
     }
 

@@ -1,23 +1,24 @@
 //! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
 
+use super::changes::What;
 use super::energy::Energy;
-use super::series::Series;
+use super::series::{Series, UsagePoint};
 use super::{Device, Medium, Pcie, Process, Rare, Slow};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Whether a GPU answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Health {
-    /// It answers.
-    Up = 0,
-    /// The driver says that it is gone.
-    Lost = 1,
-    /// A call on it has not come back: it is asked again only after that call returned.
-    Hung = 2,
+crate::labels! {
+    /// Whether a GPU answers.
+    pub enum Health {
+        /// It answers.
+        Up = "up",
+        /// The driver says that it is gone.
+        Lost = "lost",
+        /// A call on it has not come back: it is asked again only after that call returned.
+        Hung = "hung",
+    }
 }
 
 /// Whether a GPU answers the memory call.
@@ -80,6 +81,11 @@ pub struct Xid {
     pub last_ns: i64,
 }
 
+/// NVIDIA has some 200 XIDs; a driver or a recording that makes them up must not fill the memory.
+fn has_room(xids: &BTreeMap<u64, Xid>, xid: u64) -> bool {
+    xids.len() < 256 || xids.contains_key(&xid)
+}
+
 impl GpuState {
     /// A GPU of which nothing has been read yet.
     #[must_use]
@@ -106,11 +112,7 @@ impl GpuState {
     /// Whether it answers.
     #[must_use]
     pub fn health(&self) -> Health {
-        match self.health.load(Ordering::SeqCst) {
-            0 => Health::Up,
-            1 => Health::Lost,
-            _ => Health::Hung,
-        }
+        Health::ALL[usize::from(self.health.load(Ordering::SeqCst))]
     }
 
     /// Notes whether it answers.
@@ -287,7 +289,8 @@ impl GpuState {
 
     /// Keeps the medium lane's reading.
     pub fn set_medium(&self, at_ns: i64, reading: Medium) {
-        self.series.push(at_ns, reading.power_watts, reading.utilization_ratio);
+        let Medium { power_watts, utilization_ratio, throttle_reasons, .. } = reading;
+        self.series.push(UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons });
         self.medium.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
@@ -296,11 +299,31 @@ impl GpuState {
         self.slow.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
+    /// Takes over what became of it, as it was recorded.
+    pub fn replay(&self, change: &What) {
+        match change {
+            What::Health { health: Health::Up, .. } => self.set_back(),
+            What::Health { health: Health::Lost, trouble } => {
+                self.forget();
+                self.lose(trouble);
+            }
+            What::Health { health: Health::Hung, .. } => {
+                self.forget();
+                self.set_health(Health::Hung);
+            }
+            What::Xid { xid, seen } => {
+                let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+                if has_room(&xids, *xid) {
+                    xids.insert(*xid, *seen);
+                }
+            }
+        }
+    }
+
     /// Counts one XID.
     pub fn count_xid(&self, xid: u64, at_ns: i64) {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
-        // NVIDIA has some 200 XIDs; a driver that makes them up must not fill the memory.
-        if xids.len() < 256 || xids.contains_key(&xid) {
+        if has_room(&xids, xid) {
             let seen = xids.entry(xid).or_insert(Xid { count: 0, last_ns: at_ns });
             seen.count += 1;
             seen.last_ns = at_ns;

@@ -4,12 +4,14 @@
 //! without waiting for any lane. Invariants: "not available" is `None`; a GPU that does not answer keeps none of its last
 //! readings. Absent on purpose: its memory over time, which is in a [`ring`](crate::ring), and whoever reads it.
 
+mod changes;
 mod device;
 mod energy;
 mod latest;
 mod readings;
 mod series;
 
+pub use changes::{StateChange, StateLog, What};
 pub use device::Device;
 pub use energy::Energy;
 pub use latest::{CONTEXT_BYTES, GpuState, Health, Latest, OnGpus, Processes, Xid};

@@ -26,6 +26,8 @@ pub struct UsagePoint {
     pub power_watts: Option<f64>,
     /// Share of the driver's last window in which a kernel ran, 0 to 1.
     pub utilization_ratio: Option<f64>,
+    /// Why clocks were held back: NVML's mask, of which [`THROTTLE_REASONS`](super::THROTTLE_REASONS) names some bits.
+    pub throttle_reasons: Option<u64>,
 }
 
 /// Readings of the medium lane with their running totals. One lane writes, attribution reads.
@@ -45,7 +47,7 @@ struct Point {
     energy_joules: f64,
     idle_seconds: f64,
     power_milliwatts: Packed,
-    utilization_ppm: Packed,
+    activity: Activity,
     /// Time before this point of which nothing is known, in total, microseconds, beginning anew at 2^32: only whether
     /// two of them are the same is of interest.
     unknown_energy_us: u32,
@@ -72,6 +74,38 @@ impl Packed {
     }
 }
 
+/// Utilization in parts of a million, in the lower bits, and NVML's mask of clock event reasons in the upper ones; all ones
+/// is "not known" of either.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Activity(u32);
+
+impl Activity {
+    const RATIO_BITS: u32 = 20;
+    const NO_RATIO: u32 = (1 << Self::RATIO_BITS) - 1;
+    const NO_REASONS: u32 = u32::MAX >> Self::RATIO_BITS;
+    const UNKNOWN: Self = Self(u32::MAX);
+
+    /// A ratio beyond 1 is no reading. Reasons of bits that NVML does not have yet are left out.
+    fn new(utilization_ratio: Option<f64>, throttle_reasons: Option<u64>) -> Self {
+        let ratio = match Packed::new(utilization_ratio, MICRO) {
+            Packed(ppm) if ppm < Self::NO_RATIO => ppm,
+            _ => Self::NO_RATIO,
+        };
+        let named = u64::from(Self::NO_REASONS >> 1);
+        let reasons = throttle_reasons.and_then(|reasons| u32::try_from(reasons & named).ok());
+        Self(ratio | reasons.unwrap_or(Self::NO_REASONS) << Self::RATIO_BITS)
+    }
+
+    fn utilization_ratio(self) -> Option<f64> {
+        let ratio = self.0 & Self::NO_RATIO;
+        if ratio == Self::NO_RATIO { None } else { Packed(ratio).value(MICRO) }
+    }
+
+    fn throttle_reasons(self) -> Option<u64> {
+        Some(self.0 >> Self::RATIO_BITS).filter(|reasons| *reasons != Self::NO_REASONS).map(u64::from)
+    }
+}
+
 const MILLI: f64 = 1e3;
 const MICRO: f64 = 1e6;
 
@@ -86,7 +120,8 @@ impl Series {
     }
 
     /// Adds a reading; one that is not later than the last is ignored.
-    pub fn push(&self, at_ns: i64, power_watts: Option<f64>, utilization_ratio: Option<f64>) {
+    pub fn push(&self, reading: UsagePoint) {
+        let UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons } = reading;
         let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
         let base = match points.back() {
             None => Point::first(at_ns),
@@ -98,7 +133,7 @@ impl Series {
         }
         points.push_back(Point {
             power_milliwatts: Packed::new(power_watts, MILLI),
-            utilization_ppm: Packed::new(utilization_ratio, MICRO),
+            activity: Activity::new(utilization_ratio, throttle_reasons),
             ..base
         });
     }
@@ -149,15 +184,19 @@ impl Point {
             energy_joules: 0.0,
             idle_seconds: 0.0,
             power_milliwatts: Packed::UNKNOWN,
-            utilization_ppm: Packed::UNKNOWN,
+            activity: Activity::UNKNOWN,
             unknown_energy_us: 0,
             unknown_idle_us: 0,
         }
     }
 
     fn reading(&self) -> UsagePoint {
-        let (power_watts, utilization_ratio) = (self.power_watts(), self.utilization_ppm.value(MICRO));
-        UsagePoint { at_ns: self.at_ns, power_watts, utilization_ratio }
+        UsagePoint {
+            at_ns: self.at_ns,
+            power_watts: self.power_watts(),
+            utilization_ratio: self.activity.utilization_ratio(),
+            throttle_reasons: self.activity.throttle_reasons(),
+        }
     }
 
     fn power_watts(&self) -> Option<f64> {
@@ -166,7 +205,7 @@ impl Point {
 
     /// NVML tells the share of its window in which a kernel ran: in the rest of it none did.
     fn idle_ratio(&self) -> Option<f64> {
-        self.utilization_ppm.value(MICRO).map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
+        self.activity.utilization_ratio().map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
     }
 
     /// The totals at a later time, with this point's readings held.
@@ -200,7 +239,12 @@ mod tests {
     fn series(points: &[(i64, Option<f64>, Option<f64>)]) -> Series {
         let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
         for (ms, power, utilization) in points {
-            series.push(at_ms(*ms), *power, *utilization);
+            series.push(UsagePoint {
+                at_ns: at_ms(*ms),
+                power_watts: *power,
+                utilization_ratio: *utilization,
+                throttle_reasons: None,
+            });
         }
         series
     }
@@ -241,6 +285,23 @@ mod tests {
             .collect();
         assert_eq!(given, told.map(|(ms, power, utilization)| (at_ms(ms), power, utilization)));
         assert_eq!(size_of::<Point>(), 40);
+    }
+
+    #[test]
+    fn reasons_come_back_beside_utilization_known_or_not() {
+        let series = series(&[]);
+        let told =
+            [(Some(0.0), Some(0)), (Some(1.0), Some(0x44)), (None, Some(0x1ff)), (Some(0.5), None), (None, None)];
+        for (n, (utilization_ratio, throttle_reasons)) in (0..).zip(told) {
+            series.push(UsagePoint { at_ns: at_ms(n), power_watts: None, utilization_ratio, throttle_reasons });
+        }
+        let points = series.points(at_ms(-1), at_ms(9));
+        assert_eq!(
+            points.iter().map(|point| (point.utilization_ratio, point.throttle_reasons)).collect::<Vec<_>>(),
+            told
+        );
+        let odd = Activity::new(Some(1.1), Some(u64::MAX));
+        assert_eq!((odd.utilization_ratio(), odd.throttle_reasons()), (None, Some(0x7ff)));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use super::memory::gpu_of;
 use crate::recording::lines::{File, SkippedLines};
-use crate::recording::meters::{Meters, Reading};
+use crate::recording::meters::Meters;
 use crate::source::OpenError;
+use highwater_core::gpu::UsagePoint;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -13,13 +14,13 @@ const HEADER: &str = "realtime_ns,gpu,utilization_percent,power_mw";
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Meters, OpenError> {
     let mut by_gpu = BTreeMap::new();
     File::open(path)?.parse(skipped, parse, |(gpu, reading)| {
-        gpu_of::<Vec<Reading>>(&mut by_gpu, gpu)?.push(reading);
+        gpu_of::<Vec<UsagePoint>>(&mut by_gpu, gpu)?.push(reading);
         Ok(())
     })?;
     Ok(Meters::new(by_gpu))
 }
 
-fn parse(line: &str) -> Result<Option<(u32, Reading)>, String> {
+fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, String> {
     if line.starts_with('#') || line == HEADER {
         return Ok(None);
     }
@@ -35,7 +36,7 @@ fn parse(line: &str) -> Result<Option<(u32, Reading)>, String> {
     };
     Ok(Some((
         gpu.parse().map_err(|_| format!("`{gpu}` is no GPU number"))?,
-        Reading {
+        UsagePoint {
             at_ns: at.parse().map_err(|_| format!("`{at}` is no time in nanoseconds"))?,
             utilization_ratio: number(percent, "percentage")?.map(|percent| percent / 100.0),
             power_watts: number(milliwatts, "power")?.map(|milliwatts| milliwatts / 1000.0),

@@ -93,7 +93,7 @@ fn the_detectors_look_when_they_did() {
 fn a_cell_that_cannot_be_read_costs_its_row_and_no_other() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100), (0, 20, 0, 'much'), (0, 30, 0, -5), (0, 40, 0, 400);
-         INSERT INTO usage VALUES (0, 10, 250.0, 0.5), (0, 20, 'high', 0.5);
+         INSERT INTO usage VALUES (0, 10, 250.0, 0.5, 4), (0, 20, 'high', 0.5, NULL);
          INSERT INTO annotations (id, at_ns, event, kind, name, job, rank) VALUES
           (1, 12, 'begins', 'phase', 'a', 'j', 0), (2, 13, 'begin', 'phase', 'a', 'j', -1), (3, 14, 'begin', 'phase', 'a', 'j', 0);"
     ));
@@ -107,6 +107,41 @@ fn a_cell_that_cannot_be_read_costs_its_row_and_no_other() {
     assert!(problems[2].starts_with("1: table annotations: event: unknown variant `begins`"), "{}", problems[2]);
     assert_eq!(problems[3], "2: table annotations: rank: -1 is out of range");
     assert_eq!(problems[4], "2: table usage: power_watts: Text where a number stands");
+}
+
+#[test]
+fn what_became_of_gpus_comes_in_order_of_time_by_their_positions() {
+    let replay = open(&format!(
+        "{GPU} INSERT INTO gpus (gpu, gpu_index, uuid) VALUES (7, '7', 'GPU-b');
+         INSERT INTO samples VALUES (0, 10, 0, 100);
+         INSERT INTO health VALUES (1, 20, 7, 'lost', 'fell off the bus'), (2, 40, 7, 'up', NULL), (3, 41, 7, 'well', NULL),
+          (4, 42, 3, 'up', NULL);
+         INSERT INTO xids VALUES (1, 20, 0, 79, 3, 18);"
+    ));
+    let health = |at_ns, health, trouble: &str| StateChange {
+        at_ns,
+        gpu: 1,
+        what: What::Health { health, trouble: trouble.into() },
+    };
+    let xid = StateChange { at_ns: 20, gpu: 0, what: What::Xid { xid: 79, seen: Xid { count: 3, last_ns: 18 } } };
+    let states = |after_ns, to_ns| replay.states(after_ns, to_ns).collect::<Vec<_>>();
+    assert_eq!(states(i64::MIN, 20), [health(20, Health::Lost, "fell off the bus"), xid]);
+    assert_eq!(states(20, 99), [health(40, Health::Up, "")]);
+    let problems: Vec<&str> = replay.skipped().first.iter().map(|skipped| skipped.message.as_str()).collect();
+    assert_eq!(problems, ["table health: `well` is none of up, lost and hung", "table health: there is no gpu 3"]);
+}
+
+/// Tables and columns came within the version of the format.
+#[test]
+fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
+    let replay = open(&format!(
+        "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
+         DROP TABLE turns; DROP TABLE health; DROP TABLE xids; ALTER TABLE usage DROP COLUMN throttle_reasons;
+         INSERT INTO usage VALUES (0, 10, 250.0, 0.5);"
+    ));
+    assert_eq!((replay.skipped().count, replay.states(i64::MIN, i64::MAX).count()), (0, 0));
+    let medium = replay.medium(0, 10, &crate::source::CallStats::default());
+    assert_eq!((medium.power_watts, medium.utilization_ratio, medium.throttle_reasons), (Some(250.0), Some(0.5), None));
 }
 
 #[test]

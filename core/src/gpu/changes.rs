@@ -1,0 +1,203 @@
+//! What becomes of GPUs beside their readings, turn by turn of the detectors: whether they answer, and XIDs. For
+//! recordings, which so have it as the detectors saw it.
+
+use super::{GpuState, Health, Xid};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+/// Changes that are kept one by one. Of older ones the last of each GPU and kind is.
+const MOST_KEPT: usize = 1_024;
+
+/// One change of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateChange {
+    /// The turn in which it was seen, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// The GPU's position.
+    pub gpu: usize,
+    /// What it is now.
+    pub what: What,
+}
+
+/// What changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// Whether it answers.
+    Health {
+        /// Whether it does.
+        health: Health,
+        /// Why it is lost; empty otherwise.
+        trouble: String,
+    },
+    /// Errors of one number.
+    Xid {
+        /// NVIDIA's number.
+        xid: u64,
+        /// How often, and when last.
+        seen: Xid,
+    },
+}
+
+/// The changes of a node's GPUs. One thread notes, any other looks.
+#[derive(Debug, Default)]
+pub struct StateLog {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By position, as it was noted last.
+    gpus: Vec<State>,
+    /// Of what is not kept any more, the last of each GPU and kind, oldest first.
+    before: Vec<StateChange>,
+    kept: VecDeque<StateChange>,
+    /// Changes noted so far: the number of the next one.
+    count: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    health: Health,
+    trouble: String,
+    /// How often each was seen.
+    xids: BTreeMap<u64, u64>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { health: Health::Up, trouble: String::new(), xids: BTreeMap::new() }
+    }
+}
+
+impl StateLog {
+    /// Notes what has changed since the last time, in the turn at `at_ns`. Before the first time all GPUs answered and had
+    /// no XID.
+    pub fn note(&self, at_ns: i64, gpus: &[GpuState]) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.gpus.resize_with(gpus.len(), State::default);
+        for (gpu, state) in gpus.iter().enumerate() {
+            let changed = inner.gpus[gpu].changed(state);
+            for what in changed {
+                inner.push(StateChange { at_ns, gpu, what });
+            }
+        }
+    }
+
+    /// The changes from number `next` on, in their order, and the number after the last. Where some of them are not kept any
+    /// more, the last of each GPU and kind comes first.
+    #[must_use]
+    pub fn since(&self, next: u64) -> (Vec<StateChange>, u64) {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = inner.count - inner.kept.len() as u64;
+        let skipped = usize::try_from(next.saturating_sub(first)).unwrap_or(usize::MAX);
+        let before = if next < first { inner.before.as_slice() } else { &[] };
+        (before.iter().chain(inner.kept.iter().skip(skipped)).cloned().collect(), inner.count)
+    }
+}
+
+impl Inner {
+    fn push(&mut self, change: StateChange) {
+        if self.kept.len() >= MOST_KEPT
+            && let Some(oldest) = self.kept.pop_front()
+        {
+            self.before.retain(|earlier| !oldest.is_of_same(earlier));
+            self.before.push(oldest);
+        }
+        self.kept.push_back(change);
+        self.count += 1;
+    }
+}
+
+impl State {
+    /// What is new, which is noted.
+    fn changed(&mut self, of: &GpuState) -> Vec<What> {
+        let mut changed = Vec::new();
+        let health = of.health();
+        let trouble = if health == Health::Lost { of.trouble() } else { String::new() };
+        if (self.health, &self.trouble) != (health, &trouble) {
+            (self.health, self.trouble) = (health, trouble.clone());
+            changed.push(What::Health { health, trouble });
+        }
+        for (xid, seen) in of.xids() {
+            if self.xids.insert(xid, seen.count) != Some(seen.count) {
+                changed.push(What::Xid { xid, seen });
+            }
+        }
+        changed
+    }
+}
+
+impl StateChange {
+    /// Whether this one makes an earlier one not matter.
+    fn is_of_same(&self, earlier: &Self) -> bool {
+        let is_same = match (&self.what, &earlier.what) {
+            (What::Health { .. }, What::Health { .. }) => true,
+            (What::Xid { xid, .. }, What::Xid { xid: other, .. }) => xid == other,
+            _ => false,
+        };
+        is_same && self.gpu == earlier.gpu
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Device;
+
+    fn gpus() -> Vec<GpuState> {
+        ["0", "1"].map(|index| GpuState::new(Device { index: index.into(), ..Device::default() }, 1, 1)).into()
+    }
+
+    fn health(at_ns: i64, gpu: usize, health: Health, trouble: &str) -> StateChange {
+        StateChange { at_ns, gpu, what: What::Health { health, trouble: trouble.into() } }
+    }
+
+    fn xid(at_ns: i64, gpu: usize, xid: u64, count: u64, last_ns: i64) -> StateChange {
+        StateChange { at_ns, gpu, what: What::Xid { xid, seen: Xid { count, last_ns } } }
+    }
+
+    #[test]
+    fn each_change_is_told_once_with_the_turn_that_saw_it() {
+        let (log, gpus) = (StateLog::default(), gpus());
+        log.note(10, &gpus);
+        assert_eq!(log.since(0), (Vec::new(), 0), "all is well");
+        gpus[1].lose("gone");
+        gpus[0].count_xid(79, 11);
+        gpus[0].count_xid(79, 12);
+        log.note(20, &gpus);
+        let (first, next) = log.since(0);
+        assert_eq!(first, [xid(20, 0, 79, 2, 12), health(20, 1, Health::Lost, "gone")]);
+        log.note(30, &gpus);
+        assert_eq!(log.since(next), (Vec::new(), 2));
+        gpus[1].lose("gone for good");
+        log.note(40, &gpus);
+        gpus[1].set_back();
+        gpus[0].count_xid(79, 41);
+        log.note(50, &gpus);
+        let later =
+            [health(40, 1, Health::Lost, "gone for good"), xid(50, 0, 79, 3, 41), health(50, 1, Health::Up, "")];
+        assert_eq!(log.since(next), (later.to_vec(), 5));
+    }
+
+    #[test]
+    fn of_what_is_not_kept_any_more_the_last_of_each_kind_is_known() {
+        let (log, gpus) = (StateLog::default(), gpus());
+        gpus[0].count_xid(13, 1);
+        gpus[1].lose("gone");
+        log.note(5, &gpus);
+        for turn in 0..MOST_KEPT as i64 {
+            gpus[0].count_xid(31, turn);
+            log.note(10 + turn, &gpus);
+        }
+        let (all, next) = log.since(0);
+        assert_eq!((all.len(), next), (MOST_KEPT + 2, MOST_KEPT as u64 + 2));
+        assert_eq!(all[..3], [xid(5, 0, 13, 1, 1), health(5, 1, Health::Lost, "gone"), xid(10, 0, 31, 1, 0)]);
+        gpus[1].set_back();
+        gpus[0].count_xid(31, 7);
+        log.note(9_999, &gpus);
+        let (all, _) = log.since(0);
+        assert_eq!(all[2], xid(11, 0, 31, 2, 1), "which takes the place of the one before");
+        assert_eq!(all.len(), MOST_KEPT + 3);
+        assert_eq!(log.since(next).0.len(), 2, "whoever follows has nothing twice");
+    }
+}

@@ -1,0 +1,113 @@
+//! A recording in a SQLite file: rows of any cells in its tables, and any bytes in its pages.
+
+use super::folder::Folder;
+use super::parts;
+use super::replay::play;
+use crate::recording::schema;
+use crate::recording::{Options, Replay};
+use highwater_core::fuzzing::Numbers;
+use rusqlite::Connection;
+use rusqlite::types::Value;
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// The tables that are read, with the columns of each.
+const TABLES: [(&str, usize); 9] = [
+    ("meta", 2),
+    ("gpus", 11),
+    ("samples", 4),
+    ("usage", 5),
+    ("annotations", 18),
+    ("ranks", 5),
+    ("turns", 1),
+    ("health", 5),
+    ("xids", 6),
+];
+/// Texts that mean something to the reader.
+const WORDS: [&str; 16] = [
+    "state",
+    "complete",
+    "writing",
+    "end_ns",
+    "begin",
+    "end",
+    "exit",
+    "step",
+    "phase",
+    "GPU-a",
+    "[\"GPU-a\"]",
+    "{\"a\":1}",
+    "up",
+    "lost",
+    "hung",
+    "",
+];
+/// Rows of one input.
+const MOST_ROWS: usize = 32;
+
+/// Plays the file whose rows are the parts of the input. The last part but one bytes of pages, where the first byte is odd:
+/// three bytes for each, its place and its value.
+pub fn recording(data: &[u8]) {
+    thread_local!(static BEGUN: (Folder, Vec<u8>) = begun());
+    let Some((damages, data)) = data.split_first() else { return };
+    BEGUN.with(|(folder, empty)| {
+        let path = folder.file("it.sqlite");
+        fs::write(&path, empty).expect("written");
+        let mut rows: Vec<&[u8]> = parts(data).take(MOST_ROWS).collect();
+        let damage = if damages & 1 == 1 { rows.pop() } else { None };
+        insert(&path, &rows);
+        damage.into_iter().for_each(|damage| change(&path, damage));
+        if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
+            play(&replay);
+        }
+    });
+}
+
+/// A folder, and the bytes of a recording without a row but its state.
+fn begun() -> (Folder, Vec<u8>) {
+    let folder = Folder::make("recording").expect("a folder for temporary files");
+    let path = folder.file("empty.sqlite");
+    let connection = schema::create(&path, 1 << 20).expect("created");
+    connection.execute_batch("INSERT INTO meta VALUES ('state', 'complete'); COMMIT").expect("written");
+    schema::close(connection).expect("closed");
+    (folder, fs::read(&path).expect("read"))
+}
+
+fn insert(path: &Path, rows: &[&[u8]]) {
+    let connection = Connection::open(path).expect("opened");
+    // The journal in memory and no syncs: this file is gone with the next input.
+    connection.execute_batch("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; BEGIN").expect("a database");
+    for row in rows {
+        let mut numbers = Numbers(row);
+        let (table, columns) = TABLES[usize::from(numbers.byte()) % TABLES.len()];
+        let cells: Vec<Value> = (0..columns).map(|_| cell(&mut numbers)).collect();
+        let places = vec!["?"; columns].join(", ");
+        let mut statement =
+            connection.prepare_cached(&format!("INSERT OR REPLACE INTO {table} VALUES ({places})")).expect("a table");
+        // Some columns are never without a value, or hold whole numbers alone.
+        let _ = statement.execute(rusqlite::params_from_iter(cells));
+    }
+    connection.execute_batch("COMMIT").expect("written");
+}
+
+fn cell(numbers: &mut Numbers) -> Value {
+    match numbers.byte() {
+        0 => Value::Null,
+        kind @ 1..=99 => Value::Integer(i64::from(kind) - 1),
+        kind @ 100..=199 => Value::Text(WORDS[usize::from(kind) % WORDS.len()].to_owned()),
+        200..=219 => Value::Integer(numbers.word().cast_signed()),
+        220..=239 => Value::Real(f64::from_bits(numbers.word())),
+        240..=249 => Value::Text(String::from_utf8_lossy(&numbers.word().to_le_bytes()).into_owned()),
+        _ => Value::Blob(numbers.word().to_le_bytes().into()),
+    }
+}
+
+fn change(path: &Path, damage: &[u8]) {
+    let file = fs::File::options().write(true).open(path).expect("it was written");
+    let length = file.metadata().expect("open").len().max(1);
+    for three in damage.chunks_exact(3) {
+        let place = u64::from(u16::from_le_bytes([three[0], three[1]])) * 5 % length;
+        file.write_all_at(&three[2..], place).expect("written");
+    }
+}
