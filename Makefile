@@ -2,15 +2,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint map bench fuzz soak gpu image clean tools-test tools-lint tools-fuzz
+.PHONY: help demo test test-peers lint map bench fuzz soak gpu image clean tools-peers tools-lint tools-fuzz
 
 include tests/tools.env
 TOOLS := target/tools
+# Stories wait more than they compute, so that more run at a time than there are processors.
+STORIES ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 16 ? n : 16)))
 IMAGE ?= highwater
 CONTAINER_TOOL ?= $(notdir $(firstword $(shell command -v docker podman buildah)))
 
 help: ## This list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
 	cargo run --release -- demo
@@ -18,14 +20,18 @@ demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
 # The dev profile (opt-level 1) is the one that `cargo build` and editors keep warm, so nothing is compiled twice.
 # The models of the ring have a cfg of their own: plain `--cfg loom` takes tokio's `net` away, and axum with it. A filter
 # that finds no test passes, so that some model ran is looked for.
-test: tools-test ## All tests, with the tools they need installed first; where one is missing its story skips loudly
-	cargo test --workspace --locked
+test: ## All tests that need nothing but this clone
+	cargo test --workspace --locked --lib --bins
+	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it
 	python3 -m unittest discover -q benches/gpu
 	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom
 	RUSTFLAGS="--cfg highwater_loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 		cargo test --release --locked -p highwater-core --lib --target-dir target/loom ring::tests::interleavings | tee target/loom/models.log
 	@grep -q '^test ring::tests::interleavings::.* ok$$' target/loom/models.log || { echo "no model of the ring ran" >&2; exit 1; }
+
+test-peers: tools-peers ## The stories with real peers, which are installed first; one whose peer cannot be had skips loudly
+	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client
 
 # No advisories: their database is a git repository, which not every builder can reach. Where it can be:
 # `cargo deny check advisories`.
@@ -37,7 +43,7 @@ lint: tools-lint ## Format, clippy, rustdoc and dependencies, with every warning
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
 
 map: ## What imports what: each module with those that it uses, in one direction
-	@cargo test --locked -q --test it -- house::no_modules --nocapture
+	@cargo test --workspace --locked -q --test it -- house::no_modules --nocapture
 
 bench: ## Benchmarks, each beside the figure that it has to hold
 	cargo bench --locked
@@ -63,8 +69,8 @@ image: ## The container image, with docker, podman or buildah, whichever is here
 clean: ## Everything that was built, tools included
 	cargo clean
 
-tools-test:
-	tests/install-tools.sh test
+tools-peers:
+	tests/install-tools.sh peers
 
 tools-lint:
 	tests/install-tools.sh lint

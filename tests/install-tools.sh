@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests (`test`), the lints (`lint`) or the fuzz targets (`fuzz`) run beside cargo, where it is missing:
+# Installs what stories with peers (`peers`), the lints (`lint`) or the fuzz targets (`fuzz`) run beside cargo, where it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
 #   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
@@ -174,7 +174,7 @@ want() {
 }
 
 case ${1:-} in
-test)
+peers)
     want prometheus prometheus_from_debian
     want alertmanager alertmanager_from_debian
     want "buildah, debootstrap and sqlite3" debian_packages buildah debootstrap sqlite3
@@ -191,7 +191,7 @@ fuzz)
     want cargo-fuzz from_crates cargo-fuzz "$CARGO_FUZZ_VERSION"
     ;;
 *)
-    echo "usage: $0 test|lint|fuzz" >&2
+    echo "usage: $0 peers|lint|fuzz" >&2
     exit 2
     ;;
 esac

@@ -31,6 +31,7 @@ impl Rule {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn promtool_finds_nothing_to_say_about_the_rules() {
     let Some(promtool) = tools::find("promtool") else { return };
     let said = succeeds(Command::new(promtool).args(["check", "rules", "--lint=all", "--lint-fatal"]).args(files()));
@@ -38,6 +39,7 @@ fn promtool_finds_nothing_to_say_about_the_rules() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn each_alert_fires_and_stays_silent_where_it_should() {
     let Some(promtool) = tools::find("promtool") else { return };
     let said = succeeds(Command::new(promtool).args(["test", "rules"]).args(tests()));
@@ -112,6 +114,7 @@ fn each_runbook_belongs_to_an_alert_and_can_be_followed() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_queries_of_the_runbooks_are_promql_over_known_metrics() {
     let known = known_names();
     let mut rules = String::from("groups:\n  - name: runbooks\n    rules:\n");
@@ -175,6 +178,7 @@ fn each_xid_has_one_alert_and_its_line_in_the_runbook() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn alertmanager_takes_the_configuration_of_the_documentation() {
     let configuration = alertmanager::documented_configuration();
     let names: BTreeSet<String> = alerts().iter().filter_map(|rule| rule.alert().map(str::to_owned)).collect();

@@ -65,6 +65,7 @@ fn memory_of(daemon: &Daemon, gpu: usize, from_ns: i64, to_ns: i64) -> Vec<(i64,
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     let Some(program) = tools::find("sqlite3") else { return };
     let folder = tempfile::tempdir().expect("a folder");
@@ -178,6 +179,7 @@ fn asking_again_and_again_is_refused_and_erases_no_evidence() {
 
 /// The demo's second job runs short of memory ten seconds after it began.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
     let Some(program) = tools::find("sqlite3") else { return };
     let folder = tempfile::tempdir().expect("a folder");
@@ -249,6 +251,7 @@ fn partial(folder: &Path) -> Option<PathBuf> {
 /// Killed at any moment of a capture, what is left opens with the plain program, and if it has anything it has all of
 /// the past.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
     let Some(program) = tools::find("sqlite3") else { return };
     let (mut with_past, mut finished) = (0, 0);
@@ -308,6 +311,7 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_daemon_that_stops_ends_its_capture_and_leaves_one_file() {
     let Some(program) = tools::find("sqlite3") else { return };
     let folder = folder_in_memory();

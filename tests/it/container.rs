@@ -1,6 +1,6 @@
 //! The image, built by a real builder from the repository's Dockerfile, and run.
 //!
-//! The base is Debian made from Debian's packages, as `make test` puts it into target/tools/containers. Both targets are
+//! The base is Debian made from Debian's packages, as `make test-peers` puts it into target/tools/containers. Both targets are
 //! built with the program that cargo has just built: `prebuilt` with it in the context, `image` with a builder whose cargo
 //! hands it out. So two things of the Dockerfile are NOT covered: that its own builder compiles, because compiling
 //! everything again would take longer than all other tests together; and the default base images, because there is no
@@ -26,6 +26,7 @@ const CARGO: &str = r#"#!/bin/sh
 "#;
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_image_is_built_and_runs_as_nobody() {
     let Some(buildah) = Buildah::find() else { return };
     let image = buildah.build("prebuilt", &[], IMAGE);
@@ -44,6 +45,7 @@ fn the_image_is_built_and_runs_as_nobody() {
 
 /// Without authorities the daemon refuses to start with an endpoint on `https://`.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_image_from_source_trusts_whom_its_builder_trusts() {
     let Some(buildah) = Buildah::find() else { return };
     let context = TempDir::new().expect("a temporary directory");

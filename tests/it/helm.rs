@@ -32,6 +32,7 @@ networkPolicy: {from: [{namespaceSelector: {matchLabels: {name: monitoring}}}], 
 "#;
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn helm_lint_has_nothing_to_say() {
     let Some(helm) = tools::find("helm") else { return };
     let output = run(Command::new(helm).args(["lint", "--strict"]).arg(chart()));
@@ -39,6 +40,7 @@ fn helm_lint_has_nothing_to_say() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn by_default_the_pod_can_do_nothing_but_read_gpus() {
     let Some(objects) = render("") else { return };
     assert_eq!(kinds(&objects), ["DaemonSet", "NetworkPolicy", "Service", "ServiceAccount"]);
@@ -61,6 +63,7 @@ fn by_default_the_pod_can_do_nothing_but_read_gpus() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
     let Some(objects) = render("") else { return };
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
@@ -91,6 +94,7 @@ fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn everything_can_be_switched_on() {
     let Some(objects) = render(EVERYTHING) else { return };
     for kind in ["ConfigMap", "NetworkPolicy", "PrometheusRule", "ServiceMonitor"] {
@@ -123,6 +127,7 @@ fn everything_can_be_switched_on() {
 
 /// Whatever else is set: who may scrape, who may send annotations, and the kubelet each have a port.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_network_policy_keeps_its_ports_apart() {
     let Some(objects) = render("") else { return };
     let policy = &one(&objects, "NetworkPolicy")["spec"];
@@ -152,6 +157,7 @@ fn the_network_policy_keeps_its_ports_apart() {
 
 /// Else what is pushed would wait for ever for a receiver that the policy hides.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn otlp_needs_a_way_out_of_the_network_policy() {
     let Some(helm) = tools::find("helm") else { return };
     let way_out = "networkPolicy: {egress: [{ports: [{port: 4317}]}]}";
@@ -172,6 +178,7 @@ fn otlp_needs_a_way_out_of_the_network_policy() {
 
 /// The kubelet's socket is root's; nothing else of what root could do comes with it.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn with_the_kubelet_it_is_root_without_any_capability() {
     let Some(objects) = render("{kubelet: {enabled: true}}") else { return };
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
@@ -200,6 +207,7 @@ fn with_the_kubelet_it_is_root_without_any_capability() {
 
 /// The root file system is read-only, so captures need a place of their own, with more room than they keep to.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn captures_have_a_place_unless_they_are_off() {
     let Some(objects) = render("") else { return };
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
@@ -215,6 +223,7 @@ fn captures_have_a_place_unless_they_are_off() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_dashboards_that_it_ships_are_the_repositorys() {
     let Some(objects) = render(EVERYTHING) else { return };
     let shipped: Vec<&Value> =
@@ -233,6 +242,7 @@ fn the_dashboards_that_it_ships_are_the_repositorys() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_alerts_that_it_ships_are_the_repositorys() {
     let Some(objects) = render(EVERYTHING) else { return };
     let rule = one(&objects, "PrometheusRule");
@@ -247,6 +257,7 @@ fn the_alerts_that_it_ships_are_the_repositorys() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_packaged_chart_has_the_dashboards_and_the_alerts() {
     let Some(helm) = tools::find("helm") else { return };
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -271,6 +282,7 @@ fn groups_of_alerts() -> Vec<Value> {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn the_daemon_takes_what_the_chart_renders() {
     for values in ["", EVERYTHING] {
         let Some(objects) = render(values) else { return };
@@ -299,6 +311,7 @@ fn the_daemon_takes_what_the_chart_renders() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn values_that_cannot_work_are_refused() {
     let Some(helm) = tools::find("helm") else { return };
     for (values, told) in [

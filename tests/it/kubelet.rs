@@ -116,6 +116,7 @@ fn found(daemon: &Daemon, job: &str, rank: u32) -> Value {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());
@@ -147,6 +148,7 @@ fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());
@@ -170,6 +172,7 @@ fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());
@@ -191,6 +194,7 @@ fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn an_index_of_a_sender_whose_container_is_not_known_tells_nothing() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());

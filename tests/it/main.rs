@@ -1,6 +1,7 @@
 //! The stories: the built program among the real programs that people run it with. One binary, one module a story.
 //!
-//! What a story needs and a machine lacks (`tools`) skips it loudly, and fails it where `CI` is set. Nothing listens on a
+//! A story that needs a peer is ignored but for `make test-peers`. What it needs and a machine lacks (`tools`) skips it
+//! loudly, and fails it where `CI` is set. Nothing listens on a
 //! fixed port, and nothing waits for longer than what it waits for.
 
 // What stories share.

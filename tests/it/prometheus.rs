@@ -15,6 +15,7 @@ use std::time::Duration;
 const DATA_WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn prometheus_stores_what_a_node_says() {
     let Some(program) = tools::find("prometheus") else { return };
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
@@ -51,6 +52,7 @@ fn prometheus_stores_what_a_node_says() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn prometheus_stores_what_the_jobs_say() {
     let Some(program) = tools::find("prometheus") else { return };
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
@@ -74,6 +76,7 @@ fn prometheus_stores_what_the_jobs_say() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn what_a_job_sends_is_what_prometheus_stores() {
     let Some(program) = tools::find("prometheus") else { return };
     // A node whose GPUs are there and whose only job is this test.
@@ -105,6 +108,7 @@ fn what_a_job_sends_is_what_prometheus_stores() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn it_ends_within_two_seconds_while_it_is_scraped() {
     let Some(program) = tools::find("prometheus") else { return };
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
@@ -117,6 +121,7 @@ fn it_ends_within_two_seconds_while_it_is_scraped() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn every_metric_comes_with_its_type_and_its_help() {
     let Some(program) = tools::find("prometheus") else { return };
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
@@ -134,6 +139,7 @@ fn every_metric_comes_with_its_type_and_its_help() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn promtool_finds_nothing_to_say() {
     let Some(promtool) = tools::find("promtool") else { return };
     for source in ["sim", "nvml"] {

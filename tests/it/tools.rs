@@ -1,4 +1,5 @@
-//! Where the programs are that stories run beside the daemon. `make test` installs them; `tests/tools.env` pins them.
+//! Where the programs are that stories run beside the daemon. `make test-peers` installs them, and runs the stories that need
+//! them, which are ignored otherwise; `tests/tools.env` pins them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ pub fn pinned(name: &str) -> &'static str {
     value.unwrap_or_else(|| panic!("tests/tools.env has no {name}")).1
 }
 
-/// Where `tool` is: as `make test` installs it, else as the machine has it. Where it is missing this panics if `CI` is
+/// Where `tool` is: as `make test-peers` installs it, else as the machine has it. Where it is missing this panics if `CI` is
 /// set, and else says which story it skips and gives `None`.
 pub fn find(tool: &str) -> Option<PathBuf> {
     let found = search(tool);
@@ -28,9 +29,9 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 /// Panics if `CI` is set, and else says on stderr, past the test harness's capture, that a story is skipped and why.
 pub fn missing(reason: &str) {
     let story = std::thread::current().name().unwrap_or("a story").to_owned();
-    assert!(env::var_os("CI").is_none(), "{reason}; `make test` installs what the tests need");
+    assert!(env::var_os("CI").is_none(), "{reason}; `make test-peers` installs what stories need");
     // The harness captures `eprintln!` of a test that passes; a skip must be seen.
-    let notice = format!("\n*** SKIPPED {story}: {reason}; `make test` installs what the tests need\n");
+    let notice = format!("\n*** SKIPPED {story}: {reason}; `make test-peers` installs what stories need\n");
     let _ = std::io::Write::write_all(&mut std::io::stderr(), notice.as_bytes());
 }
 

@@ -313,6 +313,7 @@ fn what_is_not_supported_is_refused_by_name() {
 
 /// The same file's counterpart in Prometheus's own words.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn prometheus_scrapes_with_tls_and_a_password() {
     let Some(program) = tools::find("prometheus") else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -26,6 +26,7 @@ highwater_finding_active{finding="low_headroom",severity="warning",gpu="2",uuid=
 
 /// The demo's `moe-tight` goes near OOM for a quarter of every minute.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn demo_near_oom_reaches_the_webhook_and_resolves() {
     let (Some(prometheus), Some(alertmanager)) = (tools::find("prometheus"), tools::find("prometheus-alertmanager"))
     else {
@@ -58,6 +59,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_lost_gpu_wakes_somebody_and_inhibits_what_follows_from_it() {
     let (Some(prometheus), Some(alertmanager)) = (tools::find("prometheus"), tools::find("prometheus-alertmanager"))
     else {
@@ -83,6 +85,7 @@ fn a_lost_gpu_wakes_somebody_and_inhibits_what_follows_from_it() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn every_rule_can_be_evaluated_over_what_a_real_daemon_says() {
     let Some(prometheus) = tools::find("prometheus") else { return };
     let daemon = Daemon::start(&["demo"]);

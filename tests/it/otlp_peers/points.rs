@@ -6,11 +6,13 @@ use highwater::export::otlp::names::{self, Instrument, NAMES, Named};
 use serde_json::Value;
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn over_grpc_every_point_is_what_a_scrape_tells() {
     every_point_is_what_a_scrape_tells(Protocol::Grpc);
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn over_http_every_point_is_what_a_scrape_tells() {
     every_point_is_what_a_scrape_tells(Protocol::Http);
 }
@@ -51,6 +53,7 @@ fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn that_there_is_nothing_to_read_is_pushed_as_a_scrape_tells_it() {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);

@@ -33,6 +33,7 @@ for = "500 ms"
 "#;
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn prometheus_3_has_every_millisecond_at_its_own_time() {
     let Some(program) = tools::find("prometheus-3") else { return };
     let prometheus = Scraper::taking_otlp(&program);
@@ -66,6 +67,7 @@ fn prometheus_3_has_every_millisecond_at_its_own_time() {
 
 /// Memory changes with every reading, so that the last one before a loss is a change.
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_gap_in_raw_points_is_a_gap_in_prometheus_3() {
     let Some(program) = tools::find("prometheus-3") else { return };
     let prometheus = Scraper::taking_otlp(&program);

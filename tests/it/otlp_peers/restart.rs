@@ -13,11 +13,13 @@ enum End {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn what_a_terminated_daemon_left_is_delivered_by_the_next() {
     what_one_daemon_leaves_the_next_delivers(End::Terminated);
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn what_a_killed_daemon_left_is_delivered_by_the_next() {
     what_one_daemon_leaves_the_next_delivers(End::Killed);
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn a_step_is_a_trace_with_its_phases_below_and_all_ranks_in_it() {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);
@@ -33,6 +34,7 @@ fn a_step_is_a_trace_with_its_phases_below_and_all_ranks_in_it() {
 }
 
 #[test]
+#[ignore = "needs a peer: make test-peers"]
 fn one_step_in_three_is_chosen_alike_by_all_ranks() {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);
