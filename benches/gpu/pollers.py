@@ -99,6 +99,7 @@ class DaemonPoller(Poller):
             "missed_percent": 100 * delta["missed"] / delta["due"] if delta["due"] else float("nan"),
             "resident_bytes": resident["VmRSS"],
             "resident_peak_bytes": resident["VmHWM"],
+            "anonymous_bytes": resident["RssAnon"],
             "sweep_mean_us": calls["memory_info"] / taken if taken and "memory_info" in calls else None,
             "lateness_mean_us": measure.mean_us(before, after, "highwater_sampler_lateness_seconds"),
             "calls_us": calls,
@@ -130,10 +131,12 @@ class FloorPoller(Poller):
 
     def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
         taken, missed, swept_ns = (after[name] - before[name] for name in ("samples", "missed", "sweep_ns"))
+        resident = measure.resident_bytes(self.child.pid)
         return {
             "rate_hertz": taken / seconds,
             "missed_percent": 100 * missed / (taken + missed) if taken + missed else float("nan"),
-            "resident_peak_bytes": measure.resident_bytes(self.child.pid)["VmHWM"],
+            "resident_peak_bytes": resident["VmHWM"],
+            "anonymous_bytes": resident["RssAnon"],
             "sweep_mean_us": swept_ns / taken / 1e3 if taken else None,
         }
 

@@ -80,6 +80,16 @@ def threads(percent: dict[str, float] | None) -> str:
     return ", ".join(f"{name} {used:.2f}" for used, name in dear) or NOT_MEASURED
 
 
+def anonymous_row(results: dict[str, Any]) -> Row:
+    """Of the daemon's resident memory what no file is behind, so that the kernel cannot take it back: in any part, highest."""
+    turns = [row for part in ("costs-idle", "costs-training") for row in at(results, part, "rounds", "daemon") or []]
+    found = [*(row.get("anonymous_bytes") for row in turns), at(results, "peaks", "resident", "RssAnon")]
+    highest = max((value for value in found if value), default=None)
+    floor = at(results, "costs-idle", "mean", "floor", "anonymous_bytes")
+    told = (number(None if value is None else value / MIB, ".1f") for value in (highest, floor))
+    return ("of it not of files", *told, "", "", "")
+
+
 def resident_row(results: dict[str, Any]) -> Row:
     """The daemon's highest resident memory in any part."""
     turns = [row for part in ("costs-idle", "costs-training") for row in at(results, part, "rounds", "daemon") or []]
@@ -193,6 +203,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         *cost_rows(results, "costs-idle", "idle"),
         *cost_rows(results, "costs-training", "training"),
         resident_row(results),
+        anonymous_row(results),
         *peak_rows(results),
         *harm_rows(results),
         *kill_rows(results),
