@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint map bench fuzz soak gpu image clean tools-peers tools-lint tools-fuzz
+.PHONY: help demo test test-peers lint map bench fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -20,9 +20,8 @@ demo: ## A simulated 4-GPU node with two training jobs; it prints what to open
 # The dev profile (opt-level 1) is the one that `cargo build` and editors keep warm, so nothing is compiled twice.
 # The models of the ring have a cfg of their own: plain `--cfg loom` takes tokio's `net` away, and axum with it. A filter
 # that finds no test passes, so that some model ran is looked for.
-test: ## All tests that need nothing but this clone
-	cargo test --workspace --locked --lib --bins
-	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it
+test: ## All tests that need no peer
+	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked
 	python3 -m unittest discover -q benches/gpu
 	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom
@@ -57,6 +56,10 @@ fuzz: MINUTES ?= 1
 fuzz: tools-fuzz ## A minute of each fuzz target; MINUTES=10 or RUNS=10000000 for more
 	MINUTES="$(MINUTES)" RUNS="$(RUNS)" fuzz/run
 
+mutants: ## Small faults in core/ and src/place/, one at a time, nine of ten of which a test must catch; SHARD=0/8 for a part
+mutants: tools-mutants
+	PATH="$(CURDIR)/$(TOOLS)/cargo-mutants-$(CARGO_MUTANTS_VERSION)/bin:$$PATH" tests/mutants/run $(if $(SHARD),--shard $(SHARD))
+
 gpu: ## How to measure on real GPUs
 	@echo "On a machine with NVIDIA GPUs, a C compiler and the driver:"
 	@echo "  cargo build --release"
@@ -77,3 +80,6 @@ tools-lint:
 
 tools-fuzz:
 	tests/install-tools.sh fuzz
+
+tools-mutants:
+	tests/install-tools.sh mutants

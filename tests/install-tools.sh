@@ -190,8 +190,11 @@ lint)
 fuzz)
     want cargo-fuzz from_crates cargo-fuzz "$CARGO_FUZZ_VERSION"
     ;;
+mutants)
+    want cargo-mutants from_crates cargo-mutants "$CARGO_MUTANTS_VERSION"
+    ;;
 *)
-    echo "usage: $0 peers|lint|fuzz" >&2
+    echo "usage: $0 peers|lint|fuzz|mutants" >&2
     exit 2
     ;;
 esac

@@ -29,9 +29,14 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 /// Panics if `CI` is set, and else says on stderr, past the test harness's capture, that a story is skipped and why.
 pub fn missing(reason: &str) {
     let story = std::thread::current().name().unwrap_or("a story").to_owned();
-    assert!(env::var_os("CI").is_none(), "{reason}; `make test-peers` installs what stories need");
+    assert!(
+        env::var_os("CI").is_none(),
+        "{reason}: `make test-peers` installs the peers of stories, and curl is the machine's"
+    );
     // The harness captures `eprintln!` of a test that passes; a skip must be seen.
-    let notice = format!("\n*** SKIPPED {story}: {reason}; `make test-peers` installs what stories need\n");
+    let notice = format!(
+        "\n*** SKIPPED {story}: {reason}: `make test-peers` installs the peers of stories, and curl is the machine's\n"
+    );
     let _ = std::io::Write::write_all(&mut std::io::stderr(), notice.as_bytes());
 }
 
