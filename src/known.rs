@@ -50,7 +50,7 @@ impl Known {
         // What is seen from here on is of this time: the join may have taken a while.
         let now_ns = node.clock.now_ns().max(now_ns);
         node.ticks.note_turn(now_ns);
-        node.states.note(now_ns, &node.gpus);
+        node.changes.note(now_ns, &node.gpus);
         self.findings.advance(&node.join, &self.ledger, now_ns)
     }
 

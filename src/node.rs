@@ -8,7 +8,7 @@ use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{Device, Energy, GpuState, Health, Medium, StateLog, Xid};
+use highwater_core::gpu::{ChangeLog, Device, Energy, GpuState, Health, Medium, Xid};
 use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +33,7 @@ pub struct Node {
     /// What follows from readings and phases.
     pub join: Join,
     /// What became of its GPUs, turn by turn of the detectors.
-    pub states: Arc<StateLog>,
+    pub changes: Arc<ChangeLog>,
 }
 
 impl Node {
@@ -74,8 +74,8 @@ impl Node {
                 join.inherit(position, &counted.derived);
             }
         }
-        let states = Arc::default();
-        Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join, states }, writers))
+        let changes = Arc::default();
+        Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join, changes }, writers))
     }
 
     /// Brings up to date what follows from readings and phases. `now_ns` is on the timeline of its samples.
@@ -86,7 +86,7 @@ impl Node {
 
     /// Reads what a recording has of the medium lane, at its period: a replay has no lanes.
     pub fn read_recorded(&self, at_ns: i64) {
-        for (position, gpu) in self.gpus.iter().enumerate() {
+        for (position, gpu) in self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health() == Health::Up) {
             let is_due = gpu.medium().is_none_or(|last| at_ns - last.at_ns >= self.periods.medium_ns);
             let medium = if is_due { self.source.medium(position, at_ns, &self.calls) } else { Medium::default() };
             if medium != Medium::default() {

@@ -13,7 +13,7 @@ use crate::recording::track::Track;
 use crate::recording::write::{File, KnownRank};
 use crate::sample::{Sweep, TickLog, TickStats};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{GpuState, StateLog};
+use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
 use highwater_core::jobs::Jobs;
 use highwater_core::ring;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub(super) struct View {
     gpus: Arc<[GpuState]>,
     rings: Arc<[ring::Reader]>,
     ticks: Arc<TickStats>,
-    states: Arc<StateLog>,
+    changes: Arc<ChangeLog>,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -43,7 +43,7 @@ impl View {
             gpus: Arc::clone(&node.gpus),
             rings: Arc::clone(&node.rings),
             ticks: Arc::clone(&node.ticks),
-            states: Arc::clone(&node.states),
+            changes: Arc::clone(&node.changes),
             clock: Arc::clone(&node.clock),
         }
     }
@@ -67,7 +67,7 @@ pub(super) struct Capture {
     committed: Option<Vec<Track>>,
     next_tick: u64,
     next_turn: u64,
-    next_state: u64,
+    next_change: u64,
     next_event: u64,
     /// Of phases, and of layers.
     next_phases: [u64; 2],
@@ -101,7 +101,7 @@ impl Capture {
             committed: None,
             next_tick: 0,
             next_turn: 0,
-            next_state: 0,
+            next_change: 0,
             next_event: 0,
             next_phases: [0; 2],
             // Exclusive, and a reading at the very begin counts.
@@ -161,7 +161,7 @@ impl Capture {
             track.write(ring, self.end_ns, &self.file, between)?;
         }
         self.write_usage()?;
-        self.write_states()?;
+        self.write_changes()?;
         self.write_events()?;
         self.write_phases()?;
         self.write_ranks()?;
@@ -256,12 +256,19 @@ impl Capture {
         Ok(())
     }
 
-    /// What became of GPUs up to the end; what comes after is left for the case that the end moves.
-    fn write_states(&mut self) -> rusqlite::Result<()> {
-        let (changes, next) = self.view.states.since(self.next_state);
+    /// What became of GPUs up to the end, and of what was before the begin only what was still so then; what comes after the
+    /// end is left for the case that it moves.
+    fn write_changes(&mut self) -> rusqlite::Result<()> {
+        let (changes, next) = self.view.changes.since(self.next_change);
         let until = changes.iter().position(|change| change.at_ns > self.end_ns).unwrap_or(changes.len());
-        self.next_state = next - (changes.len() - until) as u64;
-        changes[..until].iter().try_for_each(|change| self.file.state_change(change, self.begin_ns))
+        self.next_change = next - (changes.len() - until) as u64;
+        let changes = &changes[..until];
+        let lasts = |(n, change): &(usize, &GpuChange)| {
+            let mut later = changes[n + 1..].iter().take_while(|later| later.at_ns <= self.begin_ns);
+            !later.any(|later| later.replaces(change))
+        };
+        let told = changes.iter().enumerate().filter(lasts);
+        told.map(|(_, change)| change).try_for_each(|change| self.file.gpu_change(change, self.begin_ns))
     }
 
     /// The jobs, while positions in what they said mean the GPUs of this file.

@@ -103,17 +103,17 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
     let detect = Detect::new(settings.detect.clone());
     let mut annotations = replay.annotations().peekable();
     let mut signs = Vec::new();
+    let mut played_ns = i64::MIN;
     let before = |at_ns: i64| {
+        replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
         for annotation in due(&mut annotations, at_ns) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
             // What the recording's job got wrong is told by `serve`; here only what was found matters.
             let _ = intake.take(annotation, &Sender::DAEMON);
         }
     };
-    let mut played_ns = i64::MIN;
     let after = |at_ns: i64| {
         node.read_recorded(at_ns);
-        replay.replay_states(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
         if !replay.is_turn(at_ns) {
             return;
         }

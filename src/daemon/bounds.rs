@@ -46,6 +46,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("program, heap at rest, NVML (measured)", AT_REST),
         ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
         ("power and utilization", GPUS * gpu::MOST_POINTS * POINT),
+        ("what became of GPUs", gpu::most_change_bytes(GPUS)),
         ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 12),
         ("events for captures", settings.captures.event_log().bytes),
         ("what jobs have open (`annotations.max_bytes`)", limits.bytes),

@@ -70,15 +70,7 @@ impl Listeners {
         let server = |name, listener, routes, (most, share)| {
             let places = descriptors::places(descriptors, most, share);
             let guard = self.gate.guard.clone().filter(|_| name != Listener::Health);
-            Server {
-                name,
-                listener,
-                routes,
-                places,
-                patience: TAKE_PATIENCE,
-                stats: Arc::clone(&self.gate.stats),
-                guard,
-            }
+            Server { name, listener, routes, places, stats: Arc::clone(&self.gate.stats), guard }
         };
         if let Some(listener) = self.health {
             let health = server(Listener::Health, listener, web::probes(site.clone()), HEALTH_PLACES);
@@ -121,7 +113,7 @@ pub(super) fn guard(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<O
 }
 
 fn open(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    listen(address).with_context(|| format!("{setting}: cannot listen on {address}"))
+    listen(address, TAKE_PATIENCE).with_context(|| format!("{setting}: cannot listen on {address}"))
 }
 
 /// Ends when it is said, or when whoever would say it is gone.

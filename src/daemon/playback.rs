@@ -56,8 +56,10 @@ impl Playback {
         };
         shared.put_in_place(&node);
         tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
-        let (started_ns, mut refused) = (live.now_ns(), 0);
+        let (started_ns, mut refused, mut played_ns) = (live.now_ns(), 0, i64::MIN);
         let before = |at_ns: i64| {
+            // Before memory is read, which a GPU that does not answer is not asked for.
+            recording.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
             pace(shared, &**live, started_ns, at_ns.saturating_sub(begin_ns));
             for annotation in due(&mut annotations, at_ns) {
                 clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
@@ -70,10 +72,8 @@ impl Playback {
             }
         };
         let mut told = Told::default();
-        let mut played_ns = i64::MIN;
         let after = |at_ns: i64| {
             node.read_recorded(at_ns);
-            recording.replay_states(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
             if recording.is_turn(at_ns) {
                 shared.join(&node, &mut told, at_ns);
             }

@@ -46,8 +46,8 @@ const WORDS: [&str; 16] = [
 /// Rows of one input.
 const MOST_ROWS: usize = 32;
 
-/// Plays the file whose rows are the parts of the input. The last part but one bytes of pages, where the first byte is odd:
-/// three bytes for each, its place and its value.
+/// Plays the file whose rows are the parts of the input. Where the first byte is odd, the last part changes bytes of pages: three
+/// bytes for each, its place and its value.
 pub fn recording(data: &[u8]) {
     thread_local!(static BEGUN: (Folder, Vec<u8>) = begun());
     let Some((damages, data)) = data.split_first() else { return };

@@ -85,5 +85,5 @@ pub(super) fn play(replay: &Replay) {
         }
     }
     replay.annotations().take(MOST_PLAYED).for_each(drop);
-    assert!(replay.states(i64::MIN, i64::MAX).all(|change| change.gpu < replay.devices().len()));
+    assert!(replay.changes(i64::MIN, i64::MAX).all(|change| change.gpu < replay.devices().len()));
 }

@@ -10,7 +10,7 @@ use super::schema::{APPLICATION_ID, FORMAT_VERSION};
 use super::tape::{Tape, Words};
 use super::{schema, state::State};
 use crate::source::OpenError;
-use highwater_core::gpu::{Device, Health, StateChange, UsagePoint, What, Xid};
+use highwater_core::gpu::{Became, Device, GpuChange, Health, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
@@ -26,7 +26,9 @@ const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 16;
-const MOST_STATES: usize = 1 << 16;
+/// Of why a GPU is lost, characters.
+const MOST_TROUBLE: usize = 256;
+const MOST_CHANGES: usize = 1 << 16;
 /// The longest text of a cell, bytes.
 const MOST_CELL_BYTES: i32 = 1 << 16;
 
@@ -45,7 +47,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let said = file.annotations()?;
     let meters = file.meters()?;
     let turns = file.turns()?;
-    let states = file.states(&devices.keys().copied().collect::<Vec<_>>())?;
+    let changes = file.changes(&devices.keys().copied().collect::<Vec<_>>(), &turns)?;
     let spans = tracks.iter().filter_map(Track::span).chain(said.span());
     let (begin_ns, end_ns) =
         spans.fold((i64::MAX, i64::MIN), |(first, last), (begin_ns, end_ns)| (first.min(begin_ns), last.max(end_ns)));
@@ -59,7 +61,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     }
     let devices = devices.into_values().map(|(device, _)| device).collect();
     let skipped = file.skipped;
-    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, states, begin_ns, end_ns, skipped })
+    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, changes, begin_ns, end_ns, skipped })
 }
 
 fn open(path: &Path) -> Result<Connection, OpenError> {
@@ -198,39 +200,46 @@ impl File<'_> {
         Ok(Meters::new(by_gpu))
     }
 
-    /// Whether the file has it: columns and tables came within the format's version.
+    /// Whether the file has it: columns and tables came within the format's version. A file that cannot be asked fails where
+    /// it is read.
     fn has_column(&self, table: &str, column: &str) -> bool {
         self.connection.column_exists(None, table, column).unwrap_or(false)
     }
 
-    /// What became of GPUs, by their positions among these numbers of the file.
-    fn states(&mut self, gpus: &[u32]) -> Result<Vec<StateChange>, OpenError> {
+    /// What became of GPUs, by their positions among these numbers of the file. That one was back was seen a while after it
+    /// was, in a turn: it is back from the turn before on, which no detector tells apart, so that its memory meanwhile is
+    /// played too.
+    fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;
             gpus.binary_search(&gpu).map_err(|_| format!("there is no gpu {gpu}"))
         };
-        let mut states = Vec::new();
+        let mut changes = Vec::new();
         if self.has_column("health", "health") {
             let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
-            states.extend(self.rows("health", query, 0, MOST_STATES, |row| {
+            changes.extend(self.rows("health", query, 0, MOST_CHANGES, |row| {
                 let told = text(row, 2)?.ok_or("health is not known")?;
                 let health = Health::ALL.into_iter().find(|health| health.label() == told);
                 let health = health.ok_or_else(|| format!("`{told}` is none of up, lost and hung"))?;
-                let what = What::Health { health, trouble: text(row, 3)?.unwrap_or_default() };
-                Ok(StateChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
+                let trouble = text(row, 3)?.unwrap_or_default().chars().take(MOST_TROUBLE).collect();
+                let (seen_ns, what) = (needed(row, 0)?, Became::Health { health, trouble });
+                let before =
+                    turns.partition_point(|turn| *turn < seen_ns).checked_sub(1).map(|before| turns[before] + 1);
+                let at_ns = before.filter(|_| health == Health::Up).unwrap_or(seen_ns);
+                Ok(GpuChange { at_ns, gpu: position(row)?, what })
             })?);
         }
         if self.has_column("xids", "xid") {
             let query = "SELECT at_ns, gpu, xid, count, last_ns FROM xids ORDER BY id";
-            states.extend(self.rows("xids", query, 0, MOST_STATES, |row| {
+            changes.extend(self.rows("xids", query, 0, MOST_CHANGES, |row| {
                 let seen = Xid { count: needed(row, 3)?, last_ns: needed(row, 4)? };
-                let what = What::Xid { xid: needed(row, 2)?, seen };
-                Ok(StateChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
+                let what = Became::Xid { xid: needed(row, 2)?, seen };
+                Ok(GpuChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
             })?);
         }
         // Stable, so that of one time the last row counts.
-        states.sort_by_key(|change| change.at_ns);
-        Ok(states)
+        changes.sort_by_key(|change| change.at_ns);
+        Ok(changes)
     }
 
     /// When the detectors looked.

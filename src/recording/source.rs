@@ -8,7 +8,7 @@ use super::lines::SkippedLines;
 use super::tape::Tape;
 use super::{folder, read};
 use crate::source::{CallStats, Error, NextTick, OpenError, Source};
-use highwater_core::gpu::{Device, GpuState, Medium, StateChange, What};
+use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::wire::Annotation;
 use std::path::Path;
 
@@ -68,15 +68,15 @@ impl Replay {
     }
 
     /// What became of GPUs after one time and up to another.
-    pub fn states(&self, after_ns: i64, to_ns: i64) -> impl Iterator<Item = StateChange> {
+    pub fn changes(&self, after_ns: i64, to_ns: i64) -> impl Iterator<Item = GpuChange> {
         let (after_ns, to_ns) = (self.recorded_ns(after_ns), self.recorded_ns(to_ns));
-        let states = &self.tape.states;
-        let first = states.partition_point(|change| change.at_ns <= after_ns);
-        let here = states[first..].iter().take_while(move |change| change.at_ns <= to_ns);
+        let changes = &self.tape.changes;
+        let first = changes.partition_point(|change| change.at_ns <= after_ns);
+        let here = changes[first..].iter().take_while(move |change| change.at_ns <= to_ns);
         here.map(|change| {
             let mut change = change.clone();
             change.at_ns = change.at_ns.saturating_add(self.shift_ns);
-            if let What::Xid { seen, .. } = &mut change.what {
+            if let Became::Xid { seen, .. } = &mut change.what {
                 seen.last_ns = seen.last_ns.saturating_add(self.shift_ns);
             }
             change
@@ -84,8 +84,8 @@ impl Replay {
     }
 
     /// Brings GPUs to what became of them after one time and up to another.
-    pub fn replay_states(&self, gpus: &[GpuState], after_ns: i64, to_ns: i64) {
-        for change in self.states(after_ns, to_ns) {
+    pub fn replay_changes(&self, gpus: &[GpuState], after_ns: i64, to_ns: i64) {
+        for change in self.changes(after_ns, to_ns) {
             if let Some(gpu) = gpus.get(change.gpu) {
                 gpu.replay(&change.what);
             }

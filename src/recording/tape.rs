@@ -3,7 +3,7 @@
 use super::lines::SkippedLines;
 use super::meters::Meters;
 use super::points::Track;
-use highwater_core::gpu::{Device, StateChange};
+use highwater_core::gpu::{Device, GpuChange};
 use highwater_core::wire::Annotation;
 
 /// A day.
@@ -23,7 +23,7 @@ pub(super) struct Tape {
     /// When the detectors looked, in order of time; empty where that was not recorded.
     pub turns: Vec<i64>,
     /// What became of GPUs, by their positions, in order of time.
-    pub states: Vec<StateChange>,
+    pub changes: Vec<GpuChange>,
     pub begin_ns: i64,
     pub end_ns: i64,
     pub skipped: SkippedLines,

@@ -6,7 +6,7 @@
 use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
-use highwater_core::gpu::{GpuState, StateChange, UsagePoint, What};
+use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
@@ -173,15 +173,15 @@ impl File {
     }
 
     /// What became of a GPU; of what was before the begin of the file, as of its begin.
-    pub fn state_change(&self, change: &StateChange, begin_ns: i64) -> rusqlite::Result<()> {
+    pub fn gpu_change(&self, change: &GpuChange, begin_ns: i64) -> rusqlite::Result<()> {
         let (at_ns, gpu) = (self.unix(change.at_ns.max(begin_ns)), place(change.gpu));
         match &change.what {
-            What::Health { health, trouble } => {
+            Became::Health { health, trouble } => {
                 let trouble = Some(trouble).filter(|trouble| !trouble.is_empty());
                 let row = params![at_ns, gpu, health.label(), trouble];
                 self.put("INSERT INTO health VALUES (NULL, ?1, ?2, ?3, ?4)", row)
             }
-            What::Xid { xid, seen } => {
+            Became::Xid { xid, seen } => {
                 let row = params![at_ns, gpu, whole(*xid), whole(seen.count), self.unix(seen.last_ns)];
                 self.put("INSERT INTO xids VALUES (NULL, ?1, ?2, ?3, ?4, ?5)", row)
             }

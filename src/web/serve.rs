@@ -21,6 +21,7 @@ use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -72,8 +73,6 @@ pub struct Server {
     pub routes: Router,
     /// Connections at a time.
     pub places: usize,
-    /// How long a client may take nothing of its answer: [`TAKE_PATIENCE`].
-    pub patience: Duration,
     /// What becomes of them.
     pub stats: Arc<Stats>,
     /// The web configuration, whose TLS they speak.
@@ -91,13 +90,16 @@ pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
     })
 }
 
-/// Listens on `address`.
+/// Listens on `address`. A client who takes nothing of its answer for `patience` is cut off by the kernel, which knows what was
+/// taken; kernels before 5.11 without the mend of that version wait for as long as a client says that it has no room.
 ///
 /// # Errors
 /// Where it cannot be had.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn listen(address: SocketAddr, patience: Duration) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
+    // Connections have it from their listener.
+    sockopt::set_tcp_user_timeout(&socket, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
@@ -112,7 +114,7 @@ impl Server {
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                accepted = accept(&self.listener, self.patience) => accepted,
+                accepted = accept(&self.listener) => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {
@@ -177,13 +179,11 @@ fn has_come(listener: &TcpListener) -> bool {
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
 }
 
-async fn accept(listener: &TcpListener, patience: Duration) -> io::Result<(TcpStream, Peer)> {
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let (stream, peer) = listener.accept().await?;
     let local = stream.local_addr()?;
     // Answers are written whole; without this a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
-    // The kernel knows what the client has taken, and ends the connection when it takes nothing for so long.
-    rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
     Ok((stream, Peer::new(peer, local)))
 }
 
@@ -298,8 +298,8 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) -> Arc<Stats> {
-        let (name, stats, patience) = (Listener::Http, Arc::<Stats>::default(), Duration::from_millis(300));
-        let server = Server { name, listener, routes, places: 8, patience, stats: Arc::clone(&stats), guard: None };
+        let (name, stats) = (Listener::Http, Arc::<Stats>::default());
+        let server = Server { name, listener, routes, places: 8, stats: Arc::clone(&stats), guard: None };
         server.run(stop).await;
         stats
     }
@@ -329,7 +329,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_who_takes_nothing_is_left() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = listen(([127, 0, 0, 1], 0).into(), Duration::from_millis(300)).expect("a port");
         let mut client = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
         client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("sent");
         let routes = Router::new().route("/", axum::routing::get(|| async { vec![b'x'; LONG] }));

@@ -9,7 +9,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two ranks, of which one's memory is nearly full for three seconds, so that its peers wait in their collectives; and a
-/// GPU beside them that reports an error and is lost for two seconds.
+/// job beside them whose GPU reports an error and is lost for two seconds.
 const SCENARIO: &str = r#"
 [[gpus]]
 count = 3
@@ -28,6 +28,13 @@ phases = [
 offset = "8 s"
 for = "3 s"
 free = "200 MiB"
+[[jobs]]
+name = "alone"
+ranks = [2]
+start = "1 s"
+startup = "1 s"
+base = "10 GiB"
+phases = [{ name = "forward", duration = "30 ms", to = "40 GiB", shape = "steps", busy = 0.9 }]
 [[xids]]
 gpu = "2"
 xid = 79
@@ -52,15 +59,17 @@ fn rows(daemon: &Daemon, path: &str, list: &str, fields: &[&str]) -> Vec<String>
 }
 
 /// Every step and phase that ended by `end_ns`, by its rank, name and begin, with its end and its memory.
-fn phases(daemon: &Daemon, end_ns: i64) -> BTreeMap<String, String> {
-    let answer = json_of(daemon, "/api/v1/jobs/tight/phases?limit=100000");
+fn phases(daemon: &Daemon, job: &str, end_ns: i64) -> BTreeMap<String, String> {
+    let answer = json_of(daemon, &format!("/api/v1/jobs/{job}/phases?limit=100000"));
     let ended = answer["phases"].as_array().expect("a list").iter();
     let known = |phase: &&Value| phase["end_unix_nano"].as_i64().is_some_and(|at| at <= end_ns);
     let text = |phase: &Value| {
         let memory = &phase["gpus"][0];
         let of = ["uuid", "begin_bytes", "end_bytes", "peak_bytes", "min_bytes", "drop_bytes", "above_ns", "gap_ns"];
         let memory = of.map(|field| memory[field].to_string()).join(" ");
-        let key = ["rank", "kind", "phase", "begin_unix_nano"].map(|field| phase[field].to_string()).join(" ");
+        let key = job.to_owned()
+            + " "
+            + &["rank", "kind", "phase", "begin_unix_nano"].map(|field| phase[field].to_string()).join(" ");
         (key, format!("{} {} {memory}", phase["step"], phase["end_unix_nano"]))
     };
     ended.filter(known).map(text).collect()
@@ -90,7 +99,12 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     let end_ns = capture["end_unix_nano"].as_i64().expect("a time");
     let of_finding =
         ["finding", "severity", "certainty", "uuid", "job", "rank", "step", "begin_unix_nano", "evidence", "what"];
-    let (phases_live, findings_live) = (phases(&live, end_ns), rows(&live, found, "findings", &of_finding));
+    let both = |daemon: &Daemon| {
+        let mut all = phases(daemon, "tight", end_ns);
+        all.append(&mut phases(daemon, "alone", end_ns));
+        all
+    };
+    let (phases_live, findings_live) = (both(&live), rows(&live, found, "findings", &of_finding));
     let file = format!("captures/{}.sqlite", capture["id"].as_str().expect("an id"));
     let recording = format!("replay:{}", folder.path().join(file).display());
     for finding in ["low_headroom", "comm_starvation", "xid", "gpu_lost"] {
@@ -101,8 +115,8 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     eventually(PATIENCE, "the end of the recording", || {
         replay.printed().contains("the recording is over").then_some(())
     });
-    let phases_replayed = phases(&replay, end_ns);
-    assert!(phases_live.len() > 200, "{}", phases_live.len());
+    let phases_replayed = both(&replay);
+    assert!(phases_live.len() > 400, "{}", phases_live.len());
     for (phase, of) in &phases_live {
         assert_eq!(phases_replayed.get(phase), Some(of), "{phase}");
     }

@@ -1,5 +1,6 @@
 //! What becomes of GPUs beside their readings, turn by turn of the detectors: whether they answer, and XIDs. For
-//! recordings, which so have it as the detectors saw it.
+//! recordings, which so have it as the detectors saw it, but for what happens in the microseconds from the note to their
+//! look.
 
 use super::{GpuState, Health, Xid};
 use std::collections::{BTreeMap, VecDeque};
@@ -8,20 +9,30 @@ use std::sync::{Mutex, PoisonError};
 /// Changes that are kept one by one. Of older ones the last of each GPU and kind is.
 const MOST_KEPT: usize = 1_024;
 
+/// The most of why a GPU is lost that is kept, characters.
+const MOST_TROUBLE: usize = 64;
+
+/// Bytes of all that is kept of so many GPUs at the most: of what is not kept one by one, the health and 256 XIDs of each.
+#[must_use]
+pub const fn most_bytes(gpus: usize) -> usize {
+    const OF_XID: usize = size_of::<GpuChange>() + 32;
+    (MOST_KEPT + 2 * gpus) * (size_of::<GpuChange>() + 4 * MOST_TROUBLE) + gpus * 256 * OF_XID
+}
+
 /// One change of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StateChange {
+pub struct GpuChange {
     /// The turn in which it was seen, nanoseconds of the timeline.
     pub at_ns: i64,
     /// The GPU's position.
     pub gpu: usize,
     /// What it is now.
-    pub what: What,
+    pub what: Became,
 }
 
 /// What changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum Became {
     /// Whether it answers.
     Health {
         /// Whether it does.
@@ -40,7 +51,7 @@ pub enum What {
 
 /// The changes of a node's GPUs. One thread notes, any other looks.
 #[derive(Debug, Default)]
-pub struct StateLog {
+pub struct ChangeLog {
     inner: Mutex<Inner>,
 }
 
@@ -49,8 +60,8 @@ struct Inner {
     /// By position, as it was noted last.
     gpus: Vec<State>,
     /// Of what is not kept any more, the last of each GPU and kind, oldest first.
-    before: Vec<StateChange>,
-    kept: VecDeque<StateChange>,
+    before: Vec<GpuChange>,
+    kept: VecDeque<GpuChange>,
     /// Changes noted so far: the number of the next one.
     count: u64,
 }
@@ -69,7 +80,7 @@ impl Default for State {
     }
 }
 
-impl StateLog {
+impl ChangeLog {
     /// Notes what has changed since the last time, in the turn at `at_ns`. Before the first time all GPUs answered and had
     /// no XID.
     pub fn note(&self, at_ns: i64, gpus: &[GpuState]) {
@@ -78,7 +89,7 @@ impl StateLog {
         for (gpu, state) in gpus.iter().enumerate() {
             let changed = inner.gpus[gpu].changed(state);
             for what in changed {
-                inner.push(StateChange { at_ns, gpu, what });
+                inner.push(GpuChange { at_ns, gpu, what });
             }
         }
     }
@@ -86,7 +97,7 @@ impl StateLog {
     /// The changes from number `next` on, in their order, and the number after the last. Where some of them are not kept any
     /// more, the last of each GPU and kind comes first.
     #[must_use]
-    pub fn since(&self, next: u64) -> (Vec<StateChange>, u64) {
+    pub fn since(&self, next: u64) -> (Vec<GpuChange>, u64) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let first = inner.count - inner.kept.len() as u64;
         let skipped = usize::try_from(next.saturating_sub(first)).unwrap_or(usize::MAX);
@@ -96,11 +107,11 @@ impl StateLog {
 }
 
 impl Inner {
-    fn push(&mut self, change: StateChange) {
+    fn push(&mut self, change: GpuChange) {
         if self.kept.len() >= MOST_KEPT
             && let Some(oldest) = self.kept.pop_front()
         {
-            self.before.retain(|earlier| !oldest.is_of_same(earlier));
+            self.before.retain(|earlier| !oldest.replaces(earlier));
             self.before.push(oldest);
         }
         self.kept.push_back(change);
@@ -110,29 +121,31 @@ impl Inner {
 
 impl State {
     /// What is new, which is noted.
-    fn changed(&mut self, of: &GpuState) -> Vec<What> {
+    fn changed(&mut self, of: &GpuState) -> Vec<Became> {
         let mut changed = Vec::new();
         let health = of.health();
         let trouble = if health == Health::Lost { of.trouble() } else { String::new() };
+        let trouble: String = trouble.chars().take(MOST_TROUBLE).collect();
         if (self.health, &self.trouble) != (health, &trouble) {
             (self.health, self.trouble) = (health, trouble.clone());
-            changed.push(What::Health { health, trouble });
+            changed.push(Became::Health { health, trouble });
         }
         for (xid, seen) in of.xids() {
             if self.xids.insert(xid, seen.count) != Some(seen.count) {
-                changed.push(What::Xid { xid, seen });
+                changed.push(Became::Xid { xid, seen });
             }
         }
         changed
     }
 }
 
-impl StateChange {
-    /// Whether this one makes an earlier one not matter.
-    fn is_of_same(&self, earlier: &Self) -> bool {
+impl GpuChange {
+    /// Whether this one makes an earlier one not matter: it is of the same GPU and kind.
+    #[must_use]
+    pub fn replaces(&self, earlier: &Self) -> bool {
         let is_same = match (&self.what, &earlier.what) {
-            (What::Health { .. }, What::Health { .. }) => true,
-            (What::Xid { xid, .. }, What::Xid { xid: other, .. }) => xid == other,
+            (Became::Health { .. }, Became::Health { .. }) => true,
+            (Became::Xid { xid, .. }, Became::Xid { xid: other, .. }) => xid == other,
             _ => false,
         };
         is_same && self.gpu == earlier.gpu
@@ -148,17 +161,17 @@ mod tests {
         ["0", "1"].map(|index| GpuState::new(Device { index: index.into(), ..Device::default() }, 1, 1)).into()
     }
 
-    fn health(at_ns: i64, gpu: usize, health: Health, trouble: &str) -> StateChange {
-        StateChange { at_ns, gpu, what: What::Health { health, trouble: trouble.into() } }
+    fn health(at_ns: i64, gpu: usize, health: Health, trouble: &str) -> GpuChange {
+        GpuChange { at_ns, gpu, what: Became::Health { health, trouble: trouble.into() } }
     }
 
-    fn xid(at_ns: i64, gpu: usize, xid: u64, count: u64, last_ns: i64) -> StateChange {
-        StateChange { at_ns, gpu, what: What::Xid { xid, seen: Xid { count, last_ns } } }
+    fn xid(at_ns: i64, gpu: usize, xid: u64, count: u64, last_ns: i64) -> GpuChange {
+        GpuChange { at_ns, gpu, what: Became::Xid { xid, seen: Xid { count, last_ns } } }
     }
 
     #[test]
     fn each_change_is_told_once_with_the_turn_that_saw_it() {
-        let (log, gpus) = (StateLog::default(), gpus());
+        let (log, gpus) = (ChangeLog::default(), gpus());
         log.note(10, &gpus);
         assert_eq!(log.since(0), (Vec::new(), 0), "all is well");
         gpus[1].lose("gone");
@@ -181,7 +194,7 @@ mod tests {
 
     #[test]
     fn of_what_is_not_kept_any_more_the_last_of_each_kind_is_known() {
-        let (log, gpus) = (StateLog::default(), gpus());
+        let (log, gpus) = (ChangeLog::default(), gpus());
         gpus[0].count_xid(13, 1);
         gpus[1].lose("gone");
         log.note(5, &gpus);

@@ -1,6 +1,6 @@
 //! What the lanes read last, for scrapes and attribution to look at without waiting for any lane.
 
-use super::changes::What;
+use super::changes::Became;
 use super::energy::Energy;
 use super::series::{Series, UsagePoint};
 use super::{Device, Medium, Pcie, Process, Rare, Slow};
@@ -300,18 +300,18 @@ impl GpuState {
     }
 
     /// Takes over what became of it, as it was recorded.
-    pub fn replay(&self, change: &What) {
+    pub fn replay(&self, change: &Became) {
         match change {
-            What::Health { health: Health::Up, .. } => self.set_back(),
-            What::Health { health: Health::Lost, trouble } => {
+            Became::Health { health: Health::Up, .. } => self.set_back(),
+            Became::Health { health: Health::Lost, trouble } => {
                 self.forget();
                 self.lose(trouble);
             }
-            What::Health { health: Health::Hung, .. } => {
+            Became::Health { health: Health::Hung, .. } => {
                 self.forget();
                 self.set_health(Health::Hung);
             }
-            What::Xid { xid, seen } => {
+            Became::Xid { xid, seen } => {
                 let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
                 if has_room(&xids, *xid) {
                     xids.insert(*xid, *seen);

@@ -85,14 +85,14 @@ impl Activity {
     const NO_REASONS: u32 = u32::MAX >> Self::RATIO_BITS;
     const UNKNOWN: Self = Self(u32::MAX);
 
-    /// A ratio beyond 1 is no reading. Reasons of bits that NVML does not have yet are left out.
+    /// A ratio beyond 1 is no reading, and a mask of more than eleven bits, of which NVML has nine, is not known.
     fn new(utilization_ratio: Option<f64>, throttle_reasons: Option<u64>) -> Self {
         let ratio = match Packed::new(utilization_ratio, MICRO) {
-            Packed(ppm) if ppm < Self::NO_RATIO => ppm,
+            Packed(ppm) if f64::from(ppm) <= MICRO => ppm,
             _ => Self::NO_RATIO,
         };
-        let named = u64::from(Self::NO_REASONS >> 1);
-        let reasons = throttle_reasons.and_then(|reasons| u32::try_from(reasons & named).ok());
+        let reasons = throttle_reasons.and_then(|reasons| u32::try_from(reasons).ok());
+        let reasons = reasons.filter(|reasons| *reasons <= Self::NO_REASONS >> 1);
         Self(ratio | reasons.unwrap_or(Self::NO_REASONS) << Self::RATIO_BITS)
     }
 
@@ -300,8 +300,9 @@ mod tests {
             points.iter().map(|point| (point.utilization_ratio, point.throttle_reasons)).collect::<Vec<_>>(),
             told
         );
-        let odd = Activity::new(Some(1.1), Some(u64::MAX));
-        assert_eq!((odd.utilization_ratio(), odd.throttle_reasons()), (None, Some(0x7ff)));
+        for (ratio, reasons) in [(1.000_001, 0x800), (1.1, u64::MAX)] {
+            assert_eq!(Activity::new(Some(ratio), Some(reasons)), Activity::UNKNOWN);
+        }
     }
 
     #[test]

@@ -4,12 +4,12 @@
 
 use super::around::{self, Around};
 use super::context::Context;
-use super::door::Door;
 use super::levels::Levels;
 use super::metrics::{Exemplars, Mapper, Snapshot};
 use super::queue::{Batch, Queue};
 use super::raw::{RawPoints, requests};
 use super::settings::{Raw, Settings};
+use super::span_requests::SpanRequests;
 use super::spans::{Traces, Turn};
 use super::stats::{Reason, Signal, Stats};
 use crate::metrics::Snapshots;
@@ -35,7 +35,7 @@ pub struct Producer {
     raw: RawPoints,
     around: Around,
     traces: Traces,
-    door: Door,
+    span_requests: SpanRequests,
     exemplars: Exemplars,
     snapshot_ns: Option<i64>,
 }
@@ -58,7 +58,7 @@ impl Producer {
             .with_explicit_histograms(settings.explicit_histograms);
         let mut traces = Traces::new(settings.spans);
         traces.skip_to(&snapshots.known.ledger.ended());
-        let door = Door::new(&settings.resource, settings.queue_bytes);
+        let span_requests = SpanRequests::new(&settings.resource, settings.queue_bytes);
         Self {
             settings,
             snapshots,
@@ -69,7 +69,7 @@ impl Producer {
             raw: RawPoints::default(),
             around: Around::default(),
             traces,
-            door,
+            span_requests,
             exemplars: Exemplars::default(),
             snapshot_ns: None,
         }
@@ -174,7 +174,7 @@ impl Producer {
 
     fn push_spans(&self, spans: Vec<SpanData>) {
         let points = spans.len() as u64;
-        match self.door.request(spans) {
+        match self.span_requests.request(spans) {
             Ok(payload) => self.push(Signal::Spans, points, payload),
             Err(error) => {
                 tracing::error!(points, %error, "spans make no request that the queue could hold, and are dropped");

@@ -21,12 +21,12 @@ const NOWHERE: &str = "http://queue.invalid/v1/traces";
 
 /// Turns spans into requests.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct SpanRequests {
     exporter: SpanExporter,
     client: Client,
 }
 
-impl Door {
+impl SpanRequests {
     /// Requests of this resource, each of at most so many bytes.
     ///
     /// # Panics
@@ -107,9 +107,9 @@ mod tests {
 
     #[test]
     fn each_request_has_its_own_spans_and_the_resource() {
-        let door = Door::new(&[("service.name".into(), "highwater".into())], 1 << 20);
+        let requests = SpanRequests::new(&[("service.name".into(), "highwater".into())], 1 << 20);
         for ids in [vec![1], vec![2, 3]] {
-            let request = door.request(ids.iter().map(|id| span(*id)).collect()).expect("it is small");
+            let request = requests.request(ids.iter().map(|id| span(*id)).collect()).expect("it is small");
             let request = ExportTraceServiceRequest::decode(request).expect("protobuf");
             let [of_resource] = request.resource_spans.as_slice() else { panic!("{request:?}") };
             let resource = of_resource.resource.as_ref().expect("a resource");
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn a_request_that_no_queue_could_hold_is_an_error_and_leaves_nothing_behind() {
-        let door = Door::new(&[], 200);
-        assert!(door.request((0..100).map(span).collect()).is_err());
-        assert!(door.client.take().is_none());
-        door.request(vec![span(1)]).expect("it is small");
+        let requests = SpanRequests::new(&[], 200);
+        assert!(requests.request((0..100).map(span).collect()).is_err());
+        assert!(requests.client.take().is_none());
+        requests.request(vec![span(1)]).expect("it is small");
     }
 }

@@ -100,6 +100,7 @@ impl Iterator for Events<'_> {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
+        // What this process wrote ends where nothing more can be read.
         let (kept, rest) = postcard::take_from_bytes::<Kept<'_>>(self.0).ok()?;
         self.0 = rest;
         let attributes = kept.attributes.map(|all| all.into_iter().map(|(name, value)| (name.into(), value.into())));

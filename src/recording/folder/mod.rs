@@ -129,7 +129,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         said: Box::new(ranks),
         meters: meters.unwrap_or_default(),
         turns: Vec::new(),
-        states: Vec::new(),
+        changes: Vec::new(),
         begin_ns,
         end_ns,
         skipped,

@@ -118,15 +118,15 @@ fn what_became_of_gpus_comes_in_order_of_time_by_their_positions() {
           (4, 42, 3, 'up', NULL);
          INSERT INTO xids VALUES (1, 20, 0, 79, 3, 18);"
     ));
-    let health = |at_ns, health, trouble: &str| StateChange {
+    let health = |at_ns, health, trouble: &str| GpuChange {
         at_ns,
         gpu: 1,
-        what: What::Health { health, trouble: trouble.into() },
+        what: Became::Health { health, trouble: trouble.into() },
     };
-    let xid = StateChange { at_ns: 20, gpu: 0, what: What::Xid { xid: 79, seen: Xid { count: 3, last_ns: 18 } } };
-    let states = |after_ns, to_ns| replay.states(after_ns, to_ns).collect::<Vec<_>>();
-    assert_eq!(states(i64::MIN, 20), [health(20, Health::Lost, "fell off the bus"), xid]);
-    assert_eq!(states(20, 99), [health(40, Health::Up, "")]);
+    let xid = GpuChange { at_ns: 20, gpu: 0, what: Became::Xid { xid: 79, seen: Xid { count: 3, last_ns: 18 } } };
+    let changes = |after_ns, to_ns| replay.changes(after_ns, to_ns).collect::<Vec<_>>();
+    assert_eq!(changes(i64::MIN, 20), [health(20, Health::Lost, "fell off the bus"), xid]);
+    assert_eq!(changes(20, 99), [health(40, Health::Up, "")]);
     let problems: Vec<&str> = replay.skipped().first.iter().map(|skipped| skipped.message.as_str()).collect();
     assert_eq!(problems, ["table health: `well` is none of up, lost and hung", "table health: there is no gpu 3"]);
 }
@@ -139,7 +139,7 @@ fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
          DROP TABLE turns; DROP TABLE health; DROP TABLE xids; ALTER TABLE usage DROP COLUMN throttle_reasons;
          INSERT INTO usage VALUES (0, 10, 250.0, 0.5);"
     ));
-    assert_eq!((replay.skipped().count, replay.states(i64::MIN, i64::MAX).count()), (0, 0));
+    assert_eq!((replay.skipped().count, replay.changes(i64::MIN, i64::MAX).count()), (0, 0));
     let medium = replay.medium(0, 10, &crate::source::CallStats::default());
     assert_eq!((medium.power_watts, medium.utilization_ratio, medium.throttle_reasons), (Some(250.0), Some(0.5), None));
 }
