@@ -5,7 +5,7 @@
 //!
 //! The `prometheus` crate writes it. Its encoder takes a microsecond a line, because it writes the labels of each line and
 //! the bound of each bucket anew: right for what is told of GPUs and of the daemon, and 75 ms where 2,048 phases have
-//! series. So a family with more than [`MOST_BY_CRATE`] samples is written by `long`, to the byte as the crate would.
+//! series. So a family with more than `MOST_BY_CRATE` samples is written by `long`, to the byte as the crate would.
 
 mod long;
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! runs where no endpoint is set; sampling is never touched; of every point it is known whether it was exported, waits,
 //! or was dropped and why.
 //!
-//! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests ([`span_requests`]). Metrics are messages of
+//! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests (`span_requests`). Metrics are messages of
 //! `opentelemetry-proto`, made here, because the SDK (0.33) cannot make them: a `ResourceMetrics` comes from its own
 //! collection alone, which stamps every point with the time of collecting (raw points have times of their own), begins
 //! every total when the SDK began (a driver's totals and a job's did not), takes increments (what others count is a
