@@ -138,3 +138,56 @@ pub fn park_for(duration: Duration, stop: &AtomicBool) {
         thread::park_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_timeline_is_unix_time_and_goes_with_the_monotonic_clock() {
+        let live = Live::start();
+        // What lies between two looks is far less than what any step of a clock would be.
+        let agrees = |one: i64, other: i64| (one - other).abs() < SECOND_NS;
+        assert!(agrees(live.now_ns(), unix_now_ns()));
+        assert!(agrees(live.to_monotonic_ns(live.now_ns()), monotonic_now_ns()));
+        assert_eq!(live.unix_shift_ns(), 0);
+        for stepped_ns in [5 * SECOND_NS, -5 * SECOND_NS] {
+            let stepped = Live { epoch_ns: live.epoch_ns - stepped_ns };
+            assert!(agrees(stepped.unix_shift_ns(), stepped_ns), "{}", stepped.unix_shift_ns());
+        }
+    }
+
+    #[test]
+    fn sleeping_ends_when_the_timeline_is_there_and_not_before() {
+        let live = Live::start();
+        for ahead_ns in [2 * MILLISECOND_NS, -SECOND_NS] {
+            let at_ns = live.now_ns() + ahead_ns;
+            live.sleep_until(at_ns);
+            assert!(live.now_ns() >= at_ns);
+            live.wait_until(at_ns);
+        }
+        live.sleep_until(i64::MIN / 2);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_by_hand_never_goes_back() {
+        let manual = Manual::at(5);
+        assert_eq!((manual.now_ns(), manual.unix_shift_ns()), (5, 0));
+        for (to_ns, then_ns) in [(9, 9), (7, 9)] {
+            manual.advance_to(to_ns);
+            assert_eq!(manual.now_ns(), then_ns);
+        }
+        manual.sleep_until(12);
+        assert_eq!(manual.now_ns(), 12);
+        manual.wait_until(15);
+        assert_eq!(manual.now_ns(), 15);
+    }
+
+    #[test]
+    fn parking_ends_with_its_time_or_when_told() {
+        park_for(Duration::from_secs(3600), &AtomicBool::new(true));
+        let begun = Instant::now();
+        park_for(Duration::from_millis(2), &AtomicBool::new(false));
+        assert!(begun.elapsed() >= Duration::from_millis(2));
+    }
+}

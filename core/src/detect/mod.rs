@@ -23,6 +23,8 @@ mod memory_growth;
 mod settings;
 mod steps;
 mod straggler;
+#[cfg(test)]
+mod tests;
 mod view;
 mod xid;
 
