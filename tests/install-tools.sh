@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs what stories with peers (`peers`), the lints (`lint`) or the fuzz targets (`fuzz`) run beside cargo, where it is missing:
+# Installs what stories with peers (`peers`), the lints (`lint`), the fuzz targets (`fuzz`) or the
+# mutants (`mutants`) run beside cargo, where it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
 #   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
-#   helm, cargo-deny, cargo-fuzz   from the Go and Rust registries, pinned in tests/tools.env, under target/tools
+#   helm, cargo-deny, cargo-fuzz, cargo-mutants   from the Go and Rust registries, pinned in tests/tools.env, under target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #

@@ -32,7 +32,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Durations {
     explicit: Histogram,
-    /// Shared with those who were told it, until the next one comes.
+    /// Shared with those who have read it, until the next one comes.
     exponential: Arc<Exponential>,
 }
 

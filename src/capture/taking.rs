@@ -267,8 +267,8 @@ impl Capture {
             let mut later = changes[n + 1..].iter().take_while(|later| later.at_ns <= self.begin_ns);
             !later.any(|later| later.replaces(change))
         };
-        let told = changes.iter().enumerate().filter(lasts);
-        told.map(|(_, change)| change).try_for_each(|change| self.file.gpu_change(change, self.begin_ns))
+        let written = changes.iter().enumerate().filter(lasts);
+        written.map(|(_, change)| change).try_for_each(|change| self.file.gpu_change(change, self.begin_ns))
     }
 
     /// The jobs, while positions in what they said mean the GPUs of this file.

@@ -10,7 +10,7 @@ use super::schema::{APPLICATION_ID, FORMAT_VERSION};
 use super::tape::{Tape, Words};
 use super::{schema, state::State};
 use crate::source::OpenError;
-use highwater_core::gpu::{Became, Device, GpuChange, Health, UsagePoint, Xid};
+use highwater_core::gpu::{Became, Device, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
@@ -26,8 +26,6 @@ const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 16;
-/// Of why a GPU is lost, characters.
-const MOST_TROUBLE: usize = 256;
 const MOST_CHANGES: usize = 1 << 16;
 /// The longest text of a cell, bytes.
 const MOST_CELL_BYTES: i32 = 1 << 16;

@@ -7,8 +7,7 @@ use crate::ring;
 
 /// GPUs of these UUIDs, without any reading.
 fn join(uuids: &[&str]) -> Join {
-    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-    let (_writers, rings): (Vec<_>, Vec<_>) = uuids.iter().map(|_| ring::ring(config).expect("a ring")).unzip();
+    let (_writers, rings): (Vec<_>, Vec<_>) = uuids.iter().map(|_| ring::ring(hand::RING).expect("a ring")).unzip();
     let state = |(index, uuid): (usize, &&str)| {
         let device = Device { index: index.to_string(), uuid: (*uuid).into(), ..Device::default() };
         GpuState::new(device, SECOND_NS, SECOND_NS)

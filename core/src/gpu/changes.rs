@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 const MOST_KEPT: usize = 1_024;
 
 /// The most of why a GPU is lost that is kept, characters.
-const MOST_TROUBLE: usize = 64;
+pub const MOST_TROUBLE: usize = 64;
 
 /// Bytes of all that is kept of so many GPUs at the most: of what is not kept one by one, the health and 256 XIDs of each.
 #[must_use]

@@ -290,15 +290,15 @@ mod tests {
     #[test]
     fn reasons_come_back_beside_utilization_known_or_not() {
         let series = series(&[]);
-        let told =
+        let given =
             [(Some(0.0), Some(0)), (Some(1.0), Some(0x44)), (None, Some(0x1ff)), (Some(0.5), None), (None, None)];
-        for (n, (utilization_ratio, throttle_reasons)) in (0..).zip(told) {
+        for (n, (utilization_ratio, throttle_reasons)) in (0..).zip(given) {
             series.push(UsagePoint { at_ns: at_ms(n), power_watts: None, utilization_ratio, throttle_reasons });
         }
         let points = series.points(at_ms(-1), at_ms(9));
         assert_eq!(
             points.iter().map(|point| (point.utilization_ratio, point.throttle_reasons)).collect::<Vec<_>>(),
-            told
+            given
         );
         for (ratio, reasons) in [(1.000_001, 0x800), (1.1, u64::MAX)] {
             assert_eq!(Activity::new(Some(ratio), Some(reasons)), Activity::UNKNOWN);

@@ -91,13 +91,9 @@ pub(super) fn instrumentation() -> opentelemetry::InstrumentationScope {
     opentelemetry::InstrumentationScope::builder("highwater").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-/// What made the points.
+/// What made the points: the same.
 pub(super) fn scope() -> InstrumentationScope {
-    InstrumentationScope {
-        name: "highwater".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..InstrumentationScope::default()
-    }
+    (instrumentation(), None).into()
 }
 
 /// An attribute with any value.
