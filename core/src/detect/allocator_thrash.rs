@@ -214,3 +214,205 @@ impl Seen<'_> {
         format!("Inside the step {}.{doubt}", said.join(", and "))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::{GIB, Hand};
+    use super::super::steps::Phase;
+    use super::super::view::OpenStep;
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+    use crate::phases::hand::key;
+
+    /// A second for each step; each lasts 500 ms.
+    fn at(nth: u64) -> i64 {
+        i64::try_from(nth).expect("a step") * SECOND_NS
+    }
+
+    /// A step of rank 0, whose counter of retries rose by so much.
+    fn step(nth: u64, retries: Option<u64>) -> Step {
+        Step { retries, ..Hand::step(0, nth, at(nth), &[("forward", 250), ("backward", 250)]) }
+    }
+
+    /// Memory of a GPU falls by 4 GiB of 139 and half of it is back 20 ms later.
+    fn fall(trough_ns: i64) -> Flush {
+        let regrown_ns = trough_ns + 20 * MILLISECOND_NS;
+        Flush { trough_ns, regrown_ns, high_bytes: 139 * GIB, drop_bytes: 4 * GIB }
+    }
+
+    fn new() -> (Hand, AllocatorThrash) {
+        (Hand::with_ranks(2), AllocatorThrash::default())
+    }
+
+    /// What is said of one step in which, or beside which, a GPU's memory fell.
+    fn of(step: Step, gpu: usize, fall: Flush) -> Vec<Sign> {
+        let (mut hand, mut detector) = new();
+        hand.flushes = vec![(gpu, fall)];
+        hand.steps_end(&mut detector, vec![step])
+    }
+
+    #[test]
+    fn the_counter_decides_and_a_fall_alone_is_suspected() {
+        let certainty = |retries, falls: bool| {
+            let gpu = if falls { 0 } else { 1 };
+            of(step(5, retries), gpu, fall(at(5) + 7)).first().map(|sign| (sign.certainty, sign.begin_ns - at(5)))
+        };
+        assert_eq!(certainty(Some(2), true), Some((Certainty::Confirmed, 7)));
+        assert_eq!(certainty(Some(2), false), Some((Certainty::Confirmed, 0)), "expandable segments");
+        assert_eq!((certainty(Some(0), true), certainty(Some(0), false)), (None, None), "emptied on purpose");
+        assert_eq!((certainty(None, true), certainty(None, false)), (Some((Certainty::Suspected, 7)), None));
+    }
+
+    #[test]
+    fn it_is_told_with_the_largest_fall_and_is_a_trouble_of_its_step() {
+        let (mut hand, mut detector) = new();
+        let small = Flush { drop_bytes: 2 * GIB, ..fall(at(5) + 1) };
+        hand.flushes = vec![(0, small), (0, fall(at(5) + 2))];
+        (hand.now_ns, hand.steps) = (at(6), vec![step(5, Some(3))]);
+        let (signs, troubles) = hand.look(&mut detector);
+        let ([sign], [trouble]) = (&signs[..], &troubles[..]) else { panic!("one each: {signs:?}") };
+        assert_eq!((trouble.kind, &trouble.key), (Kind::AllocatorThrash, &key(0)));
+        assert_eq!((trouble.from_ns, trouble.to_ns), (at(5), at(5) + 500 * MILLISECOND_NS));
+        assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
+        assert_eq!((sign.step, sign.begin_ns, sign.until_ns), (Some(5), at(5) + 1, at(6) + hand.settings.hold_ns));
+        let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
+        let expected =
+            [("steps_with_flushes_count", 1.0), ("allocator_retries_count", 3.0), ("fall_bytes", number(4 * GIB))];
+        assert_eq!(values, expected);
+        assert_eq!(sign.text.what, "The allocator of rank 0 of j ran out of memory and flushed its cache in step 5.");
+        assert_eq!(
+            sign.text.why,
+            "Inside the step memory in use fell by 4.0 GiB and half of it was back 20 ms later, and the allocator \
+             counted 3 failed allocations."
+        );
+        let [sign] = of(step(5, None), 0, fall(at(5))).try_into().expect("one");
+        assert!(sign.text.what.contains("seems to have flushed") && sign.text.why.ends_with("allocator's counters."));
+    }
+
+    #[test]
+    fn a_fall_is_suspected_only_where_less_was_free_than_it_gave_back() {
+        let high = |high_bytes| of(step(5, None), 0, Flush { high_bytes, ..fall(at(5)) }).len();
+        assert_eq!((high(136 * GIB), high(136 * GIB + 1), high(141 * GIB)), (0, 1, 1));
+        assert_eq!(of(step(5, Some(1)), 0, Flush { high_bytes: GIB, ..fall(at(5)) })[0].evidence.len(), 3, "it counts");
+        let unknown = Step { gpus: vec![7], ..step(5, None) };
+        assert_eq!(of(unknown, 7, fall(at(5))).len(), 1, "a size that is not known");
+    }
+
+    #[test]
+    fn a_phase_that_refills_memory_excuses_its_falls() {
+        let within = |name: &str, inner: Option<&str>| {
+            let mut step = Hand::step(0, 5, at(5), &[(name, 500)]);
+            let part =
+                |name: &str| Phase { name: name.into(), begin_ns: at(5) + 10, end_ns: at(5) + 20, retries: [None; 2] };
+            step.phases.extend(inner.map(part));
+            of(step, 0, fall(at(5) + 15)).len()
+        };
+        assert_eq!((within("forward", None), within("eval", None), within("checkpoint", None)), (1, 0, 0));
+        assert_eq!((within("forward", Some("eval")), within("eval", Some("forward"))), (0, 1), "the innermost counts");
+    }
+
+    #[test]
+    fn a_step_claims_what_fell_in_it_and_what_regrew_after_the_one_before() {
+        let claimed = |trough_ns| {
+            let (mut hand, mut detector) = new();
+            hand.steps_end(&mut detector, vec![step(4, None)]);
+            hand.flushes = vec![(0, fall(trough_ns))];
+            hand.steps_end(&mut detector, vec![step(5, None)]).len()
+        };
+        let (last_end_ns, end_ns) = (at(4) + 500 * MILLISECOND_NS, at(5) + 500 * MILLISECOND_NS);
+        assert_eq!([at(5), at(5) - 1, end_ns, end_ns + 1].map(claimed), [1, 0, 1, 0]);
+        assert_eq!([last_end_ns, last_end_ns + 1].map(claimed), [1, 0], "between two steps it is neither's");
+        assert_eq!([last_end_ns - REGROW_NS, last_end_ns - REGROW_NS - 1].map(claimed), [1, 0]);
+        // One after the step waits for the next; one before it is dropped; another GPU's is left alone.
+        let (mut hand, mut detector) = new();
+        hand.flushes = vec![(0, fall(at(6))), (0, fall(at(4))), (1, fall(at(5)))];
+        assert_eq!(hand.steps_end(&mut detector, vec![step(5, None)]), []);
+        hand.flushes.clear();
+        assert_eq!(detector.waiting.iter().map(|(gpu, _)| *gpu).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(hand.steps_end(&mut detector, vec![step(6, None)]).len(), 1);
+    }
+
+    #[test]
+    fn three_of_the_last_ten_steps_are_critical() {
+        let (mut hand, mut detector) = new();
+        let mut told = |nth: u64, retries| {
+            let signs = hand.steps_end(&mut detector, vec![step(nth, Some(retries))]);
+            signs.first().map(|sign| (sign.severity, sign.evidence[0].value))
+        };
+        let (warning, critical) = (Severity::Warning, Severity::Critical);
+        assert_eq!(
+            (told(0, 1), told(1, 1), told(2, 1)),
+            (Some((warning, 1.0)), Some((warning, 2.0)), Some((critical, 3.0)))
+        );
+        assert!((3..10).all(|nth| told(nth, 0).is_none()));
+        assert_eq!(told(10, 1), Some((critical, 3.0)), "the first is out of the ten");
+        assert_eq!(told(11, 1), Some((critical, 3.0)));
+        assert!((12..20).all(|nth| told(nth, 0).is_none()));
+        assert_eq!(told(20, 1), Some((warning, 2.0)));
+    }
+
+    #[test]
+    fn an_open_step_is_told_once_for_each_rise_of_its_counter() {
+        let (mut hand, mut detector) = new();
+        hand.steps_end(&mut detector, vec![step(4, Some(1))]);
+        hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: at(5), retries: Some(10) });
+        let mut look = |hand: &mut Hand, ms: i64, retries| {
+            (hand.now_ns, hand.ranks[0].retries) = (at(5) + ms * MILLISECOND_NS, retries);
+            let (signs, troubles) = hand.look(&mut detector);
+            assert_eq!(signs.len(), troubles.len());
+            hand.flushes.clear();
+            signs.into_iter().zip(troubles).next()
+        };
+        assert!(look(&mut hand, 10, None).is_none() && look(&mut hand, 20, Some(10)).is_none());
+        hand.flushes = vec![(0, fall(at(5) - 1)), (1, fall(at(5) + 1)), (0, fall(at(5) + 3))];
+        let (sign, trouble) = look(&mut hand, 30, Some(12)).expect("it rose");
+        assert_eq!((sign.certainty, sign.step, sign.begin_ns), (Certainty::Confirmed, Some(5), at(5) + 3));
+        assert_eq!(sign.evidence.iter().map(|one| one.value).collect::<Vec<_>>(), [2.0, 2.0, number(4 * GIB)]);
+        assert_eq!((trouble.from_ns, trouble.to_ns), (at(5) + 3, hand.now_ns));
+        assert!(look(&mut hand, 40, Some(12)).is_none(), "told already");
+        assert!(
+            look(&mut hand, 50, Some(13)).is_some() && look(&mut hand, 60, Some(9)).is_none(),
+            "a counter that fell"
+        );
+        hand.ranks[0].step = Some(OpenStep { number: Some(6), begin_ns: at(6), retries: Some(13) });
+        let (sign, _) = look(&mut hand, 1_500, Some(14)).expect("of the next step");
+        assert_eq!((sign.begin_ns, sign.evidence.len()), (at(6), 2), "no fall of its own");
+        hand.ranks[0].step = None;
+        assert!(look(&mut hand, 2_000, Some(20)).is_none(), "no step is open");
+    }
+
+    #[test]
+    fn an_open_step_that_is_told_is_critical_with_two_before() {
+        let (mut hand, mut detector) = new();
+        (0..2).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![step(nth, Some(1))]).len(), 1));
+        hand.steps_end(&mut detector, vec![step(2, Some(0))]);
+        hand.ranks[0].step = Some(OpenStep { number: Some(3), begin_ns: at(3), retries: Some(0) });
+        hand.ranks[0].retries = Some(1);
+        assert_eq!(hand.look(&mut detector).0[0].severity, Severity::Critical);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_in_time_and_number_and_ranks_that_have_gone_are_forgotten() {
+        let (mut hand, mut detector) = new();
+        hand.flushes = vec![(0, fall(0))];
+        let regrown_ns = fall(0).regrown_ns;
+        for (now_ns, waiting) in [(regrown_ns + PATIENCE_NS - 1, 1), (regrown_ns + PATIENCE_NS, 0)] {
+            hand.now_ns = now_ns;
+            hand.look(&mut detector);
+            hand.flushes.clear();
+            assert_eq!(detector.waiting.len(), waiting);
+        }
+        hand.flushes = (0..300).map(|ns| (0, fall(hand.now_ns + ns))).collect();
+        hand.look(&mut detector);
+        assert_eq!((detector.waiting.len(), detector.waiting[0].1), (MOST_WAITING, fall(hand.now_ns + 44)));
+        hand.flushes.clear();
+        hand.ranks[0].step = Some(OpenStep { number: None, begin_ns: 0, retries: Some(0) });
+        hand.ranks[0].retries = Some(1);
+        hand.steps_end(&mut detector, vec![step(500, Some(1))]);
+        let kept = |detector: &AllocatorThrash| [detector.recent.len(), detector.ended_ns.len(), detector.told.len()];
+        assert_eq!(kept(&detector), [1; 3]);
+        hand.ranks.remove(0);
+        hand.look(&mut detector);
+        assert_eq!(kept(&detector), [0; 3]);
+    }
+}

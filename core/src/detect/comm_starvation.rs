@@ -208,3 +208,210 @@ impl Slow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+    use crate::phases::hand::key;
+
+    /// A second for each step, so that none waits for another's cause.
+    fn at(nth: u64) -> i64 {
+        i64::try_from(nth).expect("a step") * SECOND_NS
+    }
+
+    /// A step of rank 0 with so much communication.
+    fn comm(nth: u64, comm_ms: i64) -> Step {
+        Hand::step(0, nth, at(nth), &[("forward", 50), ("comm", comm_ms)])
+    }
+
+    /// The ratio that is known of a step after these.
+    fn ratio_after(steps: impl Iterator<Item = Step>) -> Option<f64> {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+        steps.for_each(|step| assert_eq!(hand.steps_end(&mut detector, vec![step]), []));
+        Hand::ratios(&detector, 0).comm_slowdown
+    }
+
+    /// What is said of one step after eight healthy ones of 10 ms, where another rank was in trouble in it.
+    fn after_healthy(step: Step, trouble: impl FnOnce(&Step, &mut Trouble)) -> Option<Sign> {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+        (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+        hand.troubles = vec![in_trouble(&step)];
+        trouble(&step, &mut hand.troubles[0]);
+        let mut signs = hand.steps_end(&mut detector, vec![step]);
+        assert!(signs.len() < 2);
+        let sign = signs.pop();
+        assert!(sign.is_none() || hand.look(&mut detector).0.is_empty(), "told once");
+        sign
+    }
+
+    /// Rank 1 flushes within a step.
+    fn in_trouble(step: &Step) -> Trouble {
+        Trouble { kind: Kind::AllocatorThrash, key: key(1), from_ns: step.begin_ns, to_ns: step.end_ns }
+    }
+
+    #[test]
+    fn slow_communication_while_another_rank_flushes_is_told_with_who_it_was() {
+        let sign = after_healthy(comm(8, 40), |_, _| {}).expect("slow");
+        assert_eq!(
+            (sign.kind, sign.severity, sign.certainty),
+            (Kind::CommStarvation, Severity::Warning, Certainty::Observed)
+        );
+        assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
+        let end_ns = 8 * SECOND_NS + 90 * MILLISECOND_NS;
+        let hold_ns = Hand::new(0).settings.hold_ns;
+        assert_eq!((sign.begin_ns, sign.until_ns, sign.step), (8 * SECOND_NS, end_ns + hold_ns, Some(8)));
+        let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
+        let expected =
+            [("slowdown_ratio", 4.0), ("took_seconds", 0.04), ("baseline_seconds", 0.01), ("rank_in_trouble", 1.0)];
+        assert_eq!(values, expected);
+        assert!(
+            sign.text.what.starts_with("Communication of rank 0 of j in step 8 took 40 ms, 4.0 times its baseline")
+        );
+        assert!(sign.text.what.ends_with("while rank 1 flushed its allocator's cache."));
+        let severity = |comm_ms| after_healthy(comm(8, comm_ms), |_, _| {}).map(|sign| sign.severity);
+        assert_eq!((severity(99), severity(100)), (Some(Severity::Warning), Some(Severity::Critical)));
+        assert_eq!((severity(29), severity(30)), (None, Some(Severity::Warning)), "20 ms above its baseline");
+    }
+
+    #[test]
+    fn slow_is_from_the_ratio_asked_for() {
+        let told = |slowdown, excess_ns| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+            (hand.settings.comm_slowdown, hand.settings.comm_excess_ns) = (slowdown, excess_ns);
+            (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+            hand.troubles = vec![in_trouble(&comm(8, 40))];
+            hand.steps_end(&mut detector, vec![comm(8, 40)]).len()
+        };
+        assert_eq!((told(4.0, 0), told(4.01, 0)), (1, 0));
+        assert_eq!((told(4.0, 30 * MILLISECOND_NS), told(4.0, 30 * MILLISECOND_NS + 1)), (1, 0));
+    }
+
+    #[test]
+    fn the_baseline_is_the_median_of_healthy_steps_after_the_warm_up() {
+        assert_eq!(ratio_after((0..8).map(|nth| comm(nth, 10))), None, "three of warm-up and four others were before");
+        assert_eq!(ratio_after((0..9).map(|nth| comm(nth, if nth < 3 { 90 } else { 10 }))), Some(1.0));
+        // A step that is slow is none of them, from one and a half times on.
+        let one = |ms| move |nth| comm(nth, if nth == 8 { ms } else { 10 });
+        let of = |ms| ratio_after((0..9).map(one(ms)));
+        assert_eq!((of(15), of(14)), (Some(1.5), Some(1.4)));
+        let drift = |first_ms: i64| (0..8).map(|nth| comm(nth, 10)).chain((8..28).map(move |nth| comm(nth, first_ms)));
+        assert_eq!(ratio_after(drift(14)), Some(1.0), "it follows what is healthy");
+        assert_eq!(ratio_after(drift(15).take(27)), Some(1.5), "what is slow is not, at once");
+        // The first steps of a later run teach it nothing either.
+        let again = (0..8).map(|nth| comm(nth, 10)).chain((0..40).map(|nth| Step { nth: nth % 3, ..comm(nth, 14) }));
+        assert_eq!(ratio_after(again), Some(1.4));
+        // Of the last sixty-four.
+        let far = |tens: u64| (0..3 + 64 + tens).map(move |nth| comm(nth, if nth < 3 + 32 { 10 } else { 14 }));
+        assert_eq!((ratio_after(far(0)), ratio_after(far(8))), (Some(1.4), Some(1.0)));
+    }
+
+    #[test]
+    fn what_is_slow_for_twenty_steps_without_a_cause_is_the_new_baseline() {
+        let slow = |count: u64| (0..8).map(|nth| comm(nth, 10)).chain((8..8 + count).map(|nth| comm(nth, 40)));
+        assert_eq!((ratio_after(slow(20)), ratio_after(slow(21))), (Some(4.0), Some(1.0)));
+        let broken = slow(19).chain([comm(27, 10)]).chain((28..48).map(|nth| comm(nth, 40)));
+        assert_eq!(ratio_after(broken), Some(4.0), "one healthy step between");
+        // With a rank that thrashes it stays slow.
+        let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+        for (nth, step) in slow(40).enumerate() {
+            hand.troubles = if nth < 8 { Vec::new() } else { vec![in_trouble(&step)] };
+            hand.steps_end(&mut detector, vec![step]);
+        }
+        assert_eq!(Hand::ratios(&detector, 0).comm_slowdown, Some(4.0));
+        let others = |change: &dyn Fn(&mut Trouble)| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+            for step in slow(21) {
+                let mut trouble = in_trouble(&step);
+                change(&mut trouble);
+                hand.troubles = vec![trouble];
+                hand.steps_end(&mut detector, vec![step]);
+            }
+            Hand::ratios(&detector, 0).comm_slowdown
+        };
+        assert_eq!(others(&|_| {}), Some(4.0));
+        assert_eq!(others(&|trouble| trouble.key.0 = "k".into()), Some(1.0), "another job's");
+        assert_eq!(others(&|trouble| trouble.kind = Kind::LowHeadroom), Some(1.0));
+        assert_eq!(others(&|trouble| (trouble.from_ns, trouble.to_ns) = (-2, -1)), Some(1.0), "at another time");
+    }
+
+    #[test]
+    fn a_cause_is_of_the_same_job_and_time_and_a_flush_before_full_memory() {
+        let told = |change: &dyn Fn(&Step, &mut Trouble)| after_healthy(comm(8, 40), change).map(|sign| sign.text.what);
+        assert!(told(&|_, trouble| trouble.key.0 = "k".into()).is_none());
+        assert!(told(&|step, trouble| trouble.from_ns = step.end_ns + 1).is_none());
+        assert!(told(&|step, trouble| trouble.from_ns = step.end_ns).is_some());
+        assert!(told(&|_, trouble| trouble.key = key(0)).expect("its own").contains("while rank 0 flushed"));
+        let (mut hand, mut detector) = (Hand::with_ranks(3), CommStarvation::default());
+        (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+        let trouble = |rank, kind| Trouble { kind, key: key(rank), ..in_trouble(&comm(8, 40)) };
+        let (flush, full) = (Kind::AllocatorThrash, Kind::LowHeadroom);
+        hand.troubles = vec![trouble(0, flush), trouble(1, full), trouble(2, flush)];
+        let [sign] = hand.steps_end(&mut detector, vec![comm(8, 40)]).try_into().expect("one");
+        assert!(sign.text.what.contains("while rank 2 flushed"), "{}", sign.text.what);
+    }
+
+    #[test]
+    fn full_memory_alone_is_the_cause_only_when_no_flush_became_known() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+        (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+        hand.troubles = vec![Trouble { kind: Kind::LowHeadroom, ..in_trouble(&comm(8, 40)) }];
+        assert_eq!(hand.steps_end(&mut detector, vec![comm(8, 40)]), []);
+        hand.now_ns += SETTLE_NS - 1;
+        assert_eq!(hand.look(&mut detector).0, []);
+        hand.now_ns += 1;
+        let [sign] = hand.look(&mut detector).0.try_into().expect("one");
+        assert!(sign.text.what.ends_with("while rank 1 had almost no memory free."));
+        assert_eq!(hand.look(&mut detector).0, [], "told once");
+    }
+
+    #[test]
+    fn a_slow_step_waits_two_seconds_for_its_cause() {
+        let told_after = |wait_ns| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+            (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+            hand.steps_end(&mut detector, vec![comm(8, 40)]);
+            hand.now_ns += wait_ns;
+            assert_eq!(hand.look(&mut detector).0, []);
+            hand.troubles = vec![in_trouble(&comm(8, 40))];
+            hand.look(&mut detector).0.len()
+        };
+        assert_eq!((told_after(PATIENCE_NS - 1), told_after(PATIENCE_NS)), (1, 0));
+    }
+
+    #[test]
+    fn where_no_communication_is_marked_whole_steps_are_compared_with_doubt() {
+        let whole = |nth, ms| Hand::step(0, nth, at(nth), &[("forward", ms)]);
+        let told = |ms, rank| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+            (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![whole(nth, 100)]), []));
+            hand.troubles = vec![Trouble { key: key(rank), ..in_trouble(&whole(8, ms)) }];
+            let signs = hand.steps_end(&mut detector, vec![whole(8, ms)]);
+            assert_eq!(Hand::ratios(&detector, 0).comm_slowdown, None, "no communication is known");
+            signs
+        };
+        let [sign] = told(160, 1).try_into().expect("at four fifths of the ratio asked for");
+        assert_eq!(sign.certainty, Certainty::Suspected);
+        assert!(
+            sign.text.what.starts_with("A step of rank 0 of j in step 8 took 160 ms, 1.6 times"),
+            "{}",
+            sign.text.what
+        );
+        assert_eq!((told(159, 1), told(160, 0)), (Vec::new(), Vec::new()), "not slow; its own flush");
+        // From when communication is marked, its baseline is learnt anew.
+        let marked = (0..8).map(|nth| whole(nth, 100)).chain((8..14).map(|nth| comm(nth, 20)));
+        assert_eq!(ratio_after(marked.clone().take(13)), None);
+        assert_eq!(ratio_after(marked), Some(1.0));
+    }
+
+    #[test]
+    fn a_rank_that_has_gone_is_forgotten() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
+        (0..9).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
+        assert!(Hand::ratios(&detector, 0).comm_slowdown.is_some());
+        hand.ranks.remove(0);
+        hand.look(&mut detector);
+        assert_eq!(Hand::ratios(&detector, 0).comm_slowdown, None);
+    }
+}

@@ -2,13 +2,15 @@
 
 use super::finding::Sign;
 use super::settings::Settings;
-use super::steps::Step;
+use super::steps::{Phase, Step};
 use super::view::{RankNow, View};
-use super::{Detector, Trouble};
+use super::{Detector, Ratios, Trouble};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
 use crate::phases::Flush;
+use crate::phases::hand::key;
 use crate::ring;
+use std::collections::BTreeMap;
 
 pub(super) const GIB: u64 = 1 << 30;
 
@@ -24,6 +26,8 @@ pub(super) struct Hand {
     pub ranks: Vec<RankNow>,
     pub steps: Vec<Step>,
     pub flushes: Vec<(usize, Flush)>,
+    /// What detectors before found.
+    pub troubles: Vec<Trouble>,
     rings: Vec<ring::Reader>,
     writers: Vec<ring::Writer>,
 }
@@ -35,8 +39,8 @@ impl Hand {
             |gpu: usize| Device { index: gpu.to_string(), memory_total_bytes: Some(140 * GIB), ..Device::default() };
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);
         let gpus = (0..gpus).map(state).collect();
-        let (ranks, steps, flushes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { now_ns: 0, settings: Settings::default(), gpus, ranks, steps, flushes, rings, writers }
+        let (ranks, steps, flushes, troubles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { now_ns: 0, settings: Settings::default(), gpus, ranks, steps, flushes, troubles, rings, writers }
     }
 
     /// From now on a GPU uses so much.
@@ -51,15 +55,44 @@ impl Hand {
 
     /// Rank 0 of job `j`, alone on a GPU.
     pub fn rank_on(gpu: usize) -> RankNow {
-        RankNow {
-            key: ("j".into(), 0),
-            gpus: vec![gpu],
-            step: None,
-            retries: None,
-            since_ns: 0,
-            heard_ns: 0,
-            is_at_rest: false,
-        }
+        RankNow { key: key(0), gpus: vec![gpu], step: None, retries: None, since_ns: 0, heard_ns: 0, is_at_rest: false }
+    }
+
+    /// Rank 0 and on of job `j`, each on the GPU of its number.
+    pub fn with_ranks(count: usize) -> Self {
+        let rank = |gpu: usize| RankNow { key: key(gpu), ..Self::rank_on(gpu) };
+        Self { ranks: (0..count).map(rank).collect(), ..Self::new(count) }
+    }
+
+    /// A step of a rank of job `j`, the `nth` of its run and of that number: its phases, each with its milliseconds, come
+    /// one after the other.
+    pub fn step(rank: usize, nth: u64, begin_ns: i64, phases: &[(&str, i64)]) -> Step {
+        let mut end_ns = begin_ns;
+        let mut phase = |(name, ms): &(&str, i64)| {
+            let begin_ns = end_ns;
+            end_ns += ms * MILLISECOND_NS;
+            Phase { name: (*name).into(), begin_ns, end_ns, retries: [None; 2] }
+        };
+        let phases = phases.iter().map(&mut phase).collect();
+        let (peak_bytes, rise_bytes, idle_ns, retries) = (None, None, None, None);
+        let (key, gpus, number) = (key(rank), vec![rank], Some(nth));
+        Step { key, number, nth, begin_ns, end_ns, gpus, phases, peak_bytes, rise_bytes, idle_ns, retries }
+    }
+
+    /// What a detector says at the end of the last of these steps, which end now.
+    pub fn steps_end(&mut self, detector: &mut impl Detector, steps: Vec<Step>) -> Vec<Sign> {
+        self.now_ns = steps.iter().map(|step| step.end_ns).fold(self.now_ns, i64::max);
+        self.steps = steps;
+        let signs = self.look(detector).0;
+        self.steps.clear();
+        signs
+    }
+
+    /// What a detector knows of a rank's last steps.
+    pub fn ratios(detector: &impl Detector, rank: usize) -> Ratios {
+        let mut ratios = BTreeMap::new();
+        detector.ratios(&mut ratios);
+        ratios.remove(&key(rank)).unwrap_or_default()
     }
 
     /// Shows this moment.
@@ -77,7 +110,7 @@ impl Hand {
 
     /// What a detector says now.
     pub fn look(&self, detector: &mut impl Detector) -> (Vec<Sign>, Vec<Trouble>) {
-        let (mut troubles, mut signs) = (Vec::new(), Vec::new());
+        let (mut troubles, mut signs) = (self.troubles.clone(), Vec::new());
         self.view(|view| detector.look(view, &mut troubles, &mut signs));
         (signs, troubles)
     }

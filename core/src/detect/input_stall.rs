@@ -97,3 +97,85 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+
+    /// A step of 100 ms, of which so many wait for data with the GPU idle.
+    fn step(nth: u64, data_ms: i64) -> Step {
+        let step = Hand::step(0, nth, 0, &[("data", data_ms), ("forward", 100 - data_ms)]);
+        Step { idle_ns: Some(data_ms * MILLISECOND_NS), ..step }
+    }
+
+    /// The numbers of the steps in which it is told, with the share.
+    fn told(steps: impl Iterator<Item = Step>) -> Vec<(u64, f64)> {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+        let signs = steps.flat_map(|step| hand.steps_end(&mut detector, vec![step]));
+        signs.map(|sign| (sign.step.expect("a number"), sign.evidence[0].value)).collect()
+    }
+
+    #[test]
+    fn ten_steps_of_three_tenths_or_two_of_six_are_a_stall() {
+        assert_eq!(told((0..14).map(|nth| step(nth, 30))), [(12, 0.3), (13, 0.3)], "three of warm-up, then ten");
+        assert_eq!(told((0..40).map(|nth| step(nth, 29))), []);
+        assert_eq!(told((0..6).map(|nth| step(nth, 60))), [(4, 0.6), (5, 0.6)]);
+        assert_eq!(told((0..10).map(|nth| step(nth, 59))), [], "not sudden, and not ten yet");
+        // Only the last ten count, and the last two.
+        assert_eq!(told((0..24).map(|nth| step(nth, if nth < 6 { 58 } else { 24 }))), [(12, 0.342), (13, 0.308)]);
+        let at_last = told((0..9).map(|nth| step(nth, if nth < 7 { 0 } else { 70 })));
+        assert_eq!(at_last, [(8, 0.7)]);
+    }
+
+    #[test]
+    fn nine_tenths_are_a_stall_whatever_is_asked_for() {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+        hand.settings.stall_share = 0.6;
+        let count = |hand: &mut Hand, detector: &mut InputStall, ms| {
+            (3..7).flat_map(|nth| hand.steps_end(detector, vec![step(nth, ms)])).count()
+        };
+        assert_eq!(count(&mut hand, &mut detector, 89), 0);
+        assert_eq!(count(&mut hand, &mut InputStall::default(), 90), 3);
+    }
+
+    #[test]
+    fn what_the_gpu_worked_through_is_no_stall_and_unknown_idleness_is_told() {
+        let busy = |nth| Step { idle_ns: Some(10 * MILLISECOND_NS), ..step(nth, 80) };
+        assert_eq!(told((0..40).map(busy)), []);
+        let idle = |nth| Step { idle_ns: Some(70 * MILLISECOND_NS), ..step(nth, 40) };
+        assert_eq!(told((0..13).map(idle)), [(12, 0.4)], "no more than it waited");
+        let look = |steps: Vec<Step>| {
+            let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+            let sign = steps.into_iter().flat_map(|step| hand.steps_end(&mut detector, vec![step])).last();
+            (sign.expect("one"), Hand::ratios(&detector, 0).data_stall, hand)
+        };
+        let (sign, share, hand) = look((3..5).map(|nth| step(nth, 60)).collect());
+        assert_eq!(
+            (sign.kind, sign.severity, sign.certainty),
+            (Kind::InputStall, Severity::Warning, Certainty::Observed)
+        );
+        assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
+        assert_eq!((share, sign.evidence[1].value), (Some(0.6), 0.12));
+        assert_eq!((sign.begin_ns, sign.until_ns), (0, hand.now_ns + hand.settings.hold_ns));
+        assert_eq!(sign.text.what, "Rank 0 of j spends 60 % of its time waiting for data.");
+        assert_eq!(sign.text.why, "In its last 2 steps it was 0.12 s in its data phase with its GPU idle.");
+        let one_unknown = vec![step(3, 60), Step { idle_ns: None, ..step(4, 60) }];
+        let (sign, ..) = look(one_unknown);
+        assert_eq!(sign.certainty, Certainty::Suspected);
+        assert!(sign.text.why.contains("not known"));
+    }
+
+    #[test]
+    fn a_new_run_and_a_rank_that_has_gone_begin_anew() {
+        assert_eq!(told([3, 0, 4].map(|nth| step(nth, 60)).into_iter()), []);
+        let unmarked = Step { phases: Vec::new(), ..step(4, 60) };
+        assert_eq!(told([step(3, 60), unmarked, step(5, 60)].into_iter()), [(5, 0.6)], "one without data says nothing");
+        let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
+        hand.steps_end(&mut detector, vec![step(3, 60)]);
+        hand.ranks.clear();
+        hand.look(&mut detector);
+        assert_eq!(Hand::ratios(&detector, 0).data_stall, None);
+    }
+}

@@ -194,3 +194,165 @@ impl Growth {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::{GIB, Hand};
+    use super::*;
+    use crate::phases::hand::key;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Peaks of steps of a second each.
+    fn peaks(peaks: impl IntoIterator<Item = u64>) -> Vec<(i64, u64)> {
+        (1..).map(|nth: i64| nth * SECOND_NS).zip(peaks).collect()
+    }
+
+    /// A step of rank 0 with this peak; the first three are its warm-up.
+    fn step(nth: u64, peak_bytes: u64) -> Step {
+        let begin_ns = i64::try_from(nth).expect("a step") * SECOND_NS;
+        Step { peak_bytes: Some(peak_bytes), ..Hand::step(0, nth, begin_ns, &[("forward", 1_000)]) }
+    }
+
+    #[test]
+    fn peaks_that_rise_from_block_to_block_grow_at_the_pace_of_the_blocks() {
+        // 40 peaks of which each is 100 MiB above the one before: medians 32 steps and 3200 MiB apart.
+        let rising = peaks((0..40).map(|nth| 10 * GIB + nth * 100 * MIB));
+        let growth = growth_of(&rising, Some(140 * GIB)).expect("it grows");
+        assert_eq!((growth.grown_bytes, growth.over_ns), (3_200 * MIB, 31 * SECOND_NS));
+        let left_mib = 140 * 1_024 - (10 * 1_024 + 3_900);
+        let full_in_ns = growth.full_in_ns.expect("a forecast");
+        assert!((seconds(full_in_ns) - left_mib as f64 / 3_200.0 * 31.0).abs() < 1e-6, "{full_in_ns}");
+        assert!(growth_of(&rising, None).expect("it grows all the same").full_in_ns.is_none());
+        // A part block at the begin is left out, whatever is in it.
+        let with_more = peaks([90 * GIB; 4].into_iter().chain((0..40).map(|nth| 10 * GIB + nth * 100 * MIB)));
+        assert_eq!(growth_of(&with_more, None).map(|growth| growth.grown_bytes), Some(3_200 * MIB));
+    }
+
+    #[test]
+    fn growth_counts_from_its_bounds_on() {
+        let by = |each_bytes: u64, usable| {
+            growth_of(&peaks((0..40).map(|nth| GIB + nth / 8 * each_bytes)), usable).is_some()
+        };
+        // Four rises: 256 MiB in all, or a hundredth of the usable memory.
+        assert_eq!((by(64 * MIB, None), by(64 * MIB - 1, None)), (true, false));
+        assert_eq!((by(64 * MIB, Some(25_600 * MIB)), by(64 * MIB, Some(25_700 * MIB))), (true, false));
+        assert_eq!(
+            growth_of(&peaks((0..40).map(|nth| 90 * GIB - nth * GIB)), None).map(|growth| growth.grown_bytes),
+            None
+        );
+    }
+
+    #[test]
+    fn no_block_rises_much_less_than_the_others() {
+        let blocks = |levels: [u64; 5]| {
+            growth_of(&peaks(levels.into_iter().flat_map(|level| [GIB + level * MIB; 8])), None).is_some()
+        };
+        assert!(blocks([0, 1_000, 2_000, 3_000, 4_000]));
+        // Three tenths of the mean of 1000 MiB.
+        assert!(blocks([0, 300, 1_600, 2_800, 4_000]) && !blocks([0, 299, 1_600, 2_800, 4_000]));
+        assert!(
+            blocks([0, 1_200, 2_400, 3_700, 4_000]) && !blocks([0, 1_200, 2_400, 3_701, 4_000]),
+            "ever more slowly"
+        );
+        assert!(!blocks([0, 2_000, 1_000, 3_000, 4_000]), "one falls");
+        assert!(!blocks([0; 5]));
+    }
+
+    #[test]
+    fn peaks_that_only_vary_do_not_grow() {
+        // Medians rise by 1000 MiB; of each block of twenty so many lie below the median of the one before.
+        let with_low = |low: usize| {
+            let block = move |level: u64| (0..20).map(move |nth| GIB + if nth < low { 0 } else { level * 1_000 * MIB });
+            growth_of(&peaks((0..5).flat_map(block)), None).is_some()
+        };
+        assert_eq!((with_low(0), with_low(2), with_low(3)), (true, true, false));
+    }
+
+    #[test]
+    fn the_longest_stretch_up_to_now_that_rises_is_taken() {
+        let run = |values: Vec<u64>| Run { peaks: peaks(values), ..Run::default() };
+        let rising = |from: u64, count: u64| (0..count).map(move |nth| from + nth * 100 * MIB);
+        let grown = |values: Vec<u64>| run(values).growth(None).map(|growth| growth.grown_bytes / MIB);
+        assert_eq!((grown(rising(GIB, 40).collect()), grown(rising(GIB, 39).collect())), (Some(3_200), None));
+        assert_eq!(grown(rising(GIB, 80).collect()), Some(6_400), "all, not its last half");
+        let late = |quiet: u64, count| grown((0..quiet).map(|_| 5 * GIB).chain(rising(5 * GIB, count)).collect());
+        assert_eq!((late(40, 40), late(41, 38)), (Some(3_200), None), "the last half of eighty, none of seventy-nine");
+        assert_eq!(late(120, 40), Some(3_200), "the last quarter");
+    }
+
+    #[test]
+    fn many_peaks_become_fewer_that_stand_for_more_steps() {
+        let mut run = Run::default();
+        (1..=256).for_each(|nth| run.push(nth, 1_000 + u64::try_from(nth).unwrap()));
+        assert_eq!((run.peaks.len(), run.steps_each), (256, 1));
+        run.push(257, 3);
+        assert_eq!((run.peaks.len(), run.steps_each), (129, 2));
+        assert_eq!((run.peaks[0], run.peaks[127], run.peaks[128]), ((2, 1_002), (256, 1_256), (257, 3)));
+        // The last stands for one so far, and takes the next.
+        run.push(258, 9);
+        run.push(259, 5);
+        assert_eq!(run.peaks[128..], [(258, 9), (259, 5)]);
+        run.push(260, 4);
+        assert_eq!(run.peaks[128..], [(258, 9), (260, 5)], "the later time, the higher peak");
+    }
+
+    #[test]
+    fn growth_is_told_with_its_forecast_and_ends_with_the_run() {
+        let (mut hand, mut detector) = (Hand::with_ranks(1), MemoryGrowth::default());
+        let mut told =
+            |hand: &mut Hand, nth: u64, peak_bytes| hand.steps_end(&mut detector, vec![step(nth, peak_bytes)]).pop();
+        let at = |nth: u64| 10 * GIB + nth * 100 * MIB;
+        assert!((0..42).all(|nth| told(&mut hand, nth, at(nth)).is_none()), "three of warm-up, then thirty-nine");
+        let sign = told(&mut hand, 42, at(42)).expect("forty");
+        assert_eq!(
+            (sign.kind, sign.severity, sign.certainty),
+            (Kind::MemoryGrowth, Severity::Warning, Certainty::Observed)
+        );
+        assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
+        assert_eq!((sign.begin_ns, sign.until_ns), (hand.now_ns - 31 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
+        let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
+        let full_in = (140.0 * 1_024.0 - 14_440.0) / 3_200.0 * 31.0;
+        assert_eq!(
+            values[..3],
+            [("grown_bytes", number(3_200 * MIB)), ("over_seconds", 31.0), ("peak_bytes", number(at(42)))]
+        );
+        assert!(values[3].0 == "full_in_seconds" && (values[3].1 - full_in).abs() < 1e-6, "{values:?}");
+        assert!(sign.text.what.contains("At this pace it is full in 21 min."), "{}", sign.text.what);
+        let known = Hand::ratios(&detector, 0).memory_full_seconds.expect("a forecast");
+        assert!((known - full_in).abs() < 1e-6);
+        hand.steps_end(&mut detector, vec![step(2, at(45))]);
+        assert_eq!(Hand::ratios(&detector, 0).memory_full_seconds, None, "another run");
+        assert!(hand.steps_end(&mut detector, vec![step(46, at(46))]).is_empty());
+        hand.ranks.clear();
+        hand.look(&mut detector);
+        assert!(!detector.ranks.contains_key(&key(0)));
+    }
+
+    #[test]
+    fn a_forecast_beyond_a_day_is_no_trouble_and_one_within_ten_minutes_is_critical() {
+        let (hand, step) = (Hand::with_ranks(1), step(50, GIB));
+        let severity = |full_in_ns| {
+            let growth = Growth { grown_bytes: GIB, over_ns: SECOND_NS, full_in_ns };
+            hand.view(|view| growth.sign(view, &step, GIB)).map(|sign| sign.severity)
+        };
+        let (warning, critical) = (Some(Severity::Warning), Some(Severity::Critical));
+        assert_eq!((severity(Some(FAR_NS)), severity(Some(FAR_NS + 1)), severity(None)), (warning, None, warning));
+        assert_eq!((severity(Some(NEAR_NS)), severity(Some(NEAR_NS - 1))), (warning, critical));
+    }
+
+    #[test]
+    fn steps_without_a_known_peak_say_nothing_and_the_smallest_gpu_fills_first() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), MemoryGrowth::default());
+        hand.gpus[1].device.memory_total_bytes = Some(20 * GIB);
+        let on_both = |nth: u64| Step { gpus: vec![0, 1], ..step(nth, 10 * GIB + nth * 100 * MIB) };
+        for nth in 3..42 {
+            assert_eq!(hand.steps_end(&mut detector, vec![on_both(nth)]), []);
+            assert_eq!(hand.steps_end(&mut detector, vec![Step { peak_bytes: None, ..on_both(nth) }]), []);
+        }
+        let [sign] = hand.steps_end(&mut detector, vec![on_both(42)]).try_into().expect("forty peaks");
+        assert_eq!(sign.severity, Severity::Critical);
+        let full_in = (20.0 * 1_024.0 - 14_440.0) / 3_200.0 * 31.0;
+        assert!((sign.evidence[3].value - full_in).abs() < 1e-6);
+    }
+}

@@ -24,7 +24,7 @@ pub(super) struct Phase {
     pub begin_ns: i64,
     pub end_ns: i64,
     /// Retries of the allocator so far, at its begin and at its end.
-    retries: [Option<u64>; 2],
+    pub retries: [Option<u64>; 2],
 }
 
 /// One step that ended.
@@ -185,5 +185,149 @@ fn memory(attributed: &Attributed) -> Step {
         rise_bytes: gpus.iter().filter_map(rise).max(),
         idle_ns: gpus.iter().filter_map(idle).max(),
         retries: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+    use crate::gpu::Usage;
+    use crate::phases::hand::{attributed, ended, key};
+
+    fn retries(alloc_retries: u64) -> Option<Memory> {
+        Some(Memory { alloc_retries: Some(alloc_retries), ..Memory::default() })
+    }
+
+    fn step_of(steps: &mut Steps, rank: usize, number: u64, begin_ns: i64, end_ns: i64) -> Step {
+        steps.take(&attributed(ended(Kind::Step, rank, "step", Some(number), begin_ns, end_ns))).expect("a step")
+    }
+
+    fn phase(steps: &mut Steps, name: &str, begin_ns: i64, end_ns: i64) {
+        assert!(steps.take(&attributed(ended(Kind::Phase, 0, name, None, begin_ns, end_ns))).is_none());
+    }
+
+    #[test]
+    fn a_step_has_the_phases_within_it_and_leaves_later_ones_to_the_next() {
+        let mut steps = Steps::default();
+        for (name, begin_ns, end_ns) in [
+            ("before", 5, 9),
+            ("across", 9, 11),
+            ("first", 10, 20),
+            ("last", 90, 100),
+            ("over", 95, 101),
+            ("next", 110, 120),
+        ] {
+            phase(&mut steps, name, begin_ns, end_ns);
+        }
+        assert!(steps.take(&attributed(ended(Kind::Layer, 0, "layer", None, 20, 30))).is_none());
+        let names = |step: &Step| step.phases.iter().map(|phase| phase.name.to_string()).collect::<Vec<_>>();
+        let step = step_of(&mut steps, 0, 7, 10, 100);
+        assert_eq!(
+            (&step.key, step.number, step.length_ns(), step.title()),
+            (&key(0), Some(7), 90, "step 7".to_owned())
+        );
+        assert_eq!(names(&step), ["first", "last"]);
+        assert_eq!(names(&step_of(&mut steps, 0, 8, 95, 200)), ["over", "next"]);
+        assert_eq!(title(None), "a step");
+    }
+
+    #[test]
+    fn times_are_of_all_phases_of_these_names_and_the_innermost_is_open() {
+        let mut steps = Steps::default();
+        for (name, begin_ns, end_ns) in
+            [("comm", 10, 14), ("forward", 10, 50), ("comm", 30, 37), ("all_reduce", 31, 33)]
+        {
+            phase(&mut steps, name, begin_ns, end_ns);
+        }
+        let step = step_of(&mut steps, 0, 0, 0, 100);
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(step.time_in(&names(&["comm"])), Some(11));
+        assert_eq!((step.time_in(&names(&["comm", "all_reduce"])), step.time_in(&names(&["data"]))), (Some(13), None));
+        let open = |at_ns| step.phase_at(at_ns).map(|phase| &*phase.name);
+        assert_eq!(
+            [32, 33, 34, 37, 38, 50].map(open),
+            ["all_reduce", "all_reduce", "comm", "comm", "forward", "forward"].map(Some)
+        );
+        assert_eq!([9, 51].map(open), [None; 2]);
+    }
+
+    #[test]
+    fn a_run_counts_its_steps_until_its_numbers_begin_anew_or_it_pauses() {
+        let mut steps = Steps::default();
+        let mut nth = |number, begin_s: i64| {
+            let begin_ns = begin_s * SECOND_NS;
+            step_of(&mut steps, 0, number, begin_ns, begin_ns + SECOND_NS).nth
+        };
+        assert_eq!([nth(5, 100), nth(6, 101), nth(8, 102)], [0, 1, 2]);
+        assert_eq!([nth(9, 163), nth(10, 225), nth(11, 226)], [3, 0, 1], "after a minute's pause, and after more");
+        assert_eq!([nth(11, 227), nth(12, 228), nth(3, 229), nth(4, 230)], [0, 1, 0, 1]);
+        assert_eq!(step_of(&mut steps, 1, 4, 0, SECOND_NS).nth, 0, "another rank's");
+        let mut unnumbered = |at: i64| {
+            let step = attributed(ended(Kind::Step, 2, "step", None, at, at + 1));
+            steps.take(&step).expect("a step").nth
+        };
+        assert_eq!([unnumbered(1), unnumbered(2), unnumbered(3)], [0, 1, 2]);
+    }
+
+    #[test]
+    fn retries_are_the_steps_own_or_else_its_phases() {
+        let mut steps = Steps::default();
+        let mut told = |step: [Option<Memory>; 2], phases: &[[Option<Memory>; 2]]| {
+            for memory in phases {
+                let mut one = attributed(ended(Kind::Phase, 0, "forward", None, 1, 2));
+                [one.ended.open.memory, one.ended.memory] = *memory;
+                steps.take(&one);
+            }
+            let mut one = attributed(ended(Kind::Step, 0, "step", None, 0, 3));
+            [one.ended.open.memory, one.ended.memory] = step;
+            steps.take(&one).expect("a step").retries
+        };
+        assert_eq!(told([retries(3), retries(5)], &[[retries(1), retries(9)]]), Some(2));
+        assert_eq!(told([None, None], &[[retries(4), retries(4)], [retries(3), None], [None, retries(9)]]), Some(6));
+        assert_eq!(told([retries(3), None], &[[None, retries(4)]]), Some(1));
+        assert_eq!((told([retries(3), None], &[]), told([None, retries(3)], &[])), (None, None));
+        assert_eq!(told([retries(5), retries(3)], &[]), None, "a counter that fell says nothing");
+    }
+
+    #[test]
+    fn memory_is_of_the_gpu_on_which_it_is_worst() {
+        let mut one = attributed(ended(Kind::Step, 0, "step", None, 0, 100));
+        let gpu = |gpu, begin, peak, idle_seconds| PhaseMemory {
+            begin_bytes: begin,
+            peak_bytes: peak,
+            usage: Usage { idle_seconds, ..Usage::default() },
+            ..PhaseMemory::unknown(gpu)
+        };
+        one.gpus = vec![
+            gpu(3, Some(10), Some(90), Some(0.005)),
+            gpu(1, Some(80), Some(100), None),
+            gpu(2, None, Some(7), Some(0.002)),
+        ];
+        let step = Steps::default().take(&one).expect("a step");
+        assert_eq!((step.gpus, step.peak_bytes, step.rise_bytes), (vec![3, 1, 2], Some(100), Some(80)));
+        assert_eq!(step.idle_ns, Some(5 * MILLISECOND_NS));
+        one.gpus = vec![gpu(0, Some(90), Some(10), None)];
+        let step = Steps::default().take(&one).expect("a step");
+        assert_eq!((step.rise_bytes, step.idle_ns), (Some(0), None));
+    }
+
+    #[test]
+    fn ranks_phases_and_silence_are_bounded() {
+        let mut steps = Steps::default();
+        (0..600).for_each(|at| phase(&mut steps, "forward", at, at));
+        assert_eq!(step_of(&mut steps, 0, 0, 0, 1_000).phases.len(), MOST_PHASES);
+        (1..MOST_RANKS).for_each(|rank| assert_eq!(step_of(&mut steps, rank, 0, 0, 2_000).nth, 0));
+        assert!(steps.take(&attributed(ended(Kind::Step, MOST_RANKS, "step", None, 0, 1))).is_none());
+        assert_eq!(step_of(&mut steps, 0, 1, 0, 1_000).nth, 1, "one that is known goes on");
+        steps.forget_before(1_000);
+        assert_eq!(steps.ranks.len(), MOST_RANKS);
+        steps.forget_before(1_001);
+        assert_eq!(steps.ranks.len(), MOST_RANKS - 1);
+        phase(&mut steps, "forward", 2_500, 3_000);
+        steps.forget_before(3_000);
+        assert_eq!(steps.ranks.keys().collect::<Vec<_>>(), [&key(0)], "its phase is younger");
+        steps.forget_before(3_001);
+        assert!(steps.ranks.is_empty());
     }
 }

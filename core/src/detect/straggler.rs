@@ -235,3 +235,178 @@ impl Lag<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+    use crate::phases::hand::key;
+
+    /// A step of four ranks, of which the last computes so long and waits so long; the others 100 and 60 ms.
+    fn group(nth: u64, compute_ms: i64, comm_ms: i64) -> Vec<Step> {
+        let begin_ns = i64::try_from(nth).unwrap() * SECOND_NS;
+        let step = |rank, compute_ms, comm_ms| {
+            Hand::step(rank, nth, begin_ns, &[("data", 7), ("forward", compute_ms), ("comm", comm_ms)])
+        };
+        (0..3).map(|rank| step(rank, 100, 60)).chain([step(3, compute_ms, comm_ms)]).collect()
+    }
+
+    /// The numbers of the steps in which it is told, where the last rank does so in each of these.
+    fn told(steps: impl Iterator<Item = (u64, i64, i64)>, settings: impl FnOnce(&mut Hand)) -> Vec<u64> {
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
+        settings(&mut hand);
+        let signs =
+            steps.flat_map(|(nth, compute_ms, comm_ms)| hand.steps_end(&mut detector, group(nth, compute_ms, comm_ms)));
+        signs.map(|sign| sign.step.expect("a number")).collect()
+    }
+
+    #[test]
+    fn a_rank_that_computes_longer_in_five_steps_after_the_warm_up_is_told_with_what_it_costs() {
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
+        for nth in 0..7 {
+            assert_eq!(hand.steps_end(&mut detector, group(nth, 130, 30)), [], "step {nth}");
+        }
+        let [sign] = hand.steps_end(&mut detector, group(7, 130, 30)).try_into().expect("one");
+        assert_eq!(
+            (sign.kind, sign.severity, sign.certainty),
+            (Kind::Straggler, Severity::Warning, Certainty::Observed)
+        );
+        assert_eq!(sign.subject, Subject { gpu: Some(3), job: Some("j".into()), rank: Some(3) });
+        assert_eq!((sign.begin_ns, sign.until_ns), (7 * SECOND_NS, hand.now_ns + hand.settings.hold_ns));
+        let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
+        assert_eq!(values, [("lag_ratio", 1.3), ("lag_seconds", 0.03), ("peers_waited_seconds", 0.03)]);
+        assert_eq!(sign.text.what, "Rank 3 of j computes 1.30 times as long as its peers, which wait for it.");
+        assert_eq!(
+            sign.text.why,
+            "In step 7 it computed 130 ms, its peers 100 ms at the median, and they spent 30 ms more in communication \
+             than it did."
+        );
+        assert_eq!(Hand::ratios(&detector, 3).compute_lag, Some(1.3));
+        assert_eq!(Hand::ratios(&detector, 0).compute_lag, Some(1.0));
+        // The first steps of another run say nothing, and it counts anew.
+        hand.steps_end(&mut detector, group(8, 130, 30).into_iter().map(|step| Step { nth: 0, ..step }).collect());
+        assert_eq!(hand.steps_end(&mut detector, group(9, 130, 30)), []);
+        hand.ranks.pop();
+        hand.steps_end(&mut detector, Vec::new());
+        assert_eq!(Hand::ratios(&detector, 3).compute_lag, None, "it has gone");
+    }
+
+    #[test]
+    fn a_lag_counts_from_its_bounds_on_and_where_it_is_waited_for() {
+        let steady = |compute_ms, comm_ms| told((0..8).map(|nth| (nth, compute_ms, comm_ms)), |_| {});
+        let none = Vec::<u64>::new();
+        assert_eq!((steady(120, 40), steady(119, 40)), (vec![7], none.clone()));
+        // Half of the lag of 40 ms is waited for, or less.
+        assert_eq!((steady(140, 40), steady(140, 41)), (vec![7], none.clone()));
+        let least = |lag_ns| told((0..8).map(|nth| (nth, 130, 30)), |hand| hand.settings.lag_ns = lag_ns);
+        assert_eq!((least(30 * MILLISECOND_NS), least(30 * MILLISECOND_NS + 1)), (vec![7], none.clone()));
+        let later = told((0..9).map(|nth| (nth, 130, 30)), |hand| hand.settings.warm_up_steps = 4);
+        assert_eq!(later, [8]);
+    }
+
+    #[test]
+    fn five_steps_by_about_as_much_or_fifteen_of_twenty_last() {
+        let lasts = |ratios: &[f64]| Lags { recent: ratios.iter().copied().collect(), last_ratio: None }.is_lasting();
+        assert!(lasts(&[1.3; 5]) && !lasts(&[1.3; 4]) && !lasts(&[]));
+        assert!(!lasts(&[1.3, 1.3, 1.0, 1.3, 1.3]) && lasts(&[1.0, 1.3, 1.3, 1.3, 1.3, 1.3]));
+        // Apart by half of their mean lag, and by more.
+        assert!(lasts(&[1.75, 2.0, 2.25, 2.0, 2.0]) && !lasts(&[1.75, 2.0, 2.26, 2.0, 2.0]));
+        let in_turn = |lagging: usize| {
+            let of = |nth| if nth >= lagging { 1.0 } else { [1.2, 3.0][nth % 2] };
+            lasts(&(0..STEPS).map(of).collect::<Vec<f64>>())
+        };
+        assert!(in_turn(15) && !in_turn(14));
+        // What is older than twenty steps is forgotten.
+        let often = |nth: u64| if nth.is_multiple_of(2) { (nth, 100, 60) } else { (nth, 200, 0) };
+        assert_eq!(told((0..60).map(often), |_| {}), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn a_rank_that_flushed_its_cache_is_late_for_that_reason() {
+        let trouble = |rank, kind| Trouble { kind, key: key(rank), from_ns: 5 * SECOND_NS, to_ns: 5 * SECOND_NS };
+        let with =
+            |rank, kind| told((0..11).map(|nth| (nth, 130, 30)), |hand| hand.troubles = vec![trouble(rank, kind)]);
+        assert_eq!(with(3, Kind::AllocatorThrash), [10], "five after step 5");
+        assert_eq!(with(2, Kind::AllocatorThrash), [7, 8, 9, 10], "another's");
+        assert_eq!(with(3, Kind::LowHeadroom), [7, 8, 9, 10]);
+    }
+
+    #[test]
+    fn one_step_that_lags_far_while_it_maps_memory_is_told_for_information() {
+        let once = |nth, compute_ms, mapped_bytes: u64| {
+            let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
+            let mut steps = group(nth, compute_ms, 0);
+            steps[3].rise_bytes = Some(mapped_bytes);
+            hand.steps_end(&mut detector, steps).pop()
+        };
+        let sign = once(0, 150, MAPPED_BYTES).expect("far, and much");
+        assert_eq!(sign.severity, Severity::Info);
+        assert_eq!(
+            sign.text.what,
+            "In step 0, one of the first of its run, rank 3 of j came 50 ms late while it mapped 1.0 GiB."
+        );
+        assert!(sign.evidence.iter().any(|evidence| evidence.name == "mapped_bytes"));
+        assert!(!once(3, 150, MAPPED_BYTES).expect("after the warm-up too").text.what.contains("first"));
+        assert!(once(0, 149, MAPPED_BYTES).is_none() && once(0, 150, MAPPED_BYTES - 1).is_none());
+        // Far in relation, and still short.
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Straggler::default());
+        let short = |rank, compute_ms, comm_ms| Step {
+            rise_bytes: Some(MAPPED_BYTES),
+            ..Hand::step(rank, 0, 0, &[("forward", compute_ms), ("comm", comm_ms)])
+        };
+        assert_eq!(hand.steps_end(&mut detector, vec![short(0, 20, 55), short(1, 69, 6)]), []);
+        assert_eq!(hand.steps_end(&mut detector, vec![short(0, 20, 55), short(1, 70, 6)]).len(), 1);
+    }
+
+    #[test]
+    fn a_step_waits_for_all_ranks_but_not_for_long_and_not_with_many() {
+        let one_missing = |nth| group(nth, 130, 30).into_iter().skip(1);
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
+        hand.settings.warm_up_steps = 0;
+        let compared = |detector: &Straggler| Hand::ratios(detector, 3).compute_lag.is_some();
+        hand.steps_end(&mut detector, one_missing(0).collect());
+        assert!(!compared(&detector));
+        hand.now_ns += PATIENCE_NS;
+        hand.steps_end(&mut detector, Vec::new());
+        assert!(!compared(&detector));
+        hand.now_ns += 1;
+        hand.steps_end(&mut detector, Vec::new());
+        assert!(compared(&detector));
+        // The missing rank's own comes too late, and is compared with none.
+        let late = group(0, 130, 30).into_iter().take(1).collect();
+        assert_eq!(hand.steps_end(&mut detector, late), []);
+        assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
+        let mut many = Straggler::default();
+        hand.steps_end(&mut many, (0..8).flat_map(one_missing).collect());
+        assert!(!compared(&many));
+        hand.steps_end(&mut many, one_missing(8).collect());
+        assert!(compared(&many));
+    }
+
+    #[test]
+    fn only_steps_of_one_number_and_one_time_with_communication_are_compared() {
+        let compared = |change: &dyn Fn(&mut Step)| {
+            let (mut hand, mut detector) = (Hand::with_ranks(2), Straggler::default());
+            let step = |rank| Hand::step(rank, 3, 0, &[("forward", 100), ("comm", 10)]);
+            let mut other = step(1);
+            change(&mut other);
+            hand.steps_end(&mut detector, vec![step(0), other]);
+            Hand::ratios(&detector, 0).compute_lag
+        };
+        assert_eq!(compared(&|_| {}), Some(1.0));
+        assert_eq!(compared(&|step| step.number = Some(4)), None);
+        assert_eq!(compared(&|step| step.number = None), None);
+        assert_eq!(compared(&|step| step.phases.clear()), None, "no communication");
+        assert_eq!(compared(&|step| step.key.0 = "k".into()), None, "another job's");
+        let moved = |by_ns: i64| {
+            move |step: &mut Step| {
+                step.begin_ns += by_ns;
+                step.end_ns += by_ns;
+            }
+        };
+        let length_ns = 110 * MILLISECOND_NS;
+        assert_eq!((compared(&moved(length_ns)), compared(&moved(length_ns + 1))), (Some(1.0), None));
+        assert_eq!((compared(&moved(-length_ns)), compared(&moved(-length_ns - 1))), (Some(1.0), None));
+    }
+}

@@ -199,3 +199,146 @@ fn is_hidden(character: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}');
     character.is_control() || invisible
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SECOND_NS;
+    use crate::gpu::Device;
+    use serde_json::{Value, json};
+
+    const NOW_NS: i64 = 1_000 * SECOND_NS;
+
+    /// An annotation with these fields beside those that it needs, checked.
+    fn check(fields: &Value) -> Result<Event, Refusal> {
+        let mut json = json!({"event": "begin", "name": "forward", "job": "j"});
+        let all = json.as_object_mut().expect("an object");
+        for (name, value) in fields.as_object().expect("an object") {
+            all.insert(name.clone(), value.clone());
+        }
+        all.retain(|_, value| !value.is_null());
+        check_as(json, &Sender::DAEMON, &Limits::default(), None, None)
+    }
+
+    fn check_as(
+        json: Value,
+        sender: &Sender,
+        limits: &Limits,
+        job: Option<&str>,
+        rank: Option<u32>,
+    ) -> Result<Event, Refusal> {
+        let device = |index: &str| Device { index: index.into(), ..Device::default() };
+        let gpus = gpus::Gpus::new(&[device("0"), device("1")]);
+        let context = Context { limits, gpus: Some(&gpus), now_ns: NOW_NS, unix_shift_ns: 500, sender };
+        context.check(serde_json::from_value(json).expect("an annotation"), job.map(str::to_owned), rank)
+    }
+
+    /// What is wrong with an annotation with these fields.
+    fn refused(fields: Value) -> String {
+        check(&fields).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn every_field_is_in_the_event() {
+        let json = json!({
+            "event": "end", "kind": "layer", "name": "l", "job": "j", "rank": 3, "world_size": 8, "gpu": [1, 0], "step": 9,
+            "time_unix_nano": NOW_NS + 400, "memory": {"reserved": 7}, "attributes": {"a": "b", "n": 2},
+        });
+        let sender = Sender { connection: Some(5), ..Sender::process(Some(42), 1_000) };
+        let event = check_as(json, &sender, &Limits::default(), Some("other"), Some(1)).expect("good");
+        let attributes: Attributes = Box::new([("a".into(), Scalar::Text("b".into())), ("n".into(), Scalar::Int(2))]);
+        let expected = Event {
+            event: EventType::End,
+            kind: Kind::Layer,
+            name: "l".into(),
+            rank: 3,
+            world_size: Some(8),
+            gpus: Some(vec![0, 1]),
+            step: Some(9),
+            memory: Some(Memory { reserved: Some(7), ..Memory::default() }),
+            attributes: Some(attributes),
+            connection: Some(5),
+            ..Event::exit("j", 0, Some(42), NOW_NS - 100)
+        };
+        assert_eq!(event, expected);
+        assert_eq!(event.speaker(), Some(Speaker::Connection(5)));
+        assert_eq!(Event::exit("j", 0, Some(42), 0).speaker(), Some(Speaker::Process(42)));
+        assert_eq!(Event::exit("j", 0, None, 0).speaker(), None);
+    }
+
+    #[test]
+    fn what_is_left_out_is_taken_from_the_sender_or_has_its_own_name() {
+        let sent = |fields: Value| check(&fields).expect("good");
+        assert_eq!((sent(json!({})).rank, sent(json!({})).at_ns), (0, NOW_NS));
+        assert_eq!(sent(json!({"kind": "step", "name": null})).name, "step");
+        assert_eq!(sent(json!({"event": "exit", "name": null})).name, "exit");
+        assert_eq!(sent(json!({"event": "exit", "kind": "step", "name": null})).name, "exit");
+        assert_eq!(refused(json!({"name": null})), "name: missing (only a step and an exit need none)");
+        assert!(check(&json!({"name": null, "kind": "layer"})).is_err());
+        let bare = json!({"event": "begin", "name": "forward"});
+        let of = |sender: Sender, job| check_as(bare.clone(), &sender, &Limits::default(), job, Some(4));
+        let event = of(Sender::DAEMON, Some("environment")).expect("good");
+        assert_eq!((event.job.as_str(), event.rank), ("environment", 4));
+        let message = |pid| of(Sender::process(pid, 0), None).expect_err("no job").to_string();
+        assert!(message(Some(1)).contains("HIGHWATER_JOB") && message(None).contains("only on the socket"));
+    }
+
+    #[test]
+    fn names_are_bounded_and_can_be_seen() {
+        let most = Limits::default().name_bytes;
+        assert!(check(&json!({"name": "n".repeat(most)})).is_ok());
+        assert_eq!(refused(json!({"name": "n".repeat(most + 1)})), "name: is 129 bytes long, the limit is 128");
+        assert_eq!(
+            (refused(json!({"name": ""})), refused(json!({"job": ""}))),
+            ("name: is empty".into(), "job: is empty".into())
+        );
+        assert_eq!(refused(json!({"job": "a\u{7}"})), "job: has the character U+0007, which is not shown");
+        assert!(refused(json!({"name": "a\u{200b}b"})).contains("U+200B"));
+        assert!(check(&json!({"name": "größe → 大"})).is_ok());
+    }
+
+    #[test]
+    fn a_gpu_is_one_of_this_node_or_not_checked_while_there_is_none() {
+        assert_eq!(check(&json!({"gpu": 1})).expect("good").gpus, Some(vec![1]));
+        assert_eq!(refused(json!({"gpu": [0, 7]})), "gpu: no GPU `7` on this node");
+        assert_eq!(refused(json!({"gpu": []})), "gpu: is an empty list; leave it out where it is not known");
+        let (limits, sender) = (Limits::default(), Sender::DAEMON);
+        let context = Context { limits: &limits, gpus: None, now_ns: 0, unix_shift_ns: 0, sender: &sender };
+        let named = json!({"event": "begin", "name": "forward", "job": "j", "gpu": 7});
+        let event = context.check(serde_json::from_value(named).expect("an annotation"), None, None).expect("good");
+        assert_eq!(event.gpus, None);
+    }
+
+    #[test]
+    fn attributes_are_bounded_in_number_and_bytes() {
+        let limits = Limits::default();
+        let many = |count: usize| (0..count).map(|n| (format!("a{n}"), json!(n))).collect::<serde_json::Map<_, _>>();
+        assert!(check(&json!({"attributes": many(limits.attributes)})).is_ok());
+        assert_eq!(
+            refused(json!({"attributes": many(limits.attributes + 1)})),
+            "attributes: 17 of them, the limit is 16"
+        );
+        let long = |bytes: usize| json!({"attributes": {"ab": "x".repeat(bytes), "c": 1, "d": "yy"}});
+        assert!(check(&long(limits.attribute_bytes - 6)).is_ok());
+        assert_eq!(refused(long(limits.attribute_bytes - 5)), "attributes: 1025 bytes in all, the limit is 1024");
+        assert!(refused(json!({"attributes": {"a\u{202e}": 1}})).contains("U+202E"));
+        let kept: Attributes = Box::new([("ab".into(), Scalar::Text("xyz".into())), ("c".into(), Scalar::Int(1))]);
+        let each = size_of::<(Box<str>, Scalar)>() + 16;
+        assert_eq!(weight(&kept), (each + 2 + 3 + 16) + (each + 1));
+    }
+
+    #[test]
+    fn times_lie_within_what_is_kept_and_what_clocks_differ() {
+        let Limits { past_ns, future_ns, .. } = Limits::default();
+        // The system's clock is 500 ns ahead of the timeline.
+        let at = |by_ns: i64| check(&json!({"time_unix_nano": NOW_NS + 500 + by_ns}));
+        assert_eq!(at(-7).expect("good").at_ns, NOW_NS - 7);
+        assert_eq!((at(-past_ns).is_ok(), at(future_ns).is_ok()), (true, true));
+        assert_eq!(at(-past_ns - 1).expect_err("too old"), Refusal::TooOld { behind_s: 600, kept_s: 600 });
+        assert_eq!(at(future_ns + SECOND_NS).expect_err("ahead"), Refusal::InFuture { ahead_s: 2 });
+        assert!(at(future_ns + 1).is_err());
+        for far in [i64::MIN, i64::MAX] {
+            assert!(check(&json!({"time_unix_nano": far})).is_err(), "{far}");
+        }
+    }
+}

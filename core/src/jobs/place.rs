@@ -152,3 +152,83 @@ impl Search {
         if self.told_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes(of: &[(&str, &str)]) -> Attributes {
+        of.iter().map(|(name, value)| ((*name).into(), Scalar::Text((*value).into()))).collect()
+    }
+
+    const POD: [(&str, &str); 3] =
+        [("k8s.namespace.name", "research"), ("k8s.pod.name", "llama-0"), ("k8s.pod.uid", "u1")];
+
+    #[test]
+    fn attributes_tell_the_place_by_their_usual_names() {
+        let mut search = Search::default();
+        let told =
+            [&POD[..], &[("CUDA_VISIBLE_DEVICES", "0,1"), ("LOCAL_RANK", "1"), ("k8s.container.name", "trainer")]]
+                .concat();
+        assert!(!search.note(&attributes(&told), Some(7)), "nothing was found before");
+        assert_eq!((search.place.visible_devices.as_deref(), search.place.local_rank), (Some("0,1"), Some(1)));
+        let container = search.place.container().expect("its pod is told");
+        let expected =
+            Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()), id: None };
+        assert_eq!((container, search.told_by), (expected, Some(7)));
+        let rank = |value| {
+            let mut search = Search::default();
+            search.note(&[("LOCAL_RANK".into(), value)].into(), None);
+            search.place.local_rank
+        };
+        assert_eq!(rank(Scalar::Int(3)), Some(3));
+        assert_eq!(
+            (rank(Scalar::Int(-1)), rank(Scalar::Text("x".into())), rank(Scalar::Float(1.0))),
+            (None, None, None)
+        );
+        assert!(Place::of_process(Some("0".into()), None).container().is_none());
+    }
+
+    #[test]
+    fn what_one_event_leaves_out_stays_and_other_devices_undo_what_was_found() {
+        let mut search = Search { since_ns: Some(5), ..Search::default() };
+        assert!(!search.note(&attributes(&[("LOCAL_RANK", "1")]), Some(1)));
+        assert!(!search.note(&attributes(&[("CUDA_VISIBLE_DEVICES", "0,1")]), Some(2)));
+        assert_eq!((search.place.local_rank, search.told_by), (Some(1), Some(2)));
+        assert!(!search.note(&attributes(&[("learning rate", "1")]), Some(3)), "nothing of a place");
+        assert_eq!(search.told_by, Some(2));
+        assert!(!search.note(&attributes(&[("LOCAL_RANK", "1")]), Some(2)), "the same again");
+        assert!(search.note(&attributes(&[("LOCAL_RANK", "0")]), Some(2)), "another of the devices");
+        assert!(search.note(&attributes(&[("CUDA_VISIBLE_DEVICES", "1,0")]), Some(2)));
+        assert_eq!(search.since_ns, Some(5), "it goes on");
+    }
+
+    #[test]
+    fn another_pod_forgets_what_the_one_before_told() {
+        let at = [&POD[..], &[("LOCAL_RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0,1")]].concat();
+        for (part, other) in [(0, "prod"), (1, "llama-1"), (2, "u2")] {
+            let mut search = Search { since_ns: Some(5), ..Search::default() };
+            search.note(&attributes(&at), None);
+            assert!(!search.note(&attributes(&POD), None) && search.place.local_rank.is_some(), "the same pod");
+            assert!(search.note(&attributes(&[(POD[part].0, other)]), None), "{other}");
+            assert_eq!((search.since_ns, search.place.local_rank, search.place.visible_devices), (None, None, None));
+        }
+        let mut search = Search::default();
+        search.note(&attributes(&[("LOCAL_RANK", "1")]), None);
+        assert!(!search.note(&attributes(&POD), None), "told for the first time");
+        assert_eq!(search.place.local_rank, Some(1));
+    }
+
+    #[test]
+    fn a_local_rank_of_elsewhere_does_not_count_devices_told_here() {
+        let of = |devices: Option<&str>, local_rank| Place::of_process(devices.map(str::to_owned), local_rank);
+        assert_eq!(of(Some("0,1"), None).or(of(Some("2"), Some(1))), of(Some("0,1"), None));
+        assert_eq!(of(None, Some(0)).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(0)));
+        assert_eq!(of(None, None).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(1)));
+        // What the process that spoke last told comes before its environment; what another told comes after.
+        let search = Search { place: of(Some("0"), None), told_by: Some(7), ..Search::default() };
+        assert_eq!(search.place_of(Some(7), of(Some("1"), None)), of(Some("0"), None));
+        assert_eq!(search.place_of(Some(8), of(Some("1"), None)), of(Some("1"), None));
+        assert_eq!(search.place_of(Some(8), of(None, None)), of(Some("0"), None));
+    }
+}

@@ -133,3 +133,65 @@ impl OutcomeCounts {
         self.0[outcome as usize].load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Limits, Owner, Within};
+    use super::*;
+
+    #[test]
+    fn want_of_room_is_what_ranks_that_ended_can_mend() {
+        let short = Shortage::Share;
+        let mended =
+            [Refusal::TooManyJobs(short, 1), Refusal::TooManyRanks(short, 1), Refusal::TooManySeries(short, 1)];
+        assert!(mended.iter().all(Refusal::is_want_of_room));
+        let others =
+            [Refusal::TooManyNames(1), Refusal::TooManyOpen(1), Refusal::NotOwner("j".into()), Refusal::OverRate(1)];
+        assert!(!others.iter().any(Refusal::is_want_of_room));
+        let accounts = super::super::Accounts::new(&Limits { bytes: 4_096, ..Limits::default() });
+        let account = accounts.of(&Owner::User { uid: 1, within: Within::Node });
+        let over = Refusal::over_budget("bytes", Shortage::Node, Resource::Bytes, &account);
+        assert!(over.is_want_of_room());
+        assert_eq!(over.to_string(), "bytes: this node keeps at most 4096");
+        assert_eq!(
+            Refusal::TooManyJobs(short, 9).to_string(),
+            "jobs: this sender may have no more of the 9 that all share"
+        );
+    }
+
+    #[test]
+    fn each_outcome_is_counted_by_itself() {
+        let counts = OutcomeCounts::default();
+        counts.count(Outcome::BadName);
+        counts.add(Outcome::BadName, 2);
+        counts.add(Outcome::OverRate, 5);
+        let all = Outcome::ALL.map(|outcome| counts.get(outcome));
+        assert_eq!((counts.get(Outcome::BadName), counts.get(Outcome::OverRate), all.iter().sum::<u64>()), (3, 5, 8));
+    }
+
+    #[test]
+    fn refusals_have_the_outcome_of_their_name() {
+        let (text, short) = (String::new, Shortage::Node);
+        for (refusal, outcome) in [
+            (Refusal::Malformed(text()), Outcome::Malformed),
+            (Refusal::Missing(""), Outcome::Malformed),
+            (Refusal::TooLarge { limit: 1 }, Outcome::TooLarge),
+            (Refusal::BadName { field: "name", problem: text() }, Outcome::BadName),
+            (Refusal::UnknownGpu(text()), Outcome::UnknownGpu),
+            (Refusal::TooOld { behind_s: 1, kept_s: 1 }, Outcome::TooOld),
+            (Refusal::InFuture { ahead_s: 1 }, Outcome::InFuture),
+            (Refusal::EndWithoutBegin(text()), Outcome::EndWithoutBegin),
+            (Refusal::EndBeforeBegin { what: text(), by_ns: 1 }, Outcome::EndBeforeBegin),
+            (Refusal::TooManyJobs(short, 1), Outcome::TooManyJobs),
+            (Refusal::TooManyRanks(short, 1), Outcome::TooManyRanks),
+            (Refusal::TooManyNames(1), Outcome::TooManyNames),
+            (Refusal::TooManySeries(short, 1), Outcome::TooManyNames),
+            (Refusal::TooManyOpen(1), Outcome::TooManyOpen),
+            (Refusal::NotOwner(text()), Outcome::NotOwner),
+            (Refusal::OverBudget { what: "bytes", short, limit: 1 }, Outcome::OverBudget),
+            (Refusal::OverRate(1), Outcome::OverRate),
+        ] {
+            assert_eq!(refusal.outcome(), outcome);
+        }
+    }
+}

@@ -5,6 +5,8 @@
 //! stays a gap; the log's bytes are bounded. Absent on purpose: any verdict on what is seen, and what is still open.
 
 mod flush;
+#[cfg(test)]
+pub(crate) mod hand;
 mod join;
 mod ledger;
 mod log;

@@ -1,32 +1,21 @@
 use super::*;
-use crate::jobs::{Account, Accounts, Ended, Open, Owner, Within};
-use crate::phases::LastLayer;
+use crate::jobs::{Account, Accounts, Owner, Within};
+use crate::phases::{LastLayer, hand};
 use crate::wire::Memory;
 
-fn ended(account: &Arc<Account>, kind: Kind, name: &str, rank: u32, step: u64) -> Attributed {
+fn ended(account: &Arc<Account>, kind: Kind, name: &str, rank: usize, step: u64) -> Attributed {
     let begin_ns = i64::try_from(step).unwrap() * 1_000;
     let memory = |allocated| Some(Memory { allocated: Some(allocated), ..Memory::default() });
-    let open = Open {
-        kind,
-        name: name.into(),
-        step: Some(step),
-        begin_ns,
-        memory: memory(100),
-        attributes: None,
-        by: None,
-        held: Some(account.hold(Resource::Bytes, 1)),
-        series: None,
-    };
-    let job = "j".into();
-    let ended =
-        Ended { job, rank, open, end_ns: begin_ns + 10, memory: memory(70), gpus: None, pid: None, waiting: None };
+    let mut ended = hand::ended(kind, rank, name, Some(step), begin_ns, begin_ns + 10);
+    (ended.open.memory, ended.memory) = (memory(100), memory(70));
+    ended.open.held = Some(account.hold(Resource::Bytes, 1));
     let on_gpu = PhaseMemory {
         begin_bytes: Some(5),
         end_bytes: Some(9),
         peak_bytes: Some(20 - step),
         ..PhaseMemory::unknown(0)
     };
-    Attributed { ended, gpus: vec![on_gpu], uuids: Arc::default() }
+    Attributed { gpus: vec![on_gpu], ..hand::attributed(ended) }
 }
 
 fn of_key(log: &Log, rank: u32) -> &RankStats {

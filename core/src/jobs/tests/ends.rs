@@ -1,34 +1,7 @@
+//! How a rank ends: by its own word, by silence, with whoever speaks for it.
+
 use super::*;
 use crate::clock::SECOND_NS;
-
-fn event(event: EventType, kind: Kind, name: &str, pid: u32) -> Event {
-    Event { event, kind, name: name.to_owned(), ..Event::exit("j", 0, Some(pid), 0) }
-}
-
-fn begin(name: &str, pid: u32) -> Event {
-    event(EventType::Begin, Kind::Phase, name, pid)
-}
-
-fn end(name: &str, pid: u32) -> Event {
-    event(EventType::End, Kind::Phase, name, pid)
-}
-
-/// Jobs in which process 7 has ended phase `a` on GPU 3, and has begun phase `b`.
-fn running() -> (Jobs, Arc<Account>) {
-    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
-    let on_gpu = Event { gpus: Some(vec![3]), ..begin("a", 7) };
-    let taken = [on_gpu, end("a", 7), begin("b", 7)].map(|event| jobs.take(&event, &account, 0).unwrap().watch);
-    assert_eq!(taken, [None, Some(Speaker::Process(7)), None], "one that has spoken twice is watched");
-    (jobs, account)
-}
-
-fn rank(jobs: &Jobs) -> &Rank {
-    &jobs.by_name()["j"].ranks[&0]
-}
-
-fn exit(jobs: &mut Jobs, account: &Arc<Account>, now_ns: i64) {
-    jobs.take(&Event::exit("j", 0, Some(7), now_ns), account, now_ns).unwrap();
-}
 
 #[test]
 fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_told() {

@@ -1,0 +1,150 @@
+//! What jobs may make the daemon keep, and that a refused event changes nothing.
+
+use super::*;
+
+/// An account of one user beside others, whose share is half of each limit.
+fn user(limits: &Limits) -> (Jobs, Arc<Account>) {
+    let owner = Owner::User { uid: 1, within: Within::Node };
+    (Jobs::new(*limits), Accounts::new(limits).of(&owner))
+}
+
+fn outcome(jobs: &mut Jobs, account: &Arc<Account>, event: &Event) -> Option<Outcome> {
+    take(jobs, account, event).err().map(|refusal| refusal.outcome())
+}
+
+/// What is held of everything.
+fn held(account: &Arc<Account>) -> [usize; 5] {
+    [Resource::Bytes, Resource::Jobs, Resource::Ranks, Resource::Series, Resource::Pending].map(|of| account.holds(of))
+}
+
+#[test]
+fn what_a_job_takes_is_on_its_owners_account_until_it_has_gone() {
+    let (mut jobs, account) = user(&Limits::default());
+    say(&mut jobs, &account, &begin("forward", 7));
+    let of_phase = OPEN_BYTES + SERIES_BYTES;
+    let of_job = JOB_BYTES + "j".len() + NAME_BYTES + "forward".len();
+    assert_eq!(held(&account), [RANK_BYTES + of_job + of_phase, 1, 1, 1, 0]);
+    // The same name again takes nothing but its place among what is open.
+    let layer = |event_type| event(event_type, Kind::Layer, "forward", 7);
+    say(&mut jobs, &account, &layer(EventType::Begin));
+    say(&mut jobs, &account, &layer(EventType::End));
+    let of_layer = NAME_BYTES + "forward".len();
+    assert_eq!(held(&account), [RANK_BYTES + of_job + of_phase + of_layer + OPEN_BYTES, 1, 1, 1, 1]);
+    drop(jobs.take_ended(i64::MAX, 9));
+    assert_eq!(held(&account), [RANK_BYTES + of_job + of_phase + of_layer, 1, 1, 1, 0]);
+    let with_step = Event { name: "a step".into(), ..event(EventType::Begin, Kind::Step, "", 7) };
+    say(&mut jobs, &account, &with_step);
+    assert_eq!(held(&account)[0], RANK_BYTES + of_job + of_phase + of_layer + OPEN_BYTES + "a step".len());
+    jobs.expire(i64::MAX);
+    drop(jobs.take_ended(i64::MAX, 9));
+    assert_eq!(held(&account), [0; 5]);
+}
+
+#[test]
+fn a_phase_has_series_once_whether_it_is_open_or_has_ended() {
+    let (mut jobs, account) = user(&Limits::default());
+    for event in [begin("a", 7), begin("a", 7), end("a", 7), begin("a", 7), end("a", 7)] {
+        say(&mut jobs, &account, &event);
+        assert_eq!(account.holds(Resource::Series), 1);
+        assert!(rank(&jobs).has_series("a") && !rank(&jobs).has_series("b"));
+    }
+    say(&mut jobs, &account, &event(EventType::Begin, Kind::Layer, "b", 7));
+    assert!(!rank(&jobs).has_series("b"), "a layer has none");
+}
+
+#[test]
+fn each_limit_is_kept_and_names_itself() {
+    let with = |limits: Limits, good: &[Event], last: Event| {
+        let (mut jobs, account) = user(&limits);
+        good.iter().for_each(|event| say(&mut jobs, &account, event));
+        let before = held(&account);
+        let outcome = outcome(&mut jobs, &account, &last);
+        assert!(outcome.is_none() || held(&account) == before, "a refused event changes nothing");
+        outcome
+    };
+    let limits = Limits::default;
+    let of_rank = |rank| Event { rank, ..begin("a", 7) };
+    let of_job = |job: &str| Event { job: job.into(), ..begin("a", 7) };
+    assert_eq!(with(Limits { jobs: 2, ..limits() }, &[of_job("j")], of_job("k")), Some(Outcome::TooManyJobs));
+    assert_eq!(with(Limits { ranks: 2, ..limits() }, &[of_rank(0)], of_rank(1)), Some(Outcome::TooManyRanks));
+    let series = Limits { phase_series: 2, ..limits() };
+    assert_eq!(with(series, &[begin("a", 7)], begin("b", 7)), Some(Outcome::TooManyNames));
+    let names = Limits { phase_names: 2, layer_names: 1, ..limits() };
+    assert_eq!(with(names, &[begin("a", 7), begin("b", 7)], begin("c", 7)), Some(Outcome::TooManyNames));
+    let layer = |name| event(EventType::Begin, Kind::Layer, name, 7);
+    assert_eq!(with(names, &[layer("a")], layer("b")), Some(Outcome::TooManyNames));
+    let step = event(EventType::Begin, Kind::Step, "another name", 7);
+    let full = [begin("a", 7), begin("b", 7), step.clone(), event(EventType::Mark, Kind::Phase, "c", 7), begin("b", 7)];
+    let (mut jobs, account) = user(&names);
+    assert!(full.iter().all(|event| outcome(&mut jobs, &account, event).is_none()), "no new name");
+    let open = Limits { open: 2, ..limits() };
+    assert_eq!(with(open, &[begin("a", 7), begin("b", 7)], begin("c", 7)), Some(Outcome::TooManyOpen));
+    let (mut jobs, account) = user(&open);
+    for event in [step.clone(), begin("a", 7), begin("a", 7), step] {
+        assert_eq!(outcome(&mut jobs, &account, &event), None, "what it replaces makes room");
+    }
+    // A name and its place among what is open.
+    let most = 2 * (RANK_BYTES + JOB_BYTES + 1 + NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES);
+    let bytes = |bytes| with(Limits { bytes, ..limits() }, &[begin("a", 7)], begin("b", 7));
+    assert_eq!(bytes(most), Some(Outcome::OverBudget));
+    assert_eq!(bytes(most + 2 * (NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES)), None);
+    assert_eq!(bytes(most + 2 * (NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES) - 1), Some(Outcome::OverBudget));
+}
+
+#[test]
+fn what_waits_for_its_memory_is_bounded_by_each_owner() {
+    let (mut jobs, account) = user(&Limits { pending: 4, ..Limits::default() });
+    for _ in 0..5 {
+        say(&mut jobs, &account, &begin("a", 7));
+        say(&mut jobs, &account, &end("a", 7));
+    }
+    assert_eq!((jobs.take_ended(i64::MAX, 9).len(), jobs.left().overflow), (2, 3));
+}
+
+#[test]
+fn a_job_is_its_owners_and_of_the_process_that_began_it_before_its_pod_was_known() {
+    let accounts = Accounts::new(&Limits::default());
+    let of = |uid, within| accounts.of(&Owner::User { uid, within });
+    let pod = || Within::Pod(Pod { namespace: "n".into(), name: "p".into() });
+    let mut jobs = Jobs::new(Limits::default());
+    say(&mut jobs, &of(1, Within::Unknown), &begin("a", 7));
+    let not_owner = Some(Outcome::NotOwner);
+    assert_eq!(outcome(&mut jobs, &of(2, Within::Unknown), &begin("b", 7)), not_owner);
+    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("b", 8)), not_owner, "another process of it");
+    assert_eq!(outcome(&mut jobs, &of(1, pod()), &Event { pid: None, ..begin("b", 7) }), not_owner);
+    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("b", 7)), None);
+    assert_eq!(outcome(&mut jobs, &of(1, Within::Unknown), &begin("c", 8)), not_owner, "it is the pod's now");
+    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("c", 8)), None);
+}
+
+#[test]
+fn an_end_of_a_rank_that_is_not_there_names_it() {
+    let (mut jobs, account) = user(&Limits::default());
+    let refusal = take(&mut jobs, &account, &end("a", 7)).unwrap_err();
+    assert_eq!(refusal.to_string(), "rank 0 of job `j` has not begun");
+    say(&mut jobs, &account, &event(EventType::Mark, Kind::Phase, "m", 7));
+    let ranks: Vec<_> = jobs.ranks().map(|(job, number, rank)| (&**job, number, rank.open.len())).collect();
+    assert_eq!(ranks, [("j", 0, 0)], "a mark is enough");
+}
+
+#[test]
+fn ended_ranks_make_room_of_every_kind_and_are_told_to_whoever_asks() {
+    for limits in [
+        Limits { jobs: 2, ..Limits::default() },
+        Limits { phase_series: 2, ..Limits::default() },
+        Limits {
+            bytes: 2 * (RANK_BYTES + JOB_BYTES + 1 + NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES),
+            ..Limits::default()
+        },
+    ] {
+        let (mut jobs, account) = user(&limits);
+        say(&mut jobs, &account, &begin("a", 7));
+        say(&mut jobs, &account, &end("a", 7));
+        drop(jobs.take_ended(i64::MAX, 9));
+        let other = Event { job: "k".into(), ..begin("a", 8) };
+        assert!(outcome(&mut jobs, &account, &other).is_some(), "{limits:?}");
+        exit(&mut jobs, &account, 0);
+        assert_eq!(outcome(&mut jobs, &account, &other), None, "{limits:?}");
+        assert!(jobs.expire(0) && !jobs.expire(0), "told once");
+    }
+}
