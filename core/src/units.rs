@@ -232,4 +232,26 @@ mod tests {
         assert!(parse_duration_ns("10").expect_err("no unit").to_string().contains("no unit"));
         assert!(parse_duration_ns("400000 d").expect_err("too long").to_string().contains("out of range"));
     }
+
+    #[test]
+    fn every_unit_has_its_size() {
+        let bytes = |unit: &str| parse_bytes(&format!("3 {unit}")).expect(unit);
+        assert_eq!(["B", "KiB", "MiB", "GiB", "TiB"].map(bytes), [3, 3 << 10, 3 << 20, 3 << 30, 3 << 40]);
+        let decimal = [3_000, 3_000, 3_000_000, 3_000_000_000, 3_000_000_000_000];
+        assert_eq!(["kB", "KB", "MB", "GB", "TB"].map(bytes), decimal);
+    }
+
+    #[test]
+    fn files_have_text_with_a_unit_or_a_whole_number_of_bytes() {
+        let bytes = |json: serde_json::Value| serde_json::from_value::<Bytes>(json).map_err(|e| e.to_string());
+        assert_eq!(bytes("2 KiB".into()), Ok(Bytes(2_048)));
+        assert_eq!((bytes(7.into()), bytes(i64::MAX.into())), (Ok(Bytes(7)), Ok(Bytes(i64::MAX as u64))));
+        assert!(bytes("2".into()).is_err_and(|message| message.contains("no unit")));
+        for wrong in [serde_json::json!(-1), true.into()] {
+            assert!(bytes(wrong).is_err_and(|message| message.contains("a size like `40 GiB` or `1.5 MiB`")));
+        }
+        let ns = |json: serde_json::Value| serde_json::from_value::<Nanoseconds>(json).map_err(|e| e.to_string());
+        assert_eq!(ns("2 us".into()), Ok(Nanoseconds(2_000)));
+        assert!(ns(7.into()).is_err_and(|message| message.contains("a duration with its unit, like `200 ms`")));
+    }
 }

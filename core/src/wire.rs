@@ -150,3 +150,30 @@ impl Annotation {
         self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + attributes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn weight(fields: serde_json::Value) -> usize {
+        let mut json = json!({"event": "mark"});
+        json.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        serde_json::from_value::<Annotation>(json).expect("an annotation").weight()
+    }
+
+    #[test]
+    fn a_weight_is_the_sum_of_all_texts_and_lists() {
+        assert_eq!(weight(json!({})), 0);
+        assert_eq!(weight(json!({"name": "abc"})), 3 + 32);
+        assert_eq!(weight(json!({"name": "abc", "job": "j"})), 3 + 32 + 1 + 32);
+        let gpu = size_of::<Gpu>();
+        assert_eq!((weight(json!({"gpu": 1})), weight(json!({"gpu": "GPU-a"}))), (gpu, gpu + 5 + 32));
+        assert_eq!(weight(json!({"gpu": [1, "GPU-a"]})), 2 * gpu + 5 + 32);
+        let entry = 2 * size_of::<(String, Scalar)>();
+        let attributes = json!({"attributes": {"ab": "xyz", "c": 1}});
+        assert_eq!(weight(attributes), (entry + 2 + 32 + 3 + 32) + (entry + 1 + 32));
+        let all = json!({"name": "abc", "job": "j", "gpu": 1, "attributes": {"c": 1}});
+        assert_eq!(weight(all), 35 + 33 + gpu + entry + 33);
+    }
+}

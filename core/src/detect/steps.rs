@@ -136,6 +136,12 @@ impl Steps {
         }
     }
 
+    /// Whether no rank is followed.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.ranks.is_empty()
+    }
+
     /// Forgets ranks of which nothing ended since a moment.
     pub fn forget_before(&mut self, before_ns: i64) {
         self.ranks.retain(|_, under| {

@@ -213,4 +213,18 @@ mod tests {
         assert_eq!(all.len(), MOST_KEPT + 3);
         assert_eq!(log.since(next).0.len(), 2, "whoever follows has nothing twice");
     }
+
+    #[test]
+    fn why_a_gpu_is_lost_is_kept_in_part_and_the_bytes_are_bounded() {
+        let (log, gpus) = (ChangeLog::default(), gpus());
+        gpus[0].lose(&"é".repeat(MOST_TROUBLE + 1));
+        log.note(1, &gpus);
+        assert_eq!(log.since(0).0, [health(1, 0, Health::Lost, &"é".repeat(MOST_TROUBLE))]);
+        gpus[0].set_health(Health::Hung);
+        log.note(2, &gpus);
+        assert_eq!(log.since(1).0, [health(2, 0, Health::Hung, "")], "why it hangs is not told");
+        let one = size_of::<GpuChange>() + 4 * MOST_TROUBLE;
+        let xids = 256 * (size_of::<GpuChange>() + 32);
+        assert_eq!(most_bytes(8), (MOST_KEPT + 16) * one + 8 * xids);
+    }
 }

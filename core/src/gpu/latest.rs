@@ -419,3 +419,180 @@ impl Processes {
         self.by_pid.store(by_pid.into());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu() -> GpuState {
+        let device =
+            Device { memory_total_bytes: Some(100 << 30), memory_reserved_bytes: Some(1 << 30), ..Device::default() };
+        GpuState::new(device, 1_000, 10)
+    }
+
+    fn process(pid: u32, used_bytes: Option<u64>) -> Process {
+        Process { pid, used_bytes }
+    }
+
+    #[test]
+    fn a_gpu_is_sampled_while_it_answers_and_has_memory() {
+        let gpu = gpu();
+        assert_eq!((gpu.health(), gpu.is_sampled(), gpu.has_answered()), (Health::Up, true, false));
+        gpu.set_with_memory();
+        assert!(gpu.has_answered() && !gpu.is_without_memory());
+        gpu.lose("fell off");
+        assert_eq!((gpu.health(), gpu.is_sampled(), gpu.trouble()), (Health::Lost, false, "fell off".to_owned()));
+        gpu.set_back();
+        assert!(gpu.is_sampled() && gpu.has_answered());
+        gpu.set_without_memory();
+        assert!(gpu.is_without_memory() && !gpu.is_sampled() && !gpu.has_answered());
+        gpu.set_with_memory();
+        assert!(gpu.is_sampled());
+    }
+
+    #[test]
+    fn a_call_that_hung_and_came_back_is_tried_before_it_is_sampled_again() {
+        let gpu = gpu();
+        gpu.end_doubt();
+        gpu.lose_if_hung();
+        assert_eq!(gpu.health(), Health::Up, "none hung");
+        gpu.begin_fast_call();
+        gpu.hang();
+        assert_eq!((gpu.health(), gpu.is_in_fast_call(), gpu.is_left_alone()), (Health::Hung, true, true));
+        gpu.begin_fast_call();
+        gpu.end_fast_call();
+        assert!(gpu.is_in_fast_call(), "one of two has returned");
+        assert_eq!((gpu.health(), gpu.trouble()), (Health::Lost, "a call on it hung".to_owned()));
+        gpu.end_fast_call();
+        assert!(!gpu.is_in_fast_call() && !gpu.is_left_alone());
+        gpu.hang();
+        assert_eq!(gpu.health(), Health::Lost, "the call came back meanwhile");
+    }
+
+    #[test]
+    fn a_gpu_in_doubt_is_left_alone_until_its_own_thread_has_read_it() {
+        let gpu = gpu();
+        gpu.doubt();
+        gpu.hang();
+        assert_eq!((gpu.is_doubted(), gpu.is_left_alone(), gpu.health()), (true, true, Health::Hung));
+        gpu.begin_fast_call();
+        gpu.end_doubt();
+        assert_eq!((gpu.is_doubted(), gpu.health()), (false, Health::Hung), "a call of the fast lane still hangs");
+        gpu.end_fast_call();
+        gpu.doubt();
+        gpu.hang();
+        gpu.end_doubt();
+        assert_eq!((gpu.is_left_alone(), gpu.health()), (false, Health::Lost));
+    }
+
+    #[test]
+    fn what_was_read_is_there_until_it_is_forgotten() {
+        let gpu = gpu();
+        let medium = Medium { power_watts: Some(100.0), utilization_ratio: Some(0.5), ..Medium::default() };
+        let slow = Slow { ecc_corrected: Some(3), ..Slow::default() };
+        let pcie = Pcie { received_bytes: Some(4), ..Pcie::default() };
+        let rare = Rare { memory_total_bytes: Some(50), ..Rare::default() };
+        gpu.set_medium(1, medium);
+        gpu.set_slow(2, slow.clone());
+        gpu.set_pcie(3, pcie);
+        gpu.set_rare(4, rare.clone());
+        gpu.set_processes(5, Some(vec![process(7, Some(8))]));
+        gpu.energy.set(6, 10.0);
+        gpu.count_xid(79, 7);
+        assert_eq!(gpu.medium().as_deref(), Some(&Latest { at_ns: 1, reading: medium }));
+        assert_eq!(gpu.slow().as_deref(), Some(&Latest { at_ns: 2, reading: slow }));
+        assert_eq!(gpu.pcie().as_deref(), Some(&Latest { at_ns: 3, reading: pcie }));
+        assert_eq!(gpu.rare().as_deref(), Some(&Latest { at_ns: 4, reading: rare }));
+        assert_eq!(gpu.processes().as_deref(), Some(&Latest { at_ns: 5, reading: vec![process(7, Some(8))] }));
+        assert_eq!(gpu.series.points(0, 9).len(), 1, "kept for attribution");
+        gpu.forget();
+        assert!(gpu.medium().is_none() && gpu.slow().is_none() && gpu.pcie().is_none() && gpu.rare().is_none());
+        assert!(gpu.processes().is_none() && !gpu.energy.is_known());
+        assert_eq!((gpu.series.points(0, 9).len(), gpu.xids().len()), (1, 1), "what has happened has happened");
+    }
+
+    #[test]
+    fn sizes_are_those_read_last_or_those_found_at_the_start() {
+        let gpu = gpu();
+        let sizes = || (gpu.total_bytes(), gpu.reserved_bytes(), gpu.usable_bytes());
+        assert_eq!(sizes(), (Some(100 << 30), Some(1 << 30), Some(99 << 30)));
+        gpu.set_rare(0, Rare { memory_total_bytes: Some(50), memory_reserved_bytes: Some(20), ..Rare::default() });
+        assert_eq!(sizes(), (Some(50), Some(20), Some(30)));
+        gpu.set_rare(0, Rare { memory_total_bytes: Some(50), ..Rare::default() });
+        assert_eq!(sizes(), (Some(50), Some(1 << 30), Some(0)));
+        let unknown = GpuState::new(Device::default(), 1, 1);
+        assert_eq!((unknown.total_bytes(), unknown.usable_bytes()), (None, None));
+        unknown.set_rare(0, Rare { memory_total_bytes: Some(50), ..Rare::default() });
+        assert_eq!(unknown.usable_bytes(), Some(50), "what the driver keeps for itself is not known");
+    }
+
+    #[test]
+    fn other_processes_than_before_are_noticed() {
+        let gpu = gpu();
+        assert!(gpu.set_processes(0, Some(vec![process(7, Some(1))])));
+        assert!(!gpu.set_processes(1, Some(vec![process(7, Some(2))])), "the same with more memory");
+        assert!(gpu.set_processes(2, Some(vec![process(8, Some(2))])));
+        assert!(gpu.set_processes(3, None) && !gpu.set_processes(4, None));
+        assert!(gpu.set_processes(5, Some(Vec::new())), "nobody is not the same as not known");
+    }
+
+    #[test]
+    fn what_others_use_is_told_where_it_can_be() {
+        let mut gpu = gpu();
+        assert_eq!(gpu.used_by_others_bytes(Some(7), 100), None, "no list");
+        gpu.set_processes(0, Some(vec![process(7, Some(60)), process(8, Some(30)), process(9, Some(4))]));
+        assert_eq!(gpu.used_by_others_bytes(Some(7), 100), Some(34));
+        assert_eq!((gpu.used_by_others_bytes(Some(1), 100), gpu.used_by_others_bytes(None, 100)), (None, None));
+        gpu.set_processes(0, Some(vec![process(7, Some(60))]));
+        assert_eq!((gpu.used_by_others_bytes(Some(1), 100), gpu.used_by_others_bytes(None, 100)), (Some(0), Some(0)));
+        gpu.set_processes(0, Some(vec![process(7, Some(60)), process(8, None)]));
+        assert_eq!((gpu.used_by_others_bytes(Some(7), 100), gpu.used_by_others_bytes(Some(8), 100)), (None, Some(60)));
+        // A list that may lack some counts where less than a context is left over.
+        gpu.lists_all = false;
+        gpu.set_processes(0, Some(vec![process(7, Some(60)), process(8, Some(40))]));
+        let of = |used_bytes| gpu.used_by_others_bytes(Some(7), used_bytes);
+        assert_eq!((of(100 + CONTEXT_BYTES - 1), of(100 + CONTEXT_BYTES), of(50)), (Some(40), None, Some(40)));
+        gpu.set_processes(0, Some(vec![process(7, None)]));
+        assert_eq!(gpu.used_by_others_bytes(Some(7), 0), None);
+    }
+
+    #[test]
+    fn errors_are_counted_by_number_and_only_so_many_numbers() {
+        let gpu = gpu();
+        (0..300).for_each(|xid| gpu.count_xid(xid, 1));
+        gpu.count_xid(5, 9);
+        gpu.count_xid(299, 9);
+        gpu.replay(&Became::Xid { xid: 298, seen: Xid { count: 1, last_ns: 1 } });
+        gpu.replay(&Became::Xid { xid: 6, seen: Xid { count: 40, last_ns: 3 } });
+        let xids = gpu.xids();
+        assert_eq!((xids.len(), xids.contains_key(&299), xids.contains_key(&298)), (256, false, false));
+        assert_eq!((xids[&5], xids[&6]), (Xid { count: 2, last_ns: 9 }, Xid { count: 40, last_ns: 3 }));
+        let other = GpuState::new(Device::default(), 1, 1);
+        other.set_xids(xids.clone());
+        assert_eq!(other.xids(), xids);
+    }
+
+    #[test]
+    fn what_was_recorded_of_its_health_happens_again() {
+        let (gpu, text) = (gpu(), |text: &str| text.to_owned());
+        let becomes = |health, trouble: &str| {
+            gpu.set_slow(0, Slow::default());
+            gpu.replay(&Became::Health { health, trouble: trouble.to_owned() });
+            (gpu.health(), gpu.trouble(), gpu.slow().is_some())
+        };
+        assert_eq!(becomes(Health::Lost, "gone"), (Health::Lost, text("gone"), false));
+        assert_eq!(becomes(Health::Up, ""), (Health::Up, text("gone"), true));
+        assert_eq!(becomes(Health::Hung, ""), (Health::Hung, text("gone"), false));
+    }
+
+    #[test]
+    fn a_process_is_where_it_was_seen_and_one_that_is_not_is_missed() {
+        let processes = Processes::default();
+        assert_eq!((processes.gpus_of(7), processes.missed()), (None, 1));
+        let on = OnGpus { works: vec![2, 3], idles: vec![1] };
+        processes.set([(7, on.clone())].into());
+        assert_eq!((processes.gpus_of(7), processes.listed_on(7)), (Some(vec![2, 3]), Some(on)));
+        assert_eq!((processes.listed_on(8), processes.missed()), (None, 1), "nobody looks again");
+        assert_eq!((processes.gpus_of(8), processes.missed()), (None, 2));
+    }
+}

@@ -175,4 +175,71 @@ mod tests {
         // The same of what falls further in the gap.
         assert_eq!(falls(&[(0, 130.0), (1000, 125.0), (1001, -1.0), (1090, 70.0), (1102, 110.0)]), [0.0; 0]);
     }
+
+    /// Feeds changes of (nanoseconds, bytes) of a GPU of this size and returns what was found.
+    fn flushes(usable_bytes: Option<u64>, changes: &[(i64, u64)]) -> Vec<Flush> {
+        let mut detector = FlushDetector::default();
+        changes.iter().filter_map(|(at_ns, bytes)| detector.push(*at_ns, Some(*bytes), usable_bytes)).collect()
+    }
+
+    #[test]
+    fn a_flush_has_its_high_its_fall_and_its_times() {
+        let found = flushes(
+            None,
+            &[(0, 3 * GIB), (50, 5 * GIB), (60, 4 * GIB), (70, 2 * GIB), (90, 3 * GIB), (95, 7 * GIB / 2)],
+        );
+        let expected = Flush { trough_ns: 70, regrown_ns: 95, high_bytes: 5 * GIB, drop_bytes: 3 * GIB };
+        assert_eq!(found, [expected], "half of three");
+    }
+
+    #[test]
+    fn a_fall_counts_from_its_smallest_size_on() {
+        let falls = |usable, bytes| flushes(usable, &[(0, 90 * GIB), (10, 90 * GIB - bytes), (20, 90 * GIB)]).len();
+        assert_eq!((falls(None, MIN_DROP_BYTES), falls(None, MIN_DROP_BYTES - 1)), (1, 0));
+        let usable = Some(140 * GIB);
+        let part = 140 * GIB / 100;
+        assert_eq!((falls(usable, part), falls(usable, part - 1)), (1, 0));
+        assert_eq!(falls(Some(GIB), MIN_DROP_BYTES - 1), 0);
+    }
+
+    #[test]
+    fn it_regrows_by_half_within_its_time() {
+        let regrows = |at_ns, bytes| flushes(None, &[(0, 9 * GIB), (10, 5 * GIB), (at_ns, bytes)]).len();
+        assert_eq!((regrows(20, 7 * GIB), regrows(20, 7 * GIB - 1)), (1, 0));
+        assert_eq!((regrows(10 + REGROW_NS, 7 * GIB), regrows(11 + REGROW_NS, 7 * GIB)), (1, 0));
+    }
+
+    #[test]
+    fn a_high_is_forgotten_after_the_time_that_a_fall_takes() {
+        // It leaves its high by a little, and falls later: from the high, or from where it was.
+        let dropped = |fall_ns| {
+            let found = flushes(None, &[(0, 9 * GIB), (100, 9 * GIB - 1), (fall_ns, 5 * GIB), (fall_ns + 1, 9 * GIB)]);
+            found.first().map(|flush| flush.high_bytes)
+        };
+        assert_eq!((dropped(100 + FALL_NS), dropped(101 + FALL_NS)), (Some(9 * GIB), Some(9 * GIB - 1)));
+    }
+
+    #[test]
+    fn gaps_hide_what_is_within_their_bounds() {
+        let across = |gap_ns: i64| {
+            let mut detector = FlushDetector::default();
+            let readings =
+                [(0, Some(9 * GIB)), (10, Some(5 * GIB)), (11, None), (11, None), (11 + gap_ns, Some(9 * GIB))];
+            readings.into_iter().filter_map(|(at_ns, bytes)| detector.push(at_ns, bytes, None)).count()
+        };
+        assert_eq!((across(REGROW_NS - 1), across(REGROW_NS)), (1, 0), "its low was at 10");
+        let mut detector = FlushDetector::default();
+        let after = |detector: &mut FlushDetector, gap_ns: i64| {
+            *detector = FlushDetector::default();
+            detector.push(0, Some(9 * GIB), None);
+            detector.push(10, None, None);
+            detector.push(10 + gap_ns, Some(5 * GIB), None);
+            detector.push(11 + gap_ns, Some(9 * GIB), None).is_some()
+        };
+        assert!(
+            !after(&mut detector, REGROW_NS)
+                && !after(&mut detector, REGROW_NS + 1)
+                && after(&mut detector, REGROW_NS - 1)
+        );
+    }
 }

@@ -164,6 +164,8 @@ mod tests {
     use super::*;
     use crate::clock::MILLISECOND_NS;
     use crate::gpu::Device;
+    use crate::jobs::{Account, Event, Limits};
+    use crate::wire::EventType;
 
     const GIB: u64 = 1 << 30;
 
@@ -171,7 +173,7 @@ mod tests {
     fn of_one_gpu() -> (Join, ring::Writer) {
         let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
         let (writer, reader) = ring::ring(config).expect("a ring");
-        let device = Device { memory_total_bytes: Some(140 * GIB), ..Device::default() };
+        let device = Device { uuid: "GPU-a".into(), memory_total_bytes: Some(140 * GIB), ..Device::default() };
         let gpu = GpuState::new(device, 600 * SECOND_NS, SECOND_NS / 10);
         (Join::new([gpu].into(), [reader].into()), writer)
     }
@@ -201,5 +203,132 @@ mod tests {
             assert_eq!(join.derived(0).flushes, 1, "looked at {looks:?}");
             assert_eq!(join.flushes_since(0, 0).0[0].drop_bytes, 10 * GIB);
         }
+    }
+
+    fn say(ledger: &Ledger, event: EventType, at_ns: i64) {
+        let named = Event { event, name: "a".into(), gpus: Some(vec![0]), ..Event::exit("j", 0, None, at_ns) };
+        ledger.open().take(&named, &Account::alone(), at_ns).expect("taken");
+    }
+
+    /// The peaks of the phases that were attributed so far.
+    fn peaks(ledger: &Ledger) -> Vec<Option<u64>> {
+        let (ended, _) = ledger.ended().phases.since(0);
+        ended.iter().map(|attributed| attributed.gpus.first().and_then(|gpu| gpu.peak_bytes)).collect()
+    }
+
+    #[test]
+    fn a_phase_waits_until_memory_is_known_up_to_its_end_or_for_two_seconds() {
+        let (join, mut writer) = of_one_gpu();
+        let ledger = Ledger::new(Limits::default());
+        writer.push(0, 7).expect("in order");
+        say(&ledger, EventType::Begin, 0);
+        say(&ledger, EventType::End, 100_000);
+        join.advance(&ledger, 500_000);
+        assert_eq!(peaks(&ledger), []);
+        writer.push(100_000, 8).expect("in order");
+        join.advance(&ledger, 500_000);
+        assert_eq!(peaks(&ledger), [Some(7)]);
+        say(&ledger, EventType::Begin, 200_000);
+        say(&ledger, EventType::End, 300_000);
+        join.advance(&ledger, 300_000 + PATIENCE_NS - 1);
+        assert_eq!(peaks(&ledger).len(), 1);
+        join.advance(&ledger, 300_000 + PATIENCE_NS);
+        assert_eq!(peaks(&ledger), [Some(7), None], "the ring ended before it");
+        assert_eq!(ledger.ended().phases.since(0).0[1].uuids.as_ref(), ["GPU-a".to_owned()]);
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_answer_makes_no_phase_wait() {
+        let config = ring::Config { retention_ns: SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        let (mut writers, rings): (Vec<_>, Vec<_>) = (0..2).map(|_| ring::ring(config).expect("a ring")).unzip();
+        let gpu = || GpuState::new(Device::default(), SECOND_NS, SECOND_NS);
+        let join = Join::new([gpu(), gpu()].into(), rings.into());
+        let ledger = Ledger::new(Limits::default());
+        [0, 1_000].iter().for_each(|at_ns| writers[0].push(*at_ns, 7).expect("in order"));
+        writers[1].push(0, 7).expect("in order");
+        say(&ledger, EventType::Begin, 0);
+        say(&ledger, EventType::End, 1_000);
+        join.advance(&ledger, 1_000);
+        assert_eq!(peaks(&ledger), [], "the other GPU is behind");
+        join.gpus()[1].lose("gone");
+        join.advance(&ledger, 1_000);
+        assert_eq!(peaks(&ledger), [Some(7)]);
+    }
+
+    #[test]
+    fn all_that_has_ended_is_attributed_and_the_silent_are_forgotten() {
+        let (join, mut writer) = of_one_gpu();
+        let ledger = Ledger::new(Limits::default());
+        let many = i64::try_from(AT_ONCE).expect("few") + 3;
+        for at_ns in 0..many {
+            say(&ledger, EventType::Begin, at_ns);
+            say(&ledger, EventType::End, at_ns);
+        }
+        writer.push(0, 7).expect("in order");
+        writer.push(10_000, 7).expect("in order");
+        join.advance(&ledger, 10_000);
+        assert_eq!(ledger.ended().phases.count(), AT_ONCE as u64 + 3);
+        join.advance(&ledger, Limits::default().silence_ns + many);
+        assert_eq!(ledger.open().ranks().count(), 0);
+    }
+
+    #[test]
+    fn without_a_node_what_ended_has_its_times_and_no_memory() {
+        let ledger = Ledger::new(Limits::default());
+        say(&ledger, EventType::Begin, 0);
+        say(&ledger, EventType::End, 5);
+        advance_without_node(&ledger, 6);
+        assert_eq!((peaks(&ledger), ledger.open().ranks().count()), (vec![None], 1));
+        advance_without_node(&ledger, Limits::default().silence_ns + 6);
+        assert_eq!(ledger.open().ranks().count(), 0);
+    }
+
+    /// Falls of 10 GiB that regrow within 20 ms, one a second from a second on.
+    fn fall(writer: &mut ring::Writer, seconds: std::ops::Range<i64>) {
+        for second in seconds {
+            for (ms, gib) in [(0, 130), (10, 120), (30, 129), (31, 130)] {
+                writer.push(second * SECOND_NS + ms * MILLISECOND_NS, gib * GIB).expect("in order");
+            }
+        }
+    }
+
+    #[test]
+    fn falls_are_told_since_a_count_as_far_as_they_are_kept() {
+        let (join, mut writer) = of_one_gpu();
+        let ledger = Ledger::new(Limits::default());
+        let new = |count| {
+            let (flushes, count) = join.flushes_since(0, count);
+            (flushes.iter().map(|flush| flush.trough_ns / SECOND_NS).collect::<Vec<_>>(), count)
+        };
+        fall(&mut writer, 1..4);
+        join.advance(&ledger, 4 * SECOND_NS);
+        assert_eq!((new(0), new(2), new(3)), ((vec![1, 2, 3], 3), (vec![3], 3), (vec![], 3)));
+        join.advance(&ledger, 4 * SECOND_NS);
+        assert_eq!(new(0).1, 3, "looked at again, and nothing new");
+        fall(&mut writer, 4..100);
+        join.advance(&ledger, 100 * SECOND_NS);
+        let (kept, count) = new(3);
+        assert_eq!((kept.len(), kept[0], count), (MOST_RECENT_FLUSHES, 36, 99));
+        assert_eq!((join.flushes_since(1, 5), join.derived(1).flushes), ((Vec::new(), 5), 0), "no such GPU");
+    }
+
+    #[test]
+    fn a_node_that_is_made_anew_goes_on_counting() {
+        let (before, mut writer) = of_one_gpu();
+        let ledger = Ledger::new(Limits::default());
+        writer.push(0, 139 * GIB).expect("in order");
+        writer.push(SECOND_NS, GIB).expect("in order");
+        fall(&mut writer, 2..3);
+        before.advance(&ledger, 3 * SECOND_NS);
+        let was = before.derived(0);
+        assert_eq!((was.flushes, was.pressure.above_ns()[3]), (1, SECOND_NS));
+        let (after, mut writer) = of_one_gpu();
+        after.inherit(0, &was);
+        after.inherit(1, &was);
+        assert_eq!(after.flushes_since(0, 1), (Vec::new(), 1));
+        writer.push(10 * SECOND_NS, 139 * GIB).expect("in order");
+        writer.push(11 * SECOND_NS, GIB).expect("in order");
+        after.advance(&ledger, 11 * SECOND_NS);
+        assert_eq!((after.derived(0).flushes, after.derived(0).pressure.above_ns()[3]), (1, 2 * SECOND_NS));
     }
 }

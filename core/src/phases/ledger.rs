@@ -52,3 +52,42 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::{Account, Event};
+    use crate::phases::hand;
+    use crate::wire::{EventType, Kind};
+
+    fn mark(ledger: &Ledger, rank: u32, now_ns: i64) {
+        let event = Event { event: EventType::Mark, rank, ..Event::exit("j", 0, None, now_ns) };
+        ledger.open().take(&event, &Account::alone(), now_ns).expect("taken");
+    }
+
+    fn record(ledger: &Ledger, rank: usize) {
+        ledger.ended().record(hand::attributed(hand::ended(Kind::Phase, rank, "a", None, 0, 1)));
+    }
+
+    #[test]
+    fn what_was_known_of_a_rank_goes_with_it() {
+        let limits = Limits::default();
+        let ledger = Ledger::new(limits);
+        (0..2).for_each(|rank| record(&ledger, rank));
+        mark(&ledger, 0, 0);
+        mark(&ledger, 1, 1);
+        let known = || [0, 1].map(|rank| ledger.ended().rank(&hand::key(rank)).is_some());
+        ledger.expire(limits.silence_ns);
+        assert_eq!(known(), [true, true]);
+        ledger.expire(limits.silence_ns + 1);
+        assert_eq!(known(), [false, true]);
+    }
+
+    #[test]
+    fn what_has_ended_is_forgotten_where_positions_mean_others() {
+        let ledger = Ledger::new(Limits::default());
+        record(&ledger, 0);
+        assert!(!ledger.set_devices(vec!["a".into()]) && ledger.ended().has_job("j"));
+        assert!(ledger.set_devices(vec!["b".into()]) && !ledger.ended().has_job("j"));
+    }
+}

@@ -133,3 +133,135 @@ impl PhaseMemory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{MILLISECOND_NS, SECOND_NS};
+    use crate::gpu::{Device, Medium, Process};
+    use crate::phases::hand;
+    use crate::wire::{Kind, Memory};
+
+    /// A GPU of 1000 bytes that jobs can have, and its ring with these readings: milliseconds and bytes, `None` for a gap.
+    fn gpu(readings: &[(i64, Option<u64>)]) -> (ring::Reader, GpuState, ring::Writer) {
+        let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        let (mut writer, reader) = ring::ring(config).expect("a ring");
+        for (ms, bytes) in readings {
+            match bytes {
+                Some(bytes) => writer.push(ms * MILLISECOND_NS, *bytes).expect("in order"),
+                None => writer.gap(ms * MILLISECOND_NS).expect("in order"),
+            }
+        }
+        let device = Device { memory_total_bytes: Some(1_200), memory_reserved_bytes: Some(200), ..Device::default() };
+        (reader, GpuState::new(device, 60 * SECOND_NS, 100 * MILLISECOND_NS), writer)
+    }
+
+    /// Phase `p` from one millisecond to another.
+    fn phase(from_ms: i64, to_ms: i64) -> Ended {
+        hand::ended(Kind::Phase, 0, "p", None, from_ms * MILLISECOND_NS, to_ms * MILLISECOND_NS)
+    }
+
+    const RISES: [(i64, Option<u64>); 5] =
+        [(0, Some(100)), (10, Some(920)), (14, Some(980)), (20, Some(300)), (40, Some(50))];
+
+    #[test]
+    fn a_phase_has_the_memory_between_its_begin_and_its_end() {
+        let (ring, state, _writer) = gpu(&RISES);
+        let of = attribute_one(&phase(5, 40), 3, &ring, &state);
+        let expected = PhaseMemory {
+            begin_bytes: Some(100),
+            end_bytes: Some(300),
+            peak_bytes: Some(980),
+            min_bytes: Some(100),
+            mean_bytes: of.mean_bytes,
+            drop_bytes: Some(680),
+            above_ns: Some([10, 6, 6, 0].map(|ms| ms * MILLISECOND_NS)),
+            ..PhaseMemory::unknown(3)
+        };
+        assert_eq!(of, expected, "what changes at its end is the next one's");
+        // 5 ms of 100, 4 of 920, 6 of 980, 20 of 300.
+        let mean = (500.0 + 3_680.0 + 5_880.0 + 6_000.0) / 35.0;
+        assert!((of.mean_bytes.expect("known") - mean).abs() < 1e-6);
+        assert_eq!(of.growth_bytes(), Some(200));
+        assert_eq!(attribute_one(&phase(20, 41), 0, &ring, &state).growth_bytes(), None, "its end is not known yet");
+        let low = attribute_one(&phase(20, 40), 0, &ring, &state);
+        assert_eq!((low.above_ns, low.growth_bytes()), (Some([0; 4]), Some(0)));
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_phase_is_a_gap() {
+        let (ring, state, _writer) = gpu(&[(10, Some(100)), (20, None), (30, Some(500)), (50, Some(70))]);
+        let of = |from, to| attribute_one(&phase(from, to), 0, &ring, &state);
+        let (early, late) = (of(5, 15), of(45, 60));
+        assert_eq!((early.gap_ns, early.begin_bytes, early.end_bytes), (5 * MILLISECOND_NS, None, Some(100)));
+        assert_eq!((late.gap_ns, late.begin_bytes, late.end_bytes), (10 * MILLISECOND_NS, Some(500), None));
+        assert_eq!((late.min_bytes, late.drop_bytes), (Some(70), Some(430)), "the last reading is still its own");
+        let across = of(15, 35);
+        assert_eq!((across.gap_ns, across.peak_bytes), (10 * MILLISECOND_NS, Some(500)));
+        for (from, to) in [(0, 9), (51, 60)] {
+            let nothing = PhaseMemory { gap_ns: (to - from) * MILLISECOND_NS, ..PhaseMemory::unknown(0) };
+            assert_eq!(of(from, to), nothing);
+        }
+        assert_eq!(of(50, 60).peak_bytes, Some(70), "a moment in common is enough");
+        let (empty, state, _writer) = gpu(&[]);
+        assert_eq!(attribute_one(&phase(0, 7), 0, &empty, &state).gap_ns, 7 * MILLISECOND_NS);
+    }
+
+    #[test]
+    fn energy_and_idleness_are_the_gpus_whatever_is_known_of_its_memory() {
+        let (ring, state, _writer) = gpu(&[]);
+        for n in 0..3 {
+            let reading = Medium { power_watts: Some(100.0), utilization_ratio: Some(0.5), ..Medium::default() };
+            state.set_medium(n * 100 * MILLISECOND_NS, reading);
+        }
+        let usage = attribute_one(&phase(50, 150), 0, &ring, &state).usage;
+        let (energy, idle) = (usage.energy_joules.expect("known"), usage.idle_seconds.expect("known"));
+        assert!((energy - 10.0).abs() < 1e-9 && (idle - 0.05).abs() < 1e-9, "{usage:?}");
+    }
+
+    #[test]
+    fn a_gpu_of_unknown_size_has_no_time_near_full() {
+        let (ring, _, _writer) = gpu(&RISES);
+        let state = GpuState::new(Device::default(), SECOND_NS, SECOND_NS);
+        let of = attribute_one(&phase(5, 40), 0, &ring, &state);
+        assert_eq!((of.above_ns, of.peak_bytes), (None, Some(980)));
+    }
+
+    #[test]
+    fn outside_the_allocator_is_what_the_process_has_and_it_does_not_hold() {
+        let (ring, state, _writer) = gpu(&RISES);
+        let outside = |reserved, pid, to_ms| {
+            let memory = Some(Memory { reserved, ..Memory::default() });
+            let ended = Ended { memory, pid, ..phase(5, to_ms) };
+            attribute_one(&ended, 0, &ring, &state).outside_allocator_bytes
+        };
+        assert_eq!(outside(Some(100), Some(7), 40), None, "no list of processes");
+        let process = |pid, used_bytes| Process { pid, used_bytes: Some(used_bytes) };
+        state.set_processes(0, Some(vec![process(7, 0), process(8, 120)]));
+        assert_eq!(outside(Some(100), Some(7), 40), Some(80));
+        assert_eq!((outside(Some(181), Some(7), 40), outside(Some(180), Some(7), 40)), (None, Some(0)));
+        assert_eq!((outside(None, Some(7), 40), outside(Some(100), Some(9), 40)), (None, None));
+        assert_eq!(outside(Some(100), Some(7), 41), None, "its memory at the end is not known");
+        state.set_processes(0, Some(vec![process(7, 0), process(8, 301)]));
+        assert_eq!(outside(Some(0), Some(7), 40), None, "others have more than there is");
+    }
+
+    #[test]
+    fn each_of_a_ranks_gpus_that_there_is_has_its_memory() {
+        let (ring, state, _writer) = gpu(&RISES);
+        let (other, other_state, _other) = gpu(&[(0, Some(7)), (50, Some(8))]);
+        let uuids: Arc<[String]> = ["a".to_owned(), "b".to_owned()].into();
+        let on = |gpus: &[usize]| {
+            let ended = Ended { gpus: Some(gpus.into()), ..phase(5, 40) };
+            attribute(ended, &[ring.clone(), other.clone()], &[], &uuids)
+        };
+        assert!(on(&[0, 1]).gpus.is_empty(), "no states");
+        let rings = [ring.clone(), other.clone()];
+        let attributed =
+            attribute(Ended { gpus: Some([1, 9].into()), ..phase(5, 40) }, &rings, &[state, other_state], &uuids);
+        assert_eq!(attributed.gpus.iter().map(|gpu| (gpu.gpu, gpu.peak_bytes)).collect::<Vec<_>>(), [(1, Some(7))]);
+        assert_eq!(attributed.uuid_of(&attributed.gpus[0]), Some("b"));
+        assert_eq!(attributed.uuid_of(&PhaseMemory::unknown(2)), None);
+        assert!(attribute(phase(5, 40), &rings, &[], &uuids).gpus.is_empty());
+    }
+}

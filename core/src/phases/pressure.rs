@@ -63,3 +63,47 @@ impl Pressure {
         self.above_ns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring_of(readings: &[(i64, u64)]) -> (ring::Writer, ring::Reader) {
+        let config = ring::Config { retention_ns: 60_000_000_000, max_bytes: 1 << 20, resolution_ns: 1_000 };
+        let (mut writer, reader) = ring::ring(config).expect("a ring");
+        readings.iter().for_each(|(us, bytes)| writer.push(us * 1_000, *bytes).expect("in order"));
+        (writer, reader)
+    }
+
+    #[test]
+    fn a_share_is_exact_and_rounded_up() {
+        let of = |usable| THRESHOLDS.map(|threshold| threshold.bytes_of(usable));
+        assert_eq!((of(1_000), of(1_001), of(1)), ([900, 950, 970, 990], [901, 951, 971, 991], [1; 4]));
+        assert_eq!(of(u64::MAX)[0], u64::MAX / 100 * 90 + 14, "it does not overflow");
+    }
+
+    #[test]
+    fn time_near_full_adds_up_turn_by_turn_and_once() {
+        let (mut writer, reader) = ring_of(&[(0, 500), (10, 950), (30, 990), (35, 100), (50, 100)]);
+        let mut pressure = Pressure::default();
+        for until_us in [20, 20, 15, 34, 50] {
+            pressure.advance(&reader, 1_000, until_us * 1_000);
+        }
+        let whole = [25_000, 25_000, 5_000, 5_000];
+        assert_eq!(pressure.above_ns(), whole);
+        let mut again = Pressure::default();
+        again.advance(&reader, 1_000, 50_000);
+        assert_eq!(again.above_ns(), whole, "at once as in turns");
+        writer.push(60_000, 100).expect("in order");
+        pressure.advance(&reader, 1_000, 60_000);
+        assert_eq!(pressure.above_ns(), whole);
+        // Over a ring that begins anew it goes on, from that ring's begin.
+        let (_other, other) = ring_of(&[(40, 999), (45, 999)]);
+        let mut pressure = pressure.go_on();
+        pressure.advance(&other, 1_000, 45_000);
+        assert_eq!(pressure.above_ns(), whole.map(|ns| ns + 5_000));
+        let (_none, empty) = ring_of(&[]);
+        pressure.advance(&empty, 1_000, 90_000);
+        assert_eq!(pressure.above_ns(), whole.map(|ns| ns + 5_000));
+    }
+}

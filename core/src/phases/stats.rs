@@ -263,6 +263,8 @@ impl RecentMax {
 mod tests {
     use super::*;
     use crate::gpu::Usage;
+    use crate::jobs::Ended;
+    use crate::phases::hand;
     use proptest::prelude::*;
 
     #[test]
@@ -286,6 +288,67 @@ mod tests {
         assert_eq!(peaks.since(-SECOND_NS), Some(80));
         assert_eq!(peaks.since(SECOND_NS), Some(40));
         assert_eq!(peaks.since(11 * SECOND_NS), None);
+    }
+
+    fn on(gpu: usize, peak_bytes: u64) -> PhaseMemory {
+        let (begin_bytes, end_bytes) = (Some(10), Some(peak_bytes / 2));
+        PhaseMemory { begin_bytes, end_bytes, peak_bytes: Some(peak_bytes), ..PhaseMemory::unknown(gpu) }
+    }
+
+    #[test]
+    fn the_last_phase_that_ended_is_shown_and_the_highest_of_a_window() {
+        let mut stats = PhaseStats::new();
+        stats.record(0, 10 * SECOND_NS, &[on(0, 100), on(1, 60)]);
+        stats.record(0, 9 * SECOND_NS, &[on(0, 500)]);
+        assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(100), Some(40)), "told late");
+        stats.record(0, 10 * SECOND_NS, &[on(0, 20)]);
+        assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(20), Some(0)));
+        assert_eq!(stats.durations.counts().cumulative.last(), Some(&3));
+        let highest = |now_ns| stats.peak_max_bytes(now_ns, 5 * SECOND_NS);
+        let leaves_ns = 15 * SECOND_NS + WINDOW_SLACK_NS;
+        assert_eq!((highest(leaves_ns), highest(leaves_ns + 1)), (Some(500), None));
+    }
+
+    #[test]
+    fn maxima_are_kept_for_the_longest_window_one_for_each_slot() {
+        let mut peaks = RecentMax::default();
+        peaks.push(0, 90);
+        peaks.push(SLOT_NS - 1, 80);
+        assert_eq!(peaks.falling, [(0, 90)], "one slot");
+        peaks.push(SLOT_NS, 80);
+        peaks.push(2 * SLOT_NS, 80);
+        assert_eq!(peaks.falling, [(0, 90), (2 * SLOT_NS, 80)], "as high, and later");
+        let longest_ns = 60 * SECOND_NS + 2 * SLOT_NS;
+        peaks.push(longest_ns, 7);
+        assert_eq!(peaks.falling.len(), 3);
+        peaks.push(longest_ns + SLOT_NS, 6);
+        assert_eq!(peaks.falling.front(), Some(&(2 * SLOT_NS, 80)));
+    }
+
+    #[test]
+    fn steps_phases_and_layers_are_counted_each_where_it_belongs() {
+        let mut stats = RankStats::default();
+        for (kind, name) in [(Kind::Step, "step"), (Kind::Phase, "a"), (Kind::Phase, "a"), (Kind::Layer, "l")] {
+            assert!(stats.record(&hand::attributed(hand::ended(kind, 0, name, None, 0, 7))));
+        }
+        let count = |durations: &Durations| *durations.counts().cumulative.last().expect("all");
+        assert_eq!((count(&stats.step_durations), count(&stats.phases["a"].durations)), (1, 2));
+        assert!((stats.step_durations.counts().sum_s - 7e-9).abs() < 1e-15);
+        assert_eq!((stats.phases.len(), stats.layers["l"].count, stats.layers["l"].total_ns), (1, 1, 7));
+    }
+
+    #[test]
+    fn what_is_outside_the_allocator_is_of_one_gpu_and_one_process() {
+        let mut stats = RankStats::default();
+        let outside = |bytes, gpu| PhaseMemory { outside_allocator_bytes: bytes, ..PhaseMemory::unknown(gpu) };
+        let ended = || Ended { pid: Some(7), ..hand::ended(Kind::Phase, 0, "a", None, 0, 1) };
+        stats.record(&Attributed { gpus: vec![outside(Some(5), 2)], ..hand::attributed(ended()) });
+        stats.record(&Attributed { gpus: vec![outside(None, 2)], ..hand::attributed(ended()) });
+        stats.record(&Attributed { gpus: vec![outside(Some(9), 2), outside(Some(9), 3)], ..hand::attributed(ended()) });
+        let of = |pid, gpus: Option<&[usize]>| stats.outside_allocator_bytes(pid, gpus);
+        assert_eq!(of(Some(7), Some(&[2])), Some(5));
+        assert_eq!([of(Some(8), Some(&[2])), of(None, Some(&[2]))], [None; 2]);
+        assert_eq!([of(Some(7), Some(&[3])), of(Some(7), Some(&[2, 3])), of(Some(7), None)], [None; 3]);
     }
 
     proptest! {

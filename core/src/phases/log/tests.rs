@@ -103,3 +103,50 @@ fn the_owner_with_most_forgets_first_and_numbers_go_on() {
     log.clear();
     assert_eq!((log.has_job("j"), log.phases.count(), accounts.held(Resource::Ended)), (false, 7, 0));
 }
+
+#[test]
+fn what_is_found_out_is_counted_by_how_much_it_is() {
+    let account = Account::alone();
+    let mut log = Log::new(&Limits::default());
+    let known = |gpu| PhaseMemory { peak_bytes: Some(1), ..PhaseMemory::unknown(gpu) };
+    for gpus in [
+        vec![known(0), known(1)],
+        vec![known(0)],
+        vec![known(0)],
+        vec![known(0), PhaseMemory { gap_ns: 1, ..known(1) }],
+        vec![known(0), PhaseMemory::unknown(1)],
+        vec![],
+        vec![PhaseMemory::unknown(0), PhaseMemory { gap_ns: 5, ..PhaseMemory::unknown(1) }],
+        vec![PhaseMemory::unknown(0)],
+        vec![PhaseMemory::unknown(0)],
+        vec![PhaseMemory::unknown(0)],
+    ] {
+        log.record(Attributed { gpus, ..ended(&account, Kind::Phase, "a", 0, 1) });
+    }
+    let expected = [("attributed", 3), ("with_gap", 2), ("without_gpu", 1), ("without_memory", 4)];
+    assert_eq!(log.attributions().labelled(), expected);
+    assert_eq!(log.ranks().map(|(key, _)| key.clone()).collect::<Vec<_>>(), [hand::key(0)]);
+}
+
+#[test]
+fn bytes_are_those_of_attributes_and_gpus_and_are_bounded() {
+    let attributes: crate::jobs::Attributes = Box::new([("a".into(), crate::wire::Scalar::Text("b".repeat(500)))]);
+    let with = |account: &Arc<Account>| {
+        let mut one = ended(account, Kind::Phase, "a", 0, 1);
+        one.ended.open.attributes = Some(attributes.clone());
+        one
+    };
+    let bytes = ENTRY_BYTES + size_of::<PhaseMemory>() + weight(&attributes);
+    let limits = Limits { ended_bytes: 3 * bytes, ..Limits::default() };
+    let accounts = Accounts::new(&limits);
+    let account = accounts.of(&Owner::Daemon);
+    let mut log = Log::new(&limits);
+    for kept in [1, 2, 3, 3, 3] {
+        log.record(with(&account));
+        assert_eq!((log.phases.bytes, log.phases.since(0).0.len()), (kept * bytes, kept));
+        assert_eq!(accounts.held(Resource::Ended), kept * bytes);
+    }
+    assert_eq!((log.phases.since(0).1, log.phases.kept), (2, 3));
+    log.clear();
+    assert_eq!((log.phases.bytes, log.phases.kept, accounts.held(Resource::Ended)), (0, 0, 0));
+}
