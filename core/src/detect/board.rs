@@ -265,4 +265,58 @@ mod tests {
         board.update(Vec::new(), 11, of);
         assert_eq!(board.ended().count(), MOST_ENDED);
     }
+
+    #[test]
+    fn what_goes_on_keeps_its_begin_and_the_highest_of_all_it_was() {
+        let mut board = Board::default();
+        let of_gpu =
+            |begin_ns, certainty, severity| Sign { begin_ns, certainty, ..sign(Kind::Straggler, 0, severity, 5) };
+        board.update(vec![of_gpu(7, Certainty::Confirmed, Severity::Warning)], 0, of);
+        let change = board.update(vec![of_gpu(3, Certainty::Suspected, Severity::Warning)], 1, of);
+        assert!(change.escalated.is_empty(), "no worse than before");
+        board.update(vec![of_gpu(9, Certainty::Observed, Severity::Info)], 2, of);
+        let finding = board.active().next().expect("it goes on");
+        assert_eq!((finding.sign.begin_ns, finding.sign.certainty), (3, Certainty::Confirmed));
+        assert_eq!((finding.raised_ns, finding.seen_ns, finding.sign.severity), (0, 2, Severity::Warning));
+    }
+
+    #[test]
+    fn news_are_what_was_raised_and_what_became_worse() {
+        let mut board = Board::default();
+        board.update(vec![sign(Kind::Straggler, 0, Severity::Info, 5)], 0, of);
+        let signs = vec![sign(Kind::Straggler, 0, Severity::Warning, 5), sign(Kind::Xid, 1, Severity::Info, 6)];
+        let change = board.update(signs, 1, of);
+        assert_eq!(change.news().map(|finding| finding.sign.kind).collect::<Vec<_>>(), [Kind::Xid, Kind::Straggler]);
+        assert!(board.update(Vec::new(), 5, of).ended.is_empty(), "it lasts through its last moment");
+        assert_eq!(board.update(Vec::new(), 6, of).ended.len(), 1);
+        let all: Vec<_> = board.all().map(|finding| (finding.sign.kind, finding.ended_ns)).collect();
+        assert_eq!(all, [(Kind::Xid, None), (Kind::Straggler, Some(6))]);
+    }
+
+    #[test]
+    fn ratios_are_those_of_the_last_turn_and_of_ranks_that_are_known() {
+        let mut board = Board::default();
+        let of = |rank: u32| (("j".into(), rank), Ratios { data_stall: Some(f64::from(rank)), ..Ratios::default() });
+        board.set_ratios([of(1), of(2)].into());
+        assert_eq!(board.ratios(), &[of(1), of(2)].into());
+        board.advance_without_node(0, |key| key.1 == 2);
+        assert_eq!(board.ratios(), &[of(2)].into());
+    }
+
+    #[test]
+    fn a_gpu_that_is_lost_ends_when_it_answers_or_was_taken_apart() {
+        let lost = |uuid: &'static str, uuids: &[String]| {
+            let mut board = Board::default();
+            let name = move |_: usize| Some((String::new(), uuid.to_owned()));
+            board.update(vec![sign(Kind::GpuLost, 0, Severity::Critical, 5)], 0, name);
+            board.keep_lost(uuids, 20);
+            board.update(Vec::new(), 20, name).ended.len()
+        };
+        let here = ["GPU-1".to_owned()];
+        assert_eq!((lost("GPU-0", &here), lost("GPU-1", &here), lost("MIG-0", &here)), (0, 1, 1));
+        let mut board = Board::default();
+        board.update(vec![sign(Kind::Xid, 0, Severity::Info, 5)], 0, of);
+        board.keep_lost(&[], 20);
+        assert_eq!(board.update(Vec::new(), 20, of).ended.len(), 1, "another kind");
+    }
 }

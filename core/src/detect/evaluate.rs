@@ -219,9 +219,62 @@ mod tests {
 
     #[test]
     fn delays_are_told_at_the_middle_and_at_most() {
-        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true)], &[]);
-        let signs =
-            [(11 * SECOND_NS, sign(1, Severity::Warning, 10, 1)), (43 * SECOND_NS, sign(1, Severity::Warning, 40, 2))];
-        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((3000, 3000)));
+        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true)], &[]);
+        let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3)]
+            .map(|(seen_s, begin_s, step)| (seen_s * SECOND_NS, sign(1, Severity::Warning, begin_s, step)));
+        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((3_000, 8_000)));
+        assert_eq!(Score::default().delay_ms(), None);
+    }
+
+    #[test]
+    fn signs_may_be_half_a_second_off_and_no_more() {
+        let truth = truth(&[(1, 10, 20, true)], &[(Some(50), Some(60))]);
+        let at = |begin_ns: i64| Sign { begin_ns, ..sign(1, Severity::Warning, 0, 1) };
+        let of = |seen_ns, begin_ns| {
+            let score = score(Kind::Straggler, &truth, &[(seen_ns, at(begin_ns))]);
+            (score.right, score.signs)
+        };
+        let late_ns = 20 * SECOND_NS + SLACK_NS;
+        assert_eq!((of(late_ns, late_ns), of(late_ns + 1, late_ns + 1)), ((1, 1), (0, 1)));
+        assert_eq!((of(10 * SECOND_NS, 0), of(10 * SECOND_NS - 1, 0)), ((1, 1), (0, 1)), "seen before it was so");
+        let late_ns = 60 * SECOND_NS + SLACK_NS;
+        assert_eq!((of(late_ns, late_ns), of(late_ns + 1, late_ns + 1)), ((0, 0), (0, 1)));
+        assert_eq!((of(50 * SECOND_NS, 50 * SECOND_NS), of(50 * SECOND_NS - 1, 50 * SECOND_NS - 1)), ((0, 0), (0, 1)));
+    }
+
+    #[test]
+    fn a_rank_that_is_not_told_is_any() {
+        let mut truth = truth(&[(1, 10, 20, true)], &[]);
+        let nobody = Sign { subject: Subject::default(), ..sign(1, Severity::Warning, 12, 1) };
+        assert_eq!(seen(&[(13, nobody)], &truth), (1, 1, 1, 1));
+        truth.findings[0].rank = None;
+        assert_eq!(seen(&[(13, sign(5, Severity::Warning, 12, 1))], &truth), (1, 1, 1, 1));
+        truth.findings[0].finding = Kind::Xid;
+        assert_eq!(seen(&[(13, sign(5, Severity::Warning, 12, 1))], &truth), (0, 0, 0, 1), "another kind");
+        let other = Sign { kind: Kind::IdleGpu, ..sign(1, Severity::Warning, 12, 1) };
+        assert_eq!(seen(&[(13, other)], &truth), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn a_step_counts_once_in_ten_seconds_and_what_has_none_once_in_one() {
+        let truth = truth(&[(1, 10, 90, true)], &[]);
+        let step = |seen_s| (seen_s, sign(1, Severity::Warning, 10, 4));
+        assert_eq!(seen(&[step(10), step(19), step(20)], &truth).3, 2, "a run that began anew");
+        let none = |seen_s| (seen_s, Sign { step: None, ..sign(1, Severity::Warning, 10, 4) });
+        assert_eq!(seen(&[none(10), none(10), none(11)], &truth).3, 2);
+    }
+
+    #[test]
+    fn shares_are_of_what_there_is_and_recordings_add_up() {
+        let text = |text: &str| vec![text.to_owned()];
+        let one = Score { must_find: 4, found: 3, signs: 5, right: 2, delays_ms: vec![7], wrong: text("a") };
+        assert_eq!((one.precision(), one.recall()), (Some(0.4), Some(0.75)));
+        assert_eq!((Score::default().precision(), Score::default().recall()), (None, None));
+        let mut both = one.clone();
+        both.add(&Score { must_find: 1, found: 1, signs: 2, right: 2, delays_ms: vec![9], wrong: text("b") });
+        let wrong = ["a", "b"].map(str::to_owned).to_vec();
+        assert_eq!(both, Score { must_find: 5, found: 4, signs: 7, right: 4, delays_ms: vec![7, 9], wrong });
+        let wrong = [(31 * SECOND_NS, sign(1, Severity::Warning, 30, 1))];
+        assert_eq!(score(Kind::Straggler, &Truth::default(), &wrong).wrong, [" (31000000000)"]);
     }
 }

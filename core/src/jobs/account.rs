@@ -500,4 +500,96 @@ mod tests {
         assert!((0..1_000).all(|uid| accounts.of(&user(uid)).holds(Resource::Jobs) == 0));
         assert!(accounts.open.lock().expect("nobody panics").len() <= MOST_IDLE_OWNERS);
     }
+
+    #[test]
+    fn each_resource_has_its_own_limit() {
+        let limits = Limits {
+            bytes: 1,
+            ended_bytes: 2,
+            layer_bytes: 3,
+            jobs: 4,
+            ranks: 5,
+            phase_series: 6,
+            connections: 7,
+            processes: 8,
+            pending: 9,
+            events_a_second: 10,
+            ..Limits::default()
+        };
+        use Resource::{Bytes, Connections, Ended, Jobs, Layers, Pending, Processes, Ranks, Series};
+        let account = Accounts::new(&limits).of(&user(1));
+        let of = [Bytes, Ended, Layers, Jobs, Ranks, Series, Connections, Processes, Pending];
+        assert_eq!(of.map(|resource| account.limit(resource)), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!((account.most_events(), account.hold(Bytes, 3).amount()), (10, 3));
+        assert_eq!(Account::alone().owner, Owner::Daemon);
+    }
+
+    #[test]
+    fn a_share_is_what_then_stays_free_and_others_keep_it() {
+        let accounts = accounts(10);
+        let (one, two) = (accounts.of(&user(1)), accounts.of(&user(2)));
+        let first = one.hold(Resource::Jobs, 2);
+        assert_eq!((one.may_hold(Resource::Jobs, 3), one.may_hold(Resource::Jobs, 4)), (Ok(()), Err(Shortage::Share)));
+        assert_eq!((two.may_hold(Resource::Jobs, 8), two.may_hold(Resource::Jobs, 9)), (Ok(()), Err(Shortage::Node)));
+        assert_eq!(one.may_hold(Resource::Jobs, usize::MAX), Err(Shortage::Node));
+        drop(first);
+        assert_eq!(one.holds(Resource::Jobs), 0);
+    }
+
+    #[test]
+    fn a_batch_beyond_the_rate_is_taken_while_there_is_any_and_paid_for_later() {
+        let accounts = accounts(64);
+        let account = accounts.of(&user(1));
+        assert!(account.may_send(5_000, SECOND_NS), "more than a second's");
+        assert!(!account.may_send(1, SECOND_NS) && !account.may_send(1, 4 * SECOND_NS));
+        assert!(account.may_send(1_000, 6 * SECOND_NS) && !account.may_send(1, 6 * SECOND_NS));
+        // A time that goes back gives nothing, now or when it has caught up.
+        assert!(!account.may_send(1, 5 * SECOND_NS) && !account.may_send(1, 6 * SECOND_NS));
+        assert!(
+            account.may_send(500, 6 * SECOND_NS + SECOND_NS / 2) && !account.may_send(1, 6 * SECOND_NS + SECOND_NS / 2)
+        );
+        assert!(accounts.of(&Owner::Daemon).may_send(1_000_000, 0));
+    }
+
+    #[test]
+    fn those_who_have_been_silent_for_a_second_have_no_part_of_the_rate() {
+        let accounts = accounts(64);
+        let (one, two, _) = (accounts.of(&user(1)), accounts.of(&user(2)), accounts.of(&user(3)));
+        let sent = |now_ns| (0..2_000).filter(|_| one.may_send(1, now_ns)).count();
+        two.may_send(1, 5 * SECOND_NS);
+        sent(5 * SECOND_NS);
+        accounts.advance(6 * SECOND_NS - 1);
+        assert_eq!(sent(9 * SECOND_NS), 500);
+        accounts.advance(9 * SECOND_NS);
+        assert_eq!(sent(19 * SECOND_NS), 1_000, "the other is silent");
+        accounts.advance(99 * SECOND_NS);
+        assert_eq!(sent(99 * SECOND_NS), 1_000, "nobody sends");
+    }
+
+    #[test]
+    fn owners_have_names_for_people_and_fewer_for_labels() {
+        let pod = Pod { namespace: "n".into(), name: "p".into() };
+        let in_pod = Owner::User { uid: 5, within: Within::Pod(pod) };
+        let address = Owner::Address("10.0.0.1".parse().expect("an address"));
+        let told = [&Owner::Daemon, &user(5), &in_pod, &address].map(|owner| (owner.to_string(), owner.label()));
+        let expected =
+            [("daemon", "daemon"), ("uid 5", "uid 5"), ("uid 5 in pod n/p", "uid 5"), ("a sender at 10.0.0.1", "tcp")];
+        assert_eq!(told, expected.map(|(name, label)| (name.to_owned(), label.to_owned())));
+        assert_eq!(Owner::of(&Sender::DAEMON, Within::Node), Owner::Daemon);
+        assert_eq!(Owner::of(&Sender::process(Some(1), 5), Within::Node), user(5));
+        assert!(
+            !address.is_known_as(&Owner::User { uid: 5, within: Within::Unknown }) && !in_pod.is_known_as(&address)
+        );
+        assert!(!address.speaks_for(&user(5)) && address.speaks_for(&address));
+    }
+
+    #[test]
+    fn owners_that_hold_something_or_are_in_use_are_not_forgotten() {
+        let accounts = accounts(64);
+        let (held, used) = (accounts.of(&user(1)).hold(Resource::Bytes, 1), accounts.of(&user(2)));
+        (0..2 * MOST_IDLE_OWNERS as u32).for_each(|uid| drop(accounts.of(&user(1_000 + uid))));
+        assert!(Arc::ptr_eq(held.account(), &accounts.of(&user(1))) && Arc::ptr_eq(&used, &accounts.of(&user(2))));
+        // Twice there were as many as may be, of whom these two stayed.
+        assert_eq!(accounts.open.lock().expect("nobody panics").len(), 2 + 4);
+    }
 }
