@@ -322,7 +322,7 @@ mod tests {
         let (last_end_ns, end_ns) = (at(4) + 500 * MILLISECOND_NS, at(5) + 500 * MILLISECOND_NS);
         assert_eq!([at(5), at(5) - 1, end_ns, end_ns + 1].map(claimed), [1, 0, 1, 0]);
         assert_eq!([last_end_ns, last_end_ns + 1].map(claimed), [1, 0], "between two steps it is neither's");
-        assert_eq!([last_end_ns - REGROW_NS, last_end_ns - REGROW_NS - 1].map(claimed), [1, 0]);
+        assert_eq!([last_end_ns - 100 * MILLISECOND_NS, last_end_ns - 100 * MILLISECOND_NS - 1].map(claimed), [1, 0]);
         // One after the step waits for the next; one before it is dropped; another GPU's is left alone.
         let (mut hand, mut detector) = new();
         hand.flushes = vec![(0, fall(at(6))), (0, fall(at(4))), (1, fall(at(5)))];
@@ -396,7 +396,7 @@ mod tests {
         let (mut hand, mut detector) = new();
         hand.flushes = vec![(0, fall(0))];
         let regrown_ns = fall(0).regrown_ns;
-        for (now_ns, waiting) in [(regrown_ns + PATIENCE_NS - 1, 1), (regrown_ns + PATIENCE_NS, 0)] {
+        for (now_ns, waiting) in [(regrown_ns + 120 * SECOND_NS - 1, 1), (regrown_ns + 120 * SECOND_NS, 0)] {
             hand.now_ns = now_ns;
             hand.look(&mut detector);
             hand.flushes.clear();

@@ -234,10 +234,10 @@ mod tests {
             let score = score(Kind::Straggler, &truth, &[(seen_ns, at(begin_ns))]);
             (score.right, score.signs)
         };
-        let late_ns = 20 * SECOND_NS + SLACK_NS;
+        let late_ns = 20 * SECOND_NS + 500 * MILLISECOND_NS;
         assert_eq!((of(late_ns, late_ns), of(late_ns + 1, late_ns + 1)), ((1, 1), (0, 1)));
         assert_eq!((of(10 * SECOND_NS, 0), of(10 * SECOND_NS - 1, 0)), ((1, 1), (0, 1)), "seen before it was so");
-        let late_ns = 60 * SECOND_NS + SLACK_NS;
+        let late_ns = 60 * SECOND_NS + 500 * MILLISECOND_NS;
         assert_eq!((of(late_ns, late_ns), of(late_ns + 1, late_ns + 1)), ((0, 0), (0, 1)));
         assert_eq!((of(50 * SECOND_NS, 50 * SECOND_NS), of(50 * SECOND_NS - 1, 50 * SECOND_NS - 1)), ((0, 0), (0, 1)));
     }

@@ -190,3 +190,31 @@ pub(super) fn seconds(ns: i64) -> f64 {
 pub(super) fn number(value: u64) -> f64 {
     value as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people_are_in_the_unit_that_keeps_them_short() {
+        let gib = 1_073_741_824.0;
+        assert_eq!(
+            [0.0, 5e6, gib - 1e6, gib, 1.5 * gib].map(|bytes| Bytes(bytes).to_string()),
+            ["0 MiB", "5 MiB", "1023 MiB", "1.0 GiB", "1.5 GiB"]
+        );
+        let spans = [40, 999, 1_000, 119_900, 120_000, 7_199_000, 7_200_000].map(|ms| Span(ms * 1_000_000).to_string());
+        assert_eq!(spans, ["40 ms", "999 ms", "1.0 s", "119.9 s", "2 min", "120 min", "2.0 h"]);
+        assert_eq!(Span(-40_000_000).to_string(), "-40 ms");
+    }
+
+    #[test]
+    fn severity_and_certainty_have_their_words_and_their_order() {
+        assert_eq!(
+            [Severity::Info, Severity::Warning, Severity::Critical].map(Severity::label),
+            ["info", "warning", "critical"]
+        );
+        let certainties = [Certainty::Suspected, Certainty::Observed, Certainty::Confirmed];
+        assert_eq!(certainties.map(Certainty::label), ["suspected", "observed", "confirmed"]);
+        assert!(Severity::Info < Severity::Warning && Certainty::Observed < Certainty::Confirmed);
+    }
+}

@@ -337,8 +337,11 @@ mod tests {
             hand.view(|view| growth.sign(view, &step, GIB)).map(|sign| sign.severity)
         };
         let (warning, critical) = (Some(Severity::Warning), Some(Severity::Critical));
-        assert_eq!((severity(Some(FAR_NS)), severity(Some(FAR_NS + 1)), severity(None)), (warning, None, warning));
-        assert_eq!((severity(Some(NEAR_NS)), severity(Some(NEAR_NS - 1))), (warning, critical));
+        assert_eq!(
+            (severity(Some(24 * 3_600 * SECOND_NS)), severity(Some(24 * 3_600 * SECOND_NS + 1)), severity(None)),
+            (warning, None, warning)
+        );
+        assert_eq!((severity(Some(600 * SECOND_NS)), severity(Some(600 * SECOND_NS - 1))), (warning, critical));
     }
 
     #[test]

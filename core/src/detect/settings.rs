@@ -69,3 +69,24 @@ impl Default for Settings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_than_half_of_the_headroom_is_critical() {
+        let mut settings = Settings::default();
+        assert_eq!((settings.headroom_bytes, settings.critical_headroom_bytes), (1_073_741_824, 536_870_912));
+        settings.set_headroom(7);
+        assert_eq!((settings.headroom_bytes, settings.critical_headroom_bytes), (7, 3));
+        assert_eq!(
+            (settings.headroom_ns, settings.comm_excess_ns, settings.lag_ns),
+            (10_000_000, 20_000_000, 10_000_000)
+        );
+        assert_eq!(
+            (settings.idle_after_ns, settings.hold_ns, settings.idle_bytes),
+            (60_000_000_000, 10_000_000_000, 1 << 30)
+        );
+    }
+}

@@ -165,4 +165,34 @@ mod tests {
             assert_eq!(on.as_deref(), whose, "{:?}", hand.ranks);
         }
     }
+
+    #[test]
+    fn a_gpu_has_its_index_for_a_name_and_its_rank_and_step_where_there_is_one() {
+        let mut hand = Hand::new(2);
+        let step = OpenStep { number: Some(9), begin_ns: 0, retries: None };
+        hand.ranks = vec![RankNow { key: ("a".into(), 4), step: Some(step), ..Hand::rank_on(1) }];
+        hand.view(|view| {
+            assert_eq!((view.gpu_name(1), view.gpu_name(7)), ("GPU 1".to_owned(), "GPU ?".to_owned()));
+            assert_eq!((view.step_on(1), view.step_on(0)), (Some(9), None));
+            assert_eq!(view.subject_of(1), Subject { gpu: Some(1), job: Some("a".into()), rank: Some(4) });
+            assert_eq!(view.subject_of(0), Subject { gpu: Some(0), job: None, rank: None });
+            assert!(view.knows(&("a".into(), 4)) && !view.knows(&("a".into(), 3)));
+        });
+    }
+
+    #[test]
+    fn something_is_so_since_it_was_first_and_anew_after_it_was_not() {
+        let mut since = Since::default();
+        assert_eq!([since.note(2, Some(5)), since.note(2, Some(7)), since.note(0, None)], [Some(5), Some(5), None]);
+        assert_eq!([since.note(2, None), since.note(2, Some(9))], [None, Some(9)]);
+    }
+
+    #[test]
+    fn medians_and_ratios_are_of_what_there_is() {
+        assert_eq!(
+            [median([]), median([4]), median([9, 1, 5]), median([4, 1, 3, 2])],
+            [None, Some(4), Some(5), Some(2)]
+        );
+        assert_eq!((ratio(3, 4), ratio(0, 1), ratio(3, 0), ratio(3, -1)), (Some(0.75), Some(0.0), None, None));
+    }
 }

@@ -30,3 +30,17 @@ impl Device {
         Some(self.memory_total_bytes? - self.memory_reserved_bytes.unwrap_or(0).min(self.memory_total_bytes?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_jobs_can_have_is_the_total_less_what_the_driver_reserves() {
+        let usable = |memory_total_bytes, memory_reserved_bytes| {
+            Device { memory_total_bytes, memory_reserved_bytes, ..Device::default() }.usable_bytes()
+        };
+        assert_eq!((usable(Some(100), Some(30)), usable(Some(100), None)), (Some(70), Some(100)));
+        assert_eq!((usable(Some(100), Some(300)), usable(None, Some(30))), (Some(0), None));
+    }
+}

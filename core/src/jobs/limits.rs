@@ -90,3 +90,19 @@ impl Default for Limits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_those_that_the_daemon_answers_for() {
+        let mut limits = Limits::default();
+        let bytes = |limits: &Limits| [limits.ended_bytes, limits.ended_layer_bytes, limits.layer_bytes];
+        assert_eq!((limits.bytes, bytes(&limits)), (12_582_912, [6_291_456, 2_097_152, 2_097_152]));
+        limits.set_ended_bytes(10);
+        assert_eq!(bytes(&limits), [10, 3, 3]);
+        assert_eq!((limits.past_ns, limits.silence_ns), (600_000_000_000, 300_000_000_000));
+        assert_eq!((limits.future_ns, limits.shown_after_exit_ns), (1_000_000_000, 120_000_000_000));
+    }
+}

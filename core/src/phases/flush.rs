@@ -195,18 +195,18 @@ mod tests {
     #[test]
     fn a_fall_counts_from_its_smallest_size_on() {
         let falls = |usable, bytes| flushes(usable, &[(0, 90 * GIB), (10, 90 * GIB - bytes), (20, 90 * GIB)]).len();
-        assert_eq!((falls(None, MIN_DROP_BYTES), falls(None, MIN_DROP_BYTES - 1)), (1, 0));
+        assert_eq!((falls(None, GIB / 4), falls(None, GIB / 4 - 1)), (1, 0));
         let usable = Some(140 * GIB);
         let part = 140 * GIB / 100;
         assert_eq!((falls(usable, part), falls(usable, part - 1)), (1, 0));
-        assert_eq!(falls(Some(GIB), MIN_DROP_BYTES - 1), 0);
+        assert_eq!(falls(Some(GIB), GIB / 4 - 1), 0);
     }
 
     #[test]
     fn it_regrows_by_half_within_its_time() {
         let regrows = |at_ns, bytes| flushes(None, &[(0, 9 * GIB), (10, 5 * GIB), (at_ns, bytes)]).len();
         assert_eq!((regrows(20, 7 * GIB), regrows(20, 7 * GIB - 1)), (1, 0));
-        assert_eq!((regrows(10 + REGROW_NS, 7 * GIB), regrows(11 + REGROW_NS, 7 * GIB)), (1, 0));
+        assert_eq!((regrows(10 + 100 * MILLISECOND_NS, 7 * GIB), regrows(11 + 100 * MILLISECOND_NS, 7 * GIB)), (1, 0));
     }
 
     #[test]
@@ -216,7 +216,10 @@ mod tests {
             let found = flushes(None, &[(0, 9 * GIB), (100, 9 * GIB - 1), (fall_ns, 5 * GIB), (fall_ns + 1, 9 * GIB)]);
             found.first().map(|flush| flush.high_bytes)
         };
-        assert_eq!((dropped(100 + FALL_NS), dropped(101 + FALL_NS)), (Some(9 * GIB), Some(9 * GIB - 1)));
+        assert_eq!(
+            (dropped(100 + 500 * MILLISECOND_NS), dropped(101 + 500 * MILLISECOND_NS)),
+            (Some(9 * GIB), Some(9 * GIB - 1))
+        );
     }
 
     #[test]
@@ -227,7 +230,7 @@ mod tests {
                 [(0, Some(9 * GIB)), (10, Some(5 * GIB)), (11, None), (11, None), (11 + gap_ns, Some(9 * GIB))];
             readings.into_iter().filter_map(|(at_ns, bytes)| detector.push(at_ns, bytes, None)).count()
         };
-        assert_eq!((across(REGROW_NS - 1), across(REGROW_NS)), (1, 0), "its low was at 10");
+        assert_eq!((across(100 * MILLISECOND_NS - 1), across(100 * MILLISECOND_NS)), (1, 0), "its low was at 10");
         let mut detector = FlushDetector::default();
         let after = |detector: &mut FlushDetector, gap_ns: i64| {
             *detector = FlushDetector::default();
@@ -237,9 +240,9 @@ mod tests {
             detector.push(11 + gap_ns, Some(9 * GIB), None).is_some()
         };
         assert!(
-            !after(&mut detector, REGROW_NS)
-                && !after(&mut detector, REGROW_NS + 1)
-                && after(&mut detector, REGROW_NS - 1)
+            !after(&mut detector, 100 * MILLISECOND_NS)
+                && !after(&mut detector, 100 * MILLISECOND_NS + 1)
+                && after(&mut detector, 100 * MILLISECOND_NS - 1)
         );
     }
 }

@@ -230,9 +230,9 @@ mod tests {
         assert_eq!(peaks(&ledger), [Some(7)]);
         say(&ledger, EventType::Begin, 200_000);
         say(&ledger, EventType::End, 300_000);
-        join.advance(&ledger, 300_000 + PATIENCE_NS - 1);
+        join.advance(&ledger, 300_000 + 2 * SECOND_NS - 1);
         assert_eq!(peaks(&ledger).len(), 1);
-        join.advance(&ledger, 300_000 + PATIENCE_NS);
+        join.advance(&ledger, 300_000 + 2 * SECOND_NS);
         assert_eq!(peaks(&ledger), [Some(7), None], "the ring ended before it");
         assert_eq!(ledger.ended().phases.since(0).0[1].uuids.as_ref(), ["GPU-a".to_owned()]);
     }

@@ -305,7 +305,7 @@ mod tests {
         assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(20), Some(0)));
         assert_eq!(stats.durations.counts().cumulative.last(), Some(&3));
         let highest = |now_ns| stats.peak_max_bytes(now_ns, 5 * SECOND_NS);
-        let leaves_ns = 15 * SECOND_NS + WINDOW_SLACK_NS;
+        let leaves_ns = 15 * SECOND_NS + 250 * MILLISECOND_NS;
         assert_eq!((highest(leaves_ns), highest(leaves_ns + 1)), (Some(500), None));
     }
 

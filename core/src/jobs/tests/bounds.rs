@@ -21,6 +21,7 @@ fn held(account: &Arc<Account>) -> [usize; 5] {
 fn what_a_job_takes_is_on_its_owners_account_until_it_has_gone() {
     let (mut jobs, account) = user(&Limits::default());
     say(&mut jobs, &account, &begin("forward", 7));
+    assert_eq!([RANK_BYTES, OPEN_BYTES, SERIES_BYTES, JOB_BYTES, NAME_BYTES], [3_072, 512, 5_120, 512, 160]);
     let of_phase = OPEN_BYTES + SERIES_BYTES;
     let of_job = JOB_BYTES + "j".len() + NAME_BYTES + "forward".len();
     assert_eq!(held(&account), [RANK_BYTES + of_job + of_phase, 1, 1, 1, 0]);
@@ -38,6 +39,19 @@ fn what_a_job_takes_is_on_its_owners_account_until_it_has_gone() {
     jobs.expire(i64::MAX);
     drop(jobs.take_ended(i64::MAX, 9));
     assert_eq!(held(&account), [0; 5]);
+}
+
+/// What ends frees more than it takes: nobody else's bytes keep it from ending.
+#[test]
+fn an_end_is_taken_where_others_have_left_no_room() {
+    let each = RANK_BYTES + JOB_BYTES + 1 + NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES;
+    let limits = Limits { bytes: 2 * each + 1, ..Limits::default() };
+    let (accounts, mut jobs) = (Accounts::new(&limits), Jobs::new(limits));
+    let [one, other] = [1, 2].map(|uid| accounts.of(&Owner::User { uid, within: Within::Node }));
+    say(&mut jobs, &one, &begin("a", 7));
+    say(&mut jobs, &other, &Event { job: "k".into(), ..begin("a", 8) });
+    assert_eq!(outcome(&mut jobs, &one, &begin("a", 7)), Some(Outcome::OverBudget));
+    assert_eq!(outcome(&mut jobs, &one, &end("a", 7)), None);
 }
 
 #[test]
@@ -83,10 +97,20 @@ fn each_limit_is_kept_and_names_itself() {
     for event in [step.clone(), begin("a", 7), begin("a", 7), step] {
         assert_eq!(outcome(&mut jobs, &account, &event), None, "what it replaces makes room");
     }
+    let attributes: Attributes = Box::new([("a".into(), crate::wire::Scalar::Text("b".repeat(500)))]);
+    let with_attributes = Event { attributes: Some(attributes.clone()), ..begin("a", 7) };
+    let (mut jobs, account) = user(&limits());
+    say(&mut jobs, &account, &begin("a", 7));
+    let before = account.holds(Resource::Bytes);
+    say(&mut jobs, &account, &with_attributes);
+    assert_eq!(account.holds(Resource::Bytes), before + weight(&attributes), "in the place of the one before");
     // A name and its place among what is open.
     let most = 2 * (RANK_BYTES + JOB_BYTES + 1 + NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES);
     let bytes = |bytes| with(Limits { bytes, ..limits() }, &[begin("a", 7)], begin("b", 7));
     assert_eq!(bytes(most), Some(Outcome::OverBudget));
+    let again = |bytes| with(Limits { bytes, ..limits() }, &[begin("a", 7)], begin("a", 7));
+    let with_one_more = most + 2 * OPEN_BYTES;
+    assert_eq!((again(with_one_more), again(with_one_more - 1)), (None, Some(Outcome::OverBudget)), "a known name");
     assert_eq!(bytes(most + 2 * (NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES)), None);
     assert_eq!(bytes(most + 2 * (NAME_BYTES + 1 + OPEN_BYTES + SERIES_BYTES) - 1), Some(Outcome::OverBudget));
 }
