@@ -36,7 +36,7 @@ fn modules(root: &Path) -> BTreeMap<Module, String> {
 fn tests_of(module: &Module, text: &str) -> Vec<Module> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let declared = lines.windows(2).filter(|two| two[0] == "#[cfg(test)]");
-    let name = |two: &[&str]| Some(two[1].strip_prefix("mod ")?.strip_suffix(';')?.to_owned());
+    let name = |two: &[&str]| Some(two[1].trim_start_matches("pub(crate) ").strip_prefix("mod ")?.strip_suffix(';')?.to_owned());
     declared.filter_map(name).map(|name| module.iter().cloned().chain([name]).collect()).collect()
 }
 
@@ -177,4 +177,17 @@ fn the_core_needs_nothing_that_does_io() {
         fs::read_to_string(root("core/Cargo.toml")).expect("a manifest").parse().expect("good TOML");
     let needs: Vec<&String> = manifest["dependencies"].as_table().expect("a table").keys().collect();
     assert_eq!(needs, ["arc-swap", "rustix", "serde", "thiserror"]);
+}
+
+/// Cargo.toml has examples in documentation left out: an example would be one that nobody has compiled.
+#[test]
+fn documentation_has_no_example_that_would_not_be_compiled() {
+    for source in ["core/src", "src"] {
+        for (module, text) in modules(&root(source)) {
+            let fences = text.lines().filter_map(|line| line.trim().trim_start_matches(['/', '!']).trim().strip_prefix("```"));
+            for (number, of) in fences.enumerate() {
+                assert!(number % 2 == 1 || of == "text", "{source}, {}: an example of `{of}`", module.join("::"));
+            }
+        }
+    }
 }
