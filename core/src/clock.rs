@@ -14,7 +14,7 @@ pub const SECOND_NS: i64 = 1_000_000_000;
 /// Nanoseconds in one millisecond.
 pub const MILLISECOND_NS: i64 = 1_000_000;
 
-/// Tells the time of the shared timeline, in nanoseconds since the Unix epoch.
+/// Reads the time of the shared timeline, in nanoseconds since the Unix epoch.
 pub trait Clock: Send + Sync {
     /// Now, on the timeline of readings: it never goes back.
     fn now_ns(&self) -> i64;
@@ -59,7 +59,7 @@ impl Clock for Live {
 
     fn unix_shift_ns(&self) -> i64 {
         // The two clocks are read one after the other, and the thread may be preempted in between: of three tries the
-        // narrowest tells best. What is left below a millisecond is the reading, not a step.
+        // narrowest is the best. What is left below a millisecond is the reading, not a step.
         let tries = (0..3).map(|_| {
             let (before, unix, after) = (monotonic_now_ns(), unix_now_ns(), monotonic_now_ns());
             (after - before, unix - before - self.epoch_ns)

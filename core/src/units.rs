@@ -84,7 +84,7 @@ const DURATIONS: Family = Family {
 /// Reads a size, as `40 GiB`, `64MiB`, `1.5 GB` or `0 B`, into bytes; a fraction of a byte is cut off.
 ///
 /// # Errors
-/// [`UnitError`] for anything else: the message repeats the text and tells the units.
+/// [`UnitError`] for anything else: the message repeats the text and lists the units.
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     SIZES.parse(text)
 }
@@ -93,7 +93,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
 /// Only `0` needs no unit.
 ///
 /// # Errors
-/// [`UnitError`] for anything else: the message repeats the text and tells the units.
+/// [`UnitError`] for anything else: the message repeats the text and lists the units.
 pub fn parse_duration_ns(text: &str) -> Result<i64, UnitError> {
     if text.trim() == "0" {
         return Ok(0);

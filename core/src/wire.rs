@@ -102,7 +102,7 @@ pub struct Annotation {
     /// The phase's or layer's name. May be left out for a step and an exit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The job. May be left out where the peer's environment tells it.
+    /// The job. May be left out if the peer's environment names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// Which process of the job.

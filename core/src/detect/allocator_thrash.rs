@@ -3,7 +3,7 @@
 //! Seen from outside, memory falls by hundreds of MiB or more inside a step and half of it is back within 100 ms. The
 //! job's own counter of retries decides: where it rose, the finding is confirmed, also where no fall was seen, as with
 //! expandable segments; where it stood still, the program emptied its cache on purpose and nothing is found. Where the
-//! job does not tell it, the fall alone makes it suspected, if less was free before than the fall gave back: an allocator
+//! job does not send it, the fall alone makes it suspected, if less was free before than the fall gave back: an allocator
 //! that finds what it needs does not flush. A phase that refills memory by its nature excuses a fall too.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number};
@@ -34,7 +34,7 @@ pub(super) struct AllocatorThrash {
     recent: BTreeMap<RankKey, VecDeque<bool>>,
     /// When each rank's last step ended.
     ended_ns: BTreeMap<RankKey, i64>,
-    /// The retries that a rank's open step was last told with, so that each rise is told once.
+    /// The retries in the last sign of a rank's open step, so that each rise is reported once.
     told: BTreeMap<RankKey, u64>,
 }
 
@@ -91,7 +91,7 @@ impl AllocatorThrash {
         signs.push(seen.sign(view, &step.key, &step.gpus));
     }
 
-    /// A step that has not ended: what its counters tell already, or, where it tells none, what its memory did.
+    /// A step that has not ended: a rise of its counter is a sign at once.
     fn judge_open_step(&mut self, view: &View<'_>, rank: &RankNow, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         let Some(open) = rank.step else { return };
         let rose = rank.retries.zip(open.retries).and_then(|(now, before)| now.checked_sub(before));
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!((sign.certainty, sign.step, sign.begin_ns), (Certainty::Confirmed, Some(5), at(5) + 3));
         assert_eq!(sign.evidence.iter().map(|one| one.value).collect::<Vec<_>>(), [2.0, 2.0, number(4 * GIB)]);
         assert_eq!((trouble.from_ns, trouble.to_ns), (at(5) + 3, hand.now_ns));
-        assert!(look(&mut hand, 40, Some(12)).is_none(), "told already");
+        assert!(look(&mut hand, 40, Some(12)).is_none(), "reported already");
         assert!(
             look(&mut hand, 50, Some(13)).is_some() && look(&mut hand, 60, Some(9)).is_none(),
             "a counter that fell"

@@ -43,14 +43,14 @@ pub struct Change {
 }
 
 impl Change {
-    /// What is worth telling: findings that were raised, and those that became more severe.
+    /// What is worth reporting: findings that were raised, and those that became more severe.
     pub fn news(&self) -> impl Iterator<Item = &Finding> {
         self.raised.iter().chain(&self.escalated)
     }
 }
 
 impl Board {
-    /// Takes a turn's signs; `gpu` tells index and UUID of a GPU by its position.
+    /// Takes a turn's signs; `gpu` returns index and UUID of a GPU by its position.
     pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
         let mut change = Change { ended: self.end(now_ns, |_| true), signs: signs.clone(), ..Change::default() };
         for sign in signs {

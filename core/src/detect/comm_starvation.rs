@@ -3,8 +3,8 @@
 //!
 //! A collective ends when its last rank has come. One rank that flushes its allocator's cache, or has no room for
 //! communication buffers, makes all others wait in theirs. What is found here is that both happened together; the
-//! rank in trouble is named. Where a job marks no communication, its whole steps are compared instead, and more doubt is
-//! told. Slow communication without a rank in trouble is no finding; the slowdown is a metric all the same.
+//! rank in trouble is named. If a job marks no communication, its whole steps are compared instead, and the finding is only
+//! suspected. Slow communication without a rank in trouble is no finding, but the slowdown is exported.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
 use super::steps::{Step, title};
@@ -159,7 +159,7 @@ impl Slow {
         let meets = |trouble: &&Trouble| trouble.key.0 == self.key.0 && trouble.meets(self.from_ns, self.to_ns);
         let rank_of = |trouble: &&Trouble| (trouble.key.1 == self.key.1, trouble.kind != Kind::AllocatorThrash);
         let found = troubles.iter().filter(meets).min_by_key(rank_of)?;
-        // A rank that flushes has slow steps of its own: that is told as what it is.
+        // A rank that flushes has slow steps of its own: allocator_thrash reports them.
         (self.is_comm || found.key.1 != self.key.1).then_some(found)
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let mut signs = hand.steps_end(&mut detector, vec![step]);
         assert!(signs.len() < 2);
         let sign = signs.pop();
-        assert!(sign.is_none() || hand.look(&mut detector).0.is_empty(), "told once");
+        assert!(sign.is_none() || hand.look(&mut detector).0.is_empty(), "reported once");
         sign
     }
 
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(ratio_after(again), Some(1.4));
         // Of the last sixty-four.
         let far = |tens: u64| (0..3 + 64 + tens).map(move |nth| comm(nth, if nth < 3 + 32 { 10 } else { 14 }));
-        assert_eq!((ratio_after(far(0)), ratio_after(far(8))), (Some(1.4), Some(1.0)));
+        assert_eq!((ratio_after(far(1)), ratio_after(far(2))), (Some(1.4), Some(1.0)));
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
         hand.now_ns += 1;
         let [sign] = hand.look(&mut detector).0.try_into().expect("one");
         assert!(sign.text.what.ends_with("while rank 1 had almost no memory free."));
-        assert_eq!(hand.look(&mut detector).0, [], "told once");
+        assert_eq!(hand.look(&mut detector).0, [], "reported once");
     }
 
     #[test]

@@ -219,10 +219,10 @@ mod tests {
 
     #[test]
     fn delays_are_told_at_the_middle_and_at_most() {
-        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true)], &[]);
-        let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3)]
+        let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true), (1, 90, 99, true)], &[]);
+        let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3), (95, 90, 4)]
             .map(|(seen_s, begin_s, step)| (seen_s * SECOND_NS, sign(1, Severity::Warning, begin_s, step)));
-        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((3_000, 8_000)));
+        assert_eq!(score(Kind::Straggler, &truth, &signs).delay_ms(), Some((5_000, 8_000)));
         assert_eq!(Score::default().delay_ms(), None);
     }
 
@@ -271,9 +271,9 @@ mod tests {
         assert_eq!((one.precision(), one.recall()), (Some(0.4), Some(0.75)));
         assert_eq!((Score::default().precision(), Score::default().recall()), (None, None));
         let mut both = one.clone();
-        both.add(&Score { must_find: 1, found: 1, signs: 2, right: 2, delays_ms: vec![9], wrong: text("b") });
+        both.add(&Score { must_find: 1, found: 1, signs: 2, right: 1, delays_ms: vec![9], wrong: text("b") });
         let wrong = ["a", "b"].map(str::to_owned).to_vec();
-        assert_eq!(both, Score { must_find: 5, found: 4, signs: 7, right: 4, delays_ms: vec![7, 9], wrong });
+        assert_eq!(both, Score { must_find: 5, found: 4, signs: 7, right: 3, delays_ms: vec![7, 9], wrong });
         let wrong = [(31 * SECOND_NS, sign(1, Severity::Warning, 30, 1))];
         assert_eq!(score(Kind::Straggler, &Truth::default(), &wrong).wrong, [" (31000000000)"]);
     }

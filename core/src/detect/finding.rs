@@ -121,7 +121,7 @@ pub struct Sign {
     pub until_ns: i64,
     /// The step in which it was seen.
     pub step: Option<u64>,
-    /// What tells it apart from others of its kind on the same subject: the number of an XID.
+    /// Distinguishes it from others of its kind on the same subject: the number of an XID.
     pub code: Option<u64>,
     /// The numbers.
     pub evidence: Vec<Evidence>,

@@ -18,7 +18,7 @@ impl Detector for GpuLost {
             let why = match state.health() {
                 Health::Up => None,
                 Health::Lost => Some(format!("The driver says: {}.", state.trouble())),
-                Health::Hung => Some("A call on it has not come back.".to_owned()),
+                Health::Hung => Some("A call on it has not returned.".to_owned()),
             };
             let since_ns = self.gone.note(gpu, why.is_some().then_some(view.now_ns));
             let (Some(why), Some(begin_ns)) = (why, since_ns) else { continue };
@@ -67,7 +67,7 @@ mod tests {
             assert!(sign.text.why.contains("GPU is lost"));
         }
         hand.gpus[1].set_health(Health::Hung);
-        assert!(look(&mut hand, 4)[0].text.why.contains("has not come back"));
+        assert!(look(&mut hand, 4)[0].text.why.contains("has not returned"));
         hand.gpus[1].set_health(Health::Up);
         assert!(look(&mut hand, 5).is_empty());
         hand.gpus[1].lose("again");

@@ -1,6 +1,6 @@
 //! `idle_gpu`: memory is held, and nothing has run for a while.
 //!
-//! Told from the driver's utilization alone, so that a process that was forgotten is seen without any annotation. A GPU
+//! Based on the driver's utilization alone, so that a forgotten process is found without any annotation. A GPU
 //! whose utilization is not known is not judged.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Text, seconds};
@@ -58,7 +58,7 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
                 human(held_bytes),
                 Span(idle_ns)
             ),
-            why: "The driver has told no utilization in all that time.".to_owned(),
+            why: "The driver reported 0 % utilization throughout.".to_owned(),
             advice:
                 "Look whether the process still lives and what it waits for (py-spy dump), or end it to free the GPU."
                     .to_owned(),
@@ -83,7 +83,13 @@ mod tests {
             let (signs, troubles) = hand.look(&mut detector);
             assert!(troubles.is_empty());
             said.extend(signs.iter().map(|sign| (second, sign.begin_ns / SECOND_NS)));
-            assert!(signs.iter().all(|sign| sign.until_ns == hand.now_ns + SECOND_NS));
+            for sign in &signs {
+                assert_eq!(sign.until_ns, hand.now_ns + SECOND_NS);
+                let idle_ns = hand.now_ns - sign.begin_ns;
+                let evidence =
+                    [bytes("held_bytes", held), Evidence { name: "idle_seconds", value: super::seconds(idle_ns) }];
+                assert_eq!(sign.evidence, evidence);
+            }
         }
         said
     }

@@ -10,7 +10,7 @@ use super::{Detector, Ratios, Trouble};
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Steps that the share is told over.
+/// Steps over which the share is computed.
 const STEPS: usize = 10;
 /// A stall of these last steps alone is enough if it takes twice the share asked for.
 const SUDDEN_STEPS: usize = 2;
@@ -110,7 +110,7 @@ mod tests {
         Step { idle_ns: Some(data_ms * MILLISECOND_NS), ..step }
     }
 
-    /// The numbers of the steps in which it is told, with the share.
+    /// The numbers of the steps in which a sign is returned, with the share.
     fn told(steps: impl Iterator<Item = Step>) -> Vec<(u64, f64)> {
         let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
         let signs = steps.flat_map(|step| hand.steps_end(&mut detector, vec![step]));

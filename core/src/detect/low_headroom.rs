@@ -1,8 +1,8 @@
 //! `low_headroom`: memory so full that communication would not get its buffers.
 //!
 //! NCCL allocates outside the framework's pool: on an H200 about 0.9 GiB for a process's first communicator and 0.5 GiB
-//! for each further one, and it fails where it does not get them. A GPU whose least free memory stays below that is told
-//! as soon as it has been so for a moment within the last second.
+//! for each further one. It fails if it does not get them. A GPU is reported as soon as its free memory has been below
+//! that for a moment within the last second.
 
 use super::finding::{Certainty, Kind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};

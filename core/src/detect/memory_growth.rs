@@ -3,7 +3,7 @@
 //! The peaks of all steps of a run since its warm-up are kept, thinned so that they stay few. They grow if, over all of
 //! them or over their last half, quarter and so on, five blocks of equal length rise from each to the next, the last ones
 //! not much less than the first: a run that meets ever longer sequences rises too, but ever more slowly. At the pace of the
-//! blocks the forecast tells when the usable memory ends.
+//! blocks the forecast gives the time at which the usable memory is full.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
 use super::steps::Step;
@@ -45,7 +45,7 @@ struct Run {
     full_ns: Option<i64>,
 }
 
-/// What the blocks tell.
+/// The growth over the blocks.
 struct Growth {
     grown_bytes: u64,
     over_ns: i64,
@@ -188,7 +188,7 @@ impl Growth {
                 ),
                 advice:
                     "Look for tensors that outlive their step: losses summed without .item() or .detach(), growing \
-                         lists, caches keyed by shape. torch.cuda.memory._record_memory_history tells who allocates."
+                         lists, caches keyed by shape. torch.cuda.memory._record_memory_history records who allocates."
                         .to_owned(),
             },
         })

@@ -141,7 +141,7 @@ impl Detect {
             state.ended = log.phases.count();
             ended
         };
-        // After what has ended: no step is told as ended and open at once.
+        // After what has ended, so that no step is seen as both ended and open.
         let ranks = ranks(&ledger.open());
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);

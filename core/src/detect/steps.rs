@@ -45,7 +45,7 @@ pub(super) struct Step {
     pub rise_bytes: Option<u64>,
     /// Time in which no kernel ran, on the GPU that was idle most, nanoseconds.
     pub idle_ns: Option<i64>,
-    /// Retries of the allocator within the step; `None` where the job does not tell.
+    /// Retries of the allocator within the step; `None` if the job does not send them.
     pub retries: Option<u64>,
 }
 
@@ -106,7 +106,7 @@ impl Steps {
         if self.ranks.len() >= MOST_RANKS && !self.ranks.contains_key(&key) {
             return None;
         }
-        let under = self.ranks.entry(key.clone()).or_default();
+        let under = self.ranks.entry(key).or_default();
         let (begin_ns, end_ns) = (ended.open.begin_ns, ended.end_ns);
         match ended.open.kind {
             Kind::Layer => None,
@@ -122,16 +122,7 @@ impl Steps {
                 let nth = under.steps;
                 under.steps += 1;
                 let retries = rise(ended.open.memory, ended.memory, &phases);
-                Some(Step {
-                    key,
-                    number: ended.open.step,
-                    nth,
-                    begin_ns,
-                    end_ns,
-                    phases,
-                    retries,
-                    ..memory(attributed)
-                })
+                Some(Step { number: ended.open.step, nth, begin_ns, end_ns, phases, retries, ..memory(attributed) })
             }
         }
     }
@@ -218,6 +209,7 @@ mod tests {
         let mut steps = Steps::default();
         for (name, begin_ns, end_ns) in [
             ("before", 5, 9),
+            ("until", 5, 100),
             ("across", 9, 11),
             ("first", 10, 20),
             ("last", 90, 100),
@@ -234,7 +226,7 @@ mod tests {
             (&key(0), Some(7), 90, "step 7".to_owned())
         );
         assert_eq!(names(&step), ["first", "last"]);
-        assert_eq!(names(&step_of(&mut steps, 0, 8, 95, 200)), ["over", "next"]);
+        assert_eq!(names(&step_of(&mut steps, 0, 8, 0, 200)), ["over", "next"]);
         assert_eq!(title(None), "a step");
     }
 

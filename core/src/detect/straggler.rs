@@ -4,7 +4,7 @@
 //! ranks on this node, and counts as a lag if those spent about as much longer in communication. Ranks with inputs of
 //! different lengths lag in turn, by chance: so a rank is a straggler if it lags in each of its last steps by about as
 //! much, or in most of many. One step that lags far because the rank mapped memory, as the first steps of a run do, is
-//! told as what it is, for information: its peers' slow collectives are explained by it.
+//! reported for information, because it explains its peers' slow collectives.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
 use super::steps::Step;
@@ -27,10 +27,10 @@ const STEPS: usize = 20;
 const LAGGING_STEPS: usize = 15;
 /// What the peers wait for a rank must be at least this part of its lag.
 const WAITED_SHARE: f64 = 0.5;
-/// One step alone is told from this lag on, relative and absolute.
+/// A single step is reported from this lag on, relative and absolute.
 const FAR: f64 = 1.5;
 const FAR_NS: i64 = 50_000_000;
-/// Memory that a step must have mapped to be told as the reason, bytes.
+/// Memory that a step must have mapped to be named as the reason, bytes.
 const MAPPED_BYTES: u64 = 1 << 30;
 
 /// Puts the ranks of one step beside each other.
@@ -82,7 +82,7 @@ impl Detector for Straggler {
                 complete.extend(groups.pop_front());
             }
         }
-        for group in complete.iter().filter(|group| group.steps.len() > 1) {
+        for group in &complete {
             for position in 0..group.steps.len() {
                 self.judge(view, &group.steps, position, troubles, signs);
             }
@@ -121,7 +121,7 @@ impl Straggler {
         let is_lagging = lag.ratio >= settings.lag && lag_ns >= settings.lag_ns && is_waited_for;
         let is_warm = lag.step.nth >= settings.warm_up_steps;
         let (from_ns, to_ns) = (lag.step.begin_ns, lag.step.end_ns);
-        // A rank that flushed its allocator's cache is late for that reason, which is told as what it is.
+        // A rank that flushed its allocator's cache is late for that reason: allocator_thrash reports it.
         let thrashed = troubles.iter().any(|trouble| {
             trouble.kind == Kind::AllocatorThrash && trouble.key == lag.step.key && trouble.meets(from_ns, to_ns)
         });
@@ -252,7 +252,7 @@ mod tests {
         (0..3).map(|rank| step(rank, 100, 60)).chain([step(3, compute_ms, comm_ms)]).collect()
     }
 
-    /// The numbers of the steps in which it is told, where the last rank does so in each of these.
+    /// The numbers of the steps in which a sign is returned, if the last rank computes and waits as given in each.
     fn told(steps: impl Iterator<Item = (u64, i64, i64)>, settings: impl FnOnce(&mut Hand)) -> Vec<u64> {
         let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
         settings(&mut hand);
@@ -317,6 +317,18 @@ mod tests {
             lasts(&(0..STEPS).map(of).collect::<Vec<f64>>())
         };
         assert!(in_turn(15) && !in_turn(14));
+        assert!(!lasts(&[1.2, 1.2, 1.2, 1.2, 1.4]), "apart by most of it");
+        // Of exactly the last twenty, and only in steps that lag.
+        let but = |not: &'static [u64], last: u64| {
+            let of = move |at: u64| match (not.contains(&at), at.is_multiple_of(2)) {
+                (true, _) => (at + 3, 100, 60),
+                (_, true) => (at + 3, 120, 40),
+                (_, false) => (at + 3, 200, 0),
+            };
+            told((0..3).map(|nth| (nth, 100, 60)).chain((0..=last).map(of)), |hand| hand.settings.lag = 1.15)
+        };
+        assert_eq!(but(&[3, 7, 11, 15, 18], 19), [22]);
+        assert_eq!(but(&[3, 7, 11, 15, 20], 20), [21, 22]);
         // What is older than twenty steps is forgotten.
         let often = |nth: u64| if nth.is_multiple_of(2) { (nth, 100, 60) } else { (nth, 200, 0) };
         assert_eq!(told((0..60).map(often), |_| {}), Vec::<u64>::new());

@@ -95,7 +95,7 @@ fn steps_that_ended_and_those_that_are_open_are_both_looked_at_and_once() {
     let [sign] = advance(5 * SECOND_NS).try_into().expect("one");
     assert_eq!((sign.kind, sign.step, sign.subject.gpu), (Kind::AllocatorThrash, Some(4), Some(0)));
     assert_eq!(sign.evidence[1].value, 2.0);
-    assert_eq!(advance(6 * SECOND_NS).len(), 0, "told already");
+    assert_eq!(advance(6 * SECOND_NS).len(), 0, "reported already");
     let others = self::join(&["GPU-b"]);
     assert_eq!(detect.advance(&others, &sender.ledger, 6 * SECOND_NS).signs.len(), 0, "nor with other GPUs");
     let [begins, _] = step(7 * SECOND_NS, 0);

@@ -1,7 +1,7 @@
 //! `xid`: an error that the driver reported, with NVIDIA's meaning of its number.
 //!
 //! Meanings and the action that they call for follow NVIDIA's catalogue of XID errors. A number that is not in the
-//! table is told as what it is.
+//! table is reported without a meaning.
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Text, number};
 use super::view::View;
@@ -95,7 +95,7 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
         ],
         text: Text {
             what: format!("{} reported XID {xid}: {means}.", view.gpu_name(gpu)),
-            why: format!("The driver has told {count} of this number since the daemon started."),
+            why: format!("The driver has reported {count} of this number since the daemon started."),
             advice: known
                 .map_or("Look the number up in NVIDIA's catalogue of XID errors.", |meaning| meaning.advice)
                 .to_owned(),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once_with_the_turn_that_saw_it() {
+    fn each_change_is_returned_once_with_the_turn_that_saw_it() {
         let (log, gpus) = (ChangeLog::default(), gpus());
         log.note(10, &gpus);
         assert_eq!(log.since(0), (Vec::new(), 0), "all is well");
@@ -212,6 +212,8 @@ mod tests {
         assert_eq!(all[2], xid(11, 0, 31, 2, 1), "which takes the place of the one before");
         assert_eq!(all.len(), MOST_KEPT + 3);
         assert_eq!(log.since(next).0.len(), 2, "whoever follows has nothing twice");
+        let oldest_kept = next + 2 - MOST_KEPT as u64;
+        assert_eq!(log.since(oldest_kept).0.len(), MOST_KEPT, "nor who follows from the oldest that is kept");
     }
 
     #[test]
@@ -222,9 +224,17 @@ mod tests {
         assert_eq!(log.since(0).0, [health(1, 0, Health::Lost, &"é".repeat(MOST_TROUBLE))]);
         gpus[0].set_health(Health::Hung);
         log.note(2, &gpus);
-        assert_eq!(log.since(1).0, [health(2, 0, Health::Hung, "")], "why it hangs is not told");
+        assert_eq!(log.since(1).0, [health(2, 0, Health::Hung, "")], "there is no reason why it hangs");
         let one = size_of::<GpuChange>() + 4 * MOST_TROUBLE;
         let xids = 256 * (size_of::<GpuChange>() + 32);
         assert_eq!(most_bytes(8), (MOST_KEPT + 16) * one + 8 * xids);
+    }
+
+    #[test]
+    fn a_change_replaces_earlier_ones_of_its_gpu_and_kind() {
+        let (lost, fell) = (health(1, 0, Health::Lost, "gone"), xid(1, 0, 79, 1, 1));
+        assert!(health(2, 0, Health::Up, "").replaces(&lost) && !health(2, 1, Health::Up, "").replaces(&lost));
+        assert!(xid(2, 0, 79, 2, 2).replaces(&fell) && !xid(2, 1, 79, 2, 2).replaces(&fell));
+        assert!(!xid(2, 0, 31, 1, 2).replaces(&fell) && !fell.replaces(&lost) && !lost.replaces(&fell));
     }
 }

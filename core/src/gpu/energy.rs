@@ -1,4 +1,4 @@
-//! A GPU's energy counter, told at any time although it is seldom read.
+//! A GPU's energy counter, known at any time although it is seldom read.
 //!
 //! Reading the counter holds the driver's lock for 3 ms on an H200, and for 15 ms now and then: at once a second this
 //! alone would make the fast lane miss 0.3 % of its ticks. So it is read once a minute, and in between the power, which
@@ -19,7 +19,7 @@ struct State {
     read: Option<(i64, f64)>,
     /// What it said last, also before its GPU was away.
     last_joules: f64,
-    /// The most that was told: a counter never falls.
+    /// The most that was returned: a counter never falls.
     told_joules: f64,
 }
 
@@ -39,7 +39,7 @@ impl Energy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read.is_some()
     }
 
-    /// Nothing is told until the counter is read again: its GPU is gone. What was told is kept, so that the counter does
+    /// Returns nothing until the counter is read again: its GPU is gone. What was returned is kept, so that the counter does
     /// not fall when the GPU is back with fewer joules than were added up.
     pub fn lose(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).read = None;
@@ -101,6 +101,10 @@ mod tests {
         assert!(energy.joules(4 * SECOND_NS, &power).unwrap() > 5_199.0);
         energy.set(5 * SECOND_NS, 3.0);
         assert!(energy.joules(5 * SECOND_NS, &power).unwrap() < 4.0);
+        assert!(energy.is_known());
+        assert!(energy.joules(6 * SECOND_NS, &power).unwrap() > 102.0);
+        energy.set(6 * SECOND_NS, 3.0);
+        assert!(energy.joules(6 * SECOND_NS, &power).unwrap() > 102.0, "the same reading again is no new driver");
     }
 
     #[test]

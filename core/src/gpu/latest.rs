@@ -16,7 +16,7 @@ crate::labels! {
         Up = "up",
         /// The driver says that it is gone.
         Lost = "lost",
-        /// A call on it has not come back: it is asked again only after that call returned.
+        /// A call on it has not returned: it is asked again only after that call returned.
         Hung = "hung",
     }
 }
@@ -173,7 +173,7 @@ impl GpuState {
         }
     }
 
-    /// A call on it has not come back for too long. Nothing where it came back meanwhile: whoever made it may have looked
+    /// A call on it has not returned for too long. Nothing where it came back meanwhile: whoever made it may have looked
     /// before.
     pub fn hang(&self) {
         self.set_health(Health::Hung);
@@ -338,7 +338,7 @@ impl GpuState {
 
     /// Of `used_bytes` in use on this GPU those of all processes but this one, as they were listed last. Where the process is
     /// not known, or goes by another id in the driver's view, the only process that there is must be it. `None` where that
-    /// cannot be told, or the driver will not say how much the others have.
+    /// cannot be determined, or the driver does not report how much the others have.
     #[must_use]
     pub fn used_by_others_bytes(&self, pid: Option<u32>, used_bytes: u64) -> Option<u64> {
         let latest = self.processes()?;

@@ -12,7 +12,7 @@ pub const MOST_POINTS: usize = 20_000;
 pub struct Usage {
     /// Energy, joules.
     pub energy_joules: Option<f64>,
-    /// Time without any kernel, seconds. The driver tells utilization over windows of 1/6 to 1 s, so that this is an
+    /// Time without any kernel, seconds. The driver reports utilization over windows of 1/6 to 1 s, so that this is an
     /// estimate for shorter intervals.
     pub idle_seconds: Option<f64>,
 }
@@ -203,7 +203,7 @@ impl Point {
         self.power_milliwatts.value(MILLI)
     }
 
-    /// NVML tells the share of its window in which a kernel ran: in the rest of it none did.
+    /// NVML reports the share of its window in which a kernel ran: in the rest none did.
     fn idle_ratio(&self) -> Option<f64> {
         self.activity.utilization_ratio().map(|ratio| (1.0 - ratio).clamp(0.0, 1.0))
     }
@@ -311,5 +311,44 @@ mod tests {
         let given = series.points(at_ms(-1), at_ms(100));
         assert!(given.iter().all(|point| point.power_watts.is_none()), "{given:?}");
         assert_eq!(given[0].utilization_ratio, None);
+    }
+
+    #[test]
+    fn readings_are_in_order_and_kept_for_their_time_and_in_their_number() {
+        let series = Series::new(1_000, 10);
+        let push = |at_ns| {
+            let reading = UsagePoint { at_ns, power_watts: None, utilization_ratio: None, throttle_reasons: None };
+            series.push(reading);
+        };
+        let times = || series.points(i64::MIN, i64::MAX).iter().map(|point| point.at_ns).collect::<Vec<_>>();
+        [5, 20, 20, 7, 30].into_iter().for_each(push);
+        assert_eq!(times(), [5, 20, 30], "what is not later than the last is ignored");
+        push(1_005);
+        assert_eq!(times(), [5, 20, 30, 1_005]);
+        push(1_020);
+        assert_eq!(times(), [20, 30, 1_005, 1_020]);
+        assert_eq!(series.points(20, 1_005).iter().map(|point| point.at_ns).collect::<Vec<_>>(), [30, 1_005]);
+        assert!(series.points(1_005, 20).is_empty());
+        let many = Series::new(i64::MAX / 2, 1);
+        (0..MOST_POINTS as i64 + 3).for_each(|at_ns| {
+            many.push(UsagePoint { at_ns, power_watts: None, utilization_ratio: None, throttle_reasons: None });
+        });
+        let points = many.points(i64::MIN, i64::MAX);
+        assert_eq!((points.len(), points[0].at_ns), (MOST_POINTS, 3));
+    }
+
+    #[test]
+    fn room_is_made_for_all_readings_that_are_kept_at_once() {
+        let room =
+            |keep_ns, period_ns| Series::new(keep_ns, period_ns).points.lock().expect("nobody panics").capacity();
+        assert_eq!((room(1_000, 10), room(i64::MAX, 1), room(7, 0)), (102, MOST_POINTS, 9));
+    }
+
+    #[test]
+    fn known_energy_is_that_of_the_known_part() {
+        let series =
+            series(&[(0, Some(100.0), None), (100, None, None), (200, Some(100.0), None), (300, Some(100.0), None)]);
+        assert!((series.known_energy_joules(at_ms(50), at_ms(250)) - 10.0).abs() < 1e-9);
+        assert_eq!(series.known_energy_joules(at_ms(-50), at_ms(250)), 0.0);
     }
 }

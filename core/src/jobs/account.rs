@@ -61,7 +61,7 @@ pub enum Within {
     Node,
     /// In this pod.
     Pod(Pod),
-    /// Perhaps in one: its container is not known, or it sends over TCP while pods are told apart.
+    /// Perhaps in one: its container is not known, or it sends over TCP while pods are distinguished.
     Unknown,
 }
 
@@ -286,10 +286,6 @@ impl Account {
         bucket.events -= if may { events } else { 0.0 };
         may
     }
-
-    fn is_idle(&self) -> bool {
-        (0..RESOURCES).all(|resource| self.held[resource].load(Ordering::Relaxed) == 0)
-    }
 }
 
 impl Held {
@@ -358,8 +354,8 @@ impl Accounts {
             return Arc::clone(account);
         }
         if open.len() >= MOST_IDLE_OWNERS {
-            // Those that hold something are bounded by what there is to hold.
-            open.retain(|_, account| !account.is_idle() || Arc::strong_count(account) > 1);
+            // Whatever an account holds refers to it. What there is to hold bounds how many stay.
+            open.retain(|_, account| Arc::strong_count(account) > 1);
         }
         let account = Account {
             owner: owner.clone(),
@@ -558,7 +554,10 @@ mod tests {
         let sent = |now_ns| (0..2_000).filter(|_| one.may_send(1, now_ns)).count();
         two.may_send(1, 5 * SECOND_NS);
         sent(5 * SECOND_NS);
-        accounts.advance(6 * SECOND_NS - 1);
+        accounts.advance(6 * SECOND_NS);
+        assert_eq!(sent(7 * SECOND_NS), 1_000, "nobody since a second");
+        two.may_send(1, 7 * SECOND_NS);
+        accounts.advance(8 * SECOND_NS - 1);
         assert_eq!(sent(9 * SECOND_NS), 500);
         accounts.advance(9 * SECOND_NS);
         assert_eq!(sent(19 * SECOND_NS), 1_000, "the other is silent");

@@ -48,16 +48,16 @@ pub struct Event {
     pub at_ns: i64,
     /// Allocator counters.
     pub memory: Option<Memory>,
-    /// Whatever else the job tells.
+    /// Whatever else the job sends.
     pub attributes: Option<Attributes>,
-    /// The sending process, where the socket told it.
+    /// The sending process, if the socket's credentials have it.
     pub pid: Option<u32>,
     /// The connection over which it came, where its end is the sender's.
     pub connection: Option<u32>,
 }
 
 impl Event {
-    /// The end of a rank that its process did not tell itself.
+    /// The end of a rank whose process did not send `exit`.
     #[must_use]
     pub fn exit(job: &str, rank: u32, pid: Option<u32>, at_ns: i64) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Event {
 pub struct Context<'a> {
     /// What it is checked against.
     pub limits: &'a Limits,
-    /// `None` while there is no source: then a named GPU cannot be checked and counts as not told.
+    /// `None` while there is no source: then a named GPU cannot be checked and is ignored.
     pub gpus: Option<&'a gpus::Gpus>,
     /// When it arrived, nanoseconds of the timeline.
     pub now_ns: i64,
@@ -104,7 +104,7 @@ impl Context<'_> {
         let job = raw.job.or(job).ok_or(Refusal::Missing(if self.sender.pid.is_some() {
             "job: missing, and the peer's environment has none of HIGHWATER_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID"
         } else {
-            "job: missing (only on the socket, and where the kernel tells the sender's process, may it be left out)"
+            "job: missing (it may be left out only on the socket, and only if the kernel reports the sender's process)"
         }))?;
         self.check_name("job", &job)?;
         let name = match (raw.name, raw.kind) {

@@ -50,7 +50,7 @@ impl Gpus {
     }
 
     /// The GPU that process number `local_rank` of a node uses, where `CUDA_VISIBLE_DEVICES` is `visible`. Without a
-    /// number only one visible device tells. Where the process is in a container, `given` are the GPUs that it was
+    /// number only a single visible device is conclusive. Where the process is in a container, `given` are the GPUs that it was
     /// given: indexes count among these, and without `visible` all of them are.
     #[must_use]
     pub fn visible(&self, visible: Option<&str>, local_rank: Option<usize>, given: Option<&[usize]>) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! Where a rank runs, by what its events and its process tell, and the search for its GPUs where it names none.
+//! Where a rank runs, according to its events and its process, and the search for its GPUs if it names none.
 
 use super::event::Attributes;
 use crate::wire::Scalar;
@@ -12,11 +12,11 @@ pub struct Container {
     pub pod: String,
     /// Its name in the pod, where known.
     pub name: Option<String>,
-    /// Its id, where a process of it told: another container of the same names has another one.
+    /// Its id, if known from a process of it: a new container with the same names has another id.
     pub id: Option<String>,
 }
 
-/// What is told of the place of one rank; with borrowed text, what one event tells.
+/// The place of one rank; with borrowed text, as one event gives it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place<Text = String> {
     /// The devices that it sees, as `CUDA_VISIBLE_DEVICES` has them.
@@ -30,7 +30,7 @@ pub struct Place<Text = String> {
 }
 
 impl<Text> Place<Text> {
-    /// This, and what an earlier event told besides.
+    /// This, completed from an earlier event.
     fn since(self, before: Self) -> Self {
         Self {
             visible_devices: self.visible_devices.or(before.visible_devices),
@@ -54,7 +54,7 @@ impl<Text> Place<Text> {
         }
     }
 
-    /// This, and what another source tells besides. A local rank is only of use beside the devices that it counts, so one
+    /// This, completed from another source. A local rank is only of use beside the devices that it counts, so one
     /// of elsewhere does not stand in.
     pub fn or(self, other: Self) -> Self {
         let without_rank = if self.visible_devices.is_some() { Self { local_rank: None, ..other } } else { other };
@@ -63,7 +63,7 @@ impl<Text> Place<Text> {
 }
 
 impl<'a> Place<&'a str> {
-    /// What attributes of an event tell. Pods have OpenTelemetry's names.
+    /// The place in the attributes of an event. Pods have OpenTelemetry's names.
     fn of_attributes(attributes: &'a Attributes) -> Self {
         let get = |wanted: &str| attributes.iter().find(|(name, _)| &**name == wanted).map(|(_, value)| value);
         let text = |name: &str| match get(name) {
@@ -84,7 +84,7 @@ impl<'a> Place<&'a str> {
         }
     }
 
-    /// Whether `told` is of another pod than this.
+    /// Whether `told` names another pod than this.
     fn is_left_for(&self, told: &Self) -> bool {
         differ(self.namespace, told.namespace) || differ(self.pod, told.pod) || differ(self.pod_uid, told.pod_uid)
     }
@@ -96,14 +96,14 @@ impl Place {
         Self { visible_devices, local_rank, ..Self::default() }
     }
 
-    /// The container, where its pod is told.
+    /// The container, if its pod is known.
     pub fn container(&self) -> Option<Container> {
         let (namespace, pod) = self.namespace.clone().zip(self.pod.clone())?;
         Some(Container { namespace, pod, name: self.container.clone(), id: None })
     }
 }
 
-/// Whether both are told and not the same.
+/// Whether both are known and differ.
 fn differ<T: PartialEq>(before: Option<T>, now: Option<T>) -> bool {
     before.is_some() && now.is_some() && before != now
 }
@@ -113,16 +113,16 @@ fn differ<T: PartialEq>(before: Option<T>, now: Option<T>) -> bool {
 pub struct Search {
     /// Since when it goes on, nanoseconds of the timeline; `None` while the GPUs are known.
     pub since_ns: Option<i64>,
-    /// What the rank's events have told so far.
+    /// What the rank's events have given so far.
     pub place: Place,
-    /// The process whose event told it last.
+    /// The process whose event gave it last.
     pub told_by: Option<u32>,
     /// Whether its events named the GPUs that are known.
     pub named: bool,
 }
 
 impl Search {
-    /// Takes what attributes of an event tell; what an earlier event told stays where this one does not tell. Returns
+    /// Takes the place from an event's attributes; what this event leaves out stays as earlier events gave it. Returns
     /// whether GPUs that were found before may be wrong since.
     pub fn note(&mut self, attributes: &Attributes, pid: Option<u32>) -> bool {
         let told = Place::of_attributes(attributes);
@@ -133,7 +133,7 @@ impl Search {
         let before = self.place.map(String::as_str);
         let is_elsewhere = before.is_left_for(&told);
         let after = if is_elsewhere { told } else { told.since(before) };
-        // Clients tell the same with each event: nothing is kept anew then.
+        // Clients send the same attributes with each event: nothing is stored again then.
         if after == before {
             return false;
         }
@@ -146,7 +146,7 @@ impl Search {
         is_elsewhere || uses_others
     }
 
-    /// What is known of the place of the rank while process `pid` speaks for it, of which the system tells `own`. What
+    /// What is known of the place of the rank while process `pid` speaks for it; `own` is what the system reports. What
     /// another process of the rank has said of itself comes last.
     pub fn place_of(&self, pid: Option<u32>, own: Place) -> Place {
         if self.told_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
@@ -172,7 +172,7 @@ mod tests {
                 .concat();
         assert!(!search.note(&attributes(&told), Some(7)), "nothing was found before");
         assert_eq!((search.place.visible_devices.as_deref(), search.place.local_rank), (Some("0,1"), Some(1)));
-        let container = search.place.container().expect("its pod is told");
+        let container = search.place.container().expect("its pod is known");
         let expected =
             Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()), id: None };
         assert_eq!((container, search.told_by), (expected, Some(7)));
@@ -215,7 +215,7 @@ mod tests {
         }
         let mut search = Search::default();
         search.note(&attributes(&[("LOCAL_RANK", "1")]), None);
-        assert!(!search.note(&attributes(&POD), None), "told for the first time");
+        assert!(!search.note(&attributes(&POD), None), "given for the first time");
         assert_eq!(search.place.local_rank, Some(1));
     }
 
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(of(Some("0,1"), None).or(of(Some("2"), Some(1))), of(Some("0,1"), None));
         assert_eq!(of(None, Some(0)).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(0)));
         assert_eq!(of(None, None).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(1)));
-        // What the process that spoke last told comes before its environment; what another told comes after.
+        // What the last sender gave comes before its environment; what another process gave comes after.
         let search = Search { place: of(Some("0"), None), told_by: Some(7), ..Search::default() };
         assert_eq!(search.place_of(Some(7), of(Some("1"), None)), of(Some("0"), None));
         assert_eq!(search.place_of(Some(8), of(Some("1"), None)), of(Some("1"), None));

@@ -22,7 +22,7 @@ pub struct Open {
     pub begin_ns: i64,
     /// Allocator counters at its begin.
     pub memory: Option<Memory>,
-    /// What else the job told at its begin.
+    /// What else the job sent at its begin.
     pub attributes: Option<Attributes>,
     /// Who began it.
     pub by: Option<Speaker>,
@@ -44,7 +44,7 @@ pub struct Rank {
     pub gpus: Option<Arc<[usize]>>,
     /// The search for its GPUs.
     pub(super) search: Box<Search>,
-    /// Its process id, where the socket told it.
+    /// Its process id, if the socket's credentials have it.
     pub pid: Option<u32>,
     /// The newest event's time, nanoseconds of the timeline.
     pub last_event_ns: i64,
@@ -52,13 +52,13 @@ pub struct Rank {
     pub last_heard_ns: i64,
     /// The last step's number.
     pub step: Option<u64>,
-    /// When the event was that told it, nanoseconds of the timeline.
+    /// The time of the event that had it, nanoseconds of the timeline.
     step_ns: i64,
     /// Steps that ended.
     pub steps: u64,
-    /// Allocator counters as last told.
+    /// Allocator counters as last sent.
     pub memory: Memory,
-    /// When the last event was that told of them.
+    /// The time of the last event that had them.
     memory_ns: i64,
     /// What is open, in the order of its begin.
     pub open: Vec<Open>,
@@ -216,7 +216,7 @@ impl Rank {
         }
         self.pid = event.pid.or(self.pid);
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
-        // What is told late is not the last that is known: counters would fall.
+        // A late event does not replace newer values: counters would fall.
         if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
             (self.step, self.step_ns) = (Some(step), event.at_ns);
         }
@@ -228,7 +228,7 @@ impl Rank {
         closed
     }
 
-    /// Takes what an event tells of the rank's GPUs and of where it runs.
+    /// Takes the rank's GPUs and its place from an event.
     pub(super) fn locate(&mut self, event: &Event, now_ns: i64) {
         let note = |attributes| self.search.note(attributes, event.pid);
         if event.attributes.as_ref().is_some_and(note) && !self.search.named {
@@ -308,7 +308,7 @@ fn describe(event: &Event) -> String {
     }
 }
 
-/// The newer counters, with the older ones where the newer event told none.
+/// The newer counters, with the older ones where the newer event has none.
 fn merge(old: Memory, new: Memory) -> Memory {
     Memory {
         allocated: new.allocated.or(old.allocated),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why an event is refused. The text names what is wrong; nothing else of the batch is lost with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message tells")]
+#[allow(missing_docs, reason = "the message explains it")]
 pub enum Refusal {
     #[error("not a valid event: {0}")]
     Malformed(String),

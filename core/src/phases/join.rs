@@ -141,7 +141,7 @@ impl Derived {
         if let Some(usable_bytes) = usable_bytes {
             self.pressure.advance(ring, usable_bytes, newest_ns);
         }
-        // The newest reading counts now: where a gap begins at it, it is not told later.
+        // The newest reading counts now: if a gap begins at it, later queries do not return it.
         let points = match self.scanned_until_ns.filter(|scanned_ns| *scanned_ns >= oldest_ns) {
             Some(scanned_ns) => ring.changes_after(scanned_ns, newest_ns),
             None => ring.changes_from(oldest_ns, newest_ns),

@@ -33,7 +33,7 @@ impl Ledger {
     }
 
     /// From now on positions are those of these GPUs, by UUID. What has ended is forgotten if its positions would mean
-    /// others, which is told.
+    /// others; returns whether they do.
     pub fn set_devices(&self, devices: Vec<String>) -> bool {
         let mut open = self.open();
         let are_others = open.set_devices(devices);

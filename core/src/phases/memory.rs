@@ -48,7 +48,7 @@ pub struct Attributed {
     pub ended: Ended,
     /// Its memory.
     pub gpus: Vec<PhaseMemory>,
-    /// UUIDs of the GPUs by the positions that these had then: it may be told of when they have others.
+    /// UUIDs of the GPUs by the positions that they had then: positions may change before this is exported.
     pub uuids: Arc<[String]>,
 }
 

@@ -34,7 +34,7 @@ pub struct RankStats {
     outside: Option<Outside>,
 }
 
-/// Memory of a rank's process outside its allocator, at the end of the last one that told, with what it is of.
+/// Memory of a rank's process outside its allocator, when it was last known, with its GPU and process.
 #[derive(Debug)]
 struct Outside {
     bytes: u64,
@@ -151,7 +151,7 @@ impl LayerStats {
         self.count += 1;
         self.total_ns = self.total_ns.saturating_add(ended.end_ns.saturating_sub(open.begin_ns));
         self.peak_bytes = self.peak_bytes.max(peak_bytes);
-        // One that is told late is not the last one that ended.
+        // One that arrives late is not the last one that ended.
         if is_first || ended.end_ns >= self.last.end_ns {
             self.last = LastLayer {
                 step: open.step,
@@ -200,7 +200,7 @@ impl PhaseStats {
     fn record(&mut self, begin_ns: i64, end_ns: i64, gpus: &[PhaseMemory]) {
         self.durations.observe_ns(end_ns - begin_ns);
         let peak_bytes = gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
-        // One that is told late is not the last one that ended.
+        // One that arrives late is not the last one that ended.
         if end_ns >= self.last_end_ns {
             self.last_end_ns = end_ns;
             self.peak_bytes = peak_bytes;
@@ -238,7 +238,7 @@ const SLOT_NS: i64 = 250 * MILLISECOND_NS;
 
 impl RecentMax {
     fn push(&mut self, at_ns: i64, value: u64) {
-        // A late one counts as of now: it is told a little longer, and never lost.
+        // A late one counts as of now: it stays in the window a little longer, and is never lost.
         let at_ns = self.falling.back().map_or(at_ns, |(last_ns, _)| at_ns.max(*last_ns));
         while self.falling.back().is_some_and(|(_, last)| *last <= value) {
             self.falling.pop_back();
@@ -300,7 +300,7 @@ mod tests {
         let mut stats = PhaseStats::new();
         stats.record(0, 10 * SECOND_NS, &[on(0, 100), on(1, 60)]);
         stats.record(0, 9 * SECOND_NS, &[on(0, 500)]);
-        assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(100), Some(40)), "told late");
+        assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(100), Some(40)), "it arrived late");
         stats.record(0, 10 * SECOND_NS, &[on(0, 20)]);
         assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(20), Some(0)));
         assert_eq!(stats.durations.counts().cumulative.last(), Some(&3));

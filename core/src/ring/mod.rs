@@ -23,13 +23,13 @@
 //! [`Reader::oldest_ns`] says so.
 //!
 //! # Invariants
-//! 1. Times that a reader is told or may ask for lie between `oldest_ns` and `newest_ns`. Each only ever grows, and
+//! 1. Times that a reader gets or may ask for lie between `oldest_ns` and `newest_ns`. Each only ever grows, and
 //!    retention follows the newest reading, never a clock.
 //! 2. The writer is wait-free: a change point is a few stores; one that closes a block folds one part a level.
 //! 3. A block's published bits never change until its tag is cleared, and a tag is never used again. A reader takes
 //!    no word whose block's tag was not the expected one before and after (`seqlock`).
 //! 4. Where a reader finds a block gone, `oldest_ns` is already later than what it held, so that
-//!    [`QueryError::Overtaken`] always tells a time that is later than the one asked for.
+//!    [`QueryError::Overtaken`] always holds a time that is later than the one asked for.
 //! 5. A gap is a gap: no value is made up for it, and it counts for no minimum, mean or threshold.
 
 mod code;

@@ -81,7 +81,7 @@ impl Reader {
         Ok(self.changes_from(at_ns, at_ns)?.iter().rev().find_map(|point| point.used))
     }
 
-    /// What the value did between two times, in logarithmic time. Of two equal times it tells of that instant.
+    /// What the value did between two times, in logarithmic time. Two equal times mean that instant.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -133,8 +133,8 @@ impl Reader {
         self.walk(from_ns, to_ns, thinner, scan_through).map(Thinner::into_points)
     }
 
-    /// The value held just before the begin, told at the begin, and every change from the begin up to the end, both
-    /// included. Where a gap begins at the very time of a reading both are told: the reading was good.
+    /// The value held just before the begin, returned as a point at the begin, and every change from the begin up to the end, both
+    /// included. If a gap begins at the very time of a reading, both are returned: the reading was good.
     ///
     /// # Errors
     /// See [`QueryError`].

@@ -1,6 +1,6 @@
 //! What a stretch of time held: the monoid that the tree is made of, and the answer that readers get.
 //!
-//! A [`Part`] tells of one stretch; `a.then(&b)` tells of `a` followed by `b`. It is associative, with
+//! A [`Part`] describes one stretch; `a.then(&b)` describes `a` followed by `b`. It is associative, with
 //! [`Part::NOTHING`] as its identity, so that any cutting of an interval into stretches gives the same answer.
 
 /// A stretch of time, folded: what is kept per block and per node of the tree.

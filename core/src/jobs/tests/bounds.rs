@@ -152,7 +152,7 @@ fn an_end_of_a_rank_that_is_not_there_names_it() {
 }
 
 #[test]
-fn ended_ranks_make_room_of_every_kind_and_are_told_to_whoever_asks() {
+fn ended_ranks_make_room_of_every_kind_and_are_reported_once() {
     for limits in [
         Limits { jobs: 2, ..Limits::default() },
         Limits { phase_series: 2, ..Limits::default() },
@@ -169,6 +169,6 @@ fn ended_ranks_make_room_of_every_kind_and_are_told_to_whoever_asks() {
         assert!(outcome(&mut jobs, &account, &other).is_some(), "{limits:?}");
         exit(&mut jobs, &account, 0);
         assert_eq!(outcome(&mut jobs, &account, &other), None, "{limits:?}");
-        assert!(jobs.expire(0) && !jobs.expire(0), "told once");
+        assert!(jobs.expire(0) && !jobs.expire(0), "reported once");
     }
 }

@@ -77,7 +77,7 @@ fn searches_are_those_of_a_process() {
 fn a_gpu_that_is_named_holds_against_what_attributes_tell() {
     let (mut jobs, account) = found_on(&[2]);
     say(&mut jobs, &account, &visible("0", begin("a", 7)));
-    assert_eq!(gpus(&jobs), Some(&[2][..]), "told for the first time");
+    assert_eq!(gpus(&jobs), Some(&[2][..]), "given for the first time");
     say(&mut jobs, &account, &visible("1", begin("b", 7)));
     assert_eq!(gpus(&jobs), None, "it uses another one than it said");
     say(&mut jobs, &account, &on(&[1], begin("c", 7)));

@@ -72,7 +72,7 @@ fn an_end_closes_the_innermost_of_its_kind_name_and_step() {
     say(&mut jobs, &account, &layer(EventType::End, "a", 4));
     assert_eq!(open(&jobs), ["a", "b"]);
     assert_eq!(ended(&mut jobs), [("a".to_owned(), None, 2, 4)]);
-    // Where both tell a step, it is the same one.
+    // If both have a step, it must be the same one.
     let of_step = |event_type, step, at_ns| Event { step, at_ns, ..event(event_type, Kind::Phase, "c", 7) };
     say(&mut jobs, &account, &of_step(EventType::Begin, Some(3), 5));
     let refusal = take(&mut jobs, &account, &of_step(EventType::End, Some(4), 6)).unwrap_err();
@@ -171,7 +171,7 @@ fn what_is_told_late_is_not_the_last_that_is_known() {
         assert_eq!(rank(&jobs).memory, all(value));
     }
     say(&mut jobs, &account, &Event { memory: Some(Memory::default()), ..told(22, 6, None, None) });
-    assert_eq!(rank(&jobs).memory, all(2), "what is not told stays");
+    assert_eq!(rank(&jobs).memory, all(2), "what is left out stays");
 }
 
 #[test]

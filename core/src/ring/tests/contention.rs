@@ -1,4 +1,4 @@
-//! One writer at full speed around a small ring, and readers who can tell from the time alone what they must read.
+//! One writer at full speed around a small ring, and readers that know from the time alone what they must read.
 
 use super::model::Model;
 use crate::ring::{Config, QueryError, Reader, layout::Layout, with_layout};

@@ -1,4 +1,4 @@
-//! What a reader of the documentation expects, told one by one.
+//! What a reader of the documentation expects, one case at a time.
 
 use super::model::Model;
 use crate::ring::{Config, ConfigError, Drop, Point, PushError, QueryError, Reader, Writer, ring};
