@@ -1,7 +1,7 @@
 //! Settings: defaults < file < environment < flags, through the `config` crate.
 //!
-//! Enters: a TOML or YAML file, `HIGHWATER_*` variables, flags. Leaves: [`Settings`], or every fault at once, each
-//! with its key and where it was set. Invariant: a key that is not in [`KEYS`] is an error.
+//! Enters: a TOML or YAML file, `HIGHWATER_*` variables, flags. Leaves: [`Settings`], or every fault at once, each with
+//! its key and where it was set. Invariant: a key that is not in [`KEYS`] is an error.
 
 mod keys;
 mod load;
@@ -22,16 +22,16 @@ use highwater_core::{detect, ring};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// What to read.
+    /// The source to read.
     pub source: SourceSpec,
     /// NVML's library; the loader's `libnvidia-ml.so.1` if not set.
     pub nvml_library: Option<PathBuf>,
-    /// Where HTTP listens.
+    /// The address that HTTP listens on.
     pub listen: SocketAddr,
-    /// Where only the probes are served; `None` for nowhere.
+    /// A separate address for only the probes; `None` for none.
     pub health_listen: Option<SocketAddr>,
     /// The fast lane's period, nanoseconds.
     pub period_ns: i64,
@@ -39,43 +39,43 @@ pub struct Settings {
     pub max_period_ns: i64,
     /// Share of wall time that sweeps may take.
     pub budget: f64,
-    /// How long a call may take before the other GPUs go on without its GPU, nanoseconds.
+    /// How long a call may take before sampling continues without its GPU, nanoseconds.
     pub hang_after_ns: i64,
     /// The medium lane's period, nanoseconds.
     pub medium_period_ns: i64,
     /// The slow lane's period, nanoseconds.
     pub slow_period_ns: i64,
-    /// What the ring keeps, nanoseconds.
+    /// How far back the ring keeps samples, nanoseconds.
     pub retention_ns: i64,
-    /// The most that the ring of one GPU takes, bytes.
+    /// The largest size of the ring of one GPU, bytes.
     pub ring_max_bytes: usize,
     /// The annotation socket; `None` for none.
     pub annotations_socket: Option<PathBuf>,
     /// The file with the token that annotations over TCP need.
     pub token_file: Option<PathBuf>,
-    /// Where annotations over TCP are taken, if not where everything is.
+    /// A separate address for annotations over TCP; `None` for `listen`.
     pub annotations_listen: Option<SocketAddr>,
     /// The exporters' common web configuration file.
     pub web_config_file: Option<PathBuf>,
-    /// The names that requests may call the daemon by.
+    /// The names that requests may have in `Host`.
     pub web_hosts: Hosts,
-    /// Bounds on what jobs send.
+    /// Limits on what jobs send.
     pub limits: Limits,
-    /// How the kubelet is asked which GPUs pods have.
+    /// How to ask the kubelet for the GPUs of pods.
     pub kubelet: kubelet::Settings,
     /// How captures are taken and kept.
     pub captures: capture::Settings,
-    /// Whether `/metrics` tells the memory of single processes.
+    /// Whether `/metrics` has the memory of single processes.
     pub processes: bool,
-    /// When something is found.
+    /// Thresholds for findings.
     pub detect: detect::Settings,
     /// How many times faster than time a replay runs; `None` for as fast as possible.
     pub replay_speed: Option<f64>,
     /// Whether a replay's times are shifted to now.
     pub replay_shift_to_now: bool,
-    /// What is said of OTLP.
+    /// The OTLP keys.
     pub otlp: otlp::Keys,
-    /// What follows from that and from the standard variables; `None` where nothing is exported.
+    /// The result of those keys and the standard variables; `None` if nothing is exported.
     pub otlp_export: Option<otlp::Settings>,
 }
 
@@ -113,7 +113,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the ring of one GPU keeps, with times to this many nanoseconds.
+    /// The configuration of one GPU's ring, with times rounded to this many nanoseconds.
     #[must_use]
     pub fn ring(&self, resolution_ns: i64) -> ring::Config {
         ring::Config { retention_ns: self.retention_ns, max_bytes: self.ring_max_bytes, resolution_ns }
@@ -126,7 +126,7 @@ impl Settings {
     }
 }
 
-/// Where jobs look for the socket: below `/run` for root, else in the user's runtime directory.
+/// The default socket, where clients look for it: below `/run` for root, otherwise in the user's runtime directory.
 #[must_use]
 pub fn default_socket() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());

@@ -1,8 +1,8 @@
-//! The whole product, wired: source ▶ lanes ▶ rings ▶ join ◀ annotations, and HTTP over all of it.
+//! Wires the whole daemon: source ▶ lanes ▶ rings ▶ join ◀ annotations, with HTTP over all of it.
 //!
-//! Enters: settings. Leaves: a running daemon, until it is told to stop. Every thread and every channel starts here,
-//! those that read a source in `live`; below it the fast lane's watchdog alone starts another, in place of one that hangs in
-//! the driver.
+//! Enters: settings. Leaves: a running daemon, until it is stopped. Every thread and every channel starts here, those
+//! that read a source in `live`. One exception: the fast lane's watchdog starts a replacement for a thread that hangs
+//! in the driver.
 
 #[cfg(test)]
 mod findings;
@@ -43,18 +43,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use told::Told;
 
-/// How long threads are waited for at the end. One that hangs in the driver never ends.
+/// How long shutdown waits for threads. A thread that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
-/// How long requests under way may take at the end.
+/// How long requests in progress may take at shutdown.
 const HTTP_DRAIN: Duration = Duration::from_millis(500);
 
-/// A daemon that runs.
+/// A running daemon.
 pub struct Daemon {
-    /// Where HTTP listens.
+    /// The address that the HTTP server listens on.
     pub address: SocketAddr,
-    /// Whether clients speak TLS there.
+    /// Whether that address speaks TLS.
     pub is_tls: bool,
-    /// What its handlers look at.
+    /// The state that its handlers share.
     pub site: Site,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -62,7 +62,7 @@ pub struct Daemon {
     seqpacket: Option<Arc<Listener>>,
     servers: Servers,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
-    /// Ends with the thread that reads the source.
+    /// Closes when the thread that reads the source ends.
     reading: tokio::sync::oneshot::Receiver<()>,
 }
 
@@ -80,8 +80,8 @@ struct Shared {
 /// Builds the daemon and starts it. Must be called on a tokio runtime.
 ///
 /// # Errors
-/// Where the address or the socket cannot be had, a scenario, recording, token or certificate cannot be read, or the folder
-/// of what waits to be pushed cannot be used. A driver that is not there is no error: the daemon tells so and tries again.
+/// The address or the socket cannot be bound; a scenario, recording, token or certificate cannot be read; or
+/// the folder of the exporter's queue cannot be used. A missing driver is not an error: the daemon logs it and retries.
 pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let live: Arc<dyn Clock> = Arc::new(Live::start());
     let scenario = scenario(&settings)?;
@@ -113,7 +113,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
-    // First of all threads, because its settings may be wrong: then none is left behind.
+    // Started before all other threads, because its settings may be wrong: an error then leaves no thread behind.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
     if let Some(socket) = socket.clone() {
         let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
@@ -124,7 +124,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
         threads.push(spawn("hw-seqpacket", move || listener.run(&intake, &stop))?);
     }
     if let Some(kubelet) = kubelet {
-        // What the kubelet says is of now, whatever is played.
+        // The kubelet's answers are about the present, whatever is played back.
         let (clock, stop) = (Arc::clone(&live), Arc::clone(&stop));
         threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
     }
@@ -141,7 +141,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     Ok(Daemon { address, is_tls, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
 }
 
-/// The parts that count what they do, for every exporter.
+/// The parts with statistics of their own, for every exporter.
 fn parts(
     intake: &Arc<Intake>,
     recorder: &Recorder,
@@ -160,8 +160,8 @@ impl Daemon {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
         let export_the_end = async {
-            // Only now nothing is read any more, so that what is exported last is all. A source that hangs is not waited
-            // for, and an exporter that has ended by itself does not hear the second.
+            // The exporter is stopped only after the source is no longer read, so that its last export is complete. A
+            // source that hangs is not waited for. An exporter that has already ended ignores the signal.
             let _ = tokio::time::timeout(HTTP_DRAIN, self.reading).await;
             let _ = self.stop_otlp.map(|stop_otlp| stop_otlp.send(()));
         };
@@ -172,7 +172,7 @@ impl Daemon {
         }
     }
 
-    /// Wakes the threads that wait for long, so that they see that they are to stop; lanes look by themselves.
+    /// Wakes the threads that wait for long, so that they notice the stop; the lanes poll for it.
     fn wake(&self) {
         self.site.intake.end_readers();
         self.threads.iter().for_each(|handle| handle.thread().unpark());
@@ -190,7 +190,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<Join
     crate::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
 }
 
-/// As [`spawn`], with what ends when the thread does.
+/// As [`spawn`], with a receiver that closes when the thread ends.
 fn spawn_told(
     name: &str,
     run: impl FnOnce() + Send + 'static,
@@ -216,7 +216,7 @@ fn join_all(threads: Vec<JoinHandle<()>>, patience: Duration) -> bool {
     all
 }
 
-/// Starts the exporter on a thread and a runtime of its own, so that nothing that a receiver does reaches HTTP.
+/// Starts the exporter on a thread and a runtime of its own, so that a slow receiver cannot affect HTTP.
 fn export(
     settings: otlp::Settings,
     site: &Site,
@@ -231,10 +231,10 @@ fn export(
     threads.push(spawn("hw-otlp", move || {
         crate::thread::stand_back();
         runtime.block_on(exporter.run(async {
-            // Either word ends it: that it was sent, or that the daemon was dropped.
+            // Either result ends it: a stop was sent, or the daemon was dropped.
             let _ = stopped.await;
         }));
-        // A name that is being looked up is not waited for.
+        // A name lookup in progress is not waited for.
         runtime.shutdown_background();
     })?);
     Ok(stop)
@@ -250,7 +250,7 @@ fn bind(path: &Path) -> anyhow::Result<Socket> {
     Socket::bind(path).with_context(context)
 }
 
-/// A longer file is none with a token.
+/// A larger file cannot be a token file.
 const MOST_TOKEN_BYTES: u64 = 64 << 10;
 
 fn access(settings: &Settings) -> anyhow::Result<Access> {
@@ -264,7 +264,7 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
     Ok(Access::Token(token.trim().into()))
 }
 
-/// Where the daemon is spoken to.
+/// The listeners and sockets through which clients reach the daemon.
 struct Doors {
     listeners: Listeners,
     socket: Option<Arc<Socket>>,
@@ -272,7 +272,7 @@ struct Doors {
 }
 
 impl Doors {
-    /// Opens all, and tells where annotations are taken.
+    /// Opens all of them, and logs where annotations are accepted.
     fn open(settings: &Settings) -> anyhow::Result<Self> {
         let access = access(settings)?;
         let is_closed = matches!(access, Access::Closed);
@@ -292,10 +292,10 @@ impl Doors {
     }
 }
 
-/// Reads what settings point to, as [`start`] would, and starts nothing.
+/// Reads the files that the settings name, as [`start`] would, and starts nothing.
 ///
 /// # Errors
-/// Everything that cannot be read.
+/// Every file that cannot be read.
 pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     let read = [
         scenario(settings).map(|_| ()),
@@ -307,7 +307,7 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
-/// What is wrong with those for receivers of OTLP, each fault once.
+/// Errors in the certificates for OTLP receivers, each error once.
 fn bad_certificates(settings: &Settings) -> Vec<anyhow::Error> {
     let endpoints = settings.otlp_export.iter().flat_map(|otlp| [&otlp.metrics, &otlp.traces].into_iter().flatten());
     let mut faults: Vec<String> =
@@ -326,12 +326,15 @@ fn scenario(settings: &Settings) -> anyhow::Result<Option<Scenario>> {
         return Ok(Some(shipped));
     }
     let text = Scenario::text(Path::new(name));
-    let text = text.with_context(|| format!("no scenario `{name}` is shipped, and no such file can be read"))?;
+    let text = text.with_context(|| {
+        let shipped = Scenario::shipped_names().collect::<Vec<_>>().join(", ");
+        format!("`{name}` is neither a shipped scenario ({shipped}) nor a file that can be read")
+    })?;
     Ok(Some(Scenario::parse(&text, name)?))
 }
 
 impl Shared {
-    /// From now on this is the node that everything looks at.
+    /// Makes this the node that every part of the daemon uses.
     fn put_in_place(&self, node: &Arc<Node>) {
         let kept = |period_ns| self.settings.captures.sweeps(period_ns);
         node.ticks.keep_log(kept(self.settings.period_ns), kept(live::JOIN_PERIOD_NS));
@@ -339,7 +342,7 @@ impl Shared {
         self.known.slot.fill(Arc::clone(node));
     }
 
-    /// Joins, looks for causes, and tells of them.
+    /// Joins, looks for causes, and logs them.
     fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
         self.intake.advance();
         let change = self.known.advance(node, now_ns);
@@ -351,7 +354,7 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits until the daemon is stopped, which [wakes](Daemon::wake) the thread, and at most for a while.
+    /// Waits until the daemon is stopped, which [wakes](Daemon::wake) the thread, and at most for this long.
     fn wait(&self, duration_ns: i64) {
         park_for(Duration::from_nanos(duration_ns.max(0).unsigned_abs()), &self.stop);
     }

@@ -1,4 +1,4 @@
-//! `demo`: the daemon on simulated GPUs, with what to look at.
+//! `demo`: the daemon on simulated GPUs, with suggestions to try.
 
 use super::serve::{Signals, runtime, tell, until_ended};
 use super::{Common, terminal};
@@ -9,18 +9,19 @@ use crate::known::Known;
 use anyhow::Context as _;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
-/// How often the progress line is brought up to date.
+/// How often the progress line is updated.
 const PROGRESS: Duration = Duration::from_secs(1);
-/// Where no terminal can overwrite the line, it is printed this many times less often.
+/// If no terminal can overwrite the line, it is printed this many times less often.
 const PROGRESS_PLAIN_EVERY: u32 = 5;
-/// How often is looked whether there is anything to show yet.
+/// How often to check whether there is anything to show yet.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 
-/// Instead of commands that would be refused.
+/// Printed in place of commands that would be refused.
 const POSTS_NEED_A_TOKEN: &str = "\
-Over HTTP it takes marks and captures here only with `Authorization: Bearer TOKEN`, the token of `annotations.token_file`.";
+Over HTTP, marks and captures here need `Authorization: Bearer TOKEN`, the token of `annotations.token_file`.";
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let mut settings = load(&common.layers())?;
@@ -33,9 +34,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         tell(&daemon);
-        let socket = socket.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
-        // What cannot be written is no reason to end.
-        let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, &socket));
+        // A failed write is no reason to end.
+        let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, socket.as_deref()));
         let progress = tokio::spawn(show_progress(daemon.site.snapshots.known.clone()));
         until_ended(signals, common.run_for).await;
         progress.abort();
@@ -44,8 +44,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     })
 }
 
-/// Puts the socket and the captures into a folder of the demonstration's own, unless it was told where to: beside a
-/// daemon that runs already, and gone with the demonstration.
+/// Puts the socket and the captures into a temporary folder, unless the settings name other places. So the demo runs
+/// beside a running daemon, and leaves nothing behind.
 fn own_folder(common: &Common, settings: &mut Settings) -> anyhow::Result<Option<OwnFolder>> {
     let has_socket = common.annotations_socket.is_none() && settings.annotations_socket == Some(default_socket());
     let has_captures = settings.captures.directory == crate::capture::default_directory();
@@ -62,11 +62,12 @@ fn own_folder(common: &Common, settings: &mut Settings) -> anyhow::Result<Option
     Ok(Some(own))
 }
 
-fn what_to_look_at(address: SocketAddr, takes_posts: bool, socket: &str) -> String {
+fn what_to_look_at(address: SocketAddr, takes_posts: bool, socket: Option<&Path>) -> String {
     // It may listen on all addresses, as in a container.
     let is_any = address.ip().is_unspecified();
     let url = if is_any { format!("http://localhost:{}", address.port()) } else { format!("http://{address}") };
     let posts = if takes_posts { posts(&url) } else { POSTS_NEED_A_TOKEN.to_owned() };
+    let marks = marks(socket);
     format!(
         "
 Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15 s of every minute.
@@ -78,8 +79,19 @@ Four simulated H200s, two training jobs. `moe-tight` runs short of memory for 15
   curl  '{url}/api/v1/findings'
 
 {posts}
-Jobs mark theirs over {socket}
+{marks}
 "
+    )
+}
+
+/// How the reader's own job sends its marks.
+fn marks(socket: Option<&Path>) -> String {
+    let Some(socket) = socket else { return "No socket takes marks: it is set to `none`.".to_owned() };
+    format!(
+        "Mark the steps of a Python job, from a clone of the repository:
+  export HIGHWATER_ANNOTATIONS_SOCKET={}
+  python3 python/example.py --gpu 0",
+        socket.display()
     )
 }
 
@@ -89,7 +101,7 @@ fn posts(url: &str) -> String {
   curl {url}/api/v1/annotations -d '{{\"event\":\"begin\",\"name\":\"mine\",\"job\":\"me\",\"gpu\":0}}'
   curl {url}/api/v1/annotations -d '{{\"event\":\"end\",\"name\":\"mine\",\"job\":\"me\"}}'
   sleep 1; curl -s {url}/metrics | grep 'phase=\"mine\"'
-Record the last seconds of all of it, for `sqlite3` to open:
+Record the last seconds into a file for `sqlite3`:
   curl {url}/api/v1/captures -d '{{\"seconds_after\":1}}'; sleep 3; curl {url}/api/v1/captures"
     )
 }
@@ -97,7 +109,7 @@ Record the last seconds of all of it, for `sqlite3` to open:
 async fn show_progress(known: Known) {
     let terminal = std::io::stdout().is_terminal();
     let mut seconds = 0;
-    // So that the first line has figures: where lines are few, the next one is far.
+    // So that the first line has values: without a terminal, the next line is far away.
     while known.slot.node().is_none() {
         tokio::time::sleep(FIRST_LOOK).await;
     }

@@ -1,4 +1,4 @@
-//! The command line: one file a command.
+//! The command line, with one file per command.
 
 mod demo;
 pub mod probe;
@@ -6,7 +6,7 @@ pub mod replay_eval;
 pub mod serve;
 mod terminal;
 
-use crate::config::{KEYS, Layers, Settings, load};
+use crate::config::{KEYS, Layers, Settings, SourceSpec, load};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,15 +28,15 @@ struct Cli {
 enum Command {
     /// Run the daemon on this node's GPUs.
     ///
-    /// Without a GPU it says so, serves /metrics with `highwater_nvml_up 0`, and tries again; it never simulates
+    /// Without a GPU it logs the reason, serves /metrics with `highwater_nvml_up 0`, and retries; it never simulates
     /// unasked. Try `highwater demo` for that.
     #[command(after_help = settings_help())]
     Serve(Serve),
-    /// Show all of it on four simulated GPUs with two training jobs, one of them short of memory.
+    /// Demonstrate everything on four simulated GPUs with two training jobs, one of them short of memory.
     Demo(Common),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),
-    /// Run the detectors over recordings whose truth is known, and print precision, recall and delay.
+    /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
     ReplayEval(replay_eval::ReplayEval),
 }
 
@@ -44,16 +44,17 @@ enum Command {
 struct Serve {
     #[command(flatten)]
     common: Common,
-    /// What to read: nvml, sim, sim:SCENARIO, replay:PATH.
+    /// The source to read: nvml, sim, sim:SCENARIO, replay:PATH.
     #[arg(long, value_name = "SOURCE")]
     source: Option<String>,
-    /// How many times faster than time a replay runs, or `max`.
+    /// How many times faster than real time a replay runs, or `max`.
     #[arg(long, value_name = "N")]
     replay_speed: Option<String>,
     /// Shift a replay's times so that it begins now.
     #[arg(long)]
     replay_shift_to_now: bool,
-    /// Check the settings, then the scenario, recording, token and certificates that they name, tell every fault, and end.
+    /// Check the settings and the scenario, recording, token and certificates that they name, print every error, and
+    /// exit.
     #[arg(long)]
     check_config: bool,
 }
@@ -63,7 +64,7 @@ struct Common {
     /// Settings file, TOML or YAML.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where HTTP listens [default: 127.0.0.1:10450].
+    /// The address that HTTP listens on [default: 127.0.0.1:10450].
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
     /// The Unix datagram socket for annotations, or `none`.
@@ -75,7 +76,7 @@ struct Common {
     /// Any other setting.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
     set: Vec<(String, String)>,
-    /// End by itself after this time, as 20s.
+    /// Exit after this time, such as 20s.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     run_for: Option<Duration>,
 }
@@ -113,8 +114,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full of
-/// something else is never given back.
+/// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
+/// given back.
 fn keep_heap_small() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: called before any other thread exists, with a documented parameter.
@@ -130,10 +131,11 @@ fn init_log() {
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
     let asked = asked.unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
-        terminal::tell_line(format_args!("RUST_LOG: {error}; `info` is used, as if it were not set"));
+        terminal::tell_line(format_args!("RUST_LOG: {error}; using the default, `info`"));
         EnvFilter::new("info")
     });
-    let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|asked| !asked.is_empty());
+    let color = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| terminal::Stderr)
@@ -185,7 +187,16 @@ impl Serve {
         for (key, flag, value) in given {
             layers.flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
         }
-        Ok(load(&layers)?)
+        let settings = load(&layers)?;
+        // Without a replay they would be ignored, and whoever gave them would not notice.
+        for (flag, is_given) in
+            [("--replay-speed", self.replay_speed.is_some()), ("--replay-shift-to-now", self.replay_shift_to_now)]
+        {
+            if is_given && !matches!(settings.source, SourceSpec::Replay(_)) {
+                anyhow::bail!("{flag}: needs --source replay:PATH");
+            }
+        }
+        Ok(settings)
     }
 }
 
@@ -199,7 +210,7 @@ impl Probe {
     }
 }
 
-/// The settings with these changed and nothing else: neither a file nor the environment.
+/// The default settings with only these changes: neither a file nor the environment is read.
 fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
     let flags = set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))).collect();
     Ok(load(&Layers { file: None, environment: Default::default(), flags })?)
@@ -209,9 +220,10 @@ fn settings_of(set: &[(String, String)]) -> anyhow::Result<Settings> {
 fn settings_help() -> String {
     use std::fmt::Write as _;
     let mut help =
-        String::from("Settings (file, --set KEY=VALUE, or the variable; config/highwater.toml has them all):\n");
+        String::from("Settings (file, --set KEY=VALUE, or the variable; config/highwater.toml lists them all):\n");
     for key in KEYS {
-        let _ = writeln!(help, "  {} [{}]\n      {}", key.name, key.variable(), key.help);
+        let default = if key.default.is_empty() { "not set" } else { key.default };
+        let _ = writeln!(help, "  {} [{}] [default: {default}]\n      {}", key.name, key.variable(), key.help);
     }
     help
 }

@@ -1,8 +1,8 @@
-//! `highwater probe`: what every NVML call costs on this machine, and how often every counter really changes.
+//! `highwater probe`: the cost of every NVML call on this machine, and how often every counter really changes.
 //!
-//! Enters: NVML. Leaves: a table for people or the same content as JSON. Invariant: what NVML does not support is said
-//! to be so and is never a number. It makes the calls that the daemon makes, and a few that it does not, with the reason
-//! in plain sight: their cost.
+//! Enters: NVML. Leaves: a table for people, or the same content as JSON. Invariant: a call that NVML does not support
+//! is reported as such and never as a number. It makes the calls that the daemon makes, and a few that the daemon
+//! avoids because of the costs shown.
 
 use crate::nvml::probe::measure::{self, Changes, Timing};
 use crate::nvml::probe::{MadeIn, Probe, Watch};
@@ -24,9 +24,9 @@ pub struct Options<'a> {
     pub gpu: Option<&'a str>,
     /// JSON instead of a table.
     pub json: bool,
-    /// The most that the timing of one call may take.
+    /// The most time that timing one call may take.
     pub budget_a_call: Duration,
-    /// How long counters are watched: once for all cheap ones together, and once for each dear one.
+    /// How long counters are watched: once for all cheap ones together, and once for each expensive one.
     pub watched: Duration,
 }
 
@@ -42,22 +42,22 @@ impl Default for Options<'_> {
     }
 }
 
-/// The most calls of one kind: enough for a 99th percentile, few enough that a call of microseconds takes no time.
+/// The most calls of one kind: enough for a 99th percentile, few enough that fast calls finish quickly.
 const MOST_CALLS: usize = 10_000;
-/// Between two rounds of reading, so that watching is no load of its own.
+/// Pause between two rounds of reading, so that watching is no load of its own.
 const PAUSE: Duration = Duration::from_micros(200);
-/// The share of a lane's period that one call may take on every one of the GPUs.
+/// The share of a lane's period that one call may take on all GPUs together.
 const LANE_SHARE: f64 = 0.15;
-/// The GPUs that share a lane in a usual node.
+/// The number of GPUs that share a lane on a typical node.
 const LANE_GPUS: f64 = 8.0;
 
-/// Everything found, as JSON has it. Durations are microseconds or milliseconds, as their names say.
+/// All results, as in the JSON. Durations are microseconds or milliseconds, as their names say.
 #[derive(Debug, Serialize)]
 struct Report {
     date: String,
     driver_version: Option<String>,
     gpu: Gpu,
-    /// The lanes with the most that a call may cost at its 99th percentile, microseconds.
+    /// The lanes, each with the highest 99th percentile that a call in it may have, microseconds.
     lanes: Vec<Lane>,
     calls: Vec<Call>,
     counters: Vec<Counter>,
@@ -82,14 +82,14 @@ struct Call {
     name: &'static str,
     function: &'static str,
     made_in: MadeIn,
-    /// The fastest lane that it fits; `None` where it fits none or was not answered.
+    /// The fastest lane that it fits; `None` if it fits none or never succeeded.
     fit_for: Option<&'static str>,
     n: usize,
     failed: usize,
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     max_us: Option<f64>,
-    /// What the last call answered, in NVML's own unit, where that is a number.
+    /// The answer of the last call, in NVML's own unit, if it is a number.
     value: Option<u64>,
     status: String,
 }
@@ -105,14 +105,14 @@ struct Counter {
     status: String,
 }
 
-/// Probes one GPU and writes what it found.
+/// Probes one GPU and writes the results.
 ///
 /// # Errors
 /// NVML cannot be opened, there is no such GPU, or `out` cannot be written to.
 pub fn run(options: &Options<'_>, out: &mut impl Write) -> anyhow::Result<()> {
     let nvml = nvml::open(options.library).map_err(|error| anyhow!("{} ({})", error.message, error.reason))?;
     let gpu = choose(nvml.devices(), options.gpu)?;
-    let report = report(&nvml, gpu, options).context("the GPU that was chosen is gone")?;
+    let report = report(&nvml, gpu, options).context("the chosen GPU is gone")?;
     if options.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
@@ -175,7 +175,7 @@ fn call(probe: &Probe<'_>, timing: &Timing, lanes: &[Lane]) -> Call {
     }
 }
 
-/// Watches every counter that was answered: the cheap ones side by side, each dear one alone.
+/// Watches every counter that can be read: the cheap ones together, each expensive one alone.
 fn counters(probes: &mut [Probe<'_>], timings: &[Timing], watched: Duration) -> Vec<Counter> {
     let (mut cheap, mut alone) = (Vec::new(), Vec::new());
     for (probe, timing) in probes.iter_mut().zip(timings) {
@@ -255,7 +255,7 @@ fn lanes_remark(report: &Report) -> String {
         report.lanes.iter().map(|lane| format!("{} ({} ms) {} µs", lane.lane, lane.period_ms, lane.most_us)).collect();
     format!(
         "Fit for the fastest lane in which the call's p99 on each of {LANE_GPUS} GPUs takes at most {:.0} % of the period: \
-         {}.\nA call that fits no lane costs more than any lane can bear.",
+         {}.\nA call that fits no lane is too expensive for all of them.",
         LANE_SHARE * 100.0,
         lanes.join(", "),
     )
@@ -371,7 +371,7 @@ mod tests {
             };
             call(&probe, &timing, &lanes()).fit_for
         };
-        // The memory call, BAR1, NVLink's counters, energy, and PCIe throughput, as an H200 answers them.
+        // The memory call, BAR1, NVLink's counters, energy, and PCIe throughput, with the times of an H200.
         let answers = [8, 297, 2_627, 15_273, 21_185].map(fit);
         assert_eq!(answers, [Some("fast"), Some("medium"), Some("slow"), Some("slow"), None]);
     }

@@ -1,7 +1,7 @@
-//! `highwater replay-eval`: how good detection is on recordings whose truth is known.
+//! `highwater replay-eval`: measures the quality of detection on recordings with a known truth.
 //!
-//! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding, as
-//! a table or JSON. A change of a threshold (`--set detect.…`) shows at once what it does.
+//! Enters: folders with a recording and its `truth.json`. Leaves: precision, recall and delay of each kind of finding,
+//! as a table or JSON. It shows the effect of a changed threshold (`--set detect.…`).
 
 use super::{settings_of, terminal};
 use crate::config::Settings;
@@ -30,15 +30,20 @@ pub struct ReplayEval {
     /// Folders of recordings, each with its truth.json.
     #[arg(required = true, value_name = "FOLDER")]
     recordings: Vec<PathBuf>,
-    /// Any setting, as detect.lag=1.3.
+    /// Any setting, such as detect.lag=1.3.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = super::key_value)]
     set: Vec<(String, String)>,
     /// JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Fail where precision or recall of any kind of finding, over all recordings, is below this.
-    #[arg(long, value_name = "SHARE")]
+    /// Fail if precision or recall of any kind of finding, over all recordings, is below this.
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     fail_below: Option<f64>,
+}
+
+/// A share, from 0 to 1.
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "is not a share from 0 to 1".to_owned())
 }
 
 type Scores = BTreeMap<Kind, Score>;
@@ -67,10 +72,10 @@ impl ReplayEval {
     }
 }
 
-/// Each kind by itself: what one finds too often or not at all would be lost among the others.
+/// Judges each kind separately: a kind that is found too often or not at all would be lost among the others.
 fn judge(kinds: &Scores, least: f64) -> anyhow::Result<()> {
     if kinds.is_empty() {
-        bail!("nothing is there to be found, and nothing was");
+        bail!("the recordings contain nothing to find, and nothing was found");
     }
     let mut below = Vec::new();
     for (kind, score) in kinds {
@@ -92,7 +97,7 @@ fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
     Ok(scores.filter(|(_, score)| score.must_find + score.signs > 0).collect())
 }
 
-/// Every sign in a recording, with when it was seen: the same stages as the daemon's, without its threads.
+/// Every sign in a recording, with its time: the same stages as the daemon's, without its threads.
 fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, Sign)>> {
     let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
     let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
@@ -108,7 +113,7 @@ fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, S
         replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
         for annotation in due(&mut annotations, at_ns) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
-            // What the recording's job got wrong is told by `serve`; here only what was found matters.
+            // `serve` reports invalid annotations of the recording; here only the findings matter.
             let _ = intake.take(annotation, &Sender::DAEMON);
         }
     };

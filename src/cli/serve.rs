@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Threads for HTTP. More would only be in the sampler's way.
+/// Threads for HTTP. More would only compete with the sampler.
 const HTTP_THREADS: usize = 2;
 
 pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
@@ -29,38 +29,56 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     })
 }
 
-/// The runtime that HTTP runs on.
+/// The runtime for HTTP.
 ///
 /// # Errors
-/// Where its threads cannot be started.
+/// Its threads cannot be started.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.on_thread_start(crate::thread::stand_back);
     builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
 }
 
-/// The line that people and tests wait for.
+/// Prints the line that people and tests wait for.
 pub(super) fn tell(daemon: &Daemon) {
     let scheme = if daemon.is_tls { "https" } else { "http" };
     terminal::tell_line(format_args!("listening on {scheme}://{}", daemon.address));
 }
 
-/// The signals that end the daemon. From when they are listened to, one of them kills nothing any more: it is kept until
-/// it is waited for, so that a daemon that has just begun ends as any other.
+/// The signals that end the daemon. Once it listens for them, they no longer kill the process: a signal is kept until
+/// it is waited for, so that a daemon that is still starting ends like any other.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// `None` if whoever started the process had it ignored, as `nohup` does.
+    hang_up: Option<Signal>,
 }
 
 impl Signals {
     pub(super) fn listen() -> anyhow::Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-        Ok(Self { terminate, interrupt })
+        let hang_up = (!ignores_hang_up()).then(|| signal(SignalKind::hangup())).transpose();
+        Ok(Self { terminate, interrupt, hang_up: hang_up.context("cannot wait for SIGHUP")? })
+    }
+
+    /// Waits for SIGHUP: the terminal was closed.
+    async fn hangs_up(hang_up: &mut Option<Signal>) {
+        match hang_up {
+            Some(signal) => drop(signal.recv().await),
+            None => std::future::pending().await,
+        }
     }
 }
 
-/// Waits for SIGTERM, SIGINT, or the time given.
+/// Whether SIGHUP is ignored. Listening to it would undo that.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+/// Waits for SIGTERM, SIGINT, SIGHUP, or the time given.
 pub(super) async fn until_ended(mut signals: Signals, run_for: Option<Duration>) {
     let over = async {
         match run_for {
@@ -71,6 +89,7 @@ pub(super) async fn until_ended(mut signals: Signals, run_for: Option<Duration>)
     tokio::select! {
         _ = signals.terminate.recv() => tracing::info!("SIGTERM, stopping"),
         _ = signals.interrupt.recv() => tracing::info!("SIGINT, stopping"),
-        () = over => tracing::info!("time is over, stopping"),
+        () = Signals::hangs_up(&mut signals.hang_up) => tracing::info!("SIGHUP, stopping"),
+        () = over => tracing::info!("the time is up, stopping"),
     }
 }

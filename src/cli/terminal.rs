@@ -1,12 +1,12 @@
-//! What people read of a command, whether or not anybody still does.
+//! A command's output for people, robust against readers that go away.
 //!
 //! The reader of a pipe may go away, and a disk that stderr is sent to may fill up. Neither is a reason to stop
-//! measuring, and the standard macros would panic in the thread that happens to speak.
+//! measuring, but the standard macros would panic in the thread that prints.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Standard error that takes everything; what cannot be written is lost.
+/// Standard error that never fails; output that cannot be written is lost.
 pub(super) struct Stderr;
 
 impl Write for Stderr {
@@ -20,10 +20,10 @@ impl Write for Stderr {
     }
 }
 
-/// Writes to standard output as it is. A reader that has gone away has read enough.
+/// Writes to standard output. A reader that has gone away is not an error.
 ///
 /// # Errors
-/// Where it cannot be written, as to a disk that is full.
+/// The output cannot be written, for example to a full disk.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout();
     match write!(stdout, "{text}").and_then(|()| stdout.flush()) {

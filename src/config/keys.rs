@@ -1,4 +1,4 @@
-//! Every setting: its key, its default as a file has it, what it does, and how its text is read.
+//! Every setting: its key, its default as written in a file, its help text, and its parser.
 
 use super::Settings;
 use crate::web::hosts::Hosts;
@@ -6,7 +6,7 @@ use highwater_core::units::{parse_bytes, parse_duration_ns};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What the daemon reads.
+/// The source that the daemon reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceSpec {
     /// The driver.
@@ -23,9 +23,9 @@ pub struct Key {
     pub name: &'static str,
     /// The default as the example file shows it; empty for "not set".
     pub default: &'static str,
-    /// What it does.
+    /// Its help text.
     pub help: &'static str,
-    /// Reads the text into the settings, or tells what is wrong with it.
+    /// Parses the text into the settings, or returns what is wrong with it.
     pub set: fn(&mut Settings, &str) -> Result<(), String>,
 }
 
@@ -49,25 +49,25 @@ keys! {
         |s, v| { s.source = source(v)?; Ok(()) };
     "nvml_library" = "", "Path of libnvidia-ml.so.1; the loader finds it if not set.",
         |s, v| { s.nvml_library = path(v); Ok(()) };
-    "listen" = "127.0.0.1:10450", "Where HTTP listens. On an address that is not loopback, annotations over TCP need a token.",
+    "listen" = "127.0.0.1:10450", "The address that HTTP listens on. On an address that is not loopback, annotations over TCP need a token.",
         |s, v| { s.listen = address(v)?; Ok(()) };
-    "health.listen" = "", "Where only /healthz and /readyz are served, as 0.0.0.0:10451: with connections and a thread of their own, without TLS and passwords. Nowhere if not set; `listen` serves them in any case.",
+    "health.listen" = "", "A separate address for only /healthz and /readyz, such as 0.0.0.0:10451, with connections and a thread of its own and without TLS and passwords. `listen` serves them in any case.",
         |s, v| { s.health_listen = address_or_none(v)?; Ok(()) };
-    "web.config_file" = "", "The exporters' common web configuration file: TLS, users and passwords, a rate of requests. It is read again when it changes. docs/web-config.md has what is supported.",
+    "web.config_file" = "", "The exporters' common web configuration file: TLS, users and passwords, a rate of requests. It is reloaded when it changes. docs/web-config.md lists what is supported.",
         |s, v| { s.web_config_file = path(v); Ok(()) };
-    "web.hosts" = "", "Names, with commas between, that requests may have in `Host` beside addresses, `localhost` and the machine's name; `*` for any. If not set, other names are refused on connections to loopback addresses, against DNS rebinding, and taken on others.",
+    "web.hosts" = "", "Comma-separated names that requests may have in `Host`, beside addresses, `localhost` and the machine's name; `*` for any. If not set, other names are refused on connections to loopback addresses (against DNS rebinding) and accepted on others.",
         |s, v| { s.web_hosts = Hosts::parse(v)?; Ok(()) };
     "sampling.period" = "1ms", "Period of the fast lane: memory of all GPUs.",
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
-    "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver suffers.",
+    "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver is overloaded.",
         |s, v| { s.max_period_ns = duration(v, 50_000, 10_000_000_000)?; Ok(()) };
     "sampling.budget" = "0.15", "Share of wall time that the fast lane may spend inside the driver before it backs off.",
         |s, v| { s.budget = ratio(v)?; Ok(()) };
-    "sampling.hang_after" = "1s", "A call that takes longer is given up, and the other GPUs go on without its GPU.",
+    "sampling.hang_after" = "1s", "A call that takes longer is given up, and sampling continues without its GPU.",
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1 and the memory that there is every 30th.",
+    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1 and total memory every 30th.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 5_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {
@@ -75,55 +75,55 @@ keys! {
             s.limits.past_ns = s.retention_ns;
             Ok(())
         };
-    "ring.max_bytes" = "2MiB", "The most that the samples of one GPU take; when it is full, less time is kept.",
+    "ring.max_bytes" = "2MiB", "Memory limit for the samples of one GPU; at the limit, older samples are dropped.",
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
-    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` for none. By default below $XDG_RUNTIME_DIR, where that is set and the daemon does not run as root.",
+    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` disables it. By default below $XDG_RUNTIME_DIR if that is set and the daemon does not run as root.",
         |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
-    "annotations.token_file" = "", "File with the token that annotations over TCP need; must be set to take them on an address that is not loopback.",
+    "annotations.token_file" = "", "File with the token that annotations over TCP need. Without it they are accepted on loopback addresses only.",
         |s, v| { s.token_file = path(v); Ok(()) };
-    "annotations.listen" = "", "Where annotations over TCP and requests for captures are taken, as 0.0.0.0:10452, in place of `listen`. Taken at `listen` if not set.",
+    "annotations.listen" = "", "The address for annotations over TCP and requests for captures, such as 0.0.0.0:10452; `listen` if not set.",
         |s, v| { s.annotations_listen = address_or_none(v)?; Ok(()) };
-    "annotations.max_jobs" = "128", "Jobs that are known at a time; each is a label value. Of this and the other limits over all jobs one sender alone gets half.",
+    "annotations.max_jobs" = "128", "The most jobs at a time; each is a label value. One sender gets at most half of this and of the other limits over all jobs.",
         |s, v| { s.limits.jobs = count(v, 1, 10_000)?; Ok(()) };
-    "annotations.max_ranks" = "512", "Ranks that are known at a time, over all jobs.",
+    "annotations.max_ranks" = "512", "The most ranks at a time, over all jobs.",
         |s, v| { s.limits.ranks = count(v, 1, 100_000)?; Ok(()) };
     "annotations.max_phase_names" = "32", "Different phase names of one job; each is a label value.",
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
-    "annotations.max_phase_series" = "2048", "Phases of ranks that have series of their own, over all jobs: some 30 series each.",
+    "annotations.max_phase_series" = "2048", "The most phases of ranks with series, over all jobs; each has some 30 series.",
         |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
-    "annotations.max_bytes" = "12MiB", "Bytes of everything that jobs can make the daemon keep, beside what has ended.",
+    "annotations.max_bytes" = "12MiB", "Memory limit for what jobs make the daemon keep, without ended steps and phases.",
         |s, v| { s.limits.bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };
-    "annotations.max_ended_bytes" = "6MiB", "Bytes of the steps and phases that have ended and are kept for the API; a third as much again is for layers that are kept for captures, and as much for what is known of each layer.",
+    "annotations.max_ended_bytes" = "6MiB", "Memory limit for ended steps and phases, which are kept for the API. A third as much is used for layers kept for captures, and as much again for statistics of each layer.",
         |s, v| { s.limits.set_ended_bytes(bytes(v, 1 << 20, 1 << 30)?); Ok(()) };
-    "annotations.max_rate" = "400000", "Events a second, over all senders, which share it evenly.",
+    "annotations.max_rate" = "400000", "Events per second over all senders, which share it evenly.",
         |s, v| { s.limits.events_a_second = count(v, 100, 100_000_000)?; Ok(()) };
-    "annotations.silence" = "5m", "A rank that says nothing for this long is forgotten.",
+    "annotations.silence" = "5m", "A rank that sends nothing for this long is dropped.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
-    "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes, which tells the GPUs of a pod whose job names none; not asked if not set. docs/annotations.md tells what it takes.",
+    "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes. It gives the GPUs of a pod whose job names none; not used if not set. docs/annotations.md lists the requirements.",
         |s, v| { s.kubelet.socket = path_or_none(v); Ok(()) };
-    "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log, by which a process's pod is found.",
+    "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log; the daemon finds the pod of a process in it.",
         |s, v| { s.kubelet.container_logs = path(v).ok_or("is empty")?; Ok(()) };
-    "captures.directory" = "/var/lib/highwater/captures", "Where captures are written: the seconds around a finding, an `oom` mark or a request; `none` for no captures. Below $STATE_DIRECTORY or $XDG_STATE_HOME by default where one is set, and below the home directory where the daemon does not run as root.",
+    "captures.directory" = "/var/lib/highwater/captures", "The folder for captures: the seconds around a finding, an `oom` mark or a request; `none` disables them. By default below $STATE_DIRECTORY or $XDG_STATE_HOME if one is set, and below the home directory if the daemon does not run as root.",
         |s, v| { s.captures.directory = path_or_none(v); Ok(()) };
     "captures.before" = "30s", "How far before its trigger a capture begins.",
         |s, v| { s.captures.before_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
     "captures.after" = "10s", "How far after its trigger a capture ends. Further triggers lengthen it up to six times this.",
         |s, v| { s.captures.after_ns = duration(v, 0, 600_000_000_000)?; Ok(()) };
-    "captures.most_files" = "20", "Captures that are kept; the oldest goes first. docs/recordings.md has the shares of those of findings, of `oom` marks, and of those that were asked for.",
+    "captures.most_files" = "20", "Captures that are kept; the oldest is removed first. docs/recordings.md lists the shares of findings, `oom` marks and requests.",
         |s, v| { s.captures.most_files = count(v, 1, 100_000)?; Ok(()) };
-    "captures.most_bytes" = "256MiB", "The most that all captures take together, and three times what one may take.",
+    "captures.most_bytes" = "256MiB", "Size limit of all captures together; one capture may take a third.",
         |s, v| { s.captures.most_bytes = bytes(v, 4 << 20, 1 << 50)? as u64; Ok(()) };
-    "captures.cooldown" = "5m", "How long after a capture no other one begins by itself for the same reason.",
+    "captures.cooldown" = "5m", "The shortest time between two automatic captures for the same reason.",
         |s, v| { s.captures.cooldown_ns = duration(v, 0, 86_400_000_000_000)?; Ok(()) };
-    "captures.asks_per_hour" = "36", "Captures that may be asked for in an hour, three of them at once.",
+    "captures.asks_per_hour" = "36", "Captures that clients may request per hour, three of them at once.",
         |s, v| { s.captures.asks_per_hour = count(v, 1, 1_000_000)?; Ok(()) };
-    "metrics.processes" = "false", "Whether /metrics tells the memory of single processes. They are then read in every slow turn.",
+    "metrics.processes" = "false", "Whether /metrics exports the memory of single processes. They are then read in every slow turn.",
         |s, v| { s.processes = boolean(v)?; Ok(()) };
-    "detect.enabled" = "true", "Whether causes of slow steps are looked for. docs/findings.md tells each.",
+    "detect.enabled" = "true", "Whether to look for causes of slow steps. docs/findings.md describes each.",
         |s, v| { s.detect.enabled = boolean(v)?; Ok(()) };
-    "detect.comm_phases" = "comm", "Names of the phases in which ranks communicate, with commas between.",
+    "detect.comm_phases" = "comm", "Names of the phases in which ranks communicate, separated by commas.",
         |s, v| { s.detect.comm_phases = names(v); Ok(()) };
-    "detect.data_phases" = "data", "Names of the phases in which ranks wait for their input, with commas between.",
+    "detect.data_phases" = "data", "Names of the phases in which ranks wait for their input, separated by commas.",
         |s, v| { s.detect.data_phases = names(v); Ok(()) };
     "detect.headroom" = "1GiB", "Less free memory than this is low headroom; half of it is critical.",
         |s, v| { s.detect.set_headroom(bytes(v, 16 << 20, 1 << 40)? as u64); Ok(()) };
@@ -135,17 +135,17 @@ keys! {
         |s, v| { s.detect.lag = factor(v)?; Ok(()) };
     "detect.idle_after" = "1m", "Memory that is held for this long with nothing running is idle.",
         |s, v| { s.detect.idle_after_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
-    "otlp.endpoint" = "", "Where metrics and spans are pushed to over OTLP, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed where neither is set. docs/otlp.md has the standard variables, which are obeyed.",
+    "otlp.endpoint" = "", "The OTLP endpoint for metrics and spans, in place of OTEL_EXPORTER_OTLP_ENDPOINT; nothing is pushed if neither is set. docs/otlp.md lists the standard variables, which also apply.",
         |s, v| { s.otlp.endpoint = (!v.is_empty()).then(|| v.to_owned()); Ok(()) };
     "otlp.spans" = "all", "Which steps are pushed as traces: off, all, 1/N, findings for those with a finding, or slow:p95 for those slower than that share of their rank's steps.",
         |s, v| { s.otlp.spans = crate::export::otlp::settings::spans(v)?; Ok(()) };
     "otlp.raw" = "never", "Whether every change of memory is pushed with its own time: never, findings (from 10 s before to 10 s after each), or always.",
         |s, v| { s.otlp.raw = crate::export::otlp::settings::raw(v)?; Ok(()) };
-    "otlp.queue_bytes" = "64MiB", "The most that waits to be pushed; beyond it the oldest is dropped and counted.",
+    "otlp.queue_bytes" = "64MiB", "Size limit of the push queue; at the limit the oldest data is dropped and counted.",
         |s, v| { s.otlp.queue_bytes = bytes(v, 1 << 20, 1 << 40)?; Ok(()) };
-    "otlp.queue_dir" = "", "A folder in which what waits to be pushed outlives a restart; in memory if not set.",
+    "otlp.queue_dir" = "", "A folder for the push queue, which then survives a restart; in memory if not set.",
         |s, v| { s.otlp.queue_dir = path(v); Ok(()) };
-    "replay.speed" = "1", "How many times faster than time a replay runs; `max` for as fast as possible.",
+    "replay.speed" = "1", "How many times faster than real time a replay runs; `max` for as fast as possible.",
         |s, v| { s.replay_speed = speed(v)?; Ok(()) };
     "replay.shift_to_now" = "false", "Whether a replay's times are shifted so that it begins now.",
         |s, v| { s.replay_shift_to_now = boolean(v)?; Ok(()) };
@@ -162,10 +162,12 @@ fn source(text: &str) -> Result<SourceSpec, String> {
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "is not ADDRESS:PORT, as 127.0.0.1:10450".to_owned())
+    // The one name that means the same everywhere: nothing is looked up.
+    let text = text.strip_prefix("localhost:").map_or_else(|| text.to_owned(), |port| format!("127.0.0.1:{port}"));
+    text.parse().map_err(|_| "is not ADDRESS:PORT, such as 127.0.0.1:10450".to_owned())
 }
 
-/// An address that a layer above can take back with `none`.
+/// An address; `none` in a higher layer removes it.
 fn address_or_none(text: &str) -> Result<Option<SocketAddr>, String> {
     (!text.is_empty() && text != "none").then(|| address(text)).transpose()
 }
@@ -174,7 +176,7 @@ fn path(text: &str) -> Option<PathBuf> {
     (!text.is_empty()).then(|| PathBuf::from(text))
 }
 
-/// A path that a layer above can take back with `none`.
+/// A path; `none` in a higher layer removes it.
 fn path_or_none(text: &str) -> Option<PathBuf> {
     path(text).filter(|path| path.as_os_str() != "none")
 }

@@ -1,4 +1,4 @@
-//! Reads the layers, and tells every fault of them at once.
+//! Reads the layers, and reports all their faults at once.
 
 use super::keys::KEYS;
 use super::locate::line_of;
@@ -8,13 +8,13 @@ use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Variables with the daemon's prefix that are no settings: what jobs say of themselves, and what tests use.
+/// Variables with the daemon's prefix that are not settings: those of jobs, and those of tests.
 const OTHER_VARIABLES: [&str; 2] = ["HIGHWATER_JOB", "HIGHWATER_FAKE_NVML"];
 
-/// The largest settings file: some fifty times all settings with their help.
+/// The largest settings file: some fifty times the size of all settings with their help.
 const MOST_FILE_BYTES: u64 = 1 << 20;
 
-/// Where settings come from, beside the defaults.
+/// The sources of settings, on top of the defaults.
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
     /// A TOML or YAML file.
@@ -25,25 +25,25 @@ pub struct Layers {
     pub flags: Vec<(String, String, String)>,
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Where: `FILE:LINE`, the variable, or the flag.
     pub place: String,
-    /// Which key, where one is at fault.
+    /// The key at fault, if any.
     pub key: Option<String>,
     /// What is wrong.
     pub problem: String,
 }
 
-/// All that is wrong.
+/// All errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faults(pub Vec<Fault>);
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.key {
-            // A flag names its key itself.
+            // A flag's name contains its key already.
             Some(key) if !self.place.ends_with(key.as_str()) => write!(f, "{}: {key}: {}", self.place, self.problem),
             _ => write!(f, "{}: {}", self.place, self.problem),
         }
@@ -73,7 +73,7 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
         let known = KEYS.iter().find(|known| known.name == key);
         let problem = match (known, text_of(&value)) {
             (None, _) => Some(unknown_key(&key)),
-            (Some(_), None) => Some("is neither a single value nor a list of such".into()),
+            (Some(_), None) => Some("is neither a single value nor a list of single values".into()),
             (Some(known), Some(text)) => {
                 let told = format!("`{text}`");
                 let with_value =
@@ -97,7 +97,7 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
     if faults.is_empty() { Ok(settings) } else { Err(Faults(faults)) }
 }
 
-/// A value as flags have it: a list with commas between.
+/// A value as a flag spells it: a list is joined with commas.
 fn text_of(value: &Value) -> Option<String> {
     let Ok(items) = value.clone().into_array() else { return value.clone().into_string().ok() };
     let items: Option<Vec<String>> = items.into_iter().map(|item| item.into_string().ok()).collect();
@@ -117,7 +117,7 @@ fn is_yaml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
-/// What the parser would expand, or go into, without end.
+/// Refuses YAML that would be expanded, or nested, without bound.
 fn check_yaml(path: &Path, text: &str) -> Result<(), Fault> {
     let fault = |(line, problem)| Fault { place: format!("{}:{line}", path.display()), key: None, problem };
     yaml::refusal(text).map_or(Ok(()), |refused| Err(fault(refused)))
@@ -173,7 +173,7 @@ fn unknown_variables(layers: &Layers) -> Vec<Fault> {
     let fault = |name: &String| Fault {
         place: format!("environment variable {name}"),
         key: None,
-        problem: "is no setting; `highwater serve --help` lists them".into(),
+        problem: "is not a setting; `highwater serve --help` lists them".into(),
     };
     unknown.map(|(name, _)| fault(name)).collect()
 }
@@ -207,10 +207,10 @@ fn place_of(key: &str, value: &Value, layers: &Layers, text: Option<&str>) -> St
 fn unknown_key(key: &str) -> String {
     let last = key.rsplit('.').next().unwrap_or(key);
     let near = KEYS.iter().find(|known| known.name.rsplit('.').next() == Some(last));
-    near.map_or_else(|| "is no setting".into(), |near| format!("is no setting; is `{}` meant?", near.name))
+    near.map_or_else(|| "is not a setting".into(), |near| format!("is not a setting; did you mean `{}`?", near.name))
 }
 
-/// What is wrong with a file that cannot be parsed: the parser's own words, which have line and column.
+/// The parser's message about a file that it cannot parse, which has line and column.
 fn describe(error: &ConfigError) -> String {
     match error {
         ConfigError::FileParse { cause, .. } => cause.to_string().trim_end().to_owned(),

@@ -1,4 +1,4 @@
-//! On which line of a TOML or YAML file a dotted key is set: the `config` crate keeps the file, not the line.
+//! Finds the line of a TOML or YAML file that sets a dotted key: the `config` crate records the file, not the line.
 
 /// The line, from 1, that sets `key`.
 pub(super) fn line_of(text: &str, key: &str) -> Option<usize> {

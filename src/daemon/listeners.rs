@@ -1,7 +1,7 @@
 //! The TCP listeners, and what each serves: everything, annotations, and the probes.
 //!
 //! Enters: settings and routes. Leaves: servers that run until they are stopped. Probes have a thread of their own, so
-//! that neither connections nor requests elsewhere keep them waiting.
+//! that connections and requests of other listeners never delay them.
 
 use super::{HTTP_DRAIN, spawn};
 use crate::config::Settings;
@@ -12,27 +12,28 @@ use crate::web::guard::Guard;
 use crate::web::serve::{Server, TAKE_PATIENCE, listen};
 use crate::web::{self, descriptors};
 use anyhow::Context as _;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// Connections at a time, of each listener, and which share of all file descriptors they may take.
+/// The connection limit of each listener, and the inverse of the share of all file descriptors that it may use.
 pub(super) const PLACES: (usize, u64) = (256, 4);
 const ANNOTATIONS_PLACES: (usize, u64) = (128, 8);
 pub(super) const HEALTH_PLACES: (usize, u64) = (32, 16);
 
-/// What listens, before it serves.
+/// Listeners that are bound but do not serve yet.
 pub(super) struct Listeners {
     http: TcpListener,
     annotations: Option<TcpListener>,
     health: Option<TcpListener>,
-    /// What requests pass, but those of the probes' listener.
+    /// The checks on every request, except those of the probes' listener.
     pub(super) gate: Arc<Gate>,
 }
 
-/// What serves.
+/// Running servers.
 pub(super) struct Servers {
     stop: watch::Sender<()>,
     running: Vec<tokio::task::JoinHandle<()>>,
@@ -53,17 +54,17 @@ impl Listeners {
         })
     }
 
-    /// Where everything is served.
+    /// The address at which everything is served.
     pub(super) fn address(&self) -> anyhow::Result<SocketAddr> {
         Ok(self.http.local_addr()?)
     }
 
-    /// Whether TLS is spoken at all but the probes'.
+    /// Whether any listener other than the probes' uses TLS.
     pub(super) fn is_tls(&self) -> bool {
         self.gate.guard.as_ref().is_some_and(|guard| guard.has_tls())
     }
 
-    /// Serves all of them. The thread for probes is one of `threads`.
+    /// Serves all of them. Adds the thread for probes to `threads`.
     pub(super) fn serve(self, site: &web::Site, threads: &mut Vec<JoinHandle<()>>) -> anyhow::Result<Servers> {
         let descriptors = descriptors::raise();
         let (stop, stopping) = watch::channel(());
@@ -90,43 +91,48 @@ impl Listeners {
 }
 
 impl Servers {
-    /// Takes no more requests, and waits for those under way.
+    /// Stops taking requests, and waits for those in progress.
     pub(super) async fn stop(self) {
-        // Servers that have ended by themselves do not hear it.
+        // Servers that have already ended do not receive it.
         let _ = self.stop.send(());
         let all = async {
             for server in self.running {
                 if let Err(error) = server.await {
-                    tracing::error!(%error, "HTTP ended by a panic");
+                    tracing::error!(%error, "an HTTP server panicked");
                 }
             }
         };
         if tokio::time::timeout(HTTP_DRAIN, all).await.is_err() {
-            tracing::info!("requests that were still under way are cut off");
+            tracing::info!("requests still in progress are cut off");
         }
     }
 }
 
-/// Reads the web configuration file, where there is one.
+/// Reads the web configuration file, if there is one.
 pub(super) fn guard(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Arc<Guard>>> {
     settings.web_config_file.as_deref().map(|path| Guard::open(path, Arc::clone(stats))).transpose()
 }
 
 fn open(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    listen(address, TAKE_PATIENCE).with_context(|| format!("{setting}: cannot listen on {address}"))
+    listen(address, TAKE_PATIENCE).map_err(|error| {
+        let is_taken = error.kind() == io::ErrorKind::AddrInUse;
+        let hint =
+            if is_taken { "; perhaps another daemon runs: set another port, or 0 for any that is free" } else { "" };
+        anyhow::anyhow!("{setting}: cannot listen on {address}: {error}{hint}")
+    })
 }
 
-/// Ends when it is said, or when whoever would say it is gone.
+/// Ends when the stop is sent, or when its sender is dropped.
 async fn stopped(mut stopping: watch::Receiver<()>) {
     let _ = stopping.changed().await;
 }
 
-/// Probes on a thread and a runtime of their own.
+/// Serves probes on a thread and a runtime of their own.
 fn spawn_health(health: Server, stopping: watch::Receiver<()>) -> anyhow::Result<JoinHandle<()>> {
     tracing::info!(address = %health.listener.local_addr()?, "serving probes");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime for probes")?;
-    // Moved from the runtime that opened it to its own.
+    // Moved from the runtime that opened it to the new one.
     let listener = health.listener.into_std()?;
     spawn("hw-health", move || {
         crate::thread::stand_back();

@@ -1,5 +1,6 @@
 //! `POST /api/v1/annotations`.
 
+use super::json::Json;
 use super::problem::Problem;
 use super::sender::sender;
 use super::serve::{Peer, in_time};
@@ -16,34 +17,35 @@ use std::sync::Arc;
 
 /// The longest body, bytes: some 5,000 events.
 pub const MOST_BODY_BYTES: usize = 1 << 20;
-/// How much of a longer one is still read, and forgotten: a client that is cut off while it writes never sees why.
+/// How much of a longer body is still read and discarded: a client that is cut off while it writes never sees the
+/// reason.
 const MOST_FORGOTTEN_BYTES: usize = 32 << 20;
 
-/// Whoever sends where the server does not say from where, which it always does: an owner like any other.
+/// The sender if the server does not know the client's address, which it always does: an owner like any other.
 const UNKNOWN: Sender = Sender { address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), ..Sender::DAEMON };
 
-/// The door for annotations over TCP.
+/// The state of the endpoint for annotations over TCP.
 #[derive(Clone)]
 pub struct Door {
-    /// Where events go.
+    /// The intake that takes the events.
     pub intake: Arc<Intake>,
     /// Who may send them.
     pub access: Access,
 }
 
-/// Who may send annotations over TCP, and ask for captures.
+/// Who may send annotations over TCP, and request captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Anybody who can connect: the address is loopback.
+    /// Any client that can connect: the address is loopback.
     Open,
-    /// Whoever has this token.
+    /// Any client with this token.
     Token(Arc<str>),
-    /// Nobody: the address is not loopback and no token is set.
+    /// No client: the address is not loopback and no token is set.
     Closed,
 }
 
-/// Takes a batch. 200 when at least one event was taken or none was sent, 400 when all were refused; both say what
-/// became of each.
+/// Takes a batch. 200 if at least one event was accepted or none was sent, 400 if all were refused; both report the
+/// refused events.
 pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, headers: HeaderMap, body: Body) -> Response {
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();
@@ -55,18 +57,18 @@ pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, heade
         Ok(Ok(None)) => {
             door.intake.refuse_unread(&Refusal::TooLarge { limit: MOST_BODY_BYTES }, &sender);
             let detail = format!(
-                "the body is longer than {MOST_BODY_BYTES} bytes; of one without a length the events up to there were taken; \
-                 send smaller batches"
+                "the body is longer than {MOST_BODY_BYTES} bytes; if it declared no length, the events before \
+                 the limit were taken; send smaller batches"
             );
             return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).into_response();
         }
         Ok(Err(error)) => {
-            let detail = format!("the body did not arrive whole: {error}");
+            let detail = format!("the body did not arrive completely: {error}");
             return Problem::new(StatusCode::BAD_REQUEST, detail).into_response();
         }
     };
     if answer.accepted > 0 || answer.refused == 0 {
-        return axum::Json(answer).into_response();
+        return Json(answer).into_response();
     }
     let detail = answer.refusals.first().map_or_else(String::new, |first| first.detail.clone());
     Problem::new(StatusCode::BAD_REQUEST, detail).with("annotations", &answer).into_response()
@@ -75,7 +77,7 @@ pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, heade
 /// Takes events while the body arrives; `None` if it is too long.
 async fn take(intake: &Intake, sender: &Sender, mut body: Body) -> Result<Option<Answer>, axum::Error> {
     let (mut batch, mut length) = (Batch::begin(intake, sender), 0);
-    // Of a body that says so before, nothing is taken.
+    // If the declared length is too long, no event is taken.
     let is_declared_too_long = body.size_hint().lower() > MOST_BODY_BYTES as u64;
     while let Some(frame) = body.frame().await.transpose()? {
         let Ok(data) = frame.into_data() else { continue };
@@ -89,34 +91,34 @@ async fn take(intake: &Intake, sender: &Sender, mut body: Body) -> Result<Option
             ..=MOST_BODY_BYTES if !is_declared_too_long => batch.push(&data),
             _ => {}
         }
-        // Between two pieces others have their turn: scrapes run on the same threads.
+        // Yields between two pieces, because scrapes run on the same threads.
         tokio::task::yield_now().await;
     }
     Ok((length <= MOST_BODY_BYTES).then(|| batch.end()))
 }
 
 impl Access {
-    /// Whether there is a token and a request with these headers has it.
+    /// Whether a token is set and a request with these headers has it.
     #[must_use]
     pub fn has_token(&self, headers: &HeaderMap) -> bool {
         matches!(self, Access::Token(token) if same(bearer(headers).as_bytes(), token.as_bytes()))
     }
 
-    /// Whether a request with these headers may write; `what` it writes, for the answer.
+    /// Whether a request with these headers may write. `what` is what it writes, for the error.
     ///
     /// # Errors
     /// Why not.
     pub fn check(&self, headers: &HeaderMap, what: &str) -> Result<(), Problem> {
-        // Browsers name the page that sends; jobs are no pages. Without this any web page could write to loopback.
+        // Browsers send the page's origin, and jobs do not. Without this check any web page could write to loopback.
         if headers.contains_key(header::ORIGIN) {
-            return Err(Problem::new(StatusCode::FORBIDDEN, format!("{what} are not taken from web pages")));
+            return Err(Problem::new(StatusCode::FORBIDDEN, format!("{what} are not accepted from web pages")));
         }
         let token = match self {
             Access::Open => return Ok(()),
             Access::Closed => {
                 let detail = format!(
-                    "{what} over TCP are off on an address that is not loopback until `annotations.token_file` is set; \
-                     the Unix socket takes annotations"
+                    "{what} over TCP are refused on an address that is not loopback unless `annotations.token_file` \
+                     is set; the Unix socket takes annotations"
                 );
                 return Err(Problem::new(StatusCode::FORBIDDEN, detail));
             }
@@ -130,7 +132,7 @@ impl Access {
     }
 }
 
-/// The token of a request, empty where it has none. The scheme is written in any case (RFC 9110, 11.1).
+/// The token of a request, empty if it has none. The scheme is case-insensitive (RFC 9110, 11.1).
 fn bearer(headers: &HeaderMap) -> &str {
     let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     match given.and_then(|value| value.split_once(' ')) {
@@ -139,7 +141,7 @@ fn bearer(headers: &HeaderMap) -> &str {
     }
 }
 
-/// Compares in a time that does not tell where two tokens differ.
+/// Compares in a time that does not reveal where two tokens differ.
 fn same(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0
 }

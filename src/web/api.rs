@@ -1,9 +1,9 @@
 //! The read API: GPUs, their memory over time, and jobs. Times are Unix nanoseconds.
 
 use super::Site;
+use super::json::Json;
 use super::problem::Problem;
 use crate::node::Node;
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Points that one answer has unless asked otherwise.
+/// Points in one answer by default.
 const POINTS: usize = 10_000;
-/// The most that can be asked for.
+/// The most points that a client may request.
 const MOST_POINTS: usize = 100_000;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
@@ -81,7 +81,8 @@ pub(super) async fn memory(
     let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
     let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
-    // What changes at an end is the next interval's, but for the newest reading, after which nothing may follow.
+    // A change exactly at the end belongs to the next interval, except for the newest reading, which may have no next
+    // interval.
     let (points, summary) = if to_ns == newest_ns {
         (ring.points_through(from_ns, to_ns, most), ring.summary_through(from_ns, to_ns))
     } else {
@@ -101,7 +102,8 @@ pub(super) async fn memory(
         points: points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
     };
     let json = serde_json::to_vec(&answer);
-    let json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    let mut json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    json.push(b'\n');
     Ok(site.answers.0.keep(json).response("application/json"))
 }
 

@@ -1,14 +1,14 @@
-//! `/api/v1/captures`: what the flight recorder has kept, a capture of now, and the files.
+//! `/api/v1/captures`: the list of captures, the request for a capture, and the files.
 //!
-//! A file is found by its name in the recorder's list, never by a path that a client gives, and read in pieces while
-//! the client takes them.
+//! A file is found by its name in the recorder's list, never by a path that a client sends, and read in pieces while
+//! the client reads them.
 
+use super::json::Json;
 use super::problem::Problem;
 use super::serve::in_time;
 use crate::capture::{Recorder, Refusal, Request};
 use crate::recording::State as Progress;
 use crate::web::annotations::Access;
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -26,11 +26,11 @@ const MOST_NOTE_BYTES: usize = 1 << 10;
 /// Bytes of a file that are read at once.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What these handlers look at.
+/// The state that these handlers share.
 #[derive(Clone)]
 pub(super) struct Desk {
     pub recorder: Recorder,
-    /// Who may ask for captures: whoever may send annotations.
+    /// Who may request captures: the same clients that may send annotations.
     pub access: Access,
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn list(State(desk): State<Desk>) -> Json<Value> {
     Json(json!({ "on": is_on, "trouble": desk.recorder.trouble(), "captures": desk.recorder.list() }))
 }
 
-/// What `POST /api/v1/captures` takes; everything may be left out.
+/// The body of `POST /api/v1/captures`; every key is optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
@@ -50,7 +50,7 @@ struct Asked {
     note: String,
 }
 
-/// `POST /api/v1/captures`: begins one, and says under which name it will be found.
+/// `POST /api/v1/captures`: begins a capture, and returns its name.
 pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     desk.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
@@ -66,7 +66,7 @@ pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body
 
 async fn read(body: Body) -> Result<Bytes, Problem> {
     let too_large = |_| {
-        let detail = format!("the body did not arrive, or is longer than {MOST_BODY_BYTES} bytes");
+        let detail = format!("the body did not arrive completely, or is longer than {MOST_BODY_BYTES} bytes");
         Problem::new(StatusCode::BAD_REQUEST, detail)
     };
     in_time(axum::body::to_bytes(body, MOST_BODY_BYTES)).await?.map_err(too_large)
@@ -82,7 +82,7 @@ fn request(body: &[u8]) -> Result<Request, Problem> {
     }
     let nanoseconds = |what: &str, seconds: Option<f64>| match seconds {
         None => Ok(None),
-        // What is longer than a year is refused by the recorder, like anything else that is too long.
+        // The recorder refuses any time that is too long; here it must only fit the type.
         #[allow(clippy::cast_possible_truncation, reason = "some nanoseconds of a time that people give in seconds")]
         Some(seconds) if (0.0..=3e7).contains(&seconds) => Ok(Some((seconds * 1e9) as i64)),
         Some(_) => Err(bad(format!("{what}: is not a number of seconds"))),
@@ -118,12 +118,12 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
     let gone =
         || Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"));
     if let Some(trouble) = desk.recorder.failure(&id) {
-        let detail = format!("capture `{id}` came to nothing: {trouble}");
+        let detail = format!("capture `{id}` failed: {trouble}");
         return Err(Problem::new(StatusCode::GONE, detail).with("trouble", &trouble));
     }
     let listed = desk.recorder.find(&id).ok_or_else(gone)?;
     if listed.state == Progress::Writing {
-        let detail = "it is being written; /api/v1/captures tells when it is complete";
+        let detail = "it is still being written; /api/v1/captures shows its state";
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let (recorder, found) = (desk.recorder, listed.clone());
@@ -136,7 +136,7 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
         tracing::warn!(id, %error, "a capture cannot be opened");
         Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "the capture cannot be opened at the moment; the log has the cause",
+            "the capture cannot be opened at the moment; see the daemon's log",
         )
     })?;
     let headers = [
@@ -158,7 +158,7 @@ fn piece(mut file: File) -> io::Result<(File, Vec<u8>)> {
     Ok((file, piece))
 }
 
-/// Runs what waits for the disk where nothing else waits for it.
+/// Runs blocking disk work on a thread where it delays nothing else.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

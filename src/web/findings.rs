@@ -1,28 +1,28 @@
-//! `GET /api/v1/findings`: what was found, newest first. Times are Unix nanoseconds.
+//! `GET /api/v1/findings`: the findings, newest first. Times are Unix nanoseconds.
 
 use super::Site;
 use super::api::bad_query;
+use super::json::Json;
 use super::problem::Problem;
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::Finding;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Findings that one answer has unless asked otherwise.
+/// Findings in one answer by default.
 const FINDINGS: usize = 100;
 
 /// The query.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FindingsQuery {
-    /// Only those that go on, or only those that have ended.
+    /// Only active ones, or only those that have ended.
     active: Option<bool>,
     limit: Option<usize>,
 }
 
-/// Findings that go on, then those that have ended.
+/// Active and ended findings, newest first.
 pub(super) async fn findings(
     State(site): State<Site>,
     query: Result<Query<FindingsQuery>, QueryRejection>,

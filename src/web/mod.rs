@@ -15,6 +15,7 @@ pub mod gate;
 pub mod guard;
 mod health;
 pub mod hosts;
+mod json;
 mod landing;
 mod layers;
 mod phases;
@@ -41,31 +42,31 @@ use gate::Gate;
 use problem::Problem;
 use std::sync::Arc;
 
-/// What the handlers look at.
+/// The state that the handlers share.
 #[derive(Clone)]
 pub struct Site {
-    /// What is known, and what every exporter tells of it.
+    /// The current state, and the exporters' view of it.
     pub snapshots: Snapshots,
-    /// Where annotations go.
+    /// The intake that takes annotations.
     pub intake: Arc<Intake>,
     /// The flight recorder.
     pub recorder: Recorder,
-    /// Long answers under way.
+    /// Long answers in progress.
     pub answers: LongAnswers,
 }
 
-/// Long answers under way: of their kind for each server.
+/// Long answers in progress, with their limit. One per server.
 #[derive(Clone, Debug, Default)]
 pub struct LongAnswers(Arc<Answers>);
 
 impl Site {
-    /// What is known.
+    /// The current state.
     fn known(&self) -> &Known {
         &self.snapshots.known
     }
 }
 
-/// What `listen` serves: everything, or everything but what jobs send where that has a listener of its own.
+/// The routes of `listen`: everything, except what jobs send if that has a listener of its own.
 pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Router {
     let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
     let captures = axum::Router::new()
@@ -93,17 +94,17 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
 }
 
-/// What `annotations.listen` serves: what jobs send, and nothing to read.
+/// The routes of `annotations.listen`: only what jobs send.
 pub fn annotations(site: &Site, gate: Arc<Gate>) -> axum::Router {
     let elsewhere =
-        || async { Problem::new(StatusCode::NOT_FOUND, "here are only annotations and requests for captures") };
+        || async { Problem::new(StatusCode::NOT_FOUND, "only annotations and capture requests are served here") };
     sent(site, &gate)
         .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
 }
 
-/// What jobs send.
+/// The routes for what jobs send.
 fn sent(site: &Site, gate: &Gate) -> axum::Router {
     let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
     let door = Door { intake: Arc::clone(&site.intake), access: gate.access.clone() };
@@ -113,13 +114,13 @@ fn sent(site: &Site, gate: &Gate) -> axum::Router {
 
 fn sent_elsewhere() -> axum::Router {
     let elsewhere =
-        || async { Problem::new(StatusCode::FORBIDDEN, "this is taken at `annotations.listen`, and not here") };
+        || async { Problem::new(StatusCode::FORBIDDEN, "this endpoint is served only at `annotations.listen`") };
     gate::TAKE_TOKENS.into_iter().fold(axum::Router::new(), |routes, path| routes.route(path, routing::post(elsewhere)))
 }
 
-/// What the kubelet asks, and nothing else.
+/// The probes of the kubelet, and nothing else.
 pub fn probes(site: Site) -> axum::Router {
-    let elsewhere = || async { Problem::new(StatusCode::NOT_FOUND, "here are only `/healthz` and `/readyz`") };
+    let elsewhere = || async { Problem::new(StatusCode::NOT_FOUND, "only `/healthz` and `/readyz` are served here") };
     axum::Router::new()
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
@@ -134,13 +135,13 @@ async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Respo
         Ok(text) => text.response(crate::export::prometheus::CONTENT_TYPE),
         Err(error) => {
             tracing::error!(%error, "exposition failed");
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; the log tells why").into_response()
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; see the log").into_response()
         }
     }
 }
 
 async fn not_found(uri: axum::http::Uri) -> Problem {
-    let detail = format!("there is no `{}`; `/` lists what there is", uri.path());
+    let detail = format!("there is no `{}`; `/` lists the endpoints", uri.path());
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 

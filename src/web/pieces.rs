@@ -1,5 +1,5 @@
-//! A list of a job's, written in pieces while the client reads, so that an answer of all that is kept takes no memory to
-//! speak of.
+//! A list of a job's rows, written in pieces while the client reads, so that even a complete answer takes hardly any
+//! memory.
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -13,14 +13,14 @@ pub(super) const ROWS: usize = 100;
 /// Room for a row's JSON, bytes.
 const ROW_BYTES: usize = 768;
 
-/// What is left of an answer. It holds nothing of what is kept, nor the node: a client that reads slowly would keep both, and
-/// sees what is still there when it comes to it.
+/// The rest of an answer. It holds references to neither the kept rows nor the node, which a slow client would keep
+/// alive. Such a client gets the rows that still exist when it reads them.
 pub(super) trait Page: Sized + Send + 'static {
-    /// Appends the next rows, at most [`ROWS`], and goes on behind them. Where there is none, the answer is over.
+    /// Appends the next rows, at most [`ROWS`], and advances past them. If there are none, the answer is complete.
     fn next(&mut self, rows: &mut Rows);
 }
 
-/// Rows as JSON, with commas between.
+/// Rows as JSON, separated by commas.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     json: Vec<u8>,
@@ -47,7 +47,7 @@ pub(super) fn list(job: &str, name: &str, page: impl Page) -> Response {
         page.next(&mut rows);
         (!rows.json.is_empty()).then_some((rows.json, (page, true)))
     });
-    let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}".to_vec()));
+    let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}\n".to_vec()));
     let parts = futures_util::stream::iter(head).chain(pieces).chain(futures_util::stream::iter(tail));
     let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response()

@@ -1,4 +1,4 @@
-//! Errors as RFC 9457 problem details: the client learns its fault, the log learns the cause.
+//! Errors as RFC 9457 problem details: the client gets what it can fix, the log gets the cause.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -13,7 +13,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with this status and what the client can do about it.
+    /// A problem with this status, and a detail that says what the client can do about it.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let title = status.canonical_reason().unwrap_or("Error");
@@ -25,7 +25,7 @@ impl Problem {
         Self { status, members }
     }
 
-    /// The same with one member more.
+    /// The same with one more member.
     #[must_use]
     pub fn with(mut self, name: &str, value: &impl Serialize) -> Self {
         self.members.insert(name.into(), serde_json::to_value(value).unwrap_or(Value::Null));
@@ -35,7 +35,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = Value::Object(self.members).to_string();
+        let body = format!("{}\n", Value::Object(self.members));
         (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response()
     }
 }

@@ -1,4 +1,4 @@
-//! What jobs send: good events are joined with memory; bad ones are refused with a reason, and lose nothing good.
+//! Events from jobs: good ones are joined with memory; bad ones are refused with a reason, and cost no good event.
 
 use crate::daemon::{Daemon, agent, answer};
 use crate::process::eventually;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How long a sent datagram may take to be counted on a busy machine.
 const COUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// A daemon that has memory to join with.
+/// A daemon with memory to join with.
 fn simulated() -> Daemon {
     Daemon::start(&["serve", "--source", "sim:spike"]).ready()
 }
@@ -37,12 +37,17 @@ fn post_text(daemon: &Daemon, body: &[u8]) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
 }
 
-/// Waits until a line of `/metrics` begins with `sample` and has at least this value.
+/// The value in the line of `/metrics` that begins with `sample`.
+fn value_of(metrics: &str, sample: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(sample)?.trim().parse().ok())
+}
+
+/// Waits until the line of `/metrics` that begins with `sample` has at least this value.
 fn wait_for(daemon: &Daemon, sample: &str, least: f64) {
     let begun = Instant::now();
     loop {
         let metrics = daemon.get("/metrics");
-        let value = metrics.lines().find_map(|line| line.strip_prefix(sample)?.trim().parse::<f64>().ok());
+        let value = value_of(&metrics, sample);
         if value.is_some_and(|value| value >= least) {
             return;
         }
@@ -51,7 +56,7 @@ fn wait_for(daemon: &Daemon, sample: &str, least: f64) {
     }
 }
 
-/// The refusals of a batch in which everything around the bad event is good.
+/// The refusal of a bad event in a batch whose other events are good.
 fn refusal_of(bad: Value) -> Value {
     let daemon = simulated();
     let (status, told) = post(&daemon, &json!([begin("forward"), bad, end("forward")]));
@@ -114,28 +119,35 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
     assert_eq!(rank["pid"], json!(std::process::id()), "{rank}");
 }
 
+/// The README's example with the client that it imports, and stand-ins for a model and its data.
 #[test]
 fn the_readmes_python_is_taken_word_for_word() {
     let readme = include_str!("../../README.md");
-    let mut blocks = readme.split("```python\n").skip(1).map(|rest| rest.split("```").next().expect("a block"));
-    let (client, steps) = (blocks.next().expect("the client"), blocks.next().expect("its use"));
+    let steps = readme.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).expect("its example");
     let stand_ins =
-        "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatch, n = None, 7\n";
+        "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatches = [None]\n";
     let daemon = simulated();
-    // It lives until its environment has been read, as a job does.
+    // It stays alive until its environment has been read, as a job does.
     let mut job = std::process::Command::new("python3")
-        .args(["-c", &[client, stand_ins, steps, "\nimport sys; sys.stdin.read()\n"].concat()])
+        .args(["-c", &[stand_ins, steps, "\nimport sys; sys.stdin.read()\n"].concat()])
+        .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
         .env("HIGHWATER_ANNOTATIONS_SOCKET", daemon.socket())
-        .envs([("RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0"), ("LOCAL_RANK", "0")])
+        .envs([("HIGHWATER_JOB", "llama"), ("RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0"), ("LOCAL_RANK", "0")])
         .stdin(std::process::Stdio::piped())
         .spawn()
         .expect("python3");
     wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 3.0);
     let metrics = daemon.get("/metrics");
+    assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 0"), "{metrics}");
+    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
     drop(job.stdin.take());
     assert!(job.wait().expect("it ends").success());
-    assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 7"), "{metrics}");
-    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
+    // The seventh is the client's `exit`. The first may come before the process's environment has been read.
+    eventually(COUNTED_WITHIN, "all seven events", || {
+        let metrics = daemon.get("/metrics");
+        let count = |outcome| value_of(&metrics, &format!("highwater_annotations_total{{outcome=\"{outcome}\"}}"));
+        (count("accepted")? + count("accepted_without_gpu")? > 6.5).then_some(())
+    });
 }
 
 #[test]
@@ -152,14 +164,14 @@ fn open_files_that_a_sender_passes_along_are_not_kept() {
     assert!(status.success());
     wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 100.0);
     wait_for(&daemon, "highwater_annotations_total{outcome=\"too_large\"}", 100.0);
-    // A scrape's connection may be open in one count and not in the other; a hundred datagrams with four files each show.
+    // A scrape's connection may be open in one count and not in the other. The datagrams carried 800 open files.
     assert!(open_files() < before + 50, "{before} open files, then {}", open_files());
 }
 
 #[test]
 fn a_sender_without_a_job_is_named_by_its_environment() {
     let daemon = simulated();
-    // A process of its own, so that its environment can be its own: it sends what it reads.
+    // A separate process has its own environment. It sends what it reads.
     let script = format!(
         "import socket,sys; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(sys.stdin.buffer.read(), {:?})\n\
          input_end = sys.stdin.close()\nimport time\nwhile True: time.sleep(1)",
@@ -203,7 +215,7 @@ fn layers_are_listed_once_each_and_no_phase_is_lost_to_them() {
             "gpu": 0, "memory": {"allocated": allocated}})
     };
     assert_eq!(post(&daemon, &json!([begin("forward"), end("forward")])).0, 200);
-    // More rows than one piece of an answer has; each layer twice.
+    // More rows than one chunk of the answer has; each layer twice.
     for _ in 0..2 {
         let events: Vec<Value> = (0..250).flat_map(|n| [layer("begin", n, 5), layer("end", n, 12)]).collect();
         assert_eq!(post(&daemon, &json!(events)).1["accepted"], json!(500));
@@ -220,7 +232,7 @@ fn layers_are_listed_once_each_and_no_phase_is_lost_to_them() {
     assert_eq!(one["last"]["allocated_growth_bytes"], json!(7));
     assert!(one["peak_bytes"].is_u64() && one["last"]["reserved_growth_bytes"].is_null(), "{one}");
     let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
-    assert_eq!(phases["phases"].as_array().map(Vec::len), Some(1), "layers are not among them");
+    assert_eq!(phases["phases"].as_array().map(Vec::len), Some(1), "layers are not listed as phases");
     assert_eq!(daemon.ask("/api/v1/jobs/nobody/layers").0, 404);
 }
 
@@ -233,7 +245,7 @@ fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
         event["time_unix_nano"] = json!(ns);
         event
     };
-    // Alone, so that the batch's order of times cannot put it right.
+    // Sent alone: sorting a batch by time would correct the order.
     assert_eq!(post(&daemon, &at(begin("forward"), now)).0, 200);
     let (status, told) = post(&daemon, &at(end("forward"), now - 1_000_000));
     assert_eq!((status, &told["annotations"]["refusals"][0]["reason"]), (400, &json!("end_before_begin")), "{told}");
@@ -309,14 +321,14 @@ fn begun_twice_and_never_ended_have_their_outcomes() {
     let daemon = simulated();
     let step =
         |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story", "gpu": 0});
-    // Step 1 is begun, with a phase in it; step 2 begins instead of its end; a phase of step 2 outlives it.
+    // Step 1 begins, with a phase in it. Step 2 begins before step 1 has ended. A phase of step 2 is open when it ends.
     let events = [step("begin", 1), begin("forward"), step("begin", 2), begin("backward"), step("end", 2)];
     let (_, told) = post(&daemon, &json!(events));
     assert_eq!(told["accepted"], json!(5), "{told}");
     wait_for(&daemon, "highwater_phases_total{outcome=\"superseded\"}", 2.0);
     wait_for(&daemon, "highwater_phases_total{outcome=\"step_ended\"}", 1.0);
     wait_for(&daemon, "highwater_job_steps_total{job=\"story\",rank=\"0\"}", 1.0);
-    // An event that lies before the rank's newest is taken and counted as what it is.
+    // An event older than the rank's newest is accepted and counted as out of order.
     let mut late = begin("eval");
     late["time_unix_nano"] = json!(now_ns() - 60_000_000_000);
     assert_eq!(post(&daemon, &late).0, 200);
@@ -383,7 +395,7 @@ fn ten_thousand_job_names_of_one_user_take_half_the_places() {
     let jobs = metrics.lines().filter(|line| line.starts_with("highwater_job_info{")).count();
     assert_eq!(jobs, 64);
     assert!(metrics.contains("highwater_annotations_total{outcome=\"too_many_jobs\"} 9937"), "the rest is counted");
-    assert_eq!(post(&daemon, &end("forward")).0, 200, "the first job goes on");
+    assert_eq!(post(&daemon, &end("forward")).0, 200, "the first job is not affected");
 }
 
 #[test]

@@ -1,14 +1,14 @@
-//! Small files that stand for large ones end in a clear error, and cost little memory on the way.
+//! Small files that expand to large ones are refused with a clear error, at a small cost in memory.
 
 use flate2::{Compression, write::GzEncoder};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// The program's whole address space, of which what is resident is a part.
+/// Limit of the program's address space. Resident memory is a part of it.
 const MOST_KIB: u64 = 96 << 10;
 
-/// `serve --check-config` with these arguments says this, within its bound of memory.
+/// Asserts that `serve --check-config` with these arguments prints this error within the limit.
 fn check(arguments: &[&str], expected: &str) {
     let mut limited = Command::new("sh");
     let exec = format!("ulimit -v {MOST_KIB}; exec \"$0\" serve --check-config \"$@\"");
@@ -32,10 +32,10 @@ fn a_packed_recording_of_a_few_megabytes_that_becomes_gigabytes() {
         packer.write_all(text).expect("packed");
         packer.finish().expect("packed")
     };
-    // Packed files one after the other are a packed file too.
+    // Concatenated gzip files are a gzip file too.
     for (text, expected) in [
         (vec![0; 16 << 20], "line 1 is longer than 1048576 bytes"),
-        (b"# nothing\n".repeat(1 << 21), "it unpacks to more than"),
+        (b"# nothing\n".repeat(1 << 21), "it decompresses to more than"),
     ] {
         let packed = pack(&text).repeat(96);
         assert!(text.len() * 96 >= 3 << 29 && packed.len() < 8 << 20, "{} bytes", packed.len());
@@ -55,7 +55,7 @@ fn yaml_whose_aliases_stand_for_a_billion_words() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let file = written(folder.path(), "bomb.yaml", text.as_bytes());
-    check(&["--config", &file], &format!("{file}:2: aliases (`*name`) are not taken"));
+    check(&["--config", &file], &format!("{file}:2: aliases (`*name`) are not supported"));
     let file = written(folder.path(), "deep.yaml", "- ".repeat(500_000).as_bytes());
     check(&["--config", &file], &format!("{file}:1: is nested more than 16 times"));
 }
@@ -66,7 +66,7 @@ fn settings_and_scenarios_of_any_length() {
     for name in ["long.yaml", "long.toml"] {
         let file = written(folder.path(), name, b"# ");
         let long = std::fs::File::options().write(true).open(&file).expect("ours");
-        long.set_len(4 << 30).expect("a hole takes no room");
+        long.set_len(4 << 30).expect("a sparse file takes no space");
         check(&["--config", &file], &format!("{file}: cannot be read: it is longer than 1048576 bytes"));
         let source = format!("sim:{file}");
         check(&["--source", &source], "it is longer than 1048576 bytes");

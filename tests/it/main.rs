@@ -1,10 +1,10 @@
-//! The stories: the built program among the real programs that people run it with. One binary, one module a story.
+//! Integration tests: the built program among real programs that people run with it. One binary, one module a topic.
 //!
-//! A story that needs a peer is ignored but for `make test-peers`. What it needs and a machine lacks (`tools`) skips it
-//! loudly, and fails it where `CI` is set. Nothing listens on a
-//! fixed port, and nothing waits for longer than what it waits for.
+//! A test that needs another program, a peer, is ignored except in `make test-peers`. If a peer is missing (`tools`),
+//! the test is skipped with a visible message, or fails if `CI` is set. Nothing listens on a fixed port, and no test
+//! waits for longer than its condition takes.
 
-// What stories share.
+// Shared helpers.
 mod alertmanager;
 mod authority;
 mod collector;
@@ -16,11 +16,12 @@ mod relay;
 mod scraper;
 mod tools;
 
-// The stories.
+// The tests.
 mod alerts;
 mod annotations;
 mod bombs;
 mod captures;
+mod command_line;
 mod connections;
 mod container;
 mod dashboards;

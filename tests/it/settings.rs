@@ -1,4 +1,4 @@
-//! A bad setting names its key, its file and its line; all faults are told at once.
+//! An invalid setting is reported with its key, its file and its line; all errors are reported at once.
 
 use crate::daemon::command;
 use expect_test::expect;
@@ -23,8 +23,8 @@ fn every_fault_is_told_with_its_place() {
     assert!(!valid);
     expect![[r#"
         highwater: environment variable HIGHWATER_ANNOTATIONS_MAX_JOBS: annotations.max_jobs: `0` is not between 1 and 10000
-        FILE:2: colour: is no setting
-        FILE:1: listen: `nowhere` is not ADDRESS:PORT, as 127.0.0.1:10450
+        FILE:2: colour: is not a setting
+        FILE:1: listen: `nowhere` is not ADDRESS:PORT, such as 127.0.0.1:10450
         --set metrics.processes: `perhaps` is neither true nor false
         FILE:9: ring.retention: `1s` is not between 60s and 86400s
         FILE:6: sampling.budget: `2` is not above 0 and at most 1
@@ -39,7 +39,7 @@ fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
     let (valid, told) = check(".toml", toml, &[], &[]);
     assert!(!valid);
     expect![[r#"
-        highwater: no scenario `nope` is shipped, and no such file can be read: No such file or directory (os error 2)
+        highwater: `nope` is neither a shipped scenario (demo, spike, faults) nor a file that can be read: No such file or directory (os error 2)
         annotations.token_file: cannot read /nope/token: No such file or directory (os error 2)
     "#]]
     .assert_eq(&told);
@@ -59,7 +59,7 @@ fn yaml_is_read_and_its_faults_have_lines_too() {
     let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\n  perod: 1ms\n", &[], &[]);
     assert!(!valid);
     expect![[r#"
-        highwater: FILE:3: sampling.perod: is no setting
+        highwater: FILE:3: sampling.perod: is not a setting
     "#]]
     .assert_eq(&told);
     let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\nlisten: \"127.0.0.1:0\"\n", &[], &[]);
@@ -77,7 +77,7 @@ fn lists_are_taken_as_lists() {
     let (valid, told) = check(".toml", "[web]\nhosts = [\"a\", \"not a host\"]\n", &[], &[]);
     assert!(!valid && told.contains("FILE:2: web.hosts: `a,not a host`"), "{told}");
     let (valid, told) = check(".toml", "[web]\nhosts = [[\"a\"]]\n[sampling]\nperiod = [\"1ms\", \"2ms\"]\n", &[], &[]);
-    assert!(!valid && told.contains("web.hosts: is neither a single value nor a list of such"), "{told}");
+    assert!(!valid && told.contains("web.hosts: is neither a single value nor a list of single values"), "{told}");
     assert!(told.contains("sampling.period: `1ms,2ms`"), "{told}");
 }
 
@@ -98,7 +98,7 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
     assert!(valid, "{told}");
 }
 
-/// The commented example is the defaults, all of them, and nothing else.
+/// The commented example contains all defaults, and nothing else.
 #[test]
 fn the_example_file_is_the_defaults() {
     use highwater::config::{KEYS, Layers, Settings, load};

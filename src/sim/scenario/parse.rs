@@ -1,26 +1,26 @@
-//! From TOML to a checked [`Scenario`], and the scenarios that come with the program.
+//! Parses TOML into a checked [`Scenario`], and holds the scenarios that are shipped with the program.
 
 use super::place::Places;
 use super::{Scenario, check};
 use std::path::Path;
 use std::{fmt, io};
 
-/// The scenarios that come with the program, by name.
+/// The scenarios that are shipped with the program, by name.
 pub(super) const SHIPPED: &[(&str, &str)] = &[
     ("demo", include_str!("../../../config/scenarios/demo.toml")),
     ("spike", include_str!("../../../config/scenarios/spike.toml")),
     ("faults", include_str!("../../../config/scenarios/faults.toml")),
 ];
 
-/// The largest file of a scenario: a thousand times the longest that is shipped.
+/// The largest scenario file: a thousand times the longest shipped one.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// One thing that is wrong in a scenario.
+/// One error in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Where it is, as `jobs[0].phases[1].duration`; empty where the text is no TOML.
+    /// Where it is, such as `jobs[0].phases[1].duration`; empty if the text is not TOML.
     pub key: String,
-    /// The line, from 1, where one is known.
+    /// The line, from 1, if known.
     pub line: Option<usize>,
     /// What is wrong.
     pub message: String,
@@ -29,9 +29,9 @@ pub struct Fault {
 /// Why a scenario is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct ScenarioError {
-    /// The file's name, as it was given.
+    /// The file's name, as given.
     pub file: String,
-    /// Everything that is wrong; for a text that cannot be read at all, the first thing.
+    /// All errors; for a text that cannot be parsed, only the first.
     pub faults: Vec<Fault>,
 }
 
@@ -56,12 +56,12 @@ impl Scenario {
     /// The text of a scenario's file.
     ///
     /// # Errors
-    /// Where it cannot be read, or is longer than a mebibyte.
+    /// It cannot be read, or is longer than a mebibyte.
     pub fn text(path: &Path) -> io::Result<String> {
         crate::files::read_text(path, MOST_BYTES)
     }
 
-    /// Reads a scenario. `file_name` is told in errors, and gives the scenario its name.
+    /// Parses a scenario. Errors contain `file_name`, from which the scenario also gets its name.
     ///
     /// # Errors
     /// [`ScenarioError`] with every fault, its key, file and line.
@@ -78,14 +78,19 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// A scenario that comes with the program: `demo`, `spike` or `faults`; `None` for any other name.
+    /// A scenario that is shipped with the program: `demo`, `spike` or `faults`; `None` for any other name.
     #[must_use]
     pub fn shipped(name: &str) -> Option<Self> {
         let (_, text) = SHIPPED.iter().find(|(shipped, _)| *shipped == name)?;
         Some(Self::parse(text, &format!("{name}.toml")).expect("a scenario inside the program is held by a test"))
     }
 
-    /// The scenario of `highwater demo`: four GPUs, a healthy job and one that goes near OOM every minute.
+    /// The names of the scenarios that are shipped with the program.
+    pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+        SHIPPED.iter().map(|(name, _)| *name)
+    }
+
+    /// The scenario of `highwater demo`: four GPUs, a healthy job and one that comes near OOM every minute.
     #[must_use]
     pub fn demo() -> Self {
         Self::shipped("demo").expect("demo is shipped")

@@ -1,0 +1,110 @@
+//! What the command line refuses, and what it says then.
+
+use crate::daemon::{Daemon, command};
+use crate::process::eventually;
+use serde_json::json;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How long a process may take to end or to print something, on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+/// What it prints on stderr, and whether it succeeds.
+fn run(arguments: &[&str]) -> (bool, String) {
+    let output = command().args(arguments).output().expect("it runs");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn refused(arguments: &[&str], because: &str) {
+    let (is_good, printed) = run(arguments);
+    assert!(!is_good && printed.contains(because), "{arguments:?}: {printed}");
+}
+
+#[test]
+fn flags_that_would_have_no_effect_or_make_no_sense_are_refused() {
+    refused(&["serve", "--check-config", "--replay-speed", "2"], "--replay-speed: needs --source replay:PATH");
+    refused(
+        &["serve", "--check-config", "--source", "sim", "--replay-shift-to-now"],
+        "--replay-shift-to-now: needs --source replay:PATH",
+    );
+    for share in ["1.5", "-0.1", "NaN", "most"] {
+        refused(&["replay-eval", &format!("--fail-below={share}"), "x"], "is not a share from 0 to 1");
+    }
+    refused(&["serve", "--check-config", "--source", "sim:nope"], "neither a shipped scenario (demo, spike, faults)");
+}
+
+#[test]
+fn localhost_is_an_address_and_other_names_are_not_looked_up() {
+    let (is_good, printed) = run(&["serve", "--check-config", "--listen", "localhost:10450"]);
+    assert!(is_good, "{printed}");
+    refused(&["serve", "--check-config", "--listen", "gpu-7:10450"], "is not ADDRESS:PORT");
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_what_to_do() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:demo"]);
+    let because = format!("cannot listen on {}: Address already in use", daemon.address());
+    let (is_good, printed) =
+        run(&["serve", "--source", "sim:demo", "--listen", daemon.address(), "--annotations-socket", "none"]);
+    assert!(!is_good && printed.contains(&because) && printed.contains("set another port"), "{printed}");
+}
+
+#[test]
+fn help_has_the_default_of_every_setting() {
+    let output = command().args(["serve", "--help"]).output().expect("it runs");
+    let help = String::from_utf8_lossy(&output.stdout);
+    assert!(help.contains("ring.retention [HIGHWATER_RING_RETENTION] [default: 10m]"), "{help}");
+    assert!(help.contains("otlp.endpoint [HIGHWATER_OTLP_ENDPOINT] [default: not set]"), "{help}");
+}
+
+#[test]
+fn every_json_answer_ends_its_line() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:demo"]).ready();
+    let begin = json!({"event": "begin", "name": "p", "job": "j", "gpu": 0});
+    assert!(daemon.post("/api/v1/annotations", &begin).1.ends_with("}\n"));
+    for path in
+        ["gpus", "gpus/0/memory", "jobs", "jobs/j/phases", "jobs/j/layers", "findings", "captures", "jobs/none/phases"]
+    {
+        let (_, body) = daemon.ask(&format!("/api/v1/{path}"));
+        assert!(body.ends_with("}\n") && !body.ends_with("\n\n"), "{path}: {body}");
+    }
+}
+
+/// The lines that the demo prints below a heading, as the reader would paste them.
+fn printed_commands(printed: &str, heading: &str) -> String {
+    let below = printed.split(heading).nth(1).unwrap_or_else(|| panic!("no `{heading}`: {printed}"));
+    below.lines().skip(1).map_while(|line| line.strip_prefix("  ")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("printed");
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_highwater"));
+    demo.args(["demo", "--listen", "127.0.0.1:0"]).env_clear().env("TMPDIR", folder.path());
+    demo.stdout(std::fs::File::create(&out).expect("a file")).stderr(Stdio::null()).stdin(Stdio::null());
+    let mut demo = demo.spawn().expect("it starts");
+    let printed = || std::fs::read_to_string(&out).expect("text");
+    let commands = eventually(SOON, "the job", || {
+        printed().contains("example.py").then(|| printed_commands(&printed(), "Mark the steps of a Python job"))
+    });
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut job = Command::new("sh");
+    job.args(["-c", &format!("{commands} --steps 2 --seconds 0")]).current_dir(root);
+    assert!(job.status().expect("it runs").success(), "{commands}");
+    let address =
+        printed().split("open  ").nth(1).and_then(|rest| rest.split('/').nth(2)).expect("an address").to_owned();
+    let metrics = || {
+        let got = ureq::get(&format!("http://{address}/metrics")).call().expect("an answer");
+        got.into_body().read_to_string().expect("text")
+    };
+    eventually(SOON, "the job's steps", || {
+        metrics().contains("highwater_job_steps_total{job=\"example\",rank=\"0\"} 2").then_some(())
+    });
+    rustix::process::kill_process(rustix::process::Pid::from_child(&demo), rustix::process::Signal::HUP).expect("sent");
+    assert!(demo.wait().expect("it ends").success(), "SIGHUP ends it as SIGTERM does");
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).expect("listed").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!(left, ["printed"], "its folder is gone");
+}
