@@ -1,20 +1,21 @@
 # The daemon in a container: `docker build -t highwater .`, or `buildah bud -t highwater .`
 #
-# Base images are arguments, so that a site can build from its own mirror:
+# The base images are arguments, so that a site can build from its own mirror:
 #   docker build --build-arg BUILDER=mirror.example/rust:1.95.0-bookworm --build-arg RUNTIME=mirror.example/debian:12 .
-# BUILDER needs Rust, a C compiler and ca-certificates; RUNTIME needs glibc no older than BUILDER's, and nothing else: no
-# shell, no CUDA. Whom OTLP over https:// trusts comes from BUILDER; a site adds its own with OTEL_EXPORTER_OTLP_CERTIFICATE.
-# NVML (libnvidia-ml.so.1) is not in the image. The NVIDIA container runtime mounts the host's at start.
+# BUILDER needs Rust, a C compiler and ca-certificates. RUNTIME needs only a glibc no older than BUILDER's: no shell, no
+# CUDA. The certificate authorities for OTLP over https:// come from BUILDER; a site adds its own with
+# OTEL_EXPORTER_OTLP_CERTIFICATE. NVML (libnvidia-ml.so.1) is not in the image: the NVIDIA container runtime mounts the
+# host's at startup.
 #
-# With a binary that is already built for RUNTIME's glibc, nothing is compiled; authorities are RUNTIME's then, if it has any:
+# With a binary already built for RUNTIME's glibc, nothing is compiled. The authorities are then RUNTIME's, if any:
 #   cargo build --release && docker build --target prebuilt -t highwater .
 #
 # Try it without a GPU, then with all of them:
 #   docker run --rm -p 127.0.0.1:10450:10450 highwater demo --listen 0.0.0.0:10450
 #   docker run --rm -p 127.0.0.1:10450:10450 --gpus all -v /run/highwater:/run/highwater highwater \
 #     serve --listen 0.0.0.0:10450 --annotations-socket /run/highwater/annotations.sock
-# Jobs mark their steps through the socket, whose directory must be writable by user 65534; over HTTP they need
-# `annotations.token_file`, because the container listens beyond loopback.
+# Jobs mark their steps through the socket, whose directory must be writable by user 65534. Annotations over HTTP need
+# `annotations.token_file`, because the container listens on more than loopback.
 ARG BUILDER=rust:1.95.0-bookworm
 ARG RUNTIME=debian:bookworm-slim
 
@@ -25,16 +26,16 @@ RUN --mount=type=cache,target=/src/target --mount=type=cache,target=/usr/local/c
     cargo build --release --locked --bin highwater && install -D -m 0755 target/release/highwater /out/highwater && \
     install -D -m 0644 /etc/ssl/certs/ca-certificates.crt /out/ca-certificates.crt
 
-# Everything but the binary, shared by the two images below.
+# Everything except the binary, shared by the two images below.
 FROM ${RUNTIME} AS runtime
 LABEL org.opencontainers.image.title="highwater" \
       org.opencontainers.image.description="What GPU memory did inside each step of training: a node daemon for NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# What the NVIDIA container runtime gives the container: every GPU, and of the driver's libraries only NVML.
+# The NVIDIA container runtime gives the container every GPU, and of the driver's libraries only NVML.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
-# The user has no directories of its own; the annotations socket and the captures of docs/recordings.md are made below
-# these unless told otherwise. Mount a volume at /tmp/highwater to keep captures.
+# The user owns no directories; by default the daemon creates the annotations socket and the captures
+# (docs/recordings.md) below these. Mount a volume at /tmp/highwater to keep captures.
 ENV XDG_RUNTIME_DIR=/tmp \
     XDG_STATE_HOME=/tmp
 USER 65534:65534

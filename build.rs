@@ -1,4 +1,4 @@
-//! Tells the program which compiler built it, for `highwater_build_info`.
+//! Passes the version of the compiler to the program, for `highwater_build_info`.
 
 use std::process::Command;
 

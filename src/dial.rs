@@ -1,7 +1,8 @@
-//! How a connection is made, for whatever speaks HTTP as a client: OTLP to its receivers, gRPC to the kubelet.
+//! How to open a connection, for every HTTP client in the daemon: OTLP to its receivers, gRPC to the kubelet.
 //!
-//! Enters: a host and port, or a Unix socket's path; TLS's configuration where there is one. Leaves: streams for hyper.
-//! And the words for what went wrong on the way. Absent on purpose: proxies, and what TLS trusts, which who connects has to say.
+//! Enters: a host and port, or a Unix socket's path; a TLS configuration if there is one. Leaves: streams for hyper,
+//! and the text of what went wrong on the way. Absent on purpose: proxies, and what TLS trusts; the caller supplies
+//! that.
 
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
@@ -18,7 +19,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 
-/// Characters of a peer's text that are told.
+/// The most characters that are kept of a peer's text.
 const MOST_TEXT: usize = 300;
 
 /// A stream of bytes both ways.
@@ -34,8 +35,8 @@ pub trait Dial: Send + Sync {
     fn dial(&self, host: String, port: u16) -> Dialled<Box<dyn Stream>>;
 }
 
-/// The operating system's TCP. Of a host with addresses of both families the other one is tried too after a short while
-/// (RFC 8305), so that a network that swallows one family hides no receiver.
+/// The operating system's TCP. For a host with addresses of both families, the other family is tried too after a short
+/// delay (RFC 8305), so that a network that drops one family's packets does not hide a receiver.
 #[derive(Debug, Clone, Copy)]
 pub struct Tcp;
 
@@ -57,7 +58,7 @@ where
     Ok(stream.into_inner())
 }
 
-/// One Unix stream socket, whatever the host is called.
+/// One Unix stream socket, whatever the host's name.
 #[derive(Debug, Clone)]
 pub struct Unix(pub PathBuf);
 
@@ -76,7 +77,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Plain connections, or those inside TLS.
+    /// Makes plain connections, or TLS connections if `tls` is set.
     #[must_use]
     pub fn new(dial: Arc<dyn Dial>, tls: Option<ClientConfig>) -> Self {
         Self { dial, tls: tls.map(|config| TlsConnector::from(Arc::new(config))) }
@@ -111,7 +112,7 @@ impl Service<http::Uri> for Connector {
     }
 }
 
-/// A connection as the HTTP client wants it.
+/// A connection in the form that the HTTP client needs.
 pub struct Wire(TokioIo<Box<dyn Stream>>);
 
 impl Connection for Wire {
@@ -144,7 +145,7 @@ impl hyper::rt::Write for Wire {
     }
 }
 
-/// An error and what caused it, for the log.
+/// An error and its causes, for the log.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut told = error.to_string();
@@ -188,7 +189,8 @@ mod tests {
         }
     }
 
-    /// A listener whose queue is full, so that the system drops whoever would connect, and those in its queue.
+    /// A listener whose queue is full, so that the system drops further attempts to connect; and the connections in its
+    /// queue.
     async fn black_hole() -> (tokio::net::TcpListener, Vec<TcpStream>) {
         let socket = tokio::net::TcpSocket::new_v6().expect("IPv6");
         socket.bind((Ipv6Addr::LOCALHOST, 0).into()).expect("a port");

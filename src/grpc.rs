@@ -1,7 +1,7 @@
-//! One unary gRPC call: tonic's framing, statuses and compression around messages that are encoded already.
+//! One unary gRPC call: tonic's framing, statuses and compression around messages that are already encoded.
 //!
-//! Enters: a client, where to, an encoded request. Leaves: the encoded answer, or gRPC's status. What a server sends is
-//! untrusted: no more of it is read than the caller says, packed or unpacked.
+//! Enters: a client, an address, an encoded request. Leaves: the encoded answer, or gRPC's status. The server's answer
+//! is untrusted: no more of it is read than the caller allows, compressed or uncompressed.
 
 use crate::dial::{Connector, printable, with_causes};
 use bytes::{Buf as _, BufMut as _, Bytes};
@@ -28,9 +28,9 @@ pub struct Call {
     pub path: &'static str,
     /// Further headers.
     pub headers: HeaderMap,
-    /// Whether the request is packed with gzip, and the answer may be.
+    /// Whether the request is compressed with gzip, and the answer may be.
     pub gzip: bool,
-    /// The most of an answer that is read, bytes.
+    /// The most bytes of an answer that are read.
     pub most_response_bytes: usize,
 }
 
@@ -38,14 +38,14 @@ impl Call {
     /// Sends the request and waits for the answer.
     ///
     /// # Errors
-    /// The server's status, or why there is none.
+    /// The server's status, or a local error.
     pub async fn send(self, client: HttpClient, request: Bytes) -> Result<Bytes, Status> {
         let most_bytes = self.most_response_bytes;
         let mut grpc = tonic::client::Grpc::with_origin(Bounded { client, most_bytes }, self.origin)
             .max_decoding_message_size(most_bytes);
         if self.gzip {
-            // Some servers, Go's among them, pack their answer as the request was, whether they are asked to or not.
-            // Unpacked, too, it is at most the size set above.
+            // Some servers, including Go's, compress their answer as the request was, whether they are asked to or not.
+            // The limit above also applies to the uncompressed answer.
             grpc = grpc.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
         }
         let mut request = tonic::Request::new(request);
@@ -54,7 +54,7 @@ impl Call {
     }
 }
 
-/// What went wrong, for the log: on the way, or as the server says it.
+/// An error message for the log, from the transport or from the server.
 #[must_use]
 pub fn describe(status: &Status) -> String {
     match std::error::Error::source(status) {
@@ -63,7 +63,7 @@ pub fn describe(status: &Status) -> String {
     }
 }
 
-/// A client of whose answers no more than so many bytes are read: tonic bounds each message, and not how many there are.
+/// A client that reads at most this many bytes of each answer: tonic limits each message, but not how many there are.
 #[derive(Clone)]
 struct Bounded {
     client: HttpClient,
@@ -85,7 +85,7 @@ impl Service<http::Request<tonic::body::Body>> for Bounded {
     }
 }
 
-/// Passes encoded messages on, both ways.
+/// Passes encoded messages through, both ways.
 struct Encoded;
 
 impl Codec for Encoded {

@@ -1,7 +1,7 @@
-//! What is known at one moment, for whoever tells it: exporters, the API, the recorder.
+//! The current state, for everything that publishes it: exporters, the API, the recorder.
 //!
-//! Enters: the node of the moment, what jobs say, findings. Leaves: the same, from one place for all. Invariants: the node
-//! comes and goes, jobs and findings stay; clones are the same. Absent on purpose: how any of it comes to be known.
+//! Enters: the current node, the jobs' ledger, findings. Leaves: the same, from one place for all. Invariants: the node
+//! comes and goes, jobs and findings stay; clones share their state. Absent on purpose: how the state is obtained.
 
 use crate::node::{Node, Slot};
 use highwater_core::clock::Clock;
@@ -9,21 +9,21 @@ use highwater_core::detect::{self, Change, Detect};
 use highwater_core::phases::{Ledger, advance_without_node};
 use std::sync::Arc;
 
-/// All that is known.
+/// The current state.
 #[derive(Clone)]
 pub struct Known {
-    /// The node of the moment.
+    /// The current node.
     pub slot: Arc<Slot>,
-    /// What jobs have open, and what has ended.
+    /// The open and the ended steps and phases of jobs.
     pub ledger: Arc<Ledger>,
-    /// What was found on the nodes, one after the other: a GPU that took its node with it stays found.
+    /// The findings of all nodes so far: a finding about a GPU stays when its node goes away.
     pub findings: Arc<Detect>,
     /// The timeline: the system's, or a recording's.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Known {
-    /// What is known of one node whose source stays, as in a bench or a test; nothing has been found yet.
+    /// The state of one node whose source stays, as in a bench or a test, without findings.
     #[must_use]
     pub fn of(node: &Arc<Node>, ledger: &Arc<Ledger>) -> Self {
         let slot = Slot::empty(false);
@@ -32,22 +32,22 @@ impl Known {
         Self { slot: Arc::new(slot), ledger, findings, clock: Arc::clone(&node.clock) }
     }
 
-    /// The timeline of the node of the moment, or of the daemon where there is none.
+    /// The timeline of the current node, or the daemon's if there is none.
     #[must_use]
     pub fn clock_of<'a>(&'a self, node: Option<&'a Node>) -> &'a dyn Clock {
         node.map_or(&*self.clock, |node| &*node.clock)
     }
 
-    /// What to add to a time of the timeline of the moment to get the system's Unix time, with a node or without.
+    /// The difference to add to a time of the current timeline to get the system's Unix time, with a node or without.
     #[must_use]
     pub fn unix_shift_ns(&self) -> i64 {
         self.clock_of(self.slot.node().as_deref()).unix_shift_ns()
     }
 
-    /// Brings up to date what follows from a node's readings and phases, and looks for causes.
+    /// Updates the values derived from a node's readings and phases, and looks for causes.
     pub fn advance(&self, node: &Node, now_ns: i64) -> Change {
         node.advance(&self.ledger, now_ns);
-        // What is seen from here on is of this time: the join may have taken a while.
+        // The join may have taken a while, so what follows uses the time after it.
         let now_ns = node.clock.now_ns().max(now_ns);
         node.ticks.note_turn(now_ns);
         node.changes.note(now_ns, &node.gpus);
@@ -67,7 +67,7 @@ mod tests {
     use highwater_core::clock::Manual;
     use highwater_core::jobs::Limits;
 
-    /// A clock of a system that was stepped by so much.
+    /// A clock of a system whose time was stepped by this much.
     struct Stepped(i64);
 
     impl Clock for Stepped {

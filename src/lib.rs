@@ -1,8 +1,9 @@
 //! What GPU memory did inside each step of training.
 //!
-//! The house is the pipeline: a [`source`] (of [`nvml`], [`sim`] or [`recording`]) is [`sample`]d into rings; jobs tell the
-//! [`intake`] of their steps and phases; the core joins the two and looks for causes; [`metrics`] collects what is
-//! [`known`], and [`export`] and [`web`] tell it. [`daemon`] wires all of it. ARCHITECTURE.md is the map.
+//! The modules form a pipeline: a [`source`] ([`nvml`], [`sim`] or [`recording`]) is [`sample`]d into rings; the
+//! [`intake`] takes the steps and phases that jobs report; the core joins the two and looks for causes; [`metrics`]
+//! collects what is [`known`], and [`export`] and [`web`] publish it. [`daemon`] wires it all. ARCHITECTURE.md is the
+//! map.
 
 pub mod capture;
 pub mod cli;

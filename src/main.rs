@@ -1,4 +1,4 @@
-//! Parses, runs, tells how it ended.
+//! The `highwater` binary.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
-//! What the daemon knows of the machine at one time: its GPUs, their rings, and the join over them.
+//! The daemon's view of the machine at one time: its GPUs, their rings, and the join over them.
 //!
-//! Enters: an open source. Leaves: everything that scrapes, the API and attribution look at. Invariant: a node's GPUs
-//! are fixed; when the driver goes away, the node goes with it and another one comes. Absent on purpose: threads,
-//! which [`daemon`](crate::daemon) starts.
+//! Enters: an open source. Leaves: everything that scrapes, the API and attribution use. Invariant: a node's GPUs are
+//! fixed; when the driver goes away, the node goes with it and a new one replaces it. Absent on purpose: threads, which
+//! [`daemon`](crate::daemon) starts.
 
 use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
@@ -14,9 +14,9 @@ use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One open source with all that is read from it.
+/// One open source with everything that is read from it.
 pub struct Node {
-    /// What is read.
+    /// The source.
     pub source: Arc<dyn Source>,
     /// The timeline of its readings: the system's, or a recording's.
     pub clock: Arc<dyn Clock>,
@@ -24,24 +24,23 @@ pub struct Node {
     pub gpus: Arc<[GpuState]>,
     /// Their memory, in the same order.
     pub rings: Arc<[ring::Reader]>,
-    /// What driver calls cost.
+    /// Durations and failures of driver calls.
     pub calls: Arc<CallStats>,
-    /// What became of ticks.
+    /// Statistics of ticks.
     pub ticks: Arc<TickStats>,
-    /// How often each lane reads, as it was asked for.
+    /// How often each lane reads, as configured.
     pub periods: Periods,
-    /// What follows from readings and phases.
+    /// Values derived from readings and phases.
     pub join: Join,
-    /// What became of its GPUs, turn by turn of the detectors.
+    /// Changes of its GPUs' state, one entry per turn of the detectors.
     pub changes: Arc<ChangeLog>,
 }
 
 impl Node {
-    /// A node over `source`, with the writing ends of its rings. What the node before it has counted goes on, GPU by
-    /// GPU.
+    /// A node over `source`, with the writing ends of its rings. It continues the previous node's counts, GPU by GPU.
     ///
     /// # Errors
-    /// Where rings cannot be made so.
+    /// The rings cannot be created with this configuration.
     pub fn new(
         source: Arc<dyn Source>,
         clock: Arc<dyn Clock>,
@@ -78,13 +77,13 @@ impl Node {
         Ok((Self { source, clock, gpus, rings, calls, ticks, periods, join, changes }, writers))
     }
 
-    /// Brings up to date what follows from readings and phases. `now_ns` is on the timeline of its samples.
+    /// Updates the values derived from readings and phases. `now_ns` is on the timeline of its samples.
     pub fn advance(&self, ledger: &Ledger, now_ns: i64) {
         self.join.advance(ledger, now_ns);
         self.calls.advance(now_ns);
     }
 
-    /// Reads what a recording has of the medium lane, at its period: a replay has no lanes.
+    /// Reads a recording's medium lane, at its period: a replay has no lanes.
     pub fn read_recorded(&self, at_ns: i64) {
         for (position, gpu) in self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health() == Health::Up) {
             let is_due = gpu.medium().is_none_or(|last| at_ns - last.at_ns >= self.periods.medium_ns);
@@ -95,7 +94,7 @@ impl Node {
         }
     }
 
-    /// The one sampler that writes into its rings.
+    /// The only sampler, which writes into its rings.
     #[must_use]
     pub fn sampler(&self, writers: Vec<ring::Writer>) -> Sampler {
         Sampler::new(
@@ -108,8 +107,7 @@ impl Node {
         )
     }
 
-    /// What it has counted, for the node after it. Holds nothing of the source, which must be closed before it can be
-    /// opened again.
+    /// Its counts, for the next node. Keeps nothing of the source, which must be closed before it can be opened again.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let of = |(position, gpu): (usize, &GpuState)| {
@@ -123,7 +121,7 @@ impl Node {
         }
     }
 
-    /// Whether no GPU answers any more.
+    /// Whether every GPU is lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         !self.gpus.is_empty() && self.gpus.iter().all(|gpu| gpu.health() == Health::Lost)
@@ -132,7 +130,7 @@ impl Node {
 
 #[cfg(test)]
 impl Node {
-    /// One GPU, whose memory the test writes by hand; the clock tells when it begins.
+    /// One GPU, whose memory the test writes by hand; it begins at the clock's time.
     pub(crate) fn of_one_gpu(clock: Arc<dyn Clock>) -> (Arc<Self>, ring::Writer) {
         use crate::sim::{Scenario, Sim};
         let scenario = Scenario::parse("[[gpus]]\ncount = 1\n", "one").expect("a scenario");
@@ -144,8 +142,8 @@ impl Node {
 }
 
 impl Counted {
-    /// With what was counted before of GPUs that were away meanwhile, unless for so long that they will not come back, as
-    /// MIG instances that were made anew.
+    /// Adds the earlier counts of GPUs that are away now, unless they were away for so long that they will not come
+    /// back, such as MIG instances that were created anew.
     #[must_use]
     pub fn with(mut self, before: Option<Self>) -> Self {
         for (uuid, mut counted) in before.into_iter().flat_map(|before| before.by_uuid) {
@@ -158,10 +156,10 @@ impl Counted {
     }
 }
 
-/// Nodes that a GPU's counts outlive it by.
+/// Successive nodes without a GPU for which its counts are kept.
 const MOST_AWAY: u32 = 16;
 
-/// What a node counted, which must not fall when the driver goes away and comes back.
+/// The counts of a node, which must not fall when the driver goes away and comes back.
 pub struct Counted {
     calls: Arc<CallStats>,
     ticks: Arc<TickStats>,
@@ -169,7 +167,7 @@ pub struct Counted {
 }
 
 struct CountedOfGpu {
-    /// How many nodes have been without it since.
+    /// How many successive nodes have been without it.
     away: u32,
     xids: BTreeMap<u64, Xid>,
     energy: Energy,
@@ -193,7 +191,7 @@ impl Default for Periods {
     }
 }
 
-/// The node of the moment, or why there is none.
+/// The current node, or why there is none.
 pub struct Slot {
     node: ArcSwapOption<Node>,
     trouble: ArcSwapOption<OpenError>,
@@ -201,13 +199,13 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// No node yet. `is_nvml` tells whether the source asked for is the driver.
+    /// An empty slot. `is_nvml`: whether the configured source is the driver.
     #[must_use]
     pub fn empty(is_nvml: bool) -> Self {
         Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml }
     }
 
-    /// The node of the moment.
+    /// The current node.
     #[must_use]
     pub fn node(&self) -> Option<Arc<Node>> {
         self.node.load_full()
@@ -219,19 +217,19 @@ impl Slot {
         self.trouble.load_full()
     }
 
-    /// Whether the source asked for is the driver.
+    /// Whether the configured source is the driver.
     #[must_use]
     pub fn is_nvml(&self) -> bool {
         self.is_nvml
     }
 
-    /// Puts a node in place.
+    /// Sets the current node.
     pub fn fill(&self, node: Arc<Node>) {
         self.trouble.store(None);
         self.node.store(Some(node));
     }
 
-    /// Takes the node away, or tells why there still is none.
+    /// Removes the node, or updates why there is none.
     pub fn clear(&self, trouble: OpenError) {
         self.trouble.store(Some(Arc::new(trouble)));
         self.node.store(None);

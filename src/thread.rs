@@ -1,29 +1,29 @@
-//! Threads that the daemon cannot do without.
+//! Starts threads, and sets their priority.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
-/// How far the threads of HTTP and OTLP stand back behind the sampler's.
+/// How much lower the priority of the HTTP and OTLP threads is than the sampler's.
 const BEHIND: i32 = 10;
 
-/// Starts a thread of this name. If it panics the process is aborted: with one thread gone the daemon would look alive
-/// and tell what is no longer true, while whoever started it starts another one that is whole.
+/// Starts a thread with this name. If it panics, the process is aborted, so that its supervisor restarts it. Without
+/// the thread the daemon would look alive and export stale values.
 ///
 /// # Errors
-/// Where the system gives no thread.
+/// The system cannot create a thread.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let told = name.to_owned();
     Builder::new().name(name.to_owned()).spawn(move || {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            tracing::error!(thread = told, "a thread panicked, which is a defect; the daemon ends");
+            tracing::error!(thread = told, "a thread panicked, which is a bug; the daemon aborts");
             std::process::abort();
         }
     })
 }
 
-/// Puts the calling thread behind the sampler: where cores are short, scrapes and exports wait for it and never the other
-/// way round. A kernel that refuses leaves all threads equal.
+/// Lowers the calling thread's priority below the sampler's: if cores are scarce, scrapes and exports wait for it and
+/// never the other way round. If the kernel refuses, all threads stay equal.
 pub fn stand_back() {
     let _ = rustix::process::setpriority_process(None, BEHIND);
 }

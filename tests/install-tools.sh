@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Installs what stories with peers (`peers`), the lints (`lint`), the fuzz targets (`fuzz`) or the
-# mutants (`mutants`) run beside cargo, where it is missing:
+# Installs what tests with peers (`peers`), the lints (`lint`), the fuzz targets (`fuzz`) or the
+# mutants (`mutants`) need beside cargo, if it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
 #   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
-#   helm, cargo-deny, cargo-fuzz, cargo-mutants   from the Go and Rust registries, pinned in tests/tools.env, under target/tools
-#   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that take OTLP, built from Go's module proxy
+#   helm, cargo-deny, cargo-fuzz, cargo-mutants   from the Go and Rust registries, pinned in tests/tools.env, under
+#                          target/tools
+#   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that accept OTLP, built from Go's module proxy
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
-# A tool that cannot be had is told and left out: its story then skips loudly, and fails where CI is set. So this script
-# fails only where CI is set.
+# A tool that cannot be installed is reported and left out. The tests that need it then skip with a message, and fail if
+# CI is set. So this script fails only if CI is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/tools.env
@@ -78,8 +79,8 @@ helm_from_go() {
     GOBIN=$bin go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$HELM_VERSION"
 }
 
-# The collector's builder writes a program of the modules that tests/otelcol/builder.yaml names; go compiles it. The
-# builder would tidy the program's go.mod first, for which it fetches what only tests of those modules need.
+# The collector's builder writes a program of the modules that tests/otelcol/builder.yaml names, and go compiles it. By
+# default the builder first tidies the program's go.mod, which would fetch modules that only tests need.
 otelcol_from_go() {
     local bin=$tools/otelcol-$OTELCOL_VERSION work
     if [ -x "$bin/otelcol" ]; then return; fi
@@ -103,8 +104,8 @@ compile_otelcol() (
         CGO_ENABLED=0 go build -mod=mod -buildvcs=false -ldflags='-s -w' -o "$2" .
 )
 
-# `go install` refuses a module that replaces another, so this builds in a copy of the module, as its own project does;
-# without its web pages, which the module does not carry, and without most service discoveries and their SDKs.
+# `go install` refuses a module with replace directives, so this builds in a copy of the module, as its own project
+# does, without its web pages, which the module does not contain, and without most service discoveries and their SDKs.
 prometheus_3_from_go() {
     local bin=$tools/prometheus-$PROMETHEUS_3_VERSION work source
     if [ -x "$bin/prometheus-3" ]; then return; fi
@@ -134,7 +135,7 @@ kubelet_from_go() {
         { note "target/tools/kubelet.log says why"; return 1; }
 }
 
-# The program $1 of crates.io in version $2.
+# Installs the program $1 of crates.io in version $2.
 from_crates() {
     local root=$tools/$1-$2
     if [ -x "$root/bin/$1" ]; then return; fi
@@ -146,12 +147,12 @@ from_crates() {
 
 containers() { buildah --storage-driver vfs --root "$tools/containers/root" --runroot "$tools/containers/run" "$@"; }
 
-# What a registry would serve as debian:$BASE_SUITE-slim, made from Debian's own packages.
+# The image that a registry would serve as debian:$BASE_SUITE-slim, made from Debian's own packages.
 base_image() {
     local image=localhost/highwater-test-base:$BASE_SUITE
     [ "$(id -u)" = 0 ] || { note "debootstrap needs root for the base image"; return 1; }
     if containers inspect --type image "$image" >/dev/null 2>&1; then
-        # Runs that were cut short leave images of 200 MB behind. That they stay fails no test.
+        # Interrupted runs leave images of 200 MB behind. If they cannot be removed, no test fails.
         containers rmi --prune >/dev/null || note "images that earlier tests left stay under target/tools/containers"
         return
     fi
@@ -167,7 +168,7 @@ base_image() {
         rm -rf "$tree"
 }
 
-# `set -e` does not reach into a function that `||` follows, so each function above ends in the command that decides.
+# `set -e` has no effect inside a function followed by `||`, so each function above ends in the command that decides.
 want() {
     local name=$1
     shift

@@ -1,4 +1,4 @@
-//! The core's costs beside the figures that they have to hold. `make bench` runs all of it; docs/performance.md has
+//! Benchmarks of the core, with the target beside each figure. `make bench` runs all of them; docs/performance.md has
 //! the results with their date and machine.
 
 mod node;
@@ -19,7 +19,7 @@ const TEN_MINUTES: i64 = 600_000;
 /// The default of `ring.max_bytes`.
 const RING_BYTES: usize = 2 << 20;
 
-/// A millisecond's jitter and a jump for each sample, the same in every run: SplitMix64 of its number.
+/// Reproducible noise for sample `n`, from SplitMix64: up to 30 µs of jitter, and a random jump.
 fn noise(n: i64) -> (i64, u64) {
     let mut mixed = n.cast_unsigned().wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -28,7 +28,7 @@ fn noise(n: i64) -> (i64, u64) {
     ((mixed % 60_000).cast_signed() - 30_000, mixed >> 40)
 }
 
-/// Ten minutes of samples, every one of them changed.
+/// A ring with ten minutes of samples, each with a new value.
 fn full_ring() -> (ring::Writer, ring::Reader) {
     let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: RING_BYTES, resolution_ns: 1_000 };
     let (mut writer, reader) = ring::ring(config).expect("a ring");
@@ -39,7 +39,7 @@ fn full_ring() -> (ring::Writer, ring::Reader) {
     (writer, reader)
 }
 
-/// Ten minutes of an allocator's samples: ten changes a second.
+/// A ring with ten minutes of an allocator's samples: ten changes a second.
 fn allocator_ring() -> (ring::Writer, ring::Reader) {
     let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: RING_BYTES, resolution_ns: 1_000 };
     let (mut writer, reader) = ring::ring(config).expect("a ring");
@@ -93,7 +93,7 @@ fn ring_costs(c: &mut Criterion) {
     });
 }
 
-/// Prints the tail of many single runs, which a mean hides.
+/// Prints percentiles of many single runs. A mean would hide the tail.
 fn tail(what: &str, figure_us: f64, mut run: impl FnMut(i64) -> bool) {
     let timed = |n| {
         let begun = Instant::now();
@@ -140,11 +140,11 @@ fn scrape(c: &mut Criterion) {
     tail("scrape, 8 GPUs, full catalogue", 2000.0, |_| !exposition().is_empty());
 }
 
-/// Scrapes and annotations side by side, where every place for a phase's series is taken.
+/// Runs scrapes and annotations concurrently while every slot for phase series is in use.
 fn scrape_beside_annotations(_: &mut Criterion) {
     const SCRAPES: usize = 500;
     let node = node::busy(8);
-    // The one that annotates has its place before all are taken.
+    // The rank that annotates gets its series before all slots are in use.
     for kind in ["begin", "end"] {
         node.intake.take_json(senders::event(kind, 0).as_bytes(), &highwater_core::jobs::Sender::DAEMON);
     }
@@ -226,7 +226,7 @@ fn scrapers(_: &mut Criterion) {
 
 fn captures(_: &mut Criterion) {
     let server = senders::Server::start("demo");
-    // So that each one has as much past as it asks for.
+    // Waits until each capture has as much history as it asks for.
     std::thread::sleep(Duration::from_secs(30));
     for is_asked in [false, true, false, true] {
         let (due, missed, written) = server.ticks_capturing(is_asked, Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! A simulated node as full as its catalogue allows: GPUs with jobs on all of them, a minute into their work.
+//! A simulated node that exports as much of the catalogue as it can: every GPU runs a job, one minute into its work.
 
 use highwater::intake::{Intake, due};
 use highwater::known::Known;
@@ -12,16 +12,16 @@ use highwater_core::ring;
 use highwater_core::wire::Kind;
 use std::sync::Arc;
 
-/// Different names of phases that a job may have.
+/// How many distinct phase names a job may have.
 const PHASE_NAMES: usize = 32;
 
-/// The node with what stands around it.
+/// The node and its surroundings.
 pub struct Busy {
     /// The simulated time.
     pub clock: Arc<Manual>,
     /// Its GPUs and rings.
     pub node: Arc<Node>,
-    /// What a scrape looks at.
+    /// What a scrape collects from.
     pub snapshots: Snapshots,
     /// Its jobs.
     pub intake: Arc<Intake>,
@@ -60,7 +60,7 @@ pub fn busy(gpus: usize) -> Busy {
     Busy { clock, node, snapshots, intake }
 }
 
-/// One turn of the medium and the slow lane.
+/// Runs the medium and the slow lane once.
 fn lanes_once(node: &Node) {
     for gpu in 0..node.gpus.len() {
         let at_ns = node.clock.now_ns();
@@ -96,7 +96,7 @@ fn scenario(gpus: usize) -> String {
 }
 
 impl Busy {
-    /// Takes every place that there is for series of phases: 64 ranks with 32 phases each, beside those that run.
+    /// Takes every slot for phase series: 64 ranks with 32 phases each, besides the ranks that are already running.
     pub fn fill_series(&self) {
         let most = Limits::default().phase_series / PHASE_NAMES;
         for rank in 0..most {
@@ -106,7 +106,7 @@ impl Busy {
                         r#"{{"event":"{event}","name":"phase {phase}","job":"full","rank":{rank},"gpu":{}}}"#,
                         rank % 8
                     );
-                    // The last ones find no place, because the job that runs has some.
+                    // The last ones get no slot, because the running job already holds some.
                     self.intake.take_json(json.as_bytes(), &Sender::DAEMON);
                 }
             }
@@ -114,7 +114,7 @@ impl Busy {
         }
     }
 
-    /// A phase of 100 ms that ended half a minute ago.
+    /// A phase of 100 ms that began 30 s ago.
     pub fn ended(&self) -> Ended {
         let begin_ns = self.clock.now_ns() - 30 * SECOND_NS;
         let open = Open {
@@ -141,7 +141,7 @@ impl Busy {
         }
     }
 
-    /// Lets the join take what has ended, so that no queue fills up.
+    /// Runs the join on everything that has ended, so that no queue fills up.
     pub fn drain(&self) {
         self.node.advance(self.intake.ledger(), self.clock.now_ns());
     }

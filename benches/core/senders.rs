@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longer than anything here takes on any machine.
+/// Longer than any operation here takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One event of one rank, as a job sends it.
@@ -23,7 +23,7 @@ pub fn event(event: &str, rank: usize) -> String {
     )
 }
 
-/// A daemon on a port and a socket of its own.
+/// A daemon with its own port and socket.
 pub struct Server {
     runtime: tokio::runtime::Runtime,
     daemon: Option<Daemon>,
@@ -32,7 +32,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A daemon over the GPUs of this shipped scenario.
+    /// Starts a daemon over the GPUs of this shipped scenario.
     pub fn start(scenario: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("annotations.sock");
@@ -66,15 +66,15 @@ impl Server {
             .sum()
     }
 
-    /// Ticks due and missed over this time, and how many captures were written meanwhile, one after the other where
-    /// they are asked for.
+    /// Returns ticks due, ticks missed and captures written over this time. If `is_asked`, captures are written one
+    /// after the other.
     pub fn ticks_capturing(&self, is_asked: bool, lasting: Duration) -> (u64, u64, u64) {
         let recorder = &self.daemon().site.recorder;
         let written = || recorder.stats().expect("it is on").outcome(capture::Outcome::Complete);
         let (before, begun, already) = (self.ticks(), Instant::now(), written());
         while begun.elapsed() < lasting {
             if is_asked {
-                // Refused while the last one is being written.
+                // Refused while the previous capture is still being written.
                 let _ = recorder.ask(capture::Request { after_ns: Some(0), ..capture::Request::default() });
             }
             thread::sleep(Duration::from_millis(50));
@@ -90,13 +90,13 @@ impl Server {
         (node.ticks.due.load(Relaxed), missed)
     }
 
-    /// Ticks due and missed over this time while this many scrapers ask at once every second.
+    /// Ticks due and missed over this time, while this many scrapers scrape at once every second.
     pub fn ticks_under(&self, scrapers: usize, lasting: Duration) -> (u64, u64) {
         let (address, before) = (self.daemon().address, self.ticks());
         thread::scope(|scope| {
             for _ in 0..scrapers {
                 scope.spawn(move || {
-                    // A scraper runs on another host: here its own work must not be in the sampler's way.
+                    // A real scraper runs on another host, so here its work must give way to the sampler.
                     highwater::thread::stand_back();
                     let begun = Instant::now();
                     while begun.elapsed() < lasting {
@@ -113,7 +113,7 @@ impl Server {
         (after.0 - before.0, after.1 - before.1)
     }
 
-    /// Events a second over HTTP, one a request, over this many kept-alive connections.
+    /// Events per second over HTTP, one event per request, over this many kept-alive connections.
     pub fn over_http(&self, events: usize, connections: usize) -> f64 {
         let (address, begun) = (self.daemon().address, Instant::now());
         thread::scope(|scope| {
@@ -137,7 +137,7 @@ impl Server {
         events as f64 / begun.elapsed().as_secs_f64()
     }
 
-    /// Events a second that one sender sent over the socket, one a datagram, and that the daemon took.
+    /// Events per second over the socket, one per datagram: as one sender sent them, and as the daemon accepted them.
     pub fn over_socket(&self, events: usize) -> (f64, f64) {
         let (before, begun) = (self.taken(), Instant::now());
         let socket = UnixDatagram::unbound().expect("a socket");

@@ -1,9 +1,9 @@
-"""Tells the daemon where a job's steps and phases begin and end, and writes the same events to a local file.
+"""Sends the begins and ends of a job's steps and phases to the daemon, and writes the same events to a local file.
 
-Enters: begin, end and mark of a training loop. Leaves: one JSON object a datagram on the daemon's Unix socket, and
+Input: begin, end and mark of a training loop. Output: one JSON object per datagram on the daemon's Unix socket, and
 the same object as a line of a local log, with the same `time_unix_nano`, so that an offline comparison starts from
-exactly what the daemon was told. A daemon that is away costs the job one failed `send` a second and loses events,
-which are counted; the local log loses none.
+exactly what was sent. If the daemon is away, the job pays for one failed `send` a second and loses events, which are
+counted. The local log loses none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 RECONNECT_NS = 1_000_000_000
-"""How long to leave a socket alone that refused, nanoseconds."""
+"""How long to leave a socket alone after it has refused, nanoseconds."""
 
 
 class Annotator:
@@ -41,7 +41,7 @@ class Annotator:
 
     @property
     def enabled(self) -> bool:
-        """Whether any event goes anywhere."""
+        """Whether events are sent or logged at all."""
         return self._socket_path is not None or self._log is not None
 
     def emit(self, event: str, kind: str, name: str | None, step: int) -> None:
@@ -60,7 +60,7 @@ class Annotator:
             self._log.write(line + "\n")
 
     def flush(self) -> None:
-        """Writes the local log out."""
+        """Flushes the local log."""
         if self._log:
             self._log.flush()
 

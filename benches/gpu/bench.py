@@ -3,7 +3,7 @@
     HIGHWATER=target/release/highwater python3 benches/gpu/bench.py --out results/
     HIGHWATER=target/release/highwater python3 benches/gpu/bench.py --gpus 2 --out results/
 
-A part that fails says so and costs only itself. Results are written after each part.
+A part that fails reports its error, and the others still run. Results are written after each part.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ DRY_RUN = {
     "kills": 2,
     "startups": 3,
 }
-"""Settings that try the scripts, and measure nothing."""
+"""Settings for trying out the scripts. They measure nothing."""
 
 
 class OutOfTime(Exception):
-    """The run's minutes are over."""
+    """The run's time is over."""
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line; what is not given depends on the number of GPUs."""
+    """The command line. Some defaults depend on the number of GPUs."""
     parser = argparse.ArgumentParser(description="Measures the daemon on real GPUs.")
     add = parser.add_argument
     add("--gpus", type=int, default=1, help="GPUs of the training job")
@@ -62,21 +62,21 @@ def parse_options() -> argparse.Namespace:
     add("--skip", default="", help="which parts to leave out")
     add("--minutes", type=float, help="stop after this long: 21, or 14 on several GPUs")
     add("--rounds", type=int, help="rounds of the cost parts: 40, or 32 on several GPUs")
-    add("--rounds-a-start", type=int, default=4, help="rounds after which pollers are started anew")
+    add("--rounds-a-start", type=int, default=4, help="rounds after which pollers are restarted")
     add("--round-seconds", type=float, default=1.0, help="measured seconds of each poller's turn in a round")
-    add("--settle-seconds", type=float, default=1.5, help="left alone after a poller has started")
-    add("--pause-seconds", type=float, default=0.3, help="left alone when a poller's turn begins")
-    add("--peaks-seconds", type=float, default=35.0, help="training beside the raw log")
-    add("--empty-cache", type=int, default=4, help="there, give the allocator's cache back every so many steps")
+    add("--settle-seconds", type=float, default=1.5, help="seconds to settle after a poller has started")
+    add("--pause-seconds", type=float, default=0.3, help="seconds to settle when a poller's turn begins")
+    add("--peaks-seconds", type=float, default=35.0, help="seconds of training beside the raw log")
+    add("--empty-cache", type=int, default=4, help="there, empty the allocator's cache every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")
     add("--block-seconds", type=float, help="measured seconds of a block: 2, or 1.6 on several GPUs")
     add("--alloc-cycles", type=int, default=20, help="allocations after each step in the harm part")
     add("--kills", type=int, help="how often the daemon is killed: 8, or 4 on several GPUs")
     add("--capture-rounds", type=int, default=5, help="pairs of windows with and without captures")
-    add("--capture-seconds", type=float, default=5.0, help="such a window")
-    add("--capture-past-seconds", type=float, default=30.0, help="what each capture finds behind it")
+    add("--capture-seconds", type=float, default=5.0, help="length of such a window")
+    add("--capture-past-seconds", type=float, default=30.0, help="seconds to wait first, so that captures have a past")
     add("--scraper-rounds", type=int, default=8, help="pairs of windows with and without fifty scrapers")
-    add("--scraper-seconds", type=float, default=4.0, help="such a window")
+    add("--scraper-seconds", type=float, default=4.0, help="length of such a window")
     add("--startups", type=int, default=10, help="how often the daemon is started without a GPU")
     add("--job-arguments", default="", help="more arguments for train.py, as one string")
     add("--dry-run", action="store_true", help="try the scripts without a GPU: simulated GPUs, a tiny job on the CPU")
@@ -89,7 +89,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def run_part(name: str, rig: Rig, options: argparse.Namespace) -> dict[str, Any]:
-    """One part, ended at the run's deadline; its error in place of its result where it fails."""
+    """Runs one part, at most until the run's deadline. If it fails, its error takes the place of its result."""
     print(f"== {name}", flush=True)
     begin = time.monotonic()
     try:
@@ -98,7 +98,7 @@ def run_part(name: str, rig: Rig, options: argparse.Namespace) -> dict[str, Any]
             raise OutOfTime("no time was left")
         signal.setitimer(signal.ITIMER_REAL, left)
         outcome = PARTS[name](rig, options, options.out)
-    except Exception as error:  # Whatever a part meets, the others still run.
+    except Exception as error:  # Whatever fails in a part, the others still run.
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}"}
     finally:
@@ -110,12 +110,12 @@ def run_part(name: str, rig: Rig, options: argparse.Namespace) -> dict[str, Any]
 
 
 def raise_out_of_time(*_: Any) -> None:
-    """What the deadline's signal does."""
+    """Handles the deadline's signal."""
     raise OutOfTime("the run's minutes are over")
 
 
 def keep_logs(folder: Path, target: Path) -> None:
-    """The last lines of every process's log, in one file."""
+    """Writes the last lines of every process's log into one file."""
     with target.open("w") as out:
         for log in sorted(folder.glob("*.log")):
             out.write(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}\n")
@@ -142,7 +142,7 @@ def main() -> int:
                 results[name] = run_part(name, rig, options)
                 (options.out / "results.json").write_text(json.dumps(results, indent=1))
     finally:
-        # Also where it is ended from outside: what was measured until then is told.
+        # Also if the run is ended from outside: what was measured until then is reported.
         keep_logs(folder, options.out / "bench.log")
         shutil.rmtree(folder, ignore_errors=True)
         printed = table.render(results)

@@ -1,9 +1,10 @@
 """Compares the daemon's peaks by phase with those computed offline from a raw 1 kHz log taken beside it.
 
-Enters:
-- the raw log of `nvml_floor loop 1000 SECONDS raw.csv`: change points of `used` as NVML's first version has it, which
-  counts the driver's reserve; the reserve is taken off, from the log's own `# reserved` lines or `--reserved-bytes`;
-- the job's local log of its events (`events-rank*.jsonl`), with the times that the daemon was sent;
+Input:
+- the raw log of `nvml_floor loop 1000 SECONDS raw.csv`: change points of `used` as NVML's first version returns it,
+  which includes the driver's reserve; the reserve is subtracted, as given by the log's own `# reserved` lines or
+  `--reserved-bytes`;
+- the job's local log of its events (`events-rank*.jsonl`), with the times that were sent to the daemon;
 - the answer of `GET /api/v1/jobs/{job}/phases?limit=100000`.
 
 Two pollers of 1 kHz never tick at the same instant, so a change within one period of a phase's begin or end may fall
@@ -11,9 +12,9 @@ inside for one and outside for the other. A peak agrees *within one sample* if i
 - the raw peak over the phase narrowed by one period at each end (for a phase shorter than two periods: the lowest
   value over the widened phase), and
 - the raw peak over the phase widened by one period at each end.
-*Within two samples* is the same with two periods. *Exact* is the raw peak over the phase itself. A phase that a gap
-of either poller touches is counted apart: more than 1.5 periods between two sweeps of the raw log, as when the driver
-blocks, or what the daemon itself tells as a gap.
+*Within two samples* is the same with two periods. *Exact* is the raw peak over the phase itself. Phases touched by a
+gap of either poller are counted separately. A gap is more than 1.5 periods between two sweeps of the raw log, as when
+the driver blocks, or what the daemon itself reports as one.
 
 Exit status: 0 if every phase outside gaps agrees within one sample, none is missing, and at most 1 % lie in gaps that
 only the daemon has; 1 if not; 2 for bad input.
@@ -33,9 +34,9 @@ from typing import Any
 
 PERIOD_NS = 1_000_000
 MATCH_NS = 1_000_000
-"""How far the begin that the daemon tells may be from the one it was sent, nanoseconds: further is another phase."""
+"""How far the begin that the daemon reports may be from the one that was sent, nanoseconds: else phases differ."""
 DAEMON_GAP_SHARE = 0.01
-"""Share of the phases that may lie in gaps that the daemon tells and the raw log does not have."""
+"""Share of the phases that may lie in gaps that the daemon reports and the raw log does not have."""
 MIB = 1 << 20
 
 
@@ -48,7 +49,7 @@ class Series:
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def over(self, begin_ns: int, end_ns: int) -> list[int]:
-        """The values in force in an interval, the one at its begin included; empty before the first sample."""
+        """The values during an interval, including the one at its begin; empty before the first sample."""
         first = bisect.bisect_right(self.times, begin_ns) - 1
         return self.values[first : bisect.bisect_right(self.times, end_ns)] if first >= 0 else []
 
@@ -68,7 +69,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase as the job logged it. `step` is None where the job gave none."""
+    """One phase as the job logged it. `step` is None if the job gave none."""
 
     rank: int
     name: str
@@ -78,13 +79,13 @@ class Phase:
 
     @property
     def key(self) -> tuple[int, str, int | None]:
-        """What it is found by in the daemon's answer."""
+        """The key that finds it in the daemon's answer."""
         return self.rank, self.name, self.step
 
 
 @dataclass
 class Report:
-    """The outcome. `equal`, `within_one` and `within_two` each include the one before; none counts a gap."""
+    """The outcome. `equal`, `within_one` and `within_two` each include the one before; none counts phases in gaps."""
 
     phases: int = 0
     compared: int = 0
@@ -107,13 +108,13 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether the daemon's answer is right and whole."""
+        """Whether the daemon's answer is right and complete."""
         whole = self.off == self.missing == self.without_memory == self.unexpected == 0
         few_gaps = self.in_daemon_gap <= DAEMON_GAP_SHARE * (self.compared + self.in_gap)
         return self.compared > 0 and whole and few_gaps
 
     def note(self, text: str) -> None:
-        """Keeps a few of the findings for people."""
+        """Keeps a few of the findings as examples for people."""
         if len(self.examples) < 20:
             self.examples.append(text)
 
@@ -125,7 +126,7 @@ def read_lines(path: Path) -> Iterable[str]:
 
 
 def read_raw(path: Path, reserved_bytes: int | None = None) -> dict[int, Series]:
-    """The raw log by GPU, less the reserve. Raises ValueError where no reserve is known."""
+    """The raw log by GPU, less the reserve. Raises ValueError if a reserve is not known."""
     series: dict[int, Series] = {}
     reserved: dict[int, int] = {}
     gaps: list[tuple[int, int]] = []
@@ -142,7 +143,7 @@ def read_raw(path: Path, reserved_bytes: int | None = None) -> dict[int, Series]
     for gpu, one in series.items():
         reserve = reserved_bytes if reserved_bytes is not None else reserved.get(gpu)
         if reserve is None:
-            raise ValueError(f"{path} tells no reserve of GPU {gpu}: give --reserved-bytes")
+            raise ValueError(f"{path} has no reserve of GPU {gpu}: give --reserved-bytes")
         one.values = [value - reserve for value in one.values]
     return series
 
@@ -181,7 +182,7 @@ def index_answer(answer: list[dict[str, Any]]) -> dict[tuple[int, str, int | Non
 
 
 def take_match(found: dict[tuple[int, str, int | None], list[dict[str, Any]]], phase: Phase) -> dict[str, Any] | None:
-    """Takes the daemon's phase that a local one is, by its name and its begin; None where there is none."""
+    """Removes and returns the daemon's phase that matches a local one, by name and begin; None if there is none."""
     for candidate in found.get(phase.key, []):
         if abs(candidate["begin_unix_nano"] - phase.begin_ns) <= MATCH_NS:
             found[phase.key].remove(candidate)
@@ -190,7 +191,7 @@ def take_match(found: dict[tuple[int, str, int | None], list[dict[str, Any]]], p
 
 
 def told_gap(gpu: dict[str, Any]) -> bool:
-    """Whether the daemon itself says that it missed part of this phase."""
+    """Whether the daemon itself reports a gap in this phase."""
     return any("gap" in name and isinstance(value, (int, float)) and value > 0 for name, value in gpu.items())
 
 
@@ -304,7 +305,7 @@ def main() -> int:
     parser.add_argument("--raw", type=Path, help="log of `nvml_floor loop 1000 SECONDS raw.csv`, plain or .gz")
     parser.add_argument("--events", type=Path, nargs="+", help="the job's events-rank*.jsonl, plain or .gz")
     parser.add_argument("--phases", type=Path, help="the daemon's answer, as JSON, plain or .gz")
-    parser.add_argument("--reserved-bytes", type=int, help="the driver's reserve, for a log that does not tell it")
+    parser.add_argument("--reserved-bytes", type=int, help="the driver's reserve, for a log that does not contain it")
     parser.add_argument("--period-ns", type=int, default=PERIOD_NS, help="the pollers' period")
     parser.add_argument("--json", type=Path, help="write the report here")
     parser.add_argument("--self-test", action="store_true", help="check this script on made-up logs")

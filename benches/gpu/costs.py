@@ -1,6 +1,6 @@
-"""What the daemon costs beside its peers: pollers in turns, and the ratio of their CPU.
+"""The daemon's cost beside its peers: pollers take turns, and the ratio of their CPU is computed.
 
-Enters: a rig, and how many rounds of which length. Leaves: every turn, means, and ratios with their intervals.
+Input: a rig, and the number and length of the rounds. Output: every turn, means, and ratios with their intervals.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rig import Rig
 Row = dict[str, Any]
 
 TROUBLES = (RuntimeError, OSError, KeyError, ValueError)
-"""What may befall one poller, and costs only itself."""
+"""Errors that affect one poller only."""
 LONGEST_START_S = 25.0
-"""What a few rounds take with their start."""
+"""The longest that a few rounds take, including their start."""
 
 
 def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
-    """What each poller costs in its turns, in rounds that begin with another poller each time and go through all cores.
-    Pollers are started anew every few rounds: the same process pays more than another one on the same core for as
-    long as it lives, or for a while, depending on where the host has put its memory."""
+    """What each poller costs in its turns. Each round begins with another poller, and the rounds go through all cores.
+    Pollers are restarted every few rounds: depending on where the host has put its memory, one process pays more than
+    another on the same core, for a while or for as long as it lives."""
     rounds: dict[str, list[Row]] = {name: [] for name in POLLERS}
     errors: dict[str, str] = {}
     cores = sorted(os.sched_getaffinity(0))
@@ -43,7 +43,7 @@ def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
 
 
 def figures(rounds: dict[str, list[Row]]) -> dict[str, Any]:
-    """Every turn, and what is told of them: means, quiet turns, ratios to each peer, and the daemon's threads."""
+    """Every turn, and figures computed from them: means, quiet turns, ratios to each peer, and the daemon's threads."""
     known = {name: rows for name, rows in rounds.items() if rows}
     return {
         "rounds": rounds,
@@ -55,7 +55,7 @@ def figures(rounds: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def together(runs: Sequence[dict[str, list[Row]]]) -> dict[str, list[Row]]:
-    """The turns of several runs as those of one: rounds and starts are numbered on from run to run."""
+    """The turns of several runs as if of one run: rounds and starts are numbered on from run to run."""
     joined: dict[str, list[Row]] = {name: [] for name in POLLERS}
     numbered = 0
     for rounds in runs:
@@ -69,7 +69,7 @@ def together(runs: Sequence[dict[str, list[Row]]]) -> dict[str, list[Row]]:
 def one_start(
     rig: Rig, options: Namespace, batch: Sequence[tuple[int, int]], errors: dict[str, str]
 ) -> dict[str, list[Row]]:
-    """A few rounds of pollers that were started together: each round's number and core."""
+    """A few rounds of pollers that are started together. `batch` has each round's number and core."""
     pollers: dict[str, Poller] = {}
     rows: dict[str, list[Row]] = {}
     with ExitStack() as ending:
@@ -93,7 +93,7 @@ def one_start(
 
 
 def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], name: str) -> Row | None:
-    """One turn; None, and why, where it fails."""
+    """One turn; None if it fails, with the reason in `errors`."""
     try:
         return poller.turn(*how)
     except TROUBLES as error:
@@ -104,7 +104,7 @@ def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], 
 
 def cpu_ratio(own: Sequence[Row], peer: Sequence[Row]) -> dict[str, dict[str, float]] | None:
     """The daemon's CPU over a peer's: of `all` turns and of each one's `quiet` ones, with 95 % intervals from resampling
-    the starts, each with all its rounds. A round that one of them lacks is left out; None where none is left."""
+    the starts, each with all its rounds. A round that one of them lacks is left out; None if no round is left."""
     theirs = {row["round"]: row["cpu_percent"] for row in peer}
     starts: dict[int, list[tuple[float, float]]] = {}
     for mine in own:
@@ -116,7 +116,7 @@ def cpu_ratio(own: Sequence[Row], peer: Sequence[Row]) -> dict[str, dict[str, fl
 
 
 def ratio(starts: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[float]], float]) -> dict[str, float]:
-    """The mean of the first over the mean of the second of all starts' pairs, with its interval."""
+    """The mean of the first values over the mean of the second, of all starts' pairs, with its interval."""
 
     def share(some: Sequence[Sequence[tuple[float, float]]]) -> float:
         mine, theirs = zip(*(pair for start in some for pair in start), strict=True)
@@ -127,13 +127,13 @@ def ratio(starts: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[
 
 
 def quiet(percents: Sequence[float]) -> float:
-    """The mean of the quarter that is least: what makes turns dear comes mostly from the host and only ever adds."""
+    """The mean of the lowest quarter. What makes turns expensive comes mostly from the host, and only ever adds."""
     ordered = sorted(percents)
     return statistics.fmean(ordered[: max(1, len(ordered) // 4)])
 
 
 def thread_means(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean over rounds of each thread's CPU, percent of one core; a thread that a round lacks took none in it."""
+    """The mean over rounds of each thread's CPU, percent of one core. A thread that a round lacks counts as 0 in it."""
     names = sorted({name for row in rows for name in row["thread_percent"]})
     return {name: statistics.fmean(row["thread_percent"].get(name, 0.0) for row in rows) for name in names}
 

@@ -24,13 +24,13 @@ class Driver:
         self._library = library
 
     def allocate(self, size_bytes: int) -> int:
-        """The device address of `size_bytes` new bytes."""
+        """Allocates `size_bytes`; returns the device address."""
         address = ctypes.c_uint64()
         self._check("cuMemAlloc", self._library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size_bytes)))
         return address.value
 
     def free(self, address: int) -> None:
-        """Gives an allocation back; waits for the device."""
+        """Frees an allocation; waits for the device."""
         self._check("cuMemFree", self._library.cuMemFree_v2(ctypes.c_uint64(address)))
 
     def free_bytes(self) -> int:
@@ -40,7 +40,7 @@ class Driver:
         return free.value
 
     def cycle(self, size_bytes: int) -> tuple[int, int, int]:
-        """Allocates and frees once: Unix time of the begin, then what each of the two calls took, nanoseconds."""
+        """Allocates and frees once. Returns the Unix time of the begin and the duration of each call, nanoseconds."""
         begin_unix_ns = time.time_ns()
         begin = time.perf_counter_ns()
         address = self.allocate(size_bytes)
@@ -49,7 +49,7 @@ class Driver:
         return begin_unix_ns, allocated - begin, time.perf_counter_ns() - allocated
 
     def fill_until(self, free_bytes: int, block_bytes: int = GIB) -> list[int]:
-        """Takes memory until about `free_bytes` are left: whole blocks, then the rest in steps of 32 MiB."""
+        """Allocates until about `free_bytes` are left: whole blocks, then the rest in steps of 32 MiB."""
         ballast = []
         for size in (block_bytes, 32 * MIB):
             while self.free_bytes() >= free_bytes + size:
@@ -59,11 +59,11 @@ class Driver:
     @staticmethod
     def _check(call: str, status: int) -> None:
         if status != 0:
-            raise CudaError(f"{call} answered {status}")
+            raise CudaError(f"{call} returned {status}")
 
 
 def open_driver() -> Driver | None:
-    """The CUDA driver, or None where there is none."""
+    """The CUDA driver, or None if there is none."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError:

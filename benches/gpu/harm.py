@@ -1,8 +1,8 @@
 """Whether a poller beside a job slows it down: statistics of interleaved blocks.
 
-Enters: blocks of time, each under one condition (`off`, or a poller's name), in rounds that hold every condition
-once; and durations stamped with their begin. Leaves: the ratio of each condition to `off`. A ratio is formed within
-a round, so that drift of clocks and temperature over the run falls out; the estimate is the median over rounds and
+Input: blocks of time, each under one condition (`off`, or a poller's name), in rounds that contain every condition
+once; and durations stamped with their begin. Output: the ratio of each condition to `off`. A ratio is formed within
+a round, so that drift of clocks and temperature over the run cancels out. The estimate is the median over rounds, and
 its 95 % interval comes from resampling rounds. Nothing here measures or waits.
 """
 
@@ -34,7 +34,7 @@ Timed = tuple[int, int]
 
 
 def within(block: Block, samples: Sequence[Timed]) -> list[int]:
-    """The durations of what began and ended in a block."""
+    """The durations of samples that began and ended inside a block."""
     return [duration for begin, duration in samples if begin >= block.begin_ns and begin + duration <= block.end_ns]
 
 
@@ -68,7 +68,7 @@ def by_round(blocks: Sequence[Block], samples: Sequence[Timed], share: float) ->
 
 def compare(blocks: Sequence[Block], samples: Sequence[Timed], share: float = 0.5) -> dict[str, Any]:
     """By condition: median over rounds of the blocks' quantile in milliseconds, and, against `off`, the ratio with
-    its 95 % interval. A condition that no round has beside `off` tells no ratio."""
+    its 95 % interval. A condition that has no round with `off` has no ratio."""
     table = by_round(blocks, samples, share)
     outcome: dict[str, Any] = {}
     for condition in sorted({block.condition for block in blocks}):
@@ -84,6 +84,6 @@ def compare(blocks: Sequence[Block], samples: Sequence[Timed], share: float = 0.
 
 
 def order(conditions: Sequence[str], rounds: int, seed: int = 1) -> list[tuple[int, str]]:
-    """Every condition once a round, in an order drawn anew for each."""
+    """Every condition once per round, in a new random order each round."""
     draw = random.Random(seed)
     return [(number, one) for number in range(rounds) for one in draw.sample(list(conditions), len(conditions))]

@@ -1,6 +1,6 @@
-"""Processes under measurement: the daemon, the floor, `nvidia-smi`, and what each of them costs.
+"""Processes under measurement: the daemon, the floor, `nvidia-smi`, and the cost of each.
 
-Enters: commands. Leaves: CPU seconds, resident memory, ticks and metrics over a window that the caller chooses, so
+Input: commands. Output: CPU seconds, resident memory, ticks and metrics over a window that the caller chooses, so
 that the start of a process is never part of its cost. Every process is started in its own process group and ended
 when this one ends.
 """
@@ -39,7 +39,7 @@ SO_FAR_LINE = re.compile(rf"{SO_FAR}samples=(?P<samples>\d+) missed=(?P<missed>\
 
 
 class Child:
-    """One process, its output in a file, its group killed in the end."""
+    """One process. Its output goes to a file, and its process group is killed at the end."""
 
     def __init__(self, command: Sequence[object], log: Path) -> None:
         self.log = log
@@ -51,11 +51,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Its process ID."""
         return self.process.pid
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         return self.process.poll() is None
 
     def output(self) -> str:
@@ -63,7 +63,7 @@ class Child:
         return self.log.read_text(errors="replace")
 
     def wait_for(self, text: str, timeout_s: float) -> str:
-        """Waits until it has printed `text`; the output up to then."""
+        """Waits until it has printed `text`; returns the output up to then."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             printed = self.output()
@@ -75,7 +75,7 @@ class Child:
         raise RuntimeError(f"{self.log.stem} never printed {text!r}: {self.output()[-600:]}")
 
     def stop(self, timeout_s: float = 5.0) -> int:
-        """Asks it to end, and ends it if it does not; its exit status."""
+        """Asks it to end, and kills it if it does not; returns its exit status."""
         if self.alive():
             self.process.terminate()
         try:
@@ -87,7 +87,7 @@ class Child:
         return self.process.returncode
 
     def kill(self) -> None:
-        """Ends it and its children at once."""
+        """Kills it and its children at once."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -107,7 +107,7 @@ def thread_cpu(pid: int) -> dict[str, int]:
 
 
 def cpu_by_name(before: dict[str, int], after: dict[str, int], pid: int) -> dict[str, float]:
-    """CPU seconds between two readings by the threads' names, those of one name together; threads that ended are left
+    """CPU seconds between two readings by thread name, those of one name together. Threads that ended are left
     out."""
     seconds: dict[str, float] = {}
     for task, nanoseconds in after.items():
@@ -120,12 +120,12 @@ def cpu_by_name(before: dict[str, int], after: dict[str, int], pid: int) -> dict
 
 
 def process_clock(pid: int) -> int:
-    """The clock of a process's CPU time, threads that have ended and all, as `clock_getcpuclockid` makes it."""
+    """The clock ID of a process's CPU time, ended threads included, as `clock_getcpuclockid` makes it."""
     return (~pid << 3) | 2
 
 
 def thread_ids(pid: int) -> dict[str, int]:
-    """The ids of a process's threads by name; of several of one name, any."""
+    """The IDs of a process's threads by name; of several threads with one name, any of them."""
     return {(task / "comm").read_text().strip(): int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
@@ -150,8 +150,8 @@ def parse_metrics(text: str) -> Metrics:
 
 
 def total(metrics: Metrics, name: str, **labels: str) -> float | None:
-    """The sum of a metric's samples with these labels; None where there is none. A label that a sample does not
-    carry at all does not exclude it."""
+    """The sum of a metric's samples with these labels; None if there is none. A label that a sample lacks
+    does not exclude it."""
     values = [
         value
         for sample, found, value in metrics
@@ -161,7 +161,7 @@ def total(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def mean_us(before: Metrics, after: Metrics, histogram: str, **labels: str) -> float | None:
-    """The mean of what a histogram observed between two scrapes, microseconds; None where that is nothing."""
+    """The mean of a histogram's observations between two scrapes, microseconds; None if there were none."""
     sums, counts = ([total(at, f"{histogram}_{part}", **labels) or 0.0 for at in (before, after)] for part in ("sum", "count"))
     return 1e6 * (sums[1] - sums[0]) / (counts[1] - counts[0]) if counts[1] > counts[0] else None
 
@@ -176,7 +176,7 @@ def ticks(metrics: Metrics) -> dict[str, float]:
 
 
 class Daemon:
-    """`highwater serve` on a port of its own."""
+    """`highwater serve` on its own port."""
 
     def __init__(self, binary: Path, folder: Path, name: str = "daemon", arguments: Sequence[str] = ()) -> None:
         self.socket = folder / f"{name}.sock"
@@ -190,7 +190,7 @@ class Daemon:
         self.url = match[1]
 
     def get(self, path: str, timeout_s: float = 10.0) -> bytes:
-        """The body that `path` answers."""
+        """The body at `path`."""
         with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
             return answer.read()
 
@@ -208,12 +208,12 @@ class Daemon:
         raise RuntimeError(f"the daemon samples nothing: {self.child.output()[-600:]}")
 
     def stop(self) -> int:
-        """Ends it; its exit status."""
+        """Ends it; returns its exit status."""
         return self.child.stop()
 
 
 class Scraper(threading.Thread):
-    """Scrapes a daemon once a second, as Prometheus would, within this process: its own cost is not the daemon's."""
+    """Scrapes a daemon once a second, as Prometheus would, but in this process: its cost is not the daemon's."""
 
     def __init__(self, url: str, interval_s: float = 1.0) -> None:
         super().__init__(daemon=True)
@@ -243,11 +243,11 @@ class Scraper(threading.Thread):
                 connection.close()
 
     def pause(self) -> None:
-        """Scrapes no more for now: the daemon stands still."""
+        """Pauses scraping, because the daemon is stopped."""
         self._running.clear()
 
     def begin(self) -> None:
-        """Scrapes again, and forgets what was."""
+        """Resumes scraping and discards earlier results."""
         self.seconds, self.failures = [], 0
         self._running.set()
 
@@ -278,15 +278,15 @@ def parse_floor(output: str) -> dict[str, float]:
 
 
 def parse_so_far(output: str) -> dict[str, float]:
-    """What `nvml_floor loop` said last of its samples and missed ticks so far, and of its sweeps' time, nanoseconds."""
+    """The counts that `nvml_floor loop` printed last: samples, missed ticks, and its sweeps' time, nanoseconds."""
     said = list(SO_FAR_LINE.finditer(output))
     if not said:
-        raise RuntimeError(f"nvml_floor has not said how far it is: {output[-400:]}")
+        raise RuntimeError(f"nvml_floor has printed no counts: {output[-400:]}")
     return {name: float(value) for name, value in said[-1].groupdict().items()}
 
 
 def find_floor(here: Path, folder: Path) -> Path | None:
-    """The floor's binary: compiled here if there is a compiler, else one that lies beside the scripts."""
+    """The floor's binary: compiled here if there is a compiler, otherwise one that lies beside the scripts."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     built = folder / "nvml_floor"
     if compiler:
@@ -298,7 +298,7 @@ def find_floor(here: Path, folder: Path) -> Path | None:
 
 
 def post(daemon: Daemon, path: str, body: dict[str, Any]) -> int:
-    """Posts JSON; the answer's status."""
+    """Posts JSON; returns the answer's status."""
     request = urllib.request.Request(daemon.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -308,7 +308,7 @@ def post(daemon: Daemon, path: str, body: dict[str, Any]) -> int:
 
 
 def get_json(daemon: Daemon, path: str) -> Any | None:
-    """The JSON that `path` answers; None where the daemon refuses it."""
+    """The JSON at `path`; None if the daemon refuses the request."""
     try:
         return json.loads(daemon.get(path))
     except urllib.error.HTTPError:

@@ -1,6 +1,9 @@
-// The floor: bare NVML calls with nothing around them. `calls` times each call; `loop PERIOD_US SECONDS [OUT.csv]` polls memory on every GPU and prints rate, missed ticks, jitter and CPU. Build: cc -O2 -o nvml_floor nvml_floor.c -ldl
-// SIGUSR1 makes the loop say how many samples it has taken and missed so far, and what its sweeps took together.
-// OUT.csv holds change points, and as comments the driver's reserve of each GPU (`# reserved,GPU,BYTES`) and every stretch of more than 1.5 periods between two sweeps (`# gap,FROM_NS,TO_NS`): without OUT.csv the loop does nothing more than poll.
+// The floor: bare NVML calls with nothing around them. `calls` times each call; `loop PERIOD_US SECONDS [OUT.csv]`
+// polls memory on every GPU and prints rate, missed ticks, jitter and CPU.
+// Build: cc -O2 -o nvml_floor nvml_floor.c -ldl
+// SIGUSR1 makes the loop print how many samples it has taken and missed so far, and the total time of its sweeps.
+// OUT.csv contains change points, and as comments the driver's reserve of each GPU (`# reserved,GPU,BYTES`) and every
+// stretch of more than 1.5 periods between two sweeps (`# gap,FROM_NS,TO_NS`). Without OUT.csv the loop only polls.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -49,7 +52,7 @@ int main(int argc,char**argv){
     // GPM
     int(*ga)(void**)=S("nvmlGpmSampleAlloc"); int(*gg)(dev_t_,void*)=S("nvmlGpmSampleGet"); void*smp=NULL; if(ga&&gg&&ga(&smp)==0) TIME("GpmSampleGet",500,gg(d[0],smp));
     for(unsigned g=0;g<n;g++){TIME("MemoryInfo v1 (each gpu)",5000,m1(d[g],&a)); b.version=(unsigned)(sizeof(mem2)|(2<<24)); if(m2&&m2(d[g],&b)==0) printf("gpu %u reserved(v2)=%llu\n",g,b.reserved);}
-  } else if(!strcmp(mode,"loop")){ // loop PERIOD_US SECONDS [OUT]: paced polling of memory on all GPUs; prints jitter, missed, CPU; writes binary records
+  } else if(!strcmp(mode,"loop")){ // loop PERIOD_US SECONDS [OUT.csv]: paced polling of memory on all GPUs; prints jitter, missed, CPU; writes change points as CSV
     int64_t per=atoll(argv[2])*1000; double secs=atof(argv[3]); FILE*o=argc>4?fopen(argv[4],"w"):NULL; signal(SIGINT,onint); signal(SIGTERM,onint); signal(SIGUSR1,onusr);
     int64_t N=(int64_t)(secs*1e9/per)+1; int64_t*lat=malloc(8*N),*dur=malloc(8*N); int64_t k=0,missed=0,swept=0; int64_t t0=now(CLOCK_MONOTONIC),next=t0+per; mem1 a; unsigned long long last[16]={0}; int64_t changes=0;
     int64_t prev=0,prevreal=0;

@@ -1,4 +1,4 @@
-"""The parts of the bench. Each starts what it needs on the rig, measures, and leaves one JSON object."""
+"""The parts of the bench. Each starts what it needs on the rig, measures, and returns one JSON object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from measure import Daemon
 from rig import Rig
 
 SCRAPERS_AT_ONCE = 50
-"""As many as the daemon has to bear."""
+"""How many scrapers the daemon has to sustain at once."""
 
 SMI_FIELDS = (
     "name,driver_version,persistence_mode,mig.mode.current,ecc.mode.current,memory.total,memory.reserved,"
@@ -40,7 +40,7 @@ SMI_FIELDS = (
 
 
 def environment(rig: Rig, _options: Namespace, _out: Path) -> dict[str, Any]:
-    """The host, its GPUs and the versions in play."""
+    """The host, its GPUs and the versions in use."""
     return {
         "host": platform.platform(),
         "cores": os.cpu_count(),
@@ -53,7 +53,7 @@ def environment(rig: Rig, _options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def probe(rig: Rig, _options: Namespace, out: Path) -> dict[str, Any]:
-    """The daemon's own table of what NVML's calls cost here, into `probe.txt` and `probe.json`."""
+    """The daemon's own table of what NVML's calls cost here, written to `probe.txt` and `probe.json`."""
     seconds = {}
     for arguments, name in ((["probe"], "probe.txt"), (["probe", "--json"], "probe.json")):
         begin = time.monotonic()
@@ -78,7 +78,7 @@ def costs_idle(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def costs_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """The same beside a training job of varying shapes."""
+    """The same as `costs_idle`, beside a training job of varying shapes."""
     job = rig.train()
     outcome = costs.in_turns(rig, options)
     times = job.finish()
@@ -91,7 +91,7 @@ def costs_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
-    """The daemon beside an annotating job, and its peaks by phase against a raw log."""
+    """Runs the daemon beside an annotating job, and compares its peaks by phase with a raw log."""
     raw_log = rig.folder / "raw.csv"
     floor = rig.floor_loop(options.peaks_seconds + 180, raw_log)
     daemon = rig.daemon()
@@ -133,11 +133,11 @@ def peaks(rig: Rig, options: Namespace, out: Path) -> dict[str, Any]:
 
 
 def captures(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """Ticks beside an annotating job while captures of the last 30 s are written one after the other, and without."""
+    """Ticks beside an annotating job, with and without captures of the last 30 s written one after the other."""
     often = ["--set", "captures.asks_per_hour=1000000"]
     daemon = rig.daemon("recorder", ["--set", f"captures.directory={rig.folder / 'captures'}", *often])
     job = rig.train("--socket", str(daemon.socket))
-    time.sleep(options.capture_past_seconds)  # So that each one has as much past as it asks for.
+    time.sleep(options.capture_past_seconds)  # So that each capture has as much past as it asks for.
     of_kind = {
         name: partial(capture_window, daemon, options.capture_seconds, name == "writing") for name in ("without", "writing")
     }
@@ -148,7 +148,7 @@ def captures(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def turn_about(rounds: int, of_kind: dict[str, Callable[[], dict[str, float]]]) -> dict[str, Any]:
-    """Windows of each kind, the order reversed from round to round, and their sums by kind."""
+    """Windows of each kind, in an order that is reversed from round to round, and their sums by kind."""
     windows: dict[str, list[dict[str, float]]] = {name: [] for name in of_kind}
     for number in range(rounds):
         for name in list(windows)[:: 1 if number % 2 else -1]:
@@ -158,7 +158,7 @@ def turn_about(rounds: int, of_kind: dict[str, Callable[[], dict[str, float]]]) 
 
 
 def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> dict[str, float]:
-    """What the sampler did over a window in which captures were asked for whenever the last one was done, or none."""
+    """What the sampler did over a window. With `is_writing`, a capture was requested whenever the last one was done."""
     with counted(daemon) as window:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -171,8 +171,8 @@ def capture_window(daemon: measure.Daemon, seconds: float, is_writing: bool) -> 
 
 
 def scrapers(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """Ticks while fifty scrapers ask at once every second, and while none does; then how often the daemon has looked for
-    other devices, and whether it opened the driver again without a reason."""
+    """Ticks with fifty scrapers at once every second, and with none; then how often the daemon has looked for other
+    devices, and whether it opened the driver again without a reason."""
     daemon = rig.daemon("scraped")
     daemon.wait_sampling()
     of_kind = {
@@ -185,13 +185,13 @@ def scrapers(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     looks = {
         "looked": measure.total(metrics, f"{durations}_count", call="devices") or 0.0,
         "look_us": measure.mean_us([], metrics, durations, call="devices"),
-        "reopened": daemon.child.output().count("NVML is opened again"),
+        "reopened": daemon.child.output().count("reopening NVML"),
     }
     return {**outcome, **looks}
 
 
 def scraper_window(daemon: measure.Daemon, seconds: float, count: int) -> dict[str, float]:
-    """What the sampler did over a window of whole seconds, at each of which this many scrapers asked at once."""
+    """What the sampler did over a window of whole seconds, in each of which this many scrapers scraped at once."""
     scraped = [0] * count
 
     def scrape_each_second(number: int, begin: float) -> None:
@@ -213,7 +213,7 @@ def scraper_window(daemon: measure.Daemon, seconds: float, count: int) -> dict[s
 
 @contextmanager
 def counted(daemon: measure.Daemon) -> Iterator[dict[str, float]]:
-    """What the sampler did meanwhile, in the dictionary that is given, once it is over."""
+    """Yields a dictionary, which holds what the sampler did in the block once the block is over."""
     window: dict[str, float] = {}
     before = sampler_counts(daemon)
     yield window
@@ -222,7 +222,7 @@ def counted(daemon: measure.Daemon) -> Iterator[dict[str, float]]:
 
 
 def sampler_counts(daemon: measure.Daemon) -> dict[str, float]:
-    """Ticks due and missed, those of them that woke late, and captures written, so far."""
+    """Ticks due, missed and late, and captures written, so far."""
     metrics = daemon.metrics()
     ticks = measure.ticks(metrics)
     late = measure.total(metrics, "highwater_sampler_ticks_missed_total", lane="fast", cause="late") or 0.0
@@ -257,7 +257,7 @@ def harm_to_job(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def kills(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """SIGKILL of the sampling daemon beside an annotating job, while a second daemon looks out for XID errors."""
+    """Kills the sampling daemon with SIGKILL beside an annotating job, while a second daemon watches for XID errors."""
     logged = kernel_xids()
     witness = rig.daemon("witness")
     target = rig.folder / "victim.sock"
@@ -294,11 +294,11 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "scrapers": scrapers,
     "harm": harm_to_job,
 }
-"""In the order of running: the last one takes the time that is left."""
+"""In the order of running. The last one takes the time that is left."""
 
 
 def run_block(rig: Rig, options: Namespace, number: int, condition: str) -> harm.Block:
-    """One block: the poller is started, left to settle, and ended after it."""
+    """One block: the poller is started, left to settle, and ended after the block."""
     with ExitStack() as ending:
         if condition == "daemon":
             daemon = rig.daemon()
@@ -315,7 +315,7 @@ def run_block(rig: Rig, options: Namespace, number: int, condition: str) -> harm
 
 
 def around(steps: list[list[int]], killed: Iterable[int]) -> dict[str, Any]:
-    """Steps that overlap the 300 ms after a kill, against all others, milliseconds."""
+    """Steps that overlap the 300 ms after a kill, beside all others, milliseconds."""
     spans = [(at, at + 300_000_000) for at in killed]
     near: list[float] = []
     far: list[float] = []
@@ -332,7 +332,7 @@ def around(steps: list[list[int]], killed: Iterable[int]) -> dict[str, Any]:
 
 
 def kernel_xids() -> list[str] | None:
-    """The kernel log's lines of XID errors; None where it may not be read."""
+    """The kernel log's lines of XID errors; None if it cannot be read."""
     if not shutil.which("dmesg"):
         return None
     done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False)
@@ -340,7 +340,7 @@ def kernel_xids() -> list[str] | None:
 
 
 def collect(daemon: Daemon, seen: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Adds the daemon's ended phases to those seen; a smaller limit is asked for where a larger one is refused."""
+    """Adds the daemon's ended phases to those seen. If a limit is refused, a smaller one is requested."""
     for limit in (100_000, 10_000, 1_000):
         answer = measure.get_json(daemon, f"/api/v1/jobs/bench/phases?limit={limit}")
         if answer is not None:
@@ -351,13 +351,13 @@ def collect(daemon: Daemon, seen: dict[tuple[Any, ...], dict[str, Any]]) -> None
 
 
 def annotation_outcomes(daemon: Daemon) -> dict[str, float]:
-    """How many annotations the daemon took and refused, by outcome."""
+    """How many annotations the daemon accepted and refused, by outcome."""
     name = "highwater_annotations_total"
     return {labels.get("outcome", ""): value for found, labels, value in daemon.metrics() if found == name and value}
 
 
 def keep(out: Path, raw_log: Path, logs: list[Path], answer: dict[str, Any]) -> None:
-    """Keeps the comparison's three inputs, so that it can be made again."""
+    """Keeps the comparison's three inputs, so that it can be repeated."""
     with gzip.open(out / "raw.csv.gz", "wb") as target, raw_log.open("rb") as source:
         shutil.copyfileobj(source, target)
     with gzip.open(out / "events.jsonl.gz", "wb") as target:
@@ -368,7 +368,7 @@ def keep(out: Path, raw_log: Path, logs: list[Path], answer: dict[str, Any]) -> 
 
 
 def first_scrape_ms(rig: Rig) -> float:
-    """One start of the daemon without a GPU."""
+    """Starts the daemon once without a GPU; returns the time to its first scrape, milliseconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -402,6 +402,6 @@ def median_ms(steps: list[list[int]]) -> float | None:
 
 
 def say(command: list[Any]) -> str:
-    """What a short command prints."""
+    """The output of a short command."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=20, check=False)
     return (done.stdout or done.stderr).strip()

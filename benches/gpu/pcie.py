@@ -1,10 +1,10 @@
-"""Whether the daemon's PCIe counters tell what was copied.
+"""Compares the daemon's PCIe counters with the bytes that were copied.
 
 Copies between pinned host memory and one GPU, each way, in several sizes and for some seconds each, and reads
-`highwater_gpu_pcie_{received,transmitted}_bytes_total` before and after. Prints for each the bytes that were copied,
-the bytes that the daemon told in that direction and their ratio, and what it told in the other direction; beside them
-one idle stretch. Where GPM counts, a copy may end in a window after its own, so the counters are read only when
-several turns of the slow lane have passed. Needs PyTorch for CUDA; other work on the GPU is counted as well.
+`highwater_gpu_pcie_{received,transmitted}_bytes_total` before and after. For each it prints the bytes that were copied,
+the bytes that the daemon counted in that direction and their ratio, and what it counted in the other direction. One
+idle stretch is measured too. With GPM, a copy may end in a window after its own, so the counters are read only after
+several turns of the slow lane. Needs PyTorch for CUDA. Other work on the GPU is counted as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rig import find_highwater
 
 MIB = 1 << 20
 IN_FLIGHT_BYTES = 512 * MIB
-"""Copied between two synchronizations, so that small copies are queued and not waited for one by one."""
+"""Copied between two synchronizations, so that small copies are queued instead of waited for one by one."""
 METRICS = {way: f"highwater_gpu_pcie_{way}_bytes_total" for way in ("received", "transmitted")}
 COUNTED_BY = {"host to device": "received", "device to host": "transmitted"}
 """The counter of each direction, in the GPU's view."""
@@ -42,57 +42,57 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Told over copied; None where nothing was copied."""
+        """Counted over copied; None if nothing was copied."""
         return self.told / self.copied if self.copied else None
 
 
 def parse_options() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", type=int, default=0, help="PyTorch's number of the GPU")
     add("--seconds", type=float, default=5.0, help="how long each size is copied in each direction")
     add("--sizes-mib", default="1,16,256,1024", help="sizes of one copy, MiB, with commas between")
-    add("--settle-seconds", type=float, default=3.5, help="waited before the counters are read")
+    add("--settle-seconds", type=float, default=3.5, help="seconds to wait before the counters are read")
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for pcie.json and the log")
     return parser.parse_args()
 
 
 def gpu_labels(torch: Any, device: int) -> dict[str, str]:
-    """The labels of PyTorch's device in the daemon's metrics; none where this PyTorch does not tell the UUID."""
+    """The labels of PyTorch's device in the daemon's metrics; empty if this PyTorch does not report the UUID."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return {} if uuid is None else {"uuid": f"GPU-{str(uuid).removeprefix('GPU-')}"}
 
 
 def counters(daemon: measure.Daemon, labels: dict[str, str]) -> dict[str, float]:
-    """Both counters of the GPU; empty where the daemon does not tell both. Without labels there must be one GPU."""
+    """Both counters of the GPU; empty unless the daemon exports both. Without labels there must be one GPU."""
     metrics = daemon.metrics()
     gpus = {found.get("uuid") for name, found, _ in metrics if name in METRICS.values()}
     if not labels and len(gpus) > 1:
-        raise SystemExit("this PyTorch does not tell a GPU's UUID: let the daemon see one GPU only")
+        raise SystemExit("this PyTorch does not report a GPU's UUID: let the daemon see one GPU only")
     found = {way: measure.total(metrics, name, **labels) for way, name in METRICS.items()}
     return {way: value for way, value in found.items() if value is not None} if None not in found.values() else {}
 
 
 def wait_counters(daemon: measure.Daemon, labels: dict[str, str], timeout_s: float = 15.0) -> dict[str, float]:
-    """The counters, once they are told: GPM needs two turns of the slow lane for its first rate."""
+    """The counters, once they are exported. GPM needs two turns of the slow lane for its first rate."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         told = counters(daemon, labels)
         if told:
             return told
         time.sleep(0.2)
-    raise SystemExit("the daemon tells no PCIe bytes of this GPU: no wide counters, and no GPM (highwater probe)")
+    raise SystemExit("the daemon exports no PCIe bytes of this GPU: no wide counters, and no GPM (highwater probe)")
 
 
 def source_of(daemon: measure.Daemon) -> str:
-    """Whether GPM or NVML's counters are behind the metric, by the calls that the daemon makes."""
+    """Whether the metric comes from GPM or from NVML's counters, judging by the calls that the daemon makes."""
     asked = measure.total(daemon.metrics(), "highwater_nvml_call_duration_seconds_count", call="gpm")
     return "GPM" if asked else "NVML's 64-bit counters"
 
 
 def copier(torch: Any, device: int, direction: str, size: int, seconds: float) -> Callable[[], int]:
-    """Allocates now; the function that it gives copies for `seconds` and tells the bytes."""
+    """Allocates now. The function that it returns copies for `seconds` and returns the bytes."""
     host = torch.ones(size, dtype=torch.uint8).pin_memory()
     there = torch.ones(size, dtype=torch.uint8, device=f"cuda:{device}")
     target, origin = (there, host) if COUNTED_BY[direction] == "received" else (host, there)
@@ -139,7 +139,7 @@ def stretch(
     return Row(direction, size, seconds, copied, grown[own], grown[other])
 
 
-HEAD = f"{'direction':<15} {'copy':>9} {'seconds':>8} {'copied':>16} {'told':>16} {'ratio':>7} {'other way':>14} {'GB/s':>6}"
+HEAD = f"{'direction':<15} {'copy':>9} {'seconds':>8} {'copied':>16} {'seen':>16} {'ratio':>7} {'other way':>14} {'GB/s':>6}"
 
 
 def line(row: Row) -> str:
@@ -153,7 +153,7 @@ def line(row: Row) -> str:
 
 
 def main() -> None:
-    """Measures every direction and size, prints the table as it grows, and leaves `pcie.json`."""
+    """Measures every direction and size, prints the table as it grows, and writes `pcie.json`."""
     options = parse_options()
     import torch  # late, so that --help needs no PyTorch
 

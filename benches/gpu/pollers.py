@@ -1,8 +1,8 @@
 """The daemon, the floor and `nvidia-smi` as pollers that take turns.
 
-Enters: a rig. Leaves: for each turn, what the poller cost and how many ticks it took. A poller is started once and stands
-still (SIGSTOP) while another has its turn. What a call of the driver costs wanders up to fourfold, core by core and second
-by second, whoever makes it and whoever else polls; so the turns of a round follow each other on the same core.
+Input: a rig. Output: for each turn, what the poller cost and how many ticks it took. A poller is started once, and is
+stopped (SIGSTOP) while another has its turn. The cost of a driver call varies up to fourfold, core by core and second
+by second, whichever process makes it and whichever others poll. So the turns of a round follow each other on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Poller:
         self._signal(signal.SIGSTOP)
 
     def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
-        """Lets it run, with the thread that polls on one core, and measures it over `seconds` once it has settled."""
+        """Lets it run, with its polling thread on one core, and measures it over `seconds` once it has settled."""
         os.sched_setaffinity(self.polling_thread(), {core})
         self._signal(signal.SIGCONT)
         try:
@@ -43,11 +43,11 @@ class Poller:
             self._signal(signal.SIGSTOP)
 
     def polling_thread(self) -> int:
-        """The id of the thread that reads memory."""
+        """The ID of the thread that reads memory."""
         return self.child.pid
 
     def counts(self) -> Any:
-        """What it has counted so far."""
+        """Its counts so far."""
         raise NotImplementedError
 
     def outcome(self, before: Any, after: Any, seconds: float, begin_unix: float) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class DaemonPoller(Poller):
     """The daemon, scraped every second of its turn."""
 
     def __init__(self, rig: Rig) -> None:
-        # A call in which the daemon was stopped must not look like one that hangs.
+        # A call during which the daemon was stopped must not look like one that hangs.
         self._daemon = rig.daemon(arguments=["--set", "sampling.hang_after=10m"])
         self._ending = ExitStack()
         self._scraper = self._ending.enter_context(measure.scraped(self._daemon))
@@ -114,7 +114,7 @@ class DaemonPoller(Poller):
 
 
 class FloorPoller(Poller):
-    """The floor, which says its counts when it is asked by a signal."""
+    """The floor, which prints its counts when it gets a signal."""
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig.floor_loop(LONG_S))
@@ -125,7 +125,7 @@ class FloorPoller(Poller):
         deadline = time.monotonic() + 5
         while self.child.output().count(measure.SO_FAR) == said:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nvml_floor does not say how far it is: {self.child.output()[-300:]}")
+                raise RuntimeError(f"nvml_floor prints no counts: {self.child.output()[-300:]}")
             time.sleep(0.002)
         return measure.parse_so_far(self.child.output())
 
@@ -181,7 +181,7 @@ def window(pid: int, seconds: float) -> dict[str, Any]:
 
 
 def calls_us(before: measure.Metrics, after: measure.Metrics) -> dict[str, float]:
-    """Microseconds that the driver took for each of its calls between two scrapes, all GPUs and threads together."""
+    """Microseconds that the driver took for each of its calls between two scrapes, summed over all GPUs and threads."""
     name = "highwater_nvml_call_duration_seconds_sum"
     begun = {labels["call"]: value for sample, labels, value in before if sample == name}
     ended = {labels["call"]: value for sample, labels, value in after if sample == name}
@@ -189,8 +189,8 @@ def calls_us(before: measure.Metrics, after: measure.Metrics) -> dict[str, float
 
 
 def smi_rate(printed: str, begin_unix: float) -> float:
-    """Samples a second of one GPU, by the timestamps of the first and the last line since `begin_unix`. What was
-    printed before may have waited in a buffer; the first line and the last may be torn."""
+    """Samples a second of one GPU, by the timestamps of the first and the last line since `begin_unix`. Earlier lines
+    may have waited in a buffer; the first line and the last may be torn."""
     rows = [line.split(", ") for line in printed.splitlines()[1:-1] if line.count(", ") == 2]
     times = [(datetime.strptime(row[0], "%Y/%m/%d %H:%M:%S.%f").timestamp(), row[1]) for row in rows]
     times = [(at, gpu) for at, gpu in times if at >= begin_unix]

@@ -2,7 +2,7 @@
 
     HIGHWATER=target/release/highwater python3 benches/gpu/resident.py
 
-Prints a line a minute, and the highest. Without NVML: what the driver's library takes comes on top on real GPUs.
+Prints a line a minute, and the highest value. It runs without NVML: on real GPUs the driver's library takes more.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    """Runs the daemon and prints what it takes."""
+    """Runs the daemon and prints its resident memory."""
     parser = argparse.ArgumentParser(description="Measures the daemon's resident memory without a GPU.")
-    parser.add_argument("--minutes", type=float, default=10.7, help="how long; what is kept is full after 10")
+    parser.add_argument("--minutes", type=float, default=10.7, help="how long; the ring is full after 10")
     minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory(prefix="highwater-resident-") as folder:
         captures = f"captures.directory={folder}/captures"

@@ -1,4 +1,4 @@
-"""What the parts of the bench run with: the binaries, a folder, the pollers and the training job."""
+"""The environment of the bench's parts: the binaries, a folder, the pollers and the training job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Job:
         self.child.wait_for("ready: ", timeout_s)
 
     def finish(self, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Asks it to end after its step; its times, and the exit status, which is not 0 where a rank failed."""
+        """Asks it to end after its step; returns its times and its exit status, which is not 0 if a rank failed."""
         status = self.child.stop(timeout_s)
         if not self._times.exists():
             raise RuntimeError(f"the job ended with {status}: {self.child.output()[-1500:]}")
@@ -50,7 +50,7 @@ class Job:
 
 
 class Rig:
-    """Starts what is measured and ends what is left over."""
+    """Starts what is measured, and ends what is left over."""
 
     def __init__(self, folder: Path, gpus: int, dry_run: bool, job_arguments: Sequence[str]) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Rig:
         return daemon
 
     def spawn(self, name: str, command: Sequence[object]) -> Child:
-        """One process, its output in a log of its own."""
+        """Starts one process, with its output in its own log."""
         self._count += 1
         child = Child(command, self.folder / f"{name}-{self._count}.log")
         self._children.append(child)
@@ -106,11 +106,11 @@ class Rig:
         return job
 
     def started(self) -> int:
-        """How many processes have been started that nobody has ended for good."""
+        """How many processes have been started and not been removed by `end_since`."""
         return len(self._children)
 
     def end_since(self, started: int) -> None:
-        """Ends those that were started since there were `started`."""
+        """Ends the processes that were started after there were `started`."""
         for child in self._children[started:]:
             if child.alive():
                 child.kill()

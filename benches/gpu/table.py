@@ -1,6 +1,6 @@
-"""The short table at the end of a run: each figure beside its peers and what it has to hold.
+"""The short table at the end of a run: each figure beside its peers and its target.
 
-Enters: the results of the parts, any of which may have failed. Leaves: text. A figure that was not measured says so.
+Input: the results of the parts, any of which may have failed. Output: text. A figure that was not measured is `-`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Any
 MIB = 1 << 20
 NOT_MEASURED = "-"
 PEERS = {"floor": ("the floor's", "≤1.25", 1.25), "nvidia-smi": ("nvidia-smi's", "<1", 1.0)}
-"""Whose CPU the daemon's is compared with: in words, the bound in words, and the bound."""
+"""The peers whose CPU the daemon's is compared with: in words, the bound in words, and the bound."""
 FEWEST_STARTS = 6
-"""Resampling fewer gives their range and not a 95 % interval."""
+"""With fewer starts, resampling gives their range instead of a 95 % interval."""
 Row = tuple[str, ...]
-"""Figure, the daemon, the floor, `nvidia-smi`, what it has to hold, and whether it does."""
+"""Figure, the daemon, the floor, `nvidia-smi`, the target, and whether the daemon meets it."""
 HEADER: Row = ("figure", "highwater", "floor", "nvidia-smi", "to hold", "holds")
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """A number, or a dash where there is none."""
+    """A number, or a dash if there is none."""
     return NOT_MEASURED if value is None else format(value, form)
 
 
 def verdict(condition: bool | None) -> str:
-    """Yes, no, or a dash for what cannot be told."""
+    """Yes, no, or a dash if it is not known."""
     return NOT_MEASURED if condition is None else ("yes" if condition else "NO")
 
 
 def at(results: dict[str, Any], *path: str) -> Any:
-    """A value deep in the results; None where a part of the path is missing."""
+    """A value deep in the results; None if a part of the path is missing."""
     value: Any = results
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
@@ -63,8 +63,8 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
 
 
 def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, float | None]:
-    """What a tick takes of a core besides the calls for the memory of all GPUs, µs: of the daemon's sampling thread, and of
-    the floor. Waking is in it."""
+    """The time on a core that a tick takes besides the calls for the memory of all GPUs, µs: of the daemon's sampling
+    thread, and of the floor. It includes waking up."""
 
     def of(poller: str, cpu_percent: float | None) -> float | None:
         rate, sweep = (at(results, part, "mean", poller, figure) for figure in ("rate_hertz", "sweep_mean_us"))
@@ -75,19 +75,19 @@ def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, fl
 
 
 def threads(percent: dict[str, float] | None) -> str:
-    """The daemon's threads, the dearest first, those under 0.005 % left out."""
+    """The daemon's threads, the most expensive first, without those under 0.005 %."""
     dear = sorted(((used, name) for name, used in (percent or {}).items() if used >= 0.005), reverse=True)
     return ", ".join(f"{name} {used:.2f}" for used, name in dear) or NOT_MEASURED
 
 
 def anonymous_row(results: dict[str, Any]) -> Row:
-    """Of the daemon's resident memory what no file is behind, so that the kernel cannot take it back: in any part, highest."""
+    """The highest anonymous memory of the daemon in any part. No file backs it, so the kernel cannot reclaim it."""
     turns = [row for part in ("costs-idle", "costs-training") for row in at(results, part, "rounds", "daemon") or []]
     found = [*(row.get("anonymous_bytes") for row in turns), at(results, "peaks", "resident", "RssAnon")]
     highest = max((value for value in found if value), default=None)
     floor = at(results, "costs-idle", "mean", "floor", "anonymous_bytes")
     told = (number(None if value is None else value / MIB, ".1f") for value in (highest, floor))
-    return ("of it not of files", *told, "", "", "")
+    return ("  of it anonymous (MiB)", *told, "", "", "")
 
 
 def resident_row(results: dict[str, Any]) -> Row:
@@ -124,7 +124,7 @@ def peak_rows(results: dict[str, Any]) -> list[Row]:
 
 
 def harm_rows(results: dict[str, Any]) -> list[Row]:
-    """Ratios of the job's times with a poller on, to those with none."""
+    """Ratios of the job's times with a poller on, to those without."""
     rows: list[Row] = []
     for measure, name, most in (
         ("step", "step time, on/off", 1.005),
@@ -141,8 +141,8 @@ def harm_rows(results: dict[str, Any]) -> list[Row]:
 
 
 def below(outcome: dict[str, Any] | None, most: float) -> str:
-    """Yes or no where the whole interval says so, `open` where the bound lies inside it or a few starts make no
-    interval."""
+    """Yes or no if the whole interval says so; `open` if the bound lies inside it, or if there are too few starts
+    for an interval."""
     if not outcome or "ratio" not in outcome:
         return NOT_MEASURED
     if outcome.get("starts", FEWEST_STARTS) < FEWEST_STARTS or outcome["ratio_low"] <= most < outcome["ratio_high"]:
@@ -158,7 +158,7 @@ def interval(outcome: dict[str, Any] | None) -> str:
 
 
 def kill_rows(results: dict[str, Any]) -> list[Row]:
-    """What SIGKILL of the daemon did to the job."""
+    """The effect of SIGKILL of the daemon on the job."""
     part = results.get("kills") or {}
     if "kills" not in part:
         return [("kill -9 beside a job", NOT_MEASURED, "", "", "no XID, job goes on", NOT_MEASURED)]
@@ -170,8 +170,8 @@ def kill_rows(results: dict[str, Any]) -> list[Row]:
 
 
 def late_row(name: str, part: dict[str, Any], kind: str, counted: str) -> Row:
-    """Ticks that woke late in windows of a kind, in which so many of something were counted, beside those in windows
-    without."""
+    """Ticks that woke late in windows of a kind, with how many of something were counted in them, beside those in
+    windows without."""
     if kind not in part:
         return (name, NOT_MEASURED, "", "", "≤without+0.01", NOT_MEASURED)
     late, without = (100 * part[which]["late"] / part[which]["due"] for which in (kind, "without"))
@@ -185,7 +185,7 @@ def capture_row(results: dict[str, Any]) -> Row:
 
 
 def scraper_rows(results: dict[str, Any]) -> list[Row]:
-    """Ticks that woke late while fifty scrapers asked at once; and what looking for other devices took."""
+    """Ticks that woke late while fifty scrapers asked at once, and the cost of looking for other devices."""
     part = results.get("scrapers") or {}
     late = late_row("ticks late with 50 scrapers at once (%)", part, "scraped", "scrapes")
     if "looked" not in part:
@@ -215,7 +215,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
 
 
 def render(results: dict[str, Any]) -> str:
-    """The table as text, and after it the daemon's CPU by thread and the parts that failed."""
+    """The table as text, followed by the daemon's CPU by thread and the parts that failed."""
     rows = [HEADER, *rows_of(results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

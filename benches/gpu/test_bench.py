@@ -1,4 +1,4 @@
-"""Tests of the bench's arithmetic: what it reads from the processes and what it makes of it."""
+"""Tests of the bench's arithmetic: what it reads from the processes, and what it computes from that."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def blocks_of(rounds: int, step_ns: dict[str, int], drift: float = 0.0) -> tuple
 
 
 class Windows(unittest.TestCase):
-    """Windows of two kinds, turn about."""
+    """Windows of two kinds, alternating."""
 
     def test_the_order_turns_and_each_kind_is_summed(self) -> None:
         order: list[str] = []
@@ -110,7 +110,7 @@ class Harm(unittest.TestCase):
 
 
 class Reading(unittest.TestCase):
-    """What processes print and the kernel tells."""
+    """What processes print and the kernel reports."""
 
     def test_ticks_are_those_of_the_fast_lane(self) -> None:
         ticks = measure.ticks(measure.parse_metrics(EXPOSITION))
@@ -261,7 +261,7 @@ def run_of(begin: int, percents: list[float], **environment: object) -> dict[str
 
 
 class Together(unittest.TestCase):
-    """Runs that are added."""
+    """Runs that are combined."""
 
     def test_every_turn_of_each_run_counts_and_keeps_its_start(self) -> None:
         runs = {"a": run_of(1, [1.0, 2.0, 3.0]), "b": run_of(2, [4.0, 5.0]), "c": run_of(3, [6.0])}
@@ -285,7 +285,7 @@ class Together(unittest.TestCase):
             (run_of(2, [1.0], binary_sha256="b0"), r"binary_sha256 \(None and b0\)"),
             (run_of(2, [1.0], nvidia_smi="name, driver_version\nNVIDIA H100, 580.159.04"), "H100"),
             (run_of(1, [1.0]), "one and two are one and the same run"),
-            (run_of(2, [1.0]) | {"environment": {}}, "two does not tell what it was measured on"),
+            (run_of(2, [1.0]) | {"environment": {}}, "two has no environment"),
         ):
             with self.assertRaisesRegex(ValueError, culprit):
                 together.add({"one": one, "two": other})

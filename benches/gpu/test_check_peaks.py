@@ -28,7 +28,7 @@ class Curve:
 
 
 def poll(curve: Curve, until_ns: int, offset_ns: int, blocked: tuple[int, int] = (0, 0)) -> Series:
-    """What a poller of 1 kHz sees that starts at `offset_ns` and stands still while blocked."""
+    """What a poller of 1 kHz sees that starts at `offset_ns` and is stopped while blocked."""
     series = Series()
     previous = None
     for tick in range(offset_ns, until_ns, PERIOD_NS):
@@ -67,7 +67,7 @@ def random_phases(seed: int, until_ns: int) -> list[Phase]:
 
 
 def answer(phases: list[Phase], seen: Series, **changes: Any) -> dict[str, Any]:
-    """The daemon's answer, had it seen `seen`."""
+    """The daemon's answer if it had seen `seen`."""
     return {
         "phases": [
             {

@@ -1,10 +1,10 @@
-"""Adds the turns of several runs on one machine together, and prints the table of their CPU: one longer run in parts.
+"""Combines the turns of several runs on one machine, and prints the table of their CPU: one longer run in parts.
 
     python3 benches/gpu/together.py results-1/ results-2/
 
 Runs that differ in the host's system, its cores, its GPUs, their driver or the daemon's binary are refused: their turns
-are not one sample. Two machines that are alike in all of that cannot be told apart, and are the caller's to know. Other
-parts than the costs are not added, and stand in the tables of their own runs.
+are not one sample. Two machines that are alike in all of that cannot be distinguished; the caller has to know. Parts
+other than the costs are not combined; they are in the tables of their own runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import costs
 import table
 
 SAME = ("host", "cores", "gpus", "highwater", "binary_sha256")
-"""What runs have in common by their environment, beside the GPUs' names and driver."""
+"""What must be equal in the environments of all runs, besides the GPUs' names and driver."""
 PARTS = ("costs-idle", "costs-training")
 
 
 def machine(results: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same in all runs. Clocks, power and temperature are the moment's and do not count."""
+    """What must be the same in all runs. Clocks, power and temperature vary from moment to moment and do not count."""
     environment = results["environment"]
     lines = (environment.get("nvidia_smi") or "").splitlines()[1:]
     gpus = [tuple(cell.strip() for cell in line.split(",")[:2]) for line in lines]
@@ -32,13 +32,13 @@ def machine(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, where two runs were
-    measured on different things, one does not tell on what, or none has turns."""
+    """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, if two runs were
+    measured on different things, one has no environment, or none has turns."""
     first = next(iter(runs))
     begun: dict[Any, str] = {}
     for name, results in runs.items():
         if not results.get("environment"):
-            raise ValueError(f"{name} does not tell what it was measured on: run the part environment too")
+            raise ValueError(f"{name} has no environment: run the part environment too")
         before = begun.setdefault(results.get("begin_unix"), name)
         if before != name:
             raise ValueError(f"{before} and {name} are one and the same run")
@@ -46,7 +46,7 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         differing = [what for what in one if one[what] != other[what]]
         if differing:
             told = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
-            raise ValueError(f"{first} and {name} were not measured on the same: {told}")
+            raise ValueError(f"{first} and {name} were not measured on the same machine and binary: {told}")
     added: dict[str, Any] = {"environment": runs[first]["environment"]}
     for part in PARTS:
         parts = (table.at(results, part, "rounds") or {} for results in runs.values())
@@ -59,7 +59,7 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def failures(runs: dict[str, dict[str, Any]]) -> list[str]:
-    """What failed in the runs' costs: such a run adds the turns that it has."""
+    """What failed in the runs' costs. Such a run contributes the turns that it has."""
     failed = []
     for name, results in runs.items():
         for part in PARTS:
@@ -71,7 +71,7 @@ def failures(runs: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The results in a file. Raises `ValueError`, naming it, where it holds none."""
+    """The results in a file. Raises `ValueError`, naming the file, if it has none."""
     try:
         results = json.loads(file.read_text())
     except ValueError as error:
@@ -82,9 +82,9 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints the table of all runs together; 1, and why, where they cannot be added."""
-    parser = argparse.ArgumentParser(description="Adds the turns of several runs on one machine together.")
-    parser.add_argument("results", nargs="+", type=Path, help="folders that bench.py has left, or results.json of them")
+    """Prints the table of all runs together; returns 1, with the reason, if they cannot be combined."""
+    parser = argparse.ArgumentParser(description="Combines the turns of several runs on one machine.")
+    parser.add_argument("results", nargs="+", type=Path, help="folders of bench.py, or their results.json")
     try:
         runs = {}
         for path in parser.parse_args().results:

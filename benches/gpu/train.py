@@ -2,7 +2,7 @@
 
 Its phases are `data`, `forward`, `backward`, `comm` (the gradients are all-reduced explicitly, after the backward
 pass) and `optimizer`. With annotations on, the device is synchronised at the end of each phase, so that a phase holds
-the memory that it used; with them off nothing is synchronised but the step's end. The sequence length is drawn anew
+the memory that it used; without them only the step's end is synchronised. The sequence length is drawn anew
 each step unless `--seq-min` equals `--seq-max`.
 
     python3 train.py --seconds 30 --socket /run/highwater/annotations.sock --events out/
@@ -177,7 +177,7 @@ class Job:
             self.allocations.append(driver.cycle(self.options.alloc_mib * MIB))
 
     def _finished(self, step: int, deadline: float | None) -> bool:
-        """Whether to stop, agreed by all ranks: one that left alone would leave the others in a collective."""
+        """Whether to stop, agreed by all ranks: a rank that left alone would leave the others in a collective."""
         over = self.stopping or (deadline is not None and time.monotonic() >= deadline)
         over = over or (self.options.steps is not None and step >= self.options.steps)
         if not dist.is_initialized():
@@ -250,7 +250,7 @@ class Job:
 
 
 def launch(gpus: int) -> int:
-    """Runs this script once a GPU, as ranks of one job; a rank that fails ends the others."""
+    """Runs this script once per GPU, as ranks of one job. A rank that fails ends the others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -279,7 +279,7 @@ def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="A training job to measure beside.")
     add = parser.add_argument
-    add("--gpus", type=int, default=1, help="processes, one a GPU")
+    add("--gpus", type=int, default=1, help="processes, one per GPU")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for trying the scripts only")
     add("--layers", type=int, default=16)
     add("--width", type=int, default=2048)
@@ -289,8 +289,8 @@ def parse_options() -> argparse.Namespace:
     add("--seq-min", type=int, default=512, help="shortest sequence")
     add("--seq-max", type=int, default=2048, help="longest; equal to --seq-min for a fixed shape")
     add("--seq-step", type=int, default=64, help="lengths are --seq-min plus a multiple of this")
-    add("--data-ms", type=float, default=0.0, help="what the loader takes a step")
-    add("--empty-cache", type=int, default=0, help="give the allocator's cache back every so many steps")
+    add("--data-ms", type=float, default=0.0, help="how long the loader takes per step")
+    add("--empty-cache", type=int, default=0, help="empty the allocator's cache every so many steps")
     add("--free-gib", type=float, help="fill GPU 0 with ballast until about this much is free")
     add("--alloc-cycles", type=int, default=0, help="after each step, allocate and free this often")
     add("--alloc-mib", type=int, default=256, help="this much each time")
@@ -308,7 +308,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Trains here, or starts one process a GPU."""
+    """Trains here, or starts one process per GPU."""
     options = parse_options()
     if options.gpus > 1 and "RANK" not in os.environ:
         return launch(options.gpus)

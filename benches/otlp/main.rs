@@ -1,11 +1,12 @@
-//! What OTLP costs a running daemon, beside the figures that it has to hold: processor, memory, bytes on the wire.
+//! The cost of OTLP in a running daemon, with the targets: CPU, memory, and bytes on the wire.
 //!
-//! `cargo bench --bench otlp` runs the program again and again, each time exporting something else, on eight simulated
+//! `cargo bench --bench otlp` runs the program repeatedly, each time with another export setup, on eight simulated
 //! GPUs that each change 100 times a second and carry one rank of a job. The receiver is in this process.
 //! docs/performance.md has the results with their date and machine.
 //!
-//! What the exporter adds is its thread's time: it has one, and nothing else runs for it. The whole daemon's is beside it,
-//! whose other threads differ more between two runs than the exporter takes.
+//! The cost of the exporter is the CPU time of its thread: it has exactly one, and no other thread works for it. The
+//! CPU time of the whole daemon is printed beside it. The daemon's other threads vary more between two runs than the
+//! exporter takes.
 
 mod process;
 mod receiver;
@@ -15,9 +16,9 @@ use receiver::Receiver;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// From the start to the first look: the source is open, the job runs, and one snapshot has been sent.
+/// From the start to the first measurement: the source is open, the job runs, and one snapshot has been sent.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// What is measured: three snapshots, wherever it begins.
+/// How long a run is measured. The window contains three snapshots, wherever it begins.
 const WINDOW: Duration = Duration::from_secs(30);
 const GPUS: usize = 8;
 
@@ -39,9 +40,9 @@ const SETUPS: [Setup; 6] = [
     Setup { name: "all three, gzip", exports: true, spans: true, raw: true, gzip: true },
 ];
 
-/// What one run showed.
+/// The result of one run.
 struct Measured {
-    /// Shares of one core, of the whole daemon and of the exporter's thread.
+    /// CPU of the whole daemon and of the exporter's thread, as shares of one core.
     all: f64,
     exporter: f64,
     resident_bytes: u64,
@@ -134,7 +135,7 @@ fn measure(setup: &Setup) -> Measured {
     }
 }
 
-/// Eight GPUs, each with 100 changes a second, and a job on all of them whose own memory stands still.
+/// Eight GPUs, each with 100 changes a second, and a job on all of them whose own memory does not change.
 fn scenario_text() -> String {
     let mut text = format!(
         "[[gpus]]\ncount = {GPUS}\n\n[[jobs]]\nname = \"bench\"\nranks = {GPUS}\nstartup = \"500 ms\"\nbase = \"60 GiB\"\n"
@@ -143,7 +144,7 @@ fn scenario_text() -> String {
         text += &format!("[[jobs.phases]]\nname = \"{name}\"\nduration = \"{milliseconds} ms\"\nbusy = 0.9\n");
     }
     for gpu in 0..GPUS {
-        // Comes and goes every 20 ms.
+        // The spike appears and disappears every 20 ms.
         let offset = 2_000_500 + 1_100 * gpu;
         text += &format!(
             "[[spikes]]\ngpu = {gpu}\noffset = \"{offset} us\"\nevery = \"20 ms\"\nduration = \"10 ms\"\nbytes = \"4 GiB\"\n"

@@ -1,4 +1,4 @@
-//! The program as people run it, and what the kernel says that it uses.
+//! The built program as a child process, and its resource usage as the kernel reports it.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -10,18 +10,18 @@ pub struct Process {
     base: String,
 }
 
-/// What it has used so far.
+/// Resource usage so far.
 pub struct Usage {
-    /// Processor time of all its threads, nanoseconds.
+    /// CPU time of all its threads, nanoseconds.
     pub all_ns: u64,
-    /// Of it, the exporter's thread's.
+    /// CPU time of the exporter's thread alone, nanoseconds.
     pub exporter_ns: u64,
     /// Resident memory, bytes.
     pub resident_bytes: u64,
 }
 
 impl Process {
-    /// Starts it on a scenario with these settings and variables; gives it once it listens.
+    /// Starts the program on a scenario with these settings and variables; returns once it listens.
     pub fn start(scenario: &Path, folder: &Path, settings: &[String], environment: &[(&str, String)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_highwater"));
         for (name, _) in std::env::vars_os() {
@@ -41,13 +41,13 @@ impl Process {
         Self { child, base }
     }
 
-    /// What it has used so far.
+    /// Its resource usage so far.
     pub fn usage(&self) -> Usage {
         let folder = format!("/proc/{}", self.child.id());
         let (mut all_ns, mut exporter_ns) = (0, 0);
         for task in std::fs::read_dir(format!("{folder}/task")).expect("it runs") {
             let task = task.expect("a task").path();
-            // A thread may end meanwhile.
+            // The thread may have ended meanwhile.
             let (Ok(name), Ok(times)) =
                 (std::fs::read_to_string(task.join("comm")), std::fs::read_to_string(task.join("schedstat")))
             else {
@@ -63,7 +63,7 @@ impl Process {
         Usage { all_ns, exporter_ns, resident_bytes: kib << 10 }
     }
 
-    /// The sum of a metric's samples; 0 where it is not told.
+    /// The sum of a metric's samples; 0 if the metric is absent.
     pub fn sum(&self, metric: &str) -> f64 {
         let mut answer = ureq::get(format!("{}/metrics", self.base)).call().expect("an answer");
         let text = answer.body_mut().read_to_string().expect("text");
@@ -74,7 +74,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to kill, and nothing to wait for.
+        // If the process has already ended, both calls have nothing to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A receiver of OTLP over HTTP that takes everything, keeps nothing, and counts the bytes of its connections.
+//! An OTLP/HTTP receiver that accepts everything, stores nothing, and counts the bytes of its connections.
 
 use std::io::{BufReader, Read, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver on a port of this host.
+    /// Starts a receiver on a port of this host.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let receiver = Self { port: listener.local_addr().expect("bound").port(), bytes: Arc::default() };
@@ -27,18 +27,18 @@ impl Receiver {
         receiver
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Bytes that came, headers included.
+    /// Bytes received, headers included.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 }
 
-/// Answers requests until the client goes.
+/// Answers requests until the client closes the connection.
 fn serve(stream: &TcpStream, bytes: &AtomicU64) {
     let mut reader = BufReader::new(Counted { stream, bytes });
     while let Some(length) = head(&mut reader) {
@@ -50,7 +50,7 @@ fn serve(stream: &TcpStream, bytes: &AtomicU64) {
     }
 }
 
-/// Reads a request's head; gives its body's length, or nothing at the end.
+/// Reads a request's head. Returns the length of the body, or `None` at the end of the stream.
 fn head(reader: &mut impl std::io::BufRead) -> Option<u64> {
     let mut length = 0;
     loop {

@@ -1,11 +1,11 @@
-"""An hour of a daemon that does everything at once: its memory, open files and threads must stand still.
+"""An hour of a daemon that does everything at once: its memory, open files and threads must not grow.
 
     HIGHWATER=target/release/highwater python3 benches/soak/soak.py --minutes 60
 
 Eight simulated GPUs with eight annotating ranks; OTLP with spans and raw points to a receiver of this process, which is
-away for a while; a scrape every second; captures on, one asked for every few minutes. `/proc` is read every ten seconds.
-Ends with status 1 where resident memory rises by more than `--most-slope` after the warm-up (least squares), or where
-open files or threads are more in the last quarter than in the first one after it.
+away for a while; a scrape every second; captures on, one requested every few minutes. `/proc` is read every ten
+seconds. Exits with status 1 if resident memory rises by more than `--most-slope` after the warm-up (least squares), or
+if there are more open files or threads in the last quarter of that time than in the first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 
 class Sample(NamedTuple):
-    """What the kernel says of the daemon at one moment."""
+    """What `/proc` shows of the daemon at one moment."""
 
     at_s: float
     resident_bytes: int
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 class Receiver:
-    """A receiver of OTLP that takes everything and keeps nothing, and can be away: then nobody listens."""
+    """An OTLP receiver that accepts everything and stores nothing. It can be away; then nothing listens."""
 
     def __init__(self) -> None:
         self._server = self._listen(0)
@@ -59,13 +59,13 @@ class Receiver:
         return server
 
     def leave(self) -> None:
-        """Ends all connections; new ones are refused."""
+        """Closes all connections; new ones are refused."""
         Taker.away.set()
         self._server.shutdown()
         self._server.server_close()
 
     def come_back(self) -> None:
-        """Listens again where it did."""
+        """Listens again on the same port."""
         Taker.away.clear()
         self._server = self._listen(self.port)
 
@@ -77,7 +77,7 @@ class Taker(http.server.BaseHTTPRequestHandler):
     away = threading.Event()
 
     def do_POST(self) -> None:  # noqa: N802
-        """Reads the request and takes it."""
+        """Reads and accepts the request."""
         left = int(self.headers.get("content-length", 0))
         while left > 0 and (read := len(self.rfile.read(min(left, MIB)))):
             left -= read
@@ -88,7 +88,7 @@ class Taker(http.server.BaseHTTPRequestHandler):
             self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def look(pid: int, begin_s: float) -> Sample:
@@ -101,7 +101,7 @@ def look(pid: int, begin_s: float) -> Sample:
 
 
 def slope(samples: Sequence[tuple[float, float]]) -> float:
-    """The rise of a line through (seconds, value) by least squares, an hour."""
+    """The slope of a line through (seconds, value) by least squares, per hour."""
     if len(samples) < 2:
         raise ValueError("a line needs two points")
     mean_x = statistics.fmean(x for x, _ in samples)
@@ -111,14 +111,14 @@ def slope(samples: Sequence[tuple[float, float]]) -> float:
 
 
 def judge(samples: Sequence[Sample], warm_up_s: float, most_mib: float) -> list[str]:
-    """Everything that does not stand still."""
+    """Everything that has grown too much."""
     settled = [sample for sample in samples if sample.at_s >= warm_up_s]
     rise_mib = slope([(sample.at_s, sample.resident_bytes / MIB) for sample in settled])
     faults = [f"resident memory rises by {rise_mib:.2f} MiB an hour"] if rise_mib > most_mib else []
     quarter = max(1, len(settled) // 4)
     for name in ("files", "threads"):
         first, last = ([getattr(sample, name) for sample in part] for part in (settled[:quarter], settled[-quarter:]))
-        # A scrape or a connection may be open at the moment of a look, never more and more of them.
+        # A scrape or a connection may be open at the moment of a sample, but they must not become more and more.
         if statistics.median(last) > max(first):
             faults.append(f"open {name}: at most {max(first)} at first, {statistics.median(last):.0f} at last")
     return faults
@@ -158,7 +158,7 @@ class Daemon:
             print(f"  {line}", end="", flush=True)
 
     def get(self, path: str, body: bytes | None = None) -> str:
-        """What it answers; of a refusal the text too."""
+        """The body at `path`, also of a refusal."""
         try:
             with urllib.request.urlopen(self.base + path, data=body, timeout=10) as answer:
                 return answer.read().decode()
@@ -170,7 +170,7 @@ class Daemon:
         return sum(float(value) for value in re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", self.get("/metrics"), re.MULTILINE))
 
     def stop(self) -> int:
-        """Ends it; its status."""
+        """Ends it; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(10)
 
@@ -183,7 +183,7 @@ def scrape(daemon: Daemon, over: threading.Event) -> None:
 
 
 def observe(daemon: Daemon, receiver: Receiver, minutes: float) -> list[Sample]:
-    """Looks every ten seconds, while the receiver is away from one third to five twelfths of the time."""
+    """Samples every ten seconds, while the receiver is away from one third to five twelfths of the time."""
     begin_s, end_s, samples, is_away = time.monotonic(), 60 * minutes, [], False
     while (now_s := time.monotonic() - begin_s) < end_s:
         is_due = end_s / 3 <= now_s < end_s * 5 / 12
@@ -214,7 +214,7 @@ def main() -> None:
     """Runs the soak and judges it."""
     parser = argparse.ArgumentParser(description="Soaks the daemon.")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--warm-up", type=float, default=10.0, help="minutes that are not judged; half of all at most")
+    parser.add_argument("--warm-up", type=float, default=10.0, help="minutes that are not judged; at most half of all")
     parser.add_argument("--most-slope", type=float, default=1.0, help="MiB an hour")
     parser.add_argument("--out", type=Path, help="a CSV file of all samples")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the soak calls a rise."""
+"""What the soak reports as a rise."""
 
 import unittest
 
@@ -6,7 +6,7 @@ import soak
 
 
 def samples(rise_mib_an_hour: float, files: int = 0) -> list[soak.Sample]:
-    """An hour of a daemon whose memory rises on top of a saw, and whose open files come to be so many more."""
+    """An hour of a daemon whose memory rises on top of a sawtooth, and which opens `files` more files."""
     made = []
     for n in range(360):
         resident = 20 + rise_mib_an_hour * n / 360 + (n % 7) / 10

@@ -1,4 +1,4 @@
-//! Which triggers begin a capture, which lengthen the one that is taken, and which are turned away. Pure.
+//! Which triggers begin a capture, which extend the running one, and which are turned away. Pure.
 
 use super::asking::Asking;
 use super::directory::Listed;
@@ -12,53 +12,53 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Further triggers that one capture tells of between two of its transactions; more only lengthen it.
+/// The most further triggers that one capture records between two of its transactions. More only extend it.
 const MOST_JOINED: usize = 64;
 
-/// Captures that came to nothing and are still listed.
+/// The most failed captures that stay listed.
 const MOST_FAILED: usize = 16;
 /// The longest trouble that is listed, characters.
 const LONGEST_TROUBLE: usize = 300;
 
-/// Why a capture that somebody asked for is not taken.
+/// Why a requested capture is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The recorder is switched off.
     #[error("captures are off: `captures.directory` is `none`")]
     Off,
-    /// It asks for more than is kept, or for longer than is taken.
+    /// It asks for more than is kept, or for longer than is allowed.
     #[error("{0}")]
     Limit(String),
-    /// Another one is being taken.
+    /// Another capture is being taken.
     #[error("capture `{id}` is being taken; ask again when it is complete")]
     Busy {
-        /// That one.
+        /// Its name.
         id: String,
     },
-    /// Too many were asked for.
-    #[error("captures are asked for too often; `captures.asks_per_hour` is the limit")]
+    /// Captures were requested too often.
+    #[error("captures are requested too often; `captures.asks_per_hour` is the limit")]
     TooOften {
         /// How long to wait.
         wait: Duration,
     },
-    /// Those that it must not push out take all room.
+    /// Captures that it must not push out take all the room.
     #[error(
-        "captures of findings and of `oom` marks take all room; `captures.most_bytes` and `captures.most_files` bound it"
+        "captures of findings and `oom` marks leave no room; `captures.most_bytes` and `captures.most_files` limit it"
     )]
     NoRoom,
-    /// There is no directory that can be written to.
+    /// No directory can be written to.
     #[error("captures cannot be written: {0}")]
     Unavailable(String),
-    /// There is nothing to tell of.
+    /// No GPU is being read.
     #[error("no GPU is read at the moment")]
     NoGpus,
     /// The daemon is about to end.
-    #[error("the recorder takes no captures any more")]
+    #[error("the recorder no longer takes captures")]
     Ended,
 }
 
 impl Refusal {
-    /// The outcome that counts it; none where nothing was tried.
+    /// The outcome that counts it; `None` if nothing was tried.
     pub(super) fn outcome(&self) -> Option<Outcome> {
         match self {
             Refusal::Off | Refusal::Limit(_) => None,
@@ -79,14 +79,14 @@ pub(super) struct Running {
     pub begin_ns: i64,
     pub end_ns: i64,
     longest_ns: i64,
-    /// What it has to tell of beside its first trigger.
+    /// Triggers to record besides the first.
     pub joined: Vec<Trigger>,
     reasons: Vec<&'static str>,
-    /// It ends for another one, which something other than asking makes the recorder write.
+    /// Whether it ends to make way for another capture, which was not requested.
     pub yields: bool,
 }
 
-/// Everything that decides about triggers. Behind a lock that is held for microseconds, and never while a file is
+/// Everything that decides about triggers. It is behind a lock that is held for microseconds, and never while a file is
 /// written.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
@@ -95,32 +95,32 @@ pub(super) struct Desk {
     ended: BTreeMap<&'static str, i64>,
     /// Why nothing can be written.
     pub trouble: Option<String>,
-    /// Where they are; `None` before it could be had.
+    /// The folder of captures; `None` until it could be opened.
     pub folder: Option<Arc<Folder>>,
     /// All captures that have a file, oldest first.
     pub listed: BTreeMap<String, Listed>,
-    /// The last ones that came to nothing, oldest first.
+    /// The last captures that failed, oldest first.
     pub failed: VecDeque<Listed>,
-    /// When the next one may be asked for.
+    /// When the next capture may be requested.
     pub asking: Asking,
-    /// What the capture that is taken has to make way for.
+    /// The triggers for which the running capture has to make way.
     next: Vec<Trigger>,
 }
 
-/// What becomes of a trigger.
+/// The decision about a trigger.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admitted {
     Begin,
     Joined,
     Cooldown,
-    /// One is being taken that does not reach back to it.
+    /// A capture is running that does not reach back to it.
     Busy,
-    /// One is being taken that somebody asked for and that does not reach back far enough: it ends, and this one's follows.
+    /// A requested capture is running that does not reach back far enough. It ends, and this trigger's capture follows.
     Next,
 }
 
 impl Desk {
-    /// Decides about a trigger that comes by itself.
+    /// Decides about a trigger that is not a request.
     pub fn admit(&mut self, trigger: &Trigger, settings: &Settings) -> Admitted {
         let label = trigger.reason.label();
         if let Some(running) = &mut self.running {
@@ -140,7 +140,7 @@ impl Desk {
             }
             if !running.reasons.contains(&label) {
                 running.reasons.push(label);
-                // From now on it has the share of what it is for.
+                // From now on its class also follows from this reason.
                 if let Some(listed) = self.listed.get_mut(&running.id) {
                     listed.reasons.push(label.to_owned());
                 }
@@ -151,24 +151,24 @@ impl Desk {
         if self.ended.get(label).is_none_or(is_cool) { Admitted::Begin } else { Admitted::Cooldown }
     }
 
-    /// Begins one.
+    /// Begins a capture.
     pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &Settings) {
         let longest_ns = end_ns.max(trigger.at_ns.saturating_add(settings.longest_after_ns()));
         let reasons = vec![trigger.reason.label()];
         self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons, yields: false });
     }
 
-    /// Whether the capture of this name is to end for another one.
+    /// Whether the capture of this name must end for another one.
     pub fn yields(&self, id: &str) -> bool {
         self.running.as_ref().is_some_and(|running| running.id == id && running.yields)
     }
 
-    /// What the last capture made way for.
+    /// The triggers for which the last capture made way.
     pub fn take_next(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.next)
     }
 
-    /// The capture of this name came to nothing, or to less than it should have.
+    /// The capture of this name failed: it came to nothing, or to less than it should have.
     pub fn fail(&mut self, id: &str, trouble: &str) {
         let Some(mut listed) = self.listed.remove(id) else { return };
         (listed.state, listed.bytes, listed.trouble) = (State::Failed, 0, Some(one_line(trouble)));
@@ -178,7 +178,7 @@ impl Desk {
         }
     }
 
-    /// Something was in the way of the capture of this name, of which there is a file all the same.
+    /// Notes a problem of the capture of this name, which has a file all the same.
     pub fn note_trouble(&mut self, id: &str, trouble: &str) {
         if let Some(listed) = self.listed.get_mut(id) {
             listed.trouble = Some(one_line(trouble));
@@ -194,14 +194,14 @@ impl Desk {
         }
     }
 
-    /// Until when the running capture goes on, and what it has to tell of.
+    /// When the running capture ends, and the triggers that it has yet to record.
     pub fn take_joined(&mut self) -> (i64, Vec<Trigger>) {
         let Some(running) = &mut self.running else { return (i64::MIN, Vec::new()) };
         (running.end_ns, std::mem::take(&mut running.joined))
     }
 
-    /// Closes the capture of this name, of which all up to `end_ns` is written, for further triggers; `false` if one has
-    /// come meanwhile.
+    /// Closes the capture of this name to further triggers, once everything up to `end_ns` is written. Returns `false`
+    /// if a trigger has come meanwhile.
     pub fn close(&mut self, id: &str, end_ns: i64) -> bool {
         let has_more =
             self.running.as_ref().is_some_and(|running| running.end_ns > end_ns || !running.joined.is_empty());
@@ -211,13 +211,14 @@ impl Desk {
         !has_more
     }
 
-    /// Bytes of all captures that are whole.
+    /// Bytes of all finished captures.
     pub fn bytes(&self) -> u64 {
         let whole = self.listed.values().filter(|listed| listed.state != State::Writing);
         whole.map(|listed| listed.bytes).sum()
     }
 
-    /// The folder was looked at anew; what is about to be written is not there yet.
+    /// Replaces the list after the folder was read again. A capture that is about to be written is not in the folder
+    /// yet.
     pub fn relist(&mut self, listed: BTreeMap<String, Listed>) {
         let known = std::mem::take(&mut self.listed);
         self.listed = listed;
@@ -229,17 +230,17 @@ impl Desk {
             }
         }
         let listed = &self.listed;
-        // What could not be finished may be by now.
+        // A capture that could not be finished before may be finished by now.
         self.failed.retain(|failed| !listed.contains_key(&failed.id));
     }
 
-    /// What takes all captures beyond their bounds, in order; never one that is being written, which is one of them and
-    /// among the `other_bytes`.
+    /// The captures to remove so that the rest keeps to its bounds, in order. Never the capture being written, which
+    /// counts as one of them, and whose bytes are among the `other_bytes`.
     pub fn to_remove(&self, settings: &Settings, other_bytes: u64) -> Vec<String> {
         Shares::new(self.listed.values(), settings, other_bytes).removals()
     }
 
-    /// Bytes that the file of a capture for this reason may take; `None` where there is no room for it.
+    /// Bytes that the file of a capture for this reason may take; `None` if there is no room for it.
     pub fn room(&self, reason: &str, settings: &Settings, other_bytes: u64) -> Option<u64> {
         Shares::new(self.listed.values(), settings, other_bytes).room(Class::of([reason]))
     }
@@ -251,7 +252,7 @@ impl Running {
     }
 }
 
-/// A trouble as it is listed.
+/// A trouble in the form in which it is listed.
 fn one_line(trouble: &str) -> String {
     let plain = trouble.chars().map(|character| if character.is_control() { ' ' } else { character });
     plain.take(LONGEST_TROUBLE).collect()

@@ -1,25 +1,25 @@
-//! How often captures may be asked for: three at once, then one whenever its share of the hour has passed. Pure.
+//! How often captures may be requested: three at once, then one whenever its share of the hour has passed. Pure.
 
 use std::time::{Duration, Instant};
 
-/// Captures that may be asked for at once after a long silence.
+/// Captures that may be requested at once after a long silence.
 const BURST: u32 = 3;
 
-/// When the next one may be asked for.
+/// When the next capture may be requested.
 #[derive(Debug, Default)]
 pub(super) struct Asking {
-    /// When all that was asked for has been paid for by the passing of time.
+    /// When the passing of time will have paid for all requests so far.
     paid: Option<Instant>,
 }
 
 impl Asking {
-    /// How long whoever asks now has to wait; `None` where that is not at all.
+    /// How long a request made now has to wait; `None` if not at all.
     pub fn wait(&self, now: Instant, per_hour: usize) -> Option<Duration> {
         let ahead = self.paid?.checked_duration_since(now)?;
         ahead.checked_sub(share(per_hour) * (BURST - 1)).filter(|wait| !wait.is_zero())
     }
 
-    /// One was asked for and begins.
+    /// Counts a request whose capture begins.
     pub fn spend(&mut self, now: Instant, per_hour: usize) {
         self.paid = Some(self.paid.map_or(now, |paid| paid.max(now)) + share(per_hour));
     }
@@ -37,7 +37,7 @@ mod tests {
     fn three_at_once_and_then_one_every_hundred_seconds() {
         let (mut asking, begin, second) = (Asking::default(), Instant::now(), Duration::from_secs(1));
         let mut begun = Vec::new();
-        // Twenty-two in 41 seconds, and on like that for ten minutes.
+        // A request every tenth of a second for ten minutes.
         for tenth in 0..6_000_u32 {
             let now = begin + Duration::from_millis(100) * tenth;
             if asking.wait(now, 36).is_none() {

@@ -1,7 +1,7 @@
-//! The folder of captures: what is in it, what a killed process left there, and making room.
+//! The folder of captures: its contents, what a killed process left there, and making room.
 //!
-//! Only files whose names are [`id`]s are ever looked at or removed. One daemon at a time has the folder, by
-//! a lock on `.lock`. Nobody else may write to it, and no link in it is followed: [`Folder`] holds both.
+//! Only files whose names are [`id`]s are ever read or removed. One daemon at a time uses the folder, by a lock on
+//! `.lock`. No other user may write to it, and no link in it is followed: [`Folder`] ensures both.
 
 use super::id;
 use crate::files::Folder;
@@ -15,16 +15,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a file ends in once it is whole.
+/// The end of a finished file's name.
 const WHOLE: &str = ".sqlite";
-/// What it ends in while it is written.
+/// The end of the name while the file is written.
 const PARTIAL: &str = ".partial.sqlite";
 /// What SQLite adds to the name for its journal.
 const JOURNAL: &str = "-wal";
 const LOCK: &str = ".lock";
 
-/// A file that is there to be removed: what a full disk needs to let a capture be finished, which is the last second of
-/// it once more. One mebibyte is 8 GPUs whose memory changes every millisecond, four times over.
+/// A file that exists only to be removed. On a full disk, finishing a capture needs its room, to write the last second
+/// once more. One mebibyte is enough for 8 GPUs whose memory changes every millisecond, four times over.
 const RESERVE: &str = ".reserve";
 const RESERVE_BYTES: usize = 1 << 20;
 
@@ -35,19 +35,19 @@ pub struct Listed {
     pub id: String,
     /// Why it was taken: a finding's kind, `oom`, or `asked`.
     pub reason: String,
-    /// That, and why it went on for longer; each once.
+    /// The reason, and those for which it went on for longer; each once.
     pub reasons: Vec<String>,
-    /// What is said of that.
+    /// The note of the trigger.
     pub note: String,
-    /// From when on it tells; `None` where it cannot be read.
+    /// When it begins; `None` if it cannot be read.
     pub begin_unix_nano: Option<i64>,
-    /// Until when.
+    /// When it ends.
     pub end_unix_nano: Option<i64>,
     /// Its size, bytes.
     pub bytes: u64,
-    /// How far it has come.
+    /// Its state.
     pub state: State,
-    /// What was in its way, where something was since the daemon began.
+    /// What went wrong with it, if anything has since the daemon started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -60,10 +60,10 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Makes the folder where it is missing, and locks it.
+    /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
-    /// Where it cannot be made or written to, others may write to it, or another daemon has it.
+    /// If it cannot be created or written to, others may write to it, or another daemon uses it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let folder = Folder::open(path)?;
         let lock = folder.lock(LOCK, "another daemon writes captures here")?;
@@ -71,12 +71,12 @@ impl Directory {
         Ok(Self { folder: Arc::new(folder), _lock: lock })
     }
 
-    /// Where captures are read from.
+    /// The folder from which captures are read.
     pub fn folder(&self) -> &Arc<Folder> {
         &self.folder
     }
 
-    /// Where the file of a capture that begins is to be made.
+    /// The path for the file of a capture that begins.
     pub fn path_of_partial(&self, id: &str) -> io::Result<PathBuf> {
         self.folder.path_of(&partial(id))
     }
@@ -87,12 +87,12 @@ impl Directory {
         self.size(&partial) + self.size(&journal(&partial))
     }
 
-    /// Bytes that can still be written; 0 where the system does not say.
+    /// Bytes that can still be written; 0 if the system does not report it.
     pub fn free_bytes(&self) -> u64 {
         self.folder.free_bytes().unwrap_or(0)
     }
 
-    /// Takes room for finishing a capture when the disk is full. Where there is none, there is no reserve.
+    /// Reserves room for finishing a capture when the disk is full. If there is no room, nothing is reserved.
     pub fn reserve(&self) {
         if self.size(RESERVE) >= RESERVE_BYTES as u64 {
             return;
@@ -104,21 +104,21 @@ impl Directory {
         }
     }
 
-    /// Gives that room back to the disk.
+    /// Gives the reserved room back to the disk.
     pub fn release(&self) {
-        // Not there where there was no room for it.
+        // The file is missing if there was no room for it.
         let _ = self.folder.remove(RESERVE);
     }
 
     /// Bytes of everything that is being written or could not be finished, and of the reserve.
     pub fn other_bytes(&self) -> u64 {
-        // A folder that cannot be listed has no figure; the next turn looks again.
+        // A folder that cannot be listed counts as 0; the next turn reads it again.
         let names = self.folder.names().unwrap_or_default();
         let is_other = |name: &&String| name.contains(PARTIAL) || *name == RESERVE;
         names.iter().filter(is_other).map(|name| self.size(name)).sum()
     }
 
-    /// Gives a finished file its name, and makes that outlast a power failure.
+    /// Gives a finished file its name, and makes the name survive a power failure.
     pub fn publish(&self, id: &str) -> io::Result<u64> {
         self.folder.rename(&partial(id), &whole(id))?;
         self.folder.sync()?;
@@ -132,7 +132,7 @@ impl Directory {
             if let Err(error) = self.folder.remove(&name)
                 && error.kind() != io::ErrorKind::NotFound
             {
-                tracing::warn!(%error, "cannot be removed");
+                tracing::warn!(%error, "an unfinished capture cannot be removed");
             }
         }
     }
@@ -142,22 +142,23 @@ impl Directory {
         self.folder.remove(&whole(id))
     }
 
-    /// Bytes of a file. One that is not there, or is not ours, takes none.
+    /// Bytes of a file; 0 if it does not exist or is not ours.
     fn size(&self, name: &str) -> u64 {
         self.folder.size(name).ok().flatten().unwrap_or(0)
     }
 
-    /// Finishes what a killed process or a full disk left, and lists everything; and whether something is still left.
+    /// Finishes what a killed process or a full disk left, and lists all captures. Also returns whether something is
+    /// still left.
     pub fn recover_and_list(&self) -> io::Result<(BTreeMap<String, Listed>, bool)> {
         let mut is_left = false;
         let names = self.folder.names()?;
         for id in names.iter().filter_map(|name| name.strip_suffix(PARTIAL)).filter(|id| id::is_id(id)) {
             match self.recover(id) {
-                Ok(true) => tracing::info!(id, "a capture that was interrupted is kept as it was"),
+                Ok(true) => tracing::info!(id, "an interrupted capture is kept as it was"),
                 Ok(false) => self.discard(id),
                 Err(error) => {
                     is_left = true;
-                    tracing::debug!(id, %error, "a capture that was interrupted cannot be finished");
+                    tracing::debug!(id, %error, "an interrupted capture cannot be finished");
                 }
             }
         }
@@ -169,7 +170,7 @@ impl Directory {
                     tracing::warn!(id, %error, "a capture cannot be read");
                 } else {
                     is_left = true;
-                    tracing::debug!(id, %error, "a capture cannot be read now, and is looked at again");
+                    tracing::debug!(id, %error, "a capture cannot be read now, and will be tried again");
                 }
                 self.unreadable(id)
             });
@@ -178,7 +179,7 @@ impl Directory {
         Ok((listed, is_left))
     }
 
-    /// Makes one readable file of what was left; `false` if nothing was committed.
+    /// Makes one readable file from what was left; `false` if nothing was committed.
     fn recover(&self, id: &str) -> Result<bool, Box<dyn std::error::Error>> {
         let partial = partial(id);
         self.folder.check_sole(&partial)?;
@@ -226,19 +227,19 @@ impl Directory {
     }
 }
 
-/// Whether a file itself is wrong, and will be the next time too. Too many open files, say, pass.
+/// Whether the file itself is damaged, and will be the next time too. Other errors, such as too many open files, pass.
 fn is_damage(error: &(dyn std::error::Error + 'static)) -> bool {
     let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let code = error.downcast_ref::<rusqlite::Error>().map(rusqlite::Error::sqlite_error_code);
     match code {
         Some(Some(code)) => matches!(code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::Unknown),
-        // What it holds is not what a recording holds.
+        // Its contents are not those of a recording.
         Some(None) => true,
         None => error.downcast_ref::<io::Error>().is_some_and(is_refused),
     }
 }
 
-/// Opens the file of a capture that is whole.
+/// Opens the file of a finished capture.
 pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
     folder.read(&whole(id))
 }
@@ -247,7 +248,7 @@ fn reason_of(id: &str) -> String {
     id.split_once("Z-").map_or_else(String::new, |(_, reason)| reason.to_owned())
 }
 
-/// The reason that it is named after, and the others of its triggers.
+/// The reason in its name, and the other reasons of its triggers.
 fn reasons_of(connection: &Connection, id: &str) -> rusqlite::Result<Vec<String>> {
     let mut reasons = vec![reason_of(id)];
     let mut of_triggers = connection.prepare("SELECT DISTINCT substr(reason, 1, 64) FROM triggers LIMIT 64")?;
@@ -260,12 +261,12 @@ fn reasons_of(connection: &Connection, id: &str) -> rusqlite::Result<Vec<String>
     Ok(reasons)
 }
 
-/// The name of a capture that is whole.
+/// The file name of a finished capture.
 fn whole(id: &str) -> String {
     format!("{id}{WHOLE}")
 }
 
-/// The name of one that is being written.
+/// The file name of a capture that is being written.
 fn partial(id: &str) -> String {
     format!("{id}{PARTIAL}")
 }

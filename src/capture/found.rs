@@ -1,4 +1,4 @@
-//! Findings as recordings keep them, and those that make the recorder write.
+//! Findings in the form in which recordings store them, and the findings that trigger a capture.
 
 use super::trigger::{Findings, Reason, Trigger};
 use crate::recording::write::FindingRow;
@@ -38,8 +38,8 @@ fn row(finding: &Finding) -> FindingRow {
     }
 }
 
-/// What a turn of the detectors makes the recorder write. Findings that are only worth knowing are no reason: an idle GPU
-/// would push out what tells of trouble.
+/// The triggers that follow from a turn of the detectors. A finding that is only worth knowing triggers no capture:
+/// those of an idle GPU would push out those of real trouble.
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
     change.news().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
         let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);

@@ -1,4 +1,4 @@
-//! What a capture is called: the time of its trigger in UTC and its reason, so that a folder sorts by time.
+//! The name of a capture: the time of its trigger in UTC and its reason, so that a folder sorts by time.
 
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 
@@ -13,7 +13,7 @@ pub(super) fn id(unix_ns: i64, reason: &str) -> String {
     format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}.{ms:03}Z-{reason}")
 }
 
-/// Whether a name could be one of ours. Nothing else is ever listed, opened or removed.
+/// Whether a name could be one of ours. No other file is ever listed, opened or removed.
 pub(super) fn is_id(name: &str) -> bool {
     let Some((time, reason)) = name.split_once("Z-") else { return false };
     let shape = time.char_indices().all(|(at, character)| match at {
@@ -27,7 +27,7 @@ pub(super) fn is_id(name: &str) -> bool {
 
 /// Year, month and day of the proleptic Gregorian calendar, of a day counted from 1970-01-01.
 fn civil(day: i64) -> (i64, i64, i64) {
-    // Days are counted from a 1st of March, so that a leap day is the last of its year; 400 years have 146,097 days.
+    // Days are counted from 1 March, so that a leap day is the last of its year; 400 years have 146,097 days.
     let day = day + 719_468;
     let (era, of_era) = (day.div_euclid(146_097), day.rem_euclid(146_097));
     let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;

@@ -1,11 +1,11 @@
 //! The flight recorder: when something happens, the seconds before it and after it are written to a file.
 //!
-//! Enters: triggers (a finding, an `oom` mark, a request), and by reading only, the rings, the last sweeps, the last
-//! events and the ended phases. Leaves: [recordings](crate::recording), in a directory whose
-//! count and bytes are bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread that stands back behind the sampler's,
-//! and only reads what the sampler writes; whoever triggers never waits for it; every trigger has one outcome that is
-//! counted; a kill leaves what was committed, which is all of the past once the file has any table. Absent on purpose:
-//! what makes a finding, which `detect` knows.
+//! Enters: triggers (a finding, an `oom` mark, a request); and, only by reading, the rings, the last sweeps, the last
+//! events and the ended phases. Leaves: [recordings](crate::recording), in a directory whose count and bytes are
+//! bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread with a lower
+//! priority than the sampler's, and only reads what the sampler writes; a trigger never waits for that thread; every
+//! trigger has one outcome, which is counted; a kill leaves what was committed, which is all of the past once the file
+//! has any table. Absent on purpose: what makes a finding, which `detect` knows.
 
 mod admission;
 mod asking;
@@ -34,8 +34,8 @@ use crate::intake::Intake;
 use crate::known::Known;
 use std::sync::Arc;
 
-/// A recorder, which hears of `oom` marks from the intake, and what its thread runs; both off where the settings name no
-/// directory. The rings reach back by `retention_ns` at most.
+/// A recorder, which receives `oom` marks from the intake, and what its thread runs. Both are off if the settings name
+/// no directory. The rings reach back by `retention_ns` at most.
 #[must_use]
 pub fn recorder(
     settings: &Settings,

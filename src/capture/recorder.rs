@@ -1,4 +1,4 @@
-//! The handle on the recorder: whoever notices something triggers it, and never waits.
+//! The handle on the recorder. Any part of the daemon can trigger it, and never waits.
 
 use super::admission::{Admitted, Desk, Refusal};
 use super::directory::{self, Listed};
@@ -20,7 +20,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How long after the request a capture that was asked for may go on, nanoseconds.
+/// The longest time after the request for which a requested capture may go on, nanoseconds.
 const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
 
 /// A capture that begins.
@@ -32,7 +32,7 @@ pub(super) struct Start {
     pub end_ns: i64,
 }
 
-/// What somebody asks for; what is left out is as in the settings.
+/// A request for a capture. A field that is not set takes its value from the settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     /// How far back, nanoseconds.
@@ -55,13 +55,13 @@ pub(super) struct Shared {
     starts: SyncSender<Option<Start>>,
 }
 
-/// The handle. Clones are the same recorder; the default one is switched off.
+/// The handle. Clones are the same recorder; the default is switched off.
 #[derive(Clone, Default)]
 pub struct Recorder(Option<Arc<Shared>>);
 
 impl Recorder {
-    /// A recorder, and where its thread hears of captures to take; both off where the settings name no directory. The rings
-    /// reach back by `retention_ns` at most.
+    /// A recorder, and the channel on which its thread receives captures to take. Both are off if the settings name no
+    /// directory. The rings reach back by `retention_ns` at most.
     pub(super) fn new(settings: &Settings, retention_ns: i64, known: &Known) -> (Self, Option<(Arc<Shared>, Starts)>) {
         if settings.directory.is_none() {
             return (Self(None), None);
@@ -73,27 +73,27 @@ impl Recorder {
         (Self(Some(Arc::clone(&shared))), Some((shared, taken)))
     }
 
-    /// Something happened. Returns at once; what becomes of it is counted.
+    /// Reports that something happened. Returns at once; the outcome is counted.
     pub fn trigger(&self, trigger: Trigger) {
         if let Some(shared) = &self.0 {
             shared.trigger(trigger);
         }
     }
 
-    /// Wakes the thread, which then looks whether it is to stop.
+    /// Wakes the thread, which then checks whether it must stop.
     pub fn wake(&self) {
         if let Some(shared) = &self.0 {
-            // Full only where a capture waits to be taken, which wakes it too.
+            // The channel is full only if a capture waits to be taken, which wakes the thread too.
             let _ = shared.starts.try_send(None);
         }
     }
 
-    /// A turn of the detectors is over.
+    /// Reports that a turn of the detectors is over.
     pub fn found(&self, change: &Change) {
         found::triggers(change).for_each(|trigger| self.trigger(trigger));
     }
 
-    /// A job marked something.
+    /// Reports that a job marked something.
     pub(super) fn hear(&self, mark: &Event) {
         if mark.name.eq_ignore_ascii_case("oom") {
             let reason = Reason::Oom { job: mark.job.clone(), rank: mark.rank };
@@ -102,7 +102,7 @@ impl Recorder {
         }
     }
 
-    /// Somebody asks for a capture of now. Returns its name at once.
+    /// Requests a capture of now. Returns its name at once.
     ///
     /// # Errors
     /// Why it is not taken.
@@ -126,29 +126,29 @@ impl Recorder {
         listed
     }
 
-    /// Why the capture of this name came to nothing, where it is one of the last that did.
+    /// Why the capture of this name failed, if it is one of the last that did.
     #[must_use]
     pub fn failure(&self, id: &str) -> Option<String> {
         let desk = self.0.as_ref()?.desk();
         desk.failed.iter().find(|failed| failed.id == id)?.trouble.clone()
     }
 
-    /// The capture of this name. Only those that are listed are found.
+    /// The capture of this name. Only listed captures are found.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<Listed> {
         self.0.as_ref()?.desk().listed.get(id).cloned()
     }
 
-    /// Opens the file of a capture that is whole.
+    /// Opens the file of a finished capture.
     ///
     /// # Errors
-    /// Where it is not there any more, or cannot be opened. The name must be that of a capture that was found.
+    /// If it no longer exists, or cannot be opened. The name must be that of a capture that was found.
     pub fn open(&self, listed: &Listed) -> io::Result<File> {
         let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
         directory::open_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
-    /// What became of triggers; `None` where the recorder is off.
+    /// What became of triggers; `None` if the recorder is off.
     #[must_use]
     pub fn stats(&self) -> Option<&Stats> {
         self.0.as_ref().map(|shared| &shared.stats)
@@ -166,7 +166,7 @@ impl Shared {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened.
+    /// Handles a trigger.
     pub fn trigger(&self, trigger: Trigger) {
         let interval = (self.settings.before_ns, self.settings.after_ns);
         let mut desk = self.desk();
@@ -175,7 +175,7 @@ impl Shared {
             Admitted::Joined => Some(Outcome::Joined),
             Admitted::Cooldown => Some(Outcome::Cooldown),
             Admitted::Busy => Some(Outcome::Busy),
-            // It is counted when the capture that is taken has ended.
+            // It is counted when the running capture has ended.
             Admitted::Next => None,
         };
         if let Some(outcome) = turned_away {
@@ -198,7 +198,7 @@ impl Shared {
         if let Some(running) = &desk.running {
             return Err(Refusal::Busy { id: running.id.clone() });
         }
-        // With what is written beside the captures not known here, which the thread counts when it begins.
+        // The bytes of other files are not known here; the thread counts them when it begins.
         let has_room = desk.room(Reason::Asked.label(), &self.settings, 0).is_some();
         let (now, per_hour) = (Instant::now(), self.settings.asks_per_hour);
         if !has_room {
@@ -248,7 +248,7 @@ impl Shared {
     }
 }
 
-/// Captures for the thread to take; nothing where it is only to look whether it is to stop.
+/// Captures for the thread to take; `None` if it only has to check whether it must stop.
 pub(super) type Starts = Receiver<Option<Start>>;
 
 impl Collect for Recorder {

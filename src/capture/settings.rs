@@ -1,4 +1,4 @@
-//! What can be set of the recorder, and where it writes unless told.
+//! The recorder's settings, and the default directory.
 
 use crate::intake::LogLimits;
 use highwater_core::clock::SECOND_NS;
@@ -6,17 +6,17 @@ use std::path::PathBuf;
 
 /// Bytes of the last events that are kept for recordings: a minute of 2,000 events a second.
 const EVENT_BYTES: usize = 8 << 20;
-/// Sweeps whose times are kept at most: a minute at 1 ms, 0.75 MiB.
+/// The most sweeps whose times are kept: a minute at 1 ms, 0.75 MiB.
 const MOST_SWEEPS: i64 = 1 << 16;
-/// How much longer than `before` things are kept, so that a trigger that comes a little late still finds its begin.
+/// How much longer than `before` data is kept, so that the beginning is still there if a trigger comes a little late.
 const SLACK_NS: i64 = 5 * SECOND_NS;
-/// By how many times `after` further triggers can lengthen a capture.
+/// Further triggers can extend a capture to at most this many times `after`.
 const LONGEST_AFTERS: i64 = 6;
 
 /// How captures are taken and kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where they are written; `None` for nowhere: no captures.
+    /// Where they are written; `None` for no captures.
     pub directory: Option<PathBuf>,
     /// How far before its trigger a capture begins, nanoseconds.
     pub before_ns: i64,
@@ -24,11 +24,11 @@ pub struct Settings {
     pub after_ns: i64,
     /// How many are kept.
     pub most_files: usize,
-    /// How many bytes they take together.
+    /// The most bytes that they take together.
     pub most_bytes: u64,
     /// How long after a capture no other one begins for the same reason, nanoseconds.
     pub cooldown_ns: i64,
-    /// How many may be asked for in an hour.
+    /// How many may be requested in an hour.
     pub asks_per_hour: usize,
 }
 
@@ -47,14 +47,14 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the intake has to keep of the last events.
+    /// How much the intake has to keep of the last events.
     #[must_use]
     pub fn event_log(&self) -> LogLimits {
         let bytes = if self.directory.is_some() { EVENT_BYTES } else { 0 };
         LogLimits { keep_ns: self.before_ns.saturating_add(SLACK_NS), bytes }
     }
 
-    /// How many sweeps' times are to be kept at this period.
+    /// How many sweeps' times to keep at this period.
     #[must_use]
     pub fn sweeps(&self, period_ns: i64) -> usize {
         let sweeps = self.before_ns.saturating_add(SLACK_NS) / period_ns.max(1);
@@ -62,20 +62,21 @@ impl Settings {
         usize::try_from(kept).unwrap_or(0)
     }
 
-    /// How far after its first trigger a capture that further ones lengthen ends at the latest, nanoseconds.
+    /// How long after its first trigger a capture ends at the latest, however many triggers extend it, nanoseconds.
     #[must_use]
     pub fn longest_after_ns(&self) -> i64 {
         self.after_ns.saturating_mul(LONGEST_AFTERS)
     }
 
-    /// Bytes that one capture may take: a third of all, so that its journal and the reserve have room too.
+    /// The most bytes of one capture: a third of all, so that its journal and the reserve have room too.
     #[must_use]
     pub fn most_capture_bytes(&self) -> u64 {
         self.most_bytes / 3
     }
 }
 
-/// Where captures go unless told: where systemd says, else the user's state, else `/var/lib` for root.
+/// The default directory: below systemd's `STATE_DIRECTORY`, else `XDG_STATE_HOME`, else for root `/var/lib`, else the
+/// home folder's `.local/state`.
 #[must_use]
 pub fn default_directory() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

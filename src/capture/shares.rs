@@ -1,27 +1,28 @@
-//! Which captures go when there are too many: nobody's evidence can be pushed out by asking, or by marking. Pure.
+//! Which captures are removed when there are too many. No one can push out another's evidence by requesting captures or
+//! by marking. Pure.
 //!
-//! Captures are of three classes. Those that were asked for take at most half of all, and push out only each other. Those
-//! of `oom` marks, which any job can send, push out those that were asked for, then each other. Those of findings push out
-//! those that were asked for, then those of marks, then, of the kind that has the most, the oldest. Each class keeps an
-//! eighth whatever comes, so that it finds room too.
+//! Captures are of three classes. Requested captures take at most half of all, and push out only each other. Captures
+//! of `oom` marks, which any job can send, push out requested ones, then each other. Captures of findings push out
+//! requested ones, then those of marks, then the oldest of the kind of finding that has the most. Each class always
+//! keeps an eighth, so that it finds room too.
 
 use super::directory::Listed;
 use super::settings::Settings;
 use crate::recording::State;
 
-/// Who a capture is for; a later one pushes out earlier ones.
+/// What a capture is for. A later class pushes out earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// It was asked for.
+    /// It was requested.
     Asked,
     /// A job marked `oom`.
     Oom,
-    /// Something was found.
+    /// A finding was raised.
     Finding,
 }
 
 impl Class {
-    /// The class of a capture for these reasons, as they are labelled.
+    /// The class of a capture for these reasons, given by their labels.
     pub fn of<'a>(reasons: impl IntoIterator<Item = &'a str>) -> Self {
         let class = |reason: &str| match reason {
             "asked" => Class::Asked,
@@ -38,7 +39,7 @@ impl Listed {
     }
 }
 
-/// Files and bytes.
+/// A number of files and of bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Amount {
     files: usize,
@@ -59,10 +60,10 @@ impl Amount {
     }
 }
 
-/// All captures beside their bounds.
+/// All captures, and their bounds.
 pub(super) struct Shares<'a> {
     kept: Vec<&'a Listed>,
-    /// The one that is being written, which is never removed, and is made room for.
+    /// The capture being written. It is never removed, and room is made for it.
     newcomer: Option<&'a Listed>,
     most: Amount,
     most_asked: Amount,
@@ -72,13 +73,13 @@ pub(super) struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// `other_bytes` are those of the folder that no finished capture takes.
+    /// `other_bytes` are the bytes in the folder that no finished capture takes.
     pub fn new(listed: impl Iterator<Item = &'a Listed>, settings: &Settings, other_bytes: u64) -> Self {
         let (writing, kept): (Vec<_>, Vec<_>) = listed.partition(|listed| listed.state == State::Writing);
         let newcomer = writing.first().copied();
         let reserved = other_bytes.saturating_sub(newcomer.map_or(0, |listed| listed.bytes));
         let (files, bytes) = (settings.most_files, settings.most_bytes);
-        // Of fewer than four none is set apart.
+        // With fewer than four files, none is set apart.
         let floor = if files < 4 { 0 } else { (files / 8).max(1) };
         Self {
             kept,
@@ -90,7 +91,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// What takes all captures within their bounds, in order.
+    /// The captures to remove so that the rest keeps to its bounds, in order.
     pub fn removals(mut self) -> Vec<String> {
         let mut remove = Vec::new();
         while let Some(victim) = self.victim() {
@@ -99,8 +100,8 @@ impl<'a> Shares<'a> {
         remove
     }
 
-    /// Bytes that the file of a capture of this class may take, so that it and its journal find room without pushing out
-    /// what it must not; `None` where there is none.
+    /// Bytes that the file of a capture of this class may take, so that it and its journal fit without pushing out what
+    /// it must not; `None` if there is no room.
     pub fn room(&self, class: Class) -> Option<u64> {
         let above = [Class::Oom, Class::Finding].into_iter().filter(|other| *other > class);
         let above = above.map(|other| self.amount(other)).fold(Amount::default(), Amount::plus);
@@ -109,7 +110,7 @@ impl<'a> Shares<'a> {
             Class::Oom => self.most.less(above).less(self.floor).bytes,
             Class::Finding => self.most.less(self.floor).less(self.floor).bytes,
         };
-        // Of few files none is set apart for what is asked for, which then has to wait for room.
+        // With few files, none is set apart for requested captures, which then have to wait for room.
         let has_place = class != Class::Asked || above.files < self.most.files;
         (has_place && room > 0).then(|| self.most_capture_bytes.min(room / 2))
     }
@@ -119,7 +120,7 @@ impl<'a> Shares<'a> {
         of_class.fold(Amount::default(), |sum, listed| sum.plus(Amount { files: 1, bytes: listed.bytes }))
     }
 
-    /// The next one to go.
+    /// The next capture to remove.
     fn victim(&self) -> Option<usize> {
         let (asked, oom, finding) = (self.amount(Class::Asked), self.amount(Class::Oom), self.amount(Class::Finding));
         if asked.exceeds(self.most_asked)
@@ -151,11 +152,11 @@ impl<'a> Shares<'a> {
         self.kept.iter().position(|listed| listed.class() == class)
     }
 
-    /// The oldest of those of findings whose kind has the most: a kind that comes again and again pushes out no other.
+    /// The oldest capture of the kind of finding that has the most: a kind that recurs pushes out no other.
     fn of_largest_kind(&self) -> Option<usize> {
         let finding = || self.kept.iter().enumerate().filter(|(_, listed)| listed.class() == Class::Finding);
         let count = |reason: &str| finding().filter(|(_, listed)| listed.reason == reason).count();
-        // Of those of one size the first, which is the oldest.
+        // Among kinds of the same size the first, which is the oldest.
         let largest = finding().rev().max_by_key(|(_, listed)| count(&listed.reason))?.1.reason.as_str();
         finding().find(|(_, listed)| listed.reason == largest).map(|(at, _)| at)
     }

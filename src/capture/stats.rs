@@ -1,4 +1,4 @@
-//! What became of triggers and captures, counted.
+//! Counters of what became of triggers and captures.
 
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,25 +8,26 @@ highwater_core::labels! {
     pub enum Outcome {
         /// Its capture was written whole.
         Complete = "complete",
-        /// Its capture ended before its time: it grew to its limit, the GPUs went away, or the daemon stopped.
+        /// Its capture ended early: it grew to its limit, the GPUs went away, or the daemon stopped.
         CutShort = "cut_short",
-        /// Its capture could not be written further: the disk is full, say. What was written before is kept.
+        /// Its capture could not be written further, for example because the disk is full. What was written before is
+        /// kept.
         Failed = "failed",
-        /// It came while a capture was taken, which tells of it and goes on for longer.
+        /// It came while a capture was running, which records it and goes on for longer.
         Joined = "joined",
         /// It came too soon after a capture of the same reason.
         Cooldown = "cooldown",
         /// Another capture was being taken.
         Busy = "busy",
-        /// Captures were asked for too often.
+        /// Captures were requested too often.
         TooOften = "too_often",
-        /// It was asked for, and captures that it must not push out take all room.
+        /// It was requested, and captures that it must not push out take all the room.
         NoRoom = "no_room",
-        /// There is no directory that can be written to.
+        /// No directory can be written to.
         Unavailable = "unavailable",
-        /// There are no GPUs to tell of.
+        /// No GPU is being read.
         NoGpus = "no_gpus",
-        /// The recorder's thread does not take triggers any more.
+        /// The recorder's thread no longer takes triggers.
         Dropped = "dropped",
     }
 }
@@ -71,7 +72,7 @@ impl Stats {
     }
 }
 
-/// What became of it, by the catalogue.
+/// Exports the counters as metrics of the catalogue.
 impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {

@@ -1,7 +1,7 @@
 //! One capture from its first transaction, which has all of the past, to its last.
 //!
 //! Enters: what a node keeps, by reading only. Leaves: transactions. Invariant: a transaction that has a sweep has its
-//! readings, so that a file that ends early tells nothing wrong.
+//! readings, so that a file that ends early contains nothing wrong.
 
 use super::recorder::Start;
 use super::trigger::{Findings, Reason, Trigger};
@@ -21,12 +21,13 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
-/// How long after its end the capture waits for what is told late: phases are attributed every 100 ms.
+/// How long after its end the capture waits for late data: phases are attributed every 100 ms.
 const LINGER_NS: i64 = 500 * MILLISECOND_NS;
 /// How long it waits for the memory of a GPU that answers.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
-/// What is read of a node. Not the node itself: its driver could not be opened again while somebody holds that.
+/// The parts of a node that are read. Not the node itself, because its driver cannot be opened again while something
+/// holds that.
 pub(super) struct View {
     source: String,
     gpus: Arc<[GpuState]>,
@@ -48,7 +49,7 @@ impl View {
         }
     }
 
-    /// Whether this is still what that node keeps.
+    /// Whether this still belongs to that node.
     pub fn is_of(&self, node: Option<&Node>) -> bool {
         node.is_some_and(|node| Arc::ptr_eq(&node.rings, &self.rings))
     }
@@ -63,13 +64,13 @@ pub(super) struct Capture {
     begin_ns: i64,
     end_ns: i64,
     tracks: Vec<Track>,
-    /// The same as of the last transaction; `None` before the first.
+    /// The tracks as of the last transaction; `None` before the first.
     committed: Option<Vec<Track>>,
     next_tick: u64,
     next_turn: u64,
     next_change: u64,
     next_event: u64,
-    /// Of phases, and of layers.
+    /// The next of the phases, and of the layers.
     next_phases: [u64; 2],
     usage_ns: Vec<i64>,
     ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
@@ -78,7 +79,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Begins the file. What it has so far is committed by the first [`advance`](Self::advance).
+    /// Begins the file. Its contents so far are committed by the first [`advance`](Self::advance).
     pub fn begin(
         path: &Path,
         most_bytes: u64,
@@ -104,7 +105,7 @@ impl Capture {
             next_change: 0,
             next_event: 0,
             next_phases: [0; 2],
-            // Exclusive, and a reading at the very begin counts.
+            // Exclusive, so that a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
             lost_events: 0,
@@ -149,9 +150,10 @@ impl Capture {
         first_ns.filter(|_| !is_whole).unwrap_or(i64::MIN).max(self.begin_ns)
     }
 
-    /// Writes what has come since the last time, in one transaction, and tells of `joined`. Calls `between` now and then.
+    /// Writes what has come since the last call, and the triggers `joined`, in one transaction. Calls `between` now and
+    /// then.
     pub fn advance(&mut self, joined: &[Trigger], between: &dyn Fn()) -> rusqlite::Result<()> {
-        // The first transaction is the one that the tables are made in.
+        // The first transaction is already open: the tables were made in it.
         if self.file.is_idle() {
             self.file.begin()?;
         }
@@ -173,7 +175,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Whether the file has anything, which is then at least all of the past.
+    /// Whether the file contains anything, which is then at least all of the past.
     pub fn is_committed(&self) -> bool {
         self.committed.is_some()
     }
@@ -183,12 +185,12 @@ impl Capture {
         self.end_ns = self.end_ns.max(end_ns);
     }
 
-    /// The time of the timeline that it follows, nanoseconds.
+    /// The current time of the timeline that it follows, nanoseconds.
     pub fn now_ns(&self) -> i64 {
         self.view.clock.now_ns()
     }
 
-    /// Whether everything up to its end has been told, or will not be.
+    /// Whether everything up to its end is known, or never will be.
     pub fn is_over(&self) -> bool {
         let now_ns = self.view.clock.now_ns();
         let answering = self.view.gpus.iter().zip(self.view.rings.iter()).filter(|(gpu, _)| gpu.is_sampled());
@@ -197,25 +199,25 @@ impl Capture {
         beyond_ns >= PATIENCE_NS || (is_known && beyond_ns >= LINGER_NS)
     }
 
-    /// Whether the node that it tells of is still this one.
+    /// Whether the node that it records is still this one.
     pub fn is_of(&self, node: Option<&Node>) -> bool {
         self.view.is_of(node)
     }
 
-    /// Until when the memory of every GPU that answers has been written, nanoseconds of the timeline.
+    /// Until when the memory of every answering GPU has been written, nanoseconds of the timeline.
     pub fn known_ns(&self) -> i64 {
         let tracks = self.tracks.iter().zip(self.view.gpus.iter());
         let answering = tracks.filter(|(_, gpu)| gpu.is_sampled()).map(|(track, _)| track.until_ns());
-        // Where no GPU answers, all that will be known of them is.
+        // If no GPU answers, nothing more will be known of them.
         answering.min().unwrap_or_else(|| self.now_ns()).min(self.end_ns)
     }
 
-    /// Makes what was committed outlast a power failure.
+    /// Makes what was committed survive a power failure.
     pub fn sync(&self) -> rusqlite::Result<()> {
         self.file.sync()
     }
 
-    /// Ends the file; `state` tells how. Returns when it ends, Unix nanoseconds.
+    /// Ends the file with this state. Returns when the recording ends, Unix nanoseconds.
     pub fn finish(mut self, state: State) -> rusqlite::Result<i64> {
         self.file.roll_back();
         self.tracks = self.committed.take().unwrap_or_default();
@@ -234,13 +236,13 @@ impl Capture {
         self.file.close().map(|()| end_unix_ns)
     }
 
-    /// Sweeps before the rings, so that each one's readings are there when the rings are read.
+    /// Sweeps come before the rings, so that each sweep's readings are there when the rings are read.
     fn write_ticks(&mut self) -> rusqlite::Result<()> {
         let new = new_within(self.view.ticks.log(), &mut self.next_tick, self.begin_ns, self.end_ns);
         new.into_iter().try_for_each(|sweep| self.file.tick(sweep))
     }
 
-    /// When the detectors looked: whoever plays the file lets them look then.
+    /// Writes when the detectors looked. A replay lets them look at the same times.
     fn write_turns(&mut self) -> rusqlite::Result<()> {
         let new = new_within(self.view.ticks.turns(), &mut self.next_turn, self.begin_ns, self.end_ns);
         new.into_iter().try_for_each(|turn| self.file.turn(turn.begin_ns))
@@ -256,8 +258,8 @@ impl Capture {
         Ok(())
     }
 
-    /// What became of GPUs up to the end, and of what was before the begin only what was still so then; what comes after the
-    /// end is left for the case that it moves.
+    /// Writes what became of GPUs up to the end. Of the changes before the begin, only those still in effect at the
+    /// begin are written. Changes after the end are left, in case the end moves.
     fn write_changes(&mut self) -> rusqlite::Result<()> {
         let (changes, next) = self.view.changes.since(self.next_change);
         let until = changes.iter().position(|change| change.at_ns > self.end_ns).unwrap_or(changes.len());
@@ -271,13 +273,14 @@ impl Capture {
         written.map(|(_, change)| change).try_for_each(|change| self.file.gpu_change(change, self.begin_ns))
     }
 
-    /// The jobs, while positions in what they said mean the GPUs of this file.
+    /// The jobs, as long as the positions in their events mean the GPUs of this file.
     fn jobs(&self) -> Option<MutexGuard<'_, Jobs>> {
         let jobs = self.intake.jobs();
         (jobs.devices() == self.file.uuids()).then_some(jobs)
     }
 
-    /// Events from the begin on; those of the last moments may lie after the end. None once positions mean other GPUs.
+    /// Writes events from the begin on; the last ones may lie after the end. Writes none once positions mean other
+    /// GPUs.
     fn write_events(&mut self) -> rusqlite::Result<()> {
         let taken = {
             let Some(_jobs) = self.jobs() else { return Ok(()) };
@@ -299,7 +302,7 @@ impl Capture {
             let mut ended = Vec::new();
             for (next, shelf) in self.next_phases.iter_mut().zip([&log.phases, &log.layers]) {
                 let (new, lost) = shelf.since(*next);
-                // Of the first look, what is not kept any more ended long before.
+                // At the first look, what is no longer kept ended long before, and is not lost.
                 self.lost_phases += if *next > 0 { lost } else { 0 };
                 *next = shelf.count();
                 ended.extend(new);
@@ -329,11 +332,11 @@ impl Capture {
     }
 }
 
-/// What a log has of an interval since `next`, which goes on behind it.
+/// The entries of a log within an interval, from `next` on. Moves `next` behind them.
 fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, end_ns: i64) -> Vec<Sweep> {
     let Some(log) = log else { return Vec::new() };
     let (mut new, count) = log.since(*next);
-    // Those after the end are left for the case that the end moves.
+    // Entries after the end are left, in case the end moves.
     let later = new.iter().rev().take_while(|noted| noted.end_ns > end_ns).count();
     *next = count - later as u64;
     new.truncate(new.len() - later);

@@ -1,4 +1,4 @@
-//! What was read is what the file tells, and the folder keeps to its bounds whatever happens.
+//! The file contains what was read, and the folder keeps to its bounds whatever happens.
 
 use super::admission::Refusal;
 use super::directory::Directory;
@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 
 const START_NS: i64 = 1_795_207_211_009_094_564;
 const GPUS: usize = 2;
-/// Of the rings.
+/// The rings' resolution.
 const RESOLUTION_NS: i64 = 1_000;
 
-/// GPUs that answer what they are told to, and note whether they were asked.
+/// GPUs that give scripted answers, and note what they gave.
 struct Script {
     devices: Vec<Device>,
     next: Mutex<[Option<u64>; GPUS]>,
@@ -49,11 +49,11 @@ impl Source for Script {
     fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
         let next = self.next.lock().unwrap()[gpu];
         self.given.lock().unwrap()[gpu] = next;
-        next.ok_or_else(|| Error::Failed("as told".into()))
+        next.ok_or_else(|| Error::Failed("as scripted".into()))
     }
 }
 
-/// A node whose every reading is told by the test.
+/// A node whose every reading is set by the test.
 struct Rig {
     clock: Arc<Manual>,
     script: Arc<Script>,
@@ -85,7 +85,8 @@ impl Rig {
         Self { clock, script, node, sampler, intake: Arc::new(intake), known, folder }
     }
 
-    /// One sweep this long after the last; returns when it began and what each GPU gave, unless none was asked.
+    /// Makes one sweep this long after the last. Returns when it began and what each GPU gave, or `None` if no sweep
+    /// was made.
     fn sweep(&mut self, after_ns: i64, answers: [Option<u64>; GPUS]) -> Option<(i64, [Option<u64>; GPUS])> {
         self.clock.advance_to(self.clock.now_ns() + after_ns);
         *self.script.next.lock().unwrap() = answers;
@@ -115,7 +116,7 @@ impl Rig {
         Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
     }
 
-    /// A recorder over this node, and its thread, which ends when the switch is set.
+    /// A recorder over this node, the switch that ends its thread, and the thread.
     fn recorder(&self, settings: Settings) -> (Recorder, Arc<AtomicBool>, std::thread::JoinHandle<()>) {
         let (recorder, worker) = super::recorder(&settings, 600 * SECOND_NS, &self.known, &self.intake);
         let (worker, stop) = (worker.unwrap(), Arc::new(AtomicBool::new(false)));
@@ -130,19 +131,19 @@ impl Rig {
         Settings { directory, before_ns, after_ns, cooldown_ns, most_files, most_bytes, asks_per_hour }
     }
 
-    /// Something of this kind is found.
+    /// Reports a finding of this kind.
     fn find(&self, recorder: &Recorder, kind: &'static str) {
         let at_ns = self.clock.now_ns();
         recorder.trigger(Trigger { reason: Reason::Finding(kind), at_ns, note: String::new() });
     }
 
-    /// The file of a capture that is whole.
+    /// The file of a finished capture.
     fn whole(&self, id: &str) -> PathBuf {
         self.folder.path().join("captures").join(format!("{id}.sqlite"))
     }
 
-    /// Lets time pass, a millisecond at a time with changing memory and some twenty times as fast as it is, until
-    /// something is so.
+    /// Lets time pass until a condition holds: a millisecond at a time, with changing memory, and some twenty times as
+    /// fast as real time.
     fn until(&mut self, what: &str, is_so: impl Fn() -> bool) {
         let begun = Instant::now();
         for n in 0_u64.. {
@@ -160,7 +161,7 @@ impl Rig {
 
 type Told = Vec<(i64, [Option<u64>; GPUS])>;
 
-/// Every reading that a recording tells, sweep by sweep.
+/// Every reading in a recording, sweep by sweep.
 fn told(connection: &Connection) -> Told {
     let sql = "SELECT begin_ns, max(CASE gpu WHEN 0 THEN used_bytes END), max(CASE gpu WHEN 1 THEN used_bytes END) \
                FROM samples_by_tick GROUP BY begin_ns ORDER BY begin_ns";
@@ -193,7 +194,7 @@ fn spacing_ns() -> impl Strategy<Value = i64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever was read, failed or was late, and whenever the capture looked: the file tells every reading.
+    /// Whatever was read, failed or was late, and whenever the capture looked, the file contains every reading.
     #[test]
     fn every_reading_of_the_interval_is_told(
         sweeps in prop::collection::vec((spacing_ns(), answer(), answer(), 0..8_u8), 2..400),
@@ -224,7 +225,8 @@ proptest! {
         prop_assert_eq!(told(&file), given);
         for (gpu, ring) in rig.node.rings.iter().enumerate() {
             let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { continue };
-            // The ring's times are coarser than the sweeps': what it puts at the very end may have been read after it.
+            // The ring's times are coarser than the sweeps'. A reading that it puts at the very end may have been taken
+            // after it.
             let begin_ns = interval.0 - interval.0.rem_euclid(RESOLUTION_NS);
             let (from_ns, to_ns) = (begin_ns.max(oldest_ns), (interval.1 - RESOLUTION_NS).min(newest_ns));
             if from_ns > to_ns { continue }
@@ -232,14 +234,14 @@ proptest! {
             wanted.dedup_by_key(|point| point.used);
             let wanted: Vec<_> = wanted.iter().map(|point| (point.at_ns.max(interval.0), point.used)).collect();
             let kept: Vec<_> = points(&file, gpu as i64).into_iter().filter(|(at_ns, _)| (from_ns..=to_ns).contains(at_ns)).collect();
-            // Where nothing is known before or after, there is one point more that says so.
+            // If nothing is known before or after, there is one more point that says so.
             prop_assert!(kept.starts_with(&wanted), "{kept:?} {wanted:?}");
             prop_assert!(kept[wanted.len()..].iter().all(|(_, used)| used.is_none()), "{kept:?} {wanted:?}");
         }
     }
 }
 
-/// The driver came back with another device before the capture noticed: positions mean others.
+/// The driver came back with other devices before the capture noticed, so positions mean others.
 #[test]
 fn what_jobs_said_of_other_devices_is_not_told() {
     let mut rig = Rig::new();
@@ -258,7 +260,7 @@ fn what_jobs_said_of_other_devices_is_not_told() {
     assert_eq!(gpus, r#"["GPU-1"]"#);
 }
 
-/// The ring has its time, floored, before the begin.
+/// The ring floors its time to before the begin.
 #[test]
 fn a_reading_right_after_the_begin_with_nothing_after_it_is_told() {
     let mut rig = Rig::new();
@@ -399,7 +401,7 @@ fn captures_beyond_their_number_are_removed_oldest_first() {
 #[test]
 fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readable() {
     let mut rig = Rig::new();
-    // A third of 4 MiB is what one may take; a changing GPU fills that within a minute.
+    // One capture may take a third of 4 MiB; a changing GPU fills that within a minute.
     let settings = Settings { after_ns: 300 * SECOND_NS, ..rig.settings() };
     let (recorder, stop, thread) = rig.recorder(settings);
     rig.sweep(MILLISECOND_NS, [Some(1), Some(1)]);
@@ -415,7 +417,7 @@ fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readabl
     let file = schema::look(&path).unwrap();
     assert_eq!(integrity(&file), "ok");
     let end_ns: i64 = schema::meta(&file, "end_ns").unwrap();
-    // Times of samples are floored to the microsecond, those of sweeps are not.
+    // Times of samples are floored to the microsecond; those of sweeps are not.
     let last = told(&file).pop().unwrap();
     assert!(last.0 - end_ns < 1_000 && last.1.iter().all(Option::is_some), "{last:?} {end_ns}");
     end(&recorder, &stop, thread);
@@ -461,7 +463,7 @@ fn what_a_killed_process_left_is_finished_at_the_next_start() {
     let mut capture = rig.capture(&name("oom"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
     capture.advance(&[], &|| ()).unwrap();
     let nothing = rig.capture(&name("xid"), (now_ns - SECOND_NS, now_ns + SECOND_NS), Arc::new(OneFinding));
-    // As a kill leaves them: nothing is closed, and the locks are another's, which the copies do not have.
+    // As a kill leaves them: nothing is closed. The locks belong to another process, and the copies do not have them.
     for what in ["oom", "xid"] {
         for suffix in ["", "-wal"] {
             let from = format!("{}{suffix}", name(what).display());
@@ -524,7 +526,7 @@ fn a_recording_is_made_and_opened_through_no_link() {
     assert!(told.contains("exists"), "{told}");
     assert!(schema::reopen(&link).is_err() && schema::look(&link).is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"", "an empty file is what SQLite would make a database of");
-    // What a dead process left, or somebody put there under such a name.
+    // What a dead process left, or another user put there under such a name.
     let folder = rig.folder.path().join("captures");
     std::fs::create_dir(&folder).unwrap();
     let left = folder.join("20261120T204011.009Z-oom.partial.sqlite");
@@ -537,7 +539,7 @@ fn a_recording_is_made_and_opened_through_no_link() {
     assert_eq!(std::fs::read(&victim).unwrap(), b"");
 }
 
-/// Too many open files, say: what a kill left is finished later, and not removed.
+/// For example too many open files: what a kill left is finished later, and not removed.
 #[test]
 fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
     let rig = Rig::new();
@@ -545,7 +547,7 @@ fn what_cannot_be_looked_at_now_is_no_reason_to_remove_it() {
     std::fs::create_dir(&folder).unwrap();
     let left = folder.join("20261120T204011.009Z-oom.partial.sqlite");
     std::fs::write(&left, "").unwrap();
-    // An empty database has no table; what was committed may be in its journal, which cannot be looked at.
+    // An empty database has no table. What was committed may be in its journal, which cannot be read.
     let journal = folder.join("20261120T204011.009Z-oom.partial.sqlite-wal");
     std::os::unix::fs::symlink(&journal, &journal).unwrap();
     let directory = Directory::open(&folder).unwrap();
@@ -580,7 +582,8 @@ fn what_is_asked_for_pushes_out_no_evidence() {
     assert_eq!((kept.len(), recorder.stats().unwrap().removed()), (8, 18));
 }
 
-/// Whoever asks all the time keeps findings from captures of their own; those that they are told in are theirs then.
+/// A user who requests captures all the time keeps findings from getting captures of their own. So a requested capture
+/// that contains a finding counts as the finding's.
 #[test]
 fn a_finding_within_what_was_asked_for_is_evidence_too_after_a_restart() {
     let mut rig = Rig::new();

@@ -1,25 +1,25 @@
-//! Why a capture is taken, and who tells the findings that are written into it.
+//! Why a capture is taken, and where the findings that are written into it come from.
 
 use crate::recording::write::FindingRow;
 
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
-    /// A finding was raised: its kind, as the label `finding` has it.
+    /// A finding was raised: its kind, the value of the label `finding`.
     Finding(&'static str),
     /// A job marked `oom`.
     Oom {
         /// The job.
         job: String,
-        /// Which process of it.
+        /// Which of its processes.
         rank: u32,
     },
-    /// Somebody asked for it.
+    /// It was requested.
     Asked,
 }
 
 impl Reason {
-    /// The reason without whom it is about: what files are named after, and what cools down.
+    /// The reason without its job or rank: files are named after it, and it cools down.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {
@@ -30,19 +30,19 @@ impl Reason {
     }
 }
 
-/// Something that makes the recorder write.
+/// Something that triggers a capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
     /// Why.
     pub reason: Reason,
     /// When it happened, nanoseconds of the timeline.
     pub at_ns: i64,
-    /// A word for people: what was found, or why somebody asked.
+    /// A text for people: what was found, or why the capture was requested.
     pub note: String,
 }
 
-/// Tells the findings to be written. Called a few times a second while a capture is taken, by its thread.
+/// Provides the findings to be written. Called a few times a second while a capture is taken, by its thread.
 pub(super) trait Findings: Send + Sync {
-    /// Those that held at any time between these two, in any order; bounded by whoever keeps them.
+    /// Findings that held at any time between these two, in any order. The source bounds their number.
     fn between(&self, from_ns: i64, to_ns: i64) -> Vec<FindingRow>;
 }

@@ -1,6 +1,6 @@
 //! The recorder's thread: waits for triggers, takes one capture at a time, and keeps the folder within its bounds.
 //!
-//! Whatever the disk does costs this thread time and nobody else: the sampler and the intake do not know that it exists.
+//! A slow disk delays only this thread: the sampler and the intake do not know that it exists.
 
 use super::directory::Directory;
 use super::recorder::{Shared, Start, Starts};
@@ -16,17 +16,17 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// How often what has come is written: what a kill can lose.
+/// How often new data is written: what a kill can lose.
 const WRITE_PERIOD: Duration = Duration::from_millis(250);
-/// How often what was written is synced: what a power failure can lose, beside the past, which is synced at once.
+/// How often written data is synced: what a power failure can lose. The past is synced at once.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// How long a folder that could not be had, or a file that could not be finished, is left alone.
+/// How long a folder that could not be opened, or a file that could not be finished, is left alone.
 const RETRY: Duration = Duration::from_secs(30);
-/// A capture whose timeline stands still for so long is over: the recording that is replayed has ended.
+/// A capture whose timeline stands still for this long is over: the recording that is replayed has ended.
 const STANDSTILL: Duration = Duration::from_secs(5);
-/// A disk with so many bytes left is not full.
+/// A disk with more bytes left than this is not full.
 const ROOM_BYTES: u64 = 1 << 20;
-/// How long after a failure that was logged the same one is not.
+/// The shortest time between two failures that are logged.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// What the thread runs.
@@ -36,7 +36,7 @@ pub struct Worker {
     intake: Arc<Intake>,
     directory: Option<Directory>,
     looked: Option<Instant>,
-    /// Whether a file could not be finished and is to be tried again.
+    /// Whether a file could not be finished and must be tried again.
     is_left: bool,
     told: Option<Instant>,
 }
@@ -46,7 +46,7 @@ impl Worker {
         Self { shared, starts, intake, directory: None, looked: None, is_left: false, told: None }
     }
 
-    /// Takes captures until `stop`, behind every other thread. One that is being taken then ends before its time.
+    /// Takes captures until `stop`, at a lower priority than the sampler. A capture that is running then ends early.
     pub fn run(mut self, stop: &AtomicBool) {
         crate::thread::stand_back();
         while !stop.load(Ordering::Relaxed) {
@@ -59,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Opens the folder where it is not open, now and then.
+    /// Opens the folder if it is not open, or finishes what is left; not more often than every [`RETRY`].
     fn look_after_directory(&mut self) {
         let is_well = self.directory.is_some() && !self.is_left;
         if is_well || self.looked.is_some_and(|looked| looked.elapsed() < RETRY) {
@@ -109,14 +109,14 @@ impl Worker {
         desk.end(&start.id);
         let next = desk.take_next();
         drop(desk);
-        // Whoever sees it counted may ask for the next one.
+        // Counted only now, because a client that sees the count may request the next capture.
         self.shared.stats.count(outcome);
         self.make_room();
         // The first begins the next capture, the others join it.
         next.into_iter().for_each(|trigger| self.shared.trigger(trigger));
     }
 
-    /// The capture came to nothing: it stays listed with why.
+    /// Notes that the capture failed. It stays listed with the cause.
     fn fail(&self, start: &Start, outcome: Outcome, trouble: &str) -> Outcome {
         self.shared.desk().fail(&start.id, trouble);
         outcome
@@ -141,7 +141,7 @@ impl Worker {
         });
         let (capture, ended) = match written {
             Ok((capture, ended)) if capture.is_committed() => (capture, ended),
-            // Nothing was committed: there is nothing to keep.
+            // Nothing was committed, so there is nothing to keep.
             failed => {
                 let trouble = failed.and_then(|(_, ended)| ended).err();
                 let trouble = trouble.map_or_else(|| "it ended before anything was written".into(), |e| e.to_string());
@@ -152,10 +152,10 @@ impl Worker {
         };
         let state = ended.unwrap_or_else(|trouble| self.end_early(start, &trouble));
         if let Err(trouble) = self.finish(capture, &start.id, state) {
-            // What was committed stays where it is, and is made one file of when there is room.
+            // What was committed stays where it is, and becomes one file when there is room.
             self.is_left = true;
             self.tell(&format!("capture {} cannot be finished: {trouble}", start.id));
-            let trouble = format!("it cannot be finished, which is tried again every {} s: {trouble}", RETRY.as_secs());
+            let trouble = format!("it cannot be finished, and is tried again every {} s: {trouble}", RETRY.as_secs());
             return self.fail(start, Outcome::Failed, &trouble);
         }
         match state {
@@ -165,11 +165,11 @@ impl Worker {
         }
     }
 
-    /// Notes why a capture ends before its time, of which what was committed is kept.
+    /// Notes why a capture ends early. What was committed is kept.
     fn end_early(&mut self, start: &Start, trouble: &Trouble) -> State {
         let (limit, state) = match self.is_limit(trouble) {
             true => (
-                " (it has grown to what captures of its kind may take, a third of captures.most_bytes at most)",
+                " (it has reached the limit for captures of its kind, at most a third of captures.most_bytes)",
                 State::CutShort,
             ),
             false => ("", State::Failed),
@@ -180,7 +180,7 @@ impl Worker {
         state
     }
 
-    /// Whether a file grew to its own limit, which SQLite tells as it tells a disk that is full.
+    /// Whether a file grew to its own limit, which SQLite reports in the same way as a full disk.
     fn is_limit(&self, trouble: &Trouble) -> bool {
         let is_full = matches!(trouble, Trouble::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull));
         is_full && self.directory.as_ref().is_some_and(|directory| directory.free_bytes() > ROOM_BYTES)
@@ -193,12 +193,12 @@ impl Worker {
         let path = directory.path_of_partial(&start.id)?;
         let room =
             self.shared.desk().room(start.trigger.reason.label(), &self.shared.settings, directory.other_bytes());
-        let most_bytes = room.ok_or_else(|| io::Error::other("captures that it must not push out take all room"))?;
+        let most_bytes = room.ok_or_else(|| io::Error::other("captures that it must not push out leave no room"))?;
         let (intake, findings) = (Arc::clone(&self.intake), Arc::clone(&self.shared.findings));
         Capture::begin(&path, most_bytes, start, view, intake, findings)
     }
 
-    /// Writes until the capture is over, and tells how it ended.
+    /// Writes until the capture is over, and returns how it ended.
     fn follow(&self, capture: &mut Capture, id: &str, stop: &AtomicBool) -> Result<State, Trouble> {
         let (mut synced, mut moved, mut now_ns) = (None::<Instant>, Instant::now(), capture.now_ns());
         loop {
@@ -218,7 +218,7 @@ impl Worker {
                 return Ok(State::CutShort);
             }
             if self.shared.desk().yields(id) {
-                self.shared.desk().note_trouble(id, "it made way for what happened, to which it does not reach back");
+                self.shared.desk().note_trouble(id, "it made way for a trigger to which it does not reach back");
                 return Ok(State::CutShort);
             }
             if synced.is_none_or(|synced| synced.elapsed() >= SYNC_PERIOD) {
@@ -263,7 +263,7 @@ impl Worker {
         self.make_room();
     }
 
-    /// Removes the oldest captures until all keep to their bounds.
+    /// Removes captures until the rest keeps to its bounds.
     fn make_room(&self) {
         let Some(directory) = &self.directory else { return };
         let other_bytes = directory.other_bytes();

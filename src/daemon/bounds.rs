@@ -1,7 +1,7 @@
-//! The sum of everything that the daemon may be made to keep, beside the limit that the chart gives it.
+//! Compares the sum of everything that the daemon can be made to keep with the chart's memory limit.
 //!
-//! Each row is a bound of the code, taken from where it is kept, with what it costs at the most. Two rows are measured:
-//! the daemon at rest with NVML (docs/performance.md), and the making of an exposition.
+//! Each row is a bound of the code, taken from where it is kept, with its highest cost. Two rows are measured: the
+//! daemon at rest with NVML (docs/performance.md), and making an exposition.
 
 use super::listeners::{HEALTH_PLACES, PLACES};
 use crate::config::Settings;
@@ -18,25 +18,25 @@ use std::fmt::Write as _;
 const MIB: usize = 1 << 20;
 /// GPUs of a large node.
 const GPUS: usize = 8;
-/// The program, its heap at rest and NVML's libraries: the most that was measured on four H200s, 28.4 MiB with 8 MiB of it
-/// in rows below; the bare loop of NVML calls in C takes 20.5.
+/// The program, its heap at rest and NVML's libraries: the highest measurement on four H200s, 28.4 MiB, includes 8 MiB
+/// that rows below count; the bare loop of NVML calls in C takes 20.5.
 const AT_REST: usize = 26 * MIB;
-/// A scrape of 2,048 phases with series: its samples and their text while that is made.
+/// A scrape of 2,048 phases with series: its samples, and their text while it is made.
 const EXPOSITION: usize = 8 * MIB;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;
-/// A finding's texts and evidence; 256 go on and 256 have ended.
+/// A finding's texts and evidence; 256 are active and 256 have ended.
 const FINDINGS: usize = 512 * 3 * 1024;
-/// What detectors keep of one rank: baselines of some dozens of steps.
+/// State that detectors keep of one rank: baselines of some dozens of steps.
 const OF_RANK: usize = 4 << 10;
-/// A connection's task and what TCP's library keeps of it, beside its buffers.
+/// A connection's task and the TCP library's state for it, without its buffers.
 const CONNECTION: usize = 6 << 10;
 /// One point of power and utilization.
 const POINT: usize = 40;
-/// A capture's transaction under way, beside SQLite's cache.
+/// A capture's transaction in progress, without SQLite's cache.
 const CAPTURE: usize = 2 * MIB;
 
-/// Every bound with what it takes at the most, bytes.
+/// Every bound with its highest cost, bytes.
 fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
     let limits = settings.limits;
     let sqlite = usize::try_from(CACHE_KIB).unwrap_or(usize::MAX) << 10;

@@ -1,4 +1,4 @@
-//! Stories of findings in simulations, with the delay from the onset to the moment at which a scrape would tell it.
+//! Tests of findings in simulations, with the delay from the onset to the moment at which a scrape would report them.
 
 use crate::intake::{Intake, due};
 use crate::node::{Node, Periods};
@@ -19,15 +19,15 @@ const LATE_NS: i64 = 500 * MILLISECOND_NS;
 /// The period of the join.
 const TURN_NS: i64 = 100 * MILLISECOND_NS;
 
-/// One turn of the join in which something was seen: the time, and the signs.
+/// The signs seen, each with the time of its turn of the join.
 type Seen = Vec<(i64, Sign)>;
 
 /// A simulated node as the daemon runs it, with simulated time.
 struct Played {
     source: Arc<Sim>,
-    /// What was seen, by seconds since the start in nanoseconds.
+    /// The signs seen; times are nanoseconds since the start.
     seen: Seen,
-    /// The rank's steps: number, begin, end, since the start.
+    /// The steps of each rank: job, rank, number, begin and end, since the start.
     steps: Vec<(String, u32, u64, i64, i64)>,
     detect: Detect,
 }
@@ -70,7 +70,7 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
     Played { source, seen, steps: steps(&told), detect }
 }
 
-/// What the other lanes' threads do: readings, events, and asking again for a GPU that was lost.
+/// The work of the other lanes' threads: readings, events, and attempts to get back a lost GPU.
 fn lanes(node: &Node, now_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
         if gpu.health() == highwater_core::gpu::Health::Up {
@@ -105,24 +105,24 @@ impl Played {
         self.seen.iter().filter(move |(_, sign)| sign.kind == kind)
     }
 
-    /// The first sign of a kind: when it was seen, and what it says.
+    /// The first sign of a kind, with its time.
     fn first(&self, kind: Kind) -> &(i64, Sign) {
         self.of(kind).next().unwrap_or_else(|| panic!("no {}", kind.label()))
     }
 
-    /// The step of a rank that is under way at a moment.
+    /// The step of a rank that is in progress at a moment.
     fn step_at(&self, rank: u32, at_ns: i64) -> (u64, i64, i64) {
         let found = self.steps.iter().find(|step| step.1 == rank && step.3 <= at_ns && at_ns <= step.4);
         found.map(|step| (step.2, step.3, step.4)).expect("a step")
     }
 
-    /// When free memory of a GPU first falls below a bound, from a moment on.
+    /// When free memory of a GPU first falls below a bound, after a moment.
     fn first_below(&self, gpu: usize, free_bytes: u64, from_ns: i64) -> i64 {
         let usable_bytes = self.source.devices()[gpu].usable_bytes().expect("known");
         let is_below = |at_ns: &i64| {
             self.source.memory_used(gpu, START_NS + at_ns).is_ok_and(|used| usable_bytes - used < free_bytes)
         };
-        (from_ns..from_ns + 60 * SECOND_NS).step_by(1_000_000).find(is_below).expect("it gets so full")
+        (from_ns..from_ns + 60 * SECOND_NS).step_by(1_000_000).find(is_below).expect("it gets that full")
     }
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -133,7 +133,7 @@ impl Played {
     }
 }
 
-/// Says how late it was, for the table of docs/findings.md (`cargo test --lib daemon::findings -- --nocapture`).
+/// Prints the delay, for the table of docs/findings.md (`cargo test --lib daemon::findings -- --nocapture`).
 fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
     let delay_ns = seen_ns - onset_ns;
     println!(
@@ -145,7 +145,7 @@ fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
     assert!((0..=LATE_NS.max(step_ns)).contains(&delay_ns), "{}: {delay_ns} ns after its onset", kind.label());
 }
 
-/// The keys of a job that trains, from its `base` on.
+/// The keys of a training job, from its `base` on.
 const TRAINING: &str = include_str!("../../tests/data/training.toml");
 
 fn training(more: &str) -> String {
@@ -180,12 +180,12 @@ fn near_oom_is_told_with_its_cause_and_who_waits() {
 
     let (seen_ns, starved) = played.first(Kind::CommStarvation);
     let (_, begin_ns, end_ns) = played.step_at(1, starved.begin_ns - START_NS);
-    // Nothing is slow before the collective has lasted longer than it should: its step's end is when that is known.
+    // A collective is slow only once it has lasted longer than it should, which is known at the end of its step.
     assert_in_time(Kind::CommStarvation, end_ns, *seen_ns, end_ns - begin_ns);
-    assert_eq!(starved.subject.rank, Some(1), "who waits");
+    assert_eq!(starved.subject.rank, Some(1), "the rank that waits");
     assert!(starved.text.what.contains("while rank 0 flushed"), "{}", starved.text.what);
     assert_eq!(played.kinds(), ["allocator_thrash", "comm_starvation", "low_headroom"]);
-    // Ten seconds after the last sign all of it is over.
+    // Ten seconds after the last sign all findings have ended.
     assert_eq!(played.detect.board().active().count(), 0);
     assert_eq!(played.detect.board().ended().count(), 3);
 }
@@ -196,7 +196,7 @@ fn a_data_loader_that_stalls_every_step_is_found() {
     let (seen_ns, stall) = played.first(Kind::InputStall);
     // Warm-up is not judged: the stall counts from the first step after it.
     let first = played.steps.iter().find(|step| step.1 == 0 && step.2 == 3).expect("a fourth step");
-    // One late batch is none: it waits for a second one, and for the turn after.
+    // One late batch is not a stall: the detector waits for a second one, and for the turn after.
     assert_in_time(Kind::InputStall, first.4, *seen_ns, first.4 - first.3 + TURN_NS);
     assert_eq!(stall.certainty, Certainty::Observed);
     assert_eq!(played.kinds(), ["input_stall"]);
@@ -219,7 +219,7 @@ fn a_leak_is_told_with_the_time_at_which_memory_is_full() {
     let step_s =
         played.steps.iter().map(|step| (step.4 - step.3) as f64 / 1e9).sum::<f64>() / played.steps.len() as f64;
     let truth_s = steps_left * step_s;
-    assert!((0.7..1.4).contains(&(full_in / truth_s)), "{full_in} s are told, {truth_s} s are left");
+    assert!((0.7..1.4).contains(&(full_in / truth_s)), "{full_in} s are reported, {truth_s} s are left");
     println!("{:>17}: {} s after the begin of the run", growth.kind.label(), seen_ns / SECOND_NS);
     assert_eq!(played.kinds(), ["memory_growth"]);
 }
@@ -247,7 +247,7 @@ fn memory_that_is_held_with_nothing_running_is_idle() {
     let played = play_with(held, 8, settings.clone());
     let (_, idle) = played.first(Kind::IdleGpu);
     assert_eq!((idle.severity, idle.subject.gpu), (Severity::Info, Some(0)));
-    assert_eq!(play_with(&scenario, 8, settings).of(Kind::IdleGpu).count(), 0, "what has ended holds nothing");
+    assert_eq!(play_with(&scenario, 8, settings).of(Kind::IdleGpu).count(), 0, "a job that has ended holds nothing");
 }
 
 #[test]
@@ -263,6 +263,6 @@ fn steps_that_nobody_looked_at_are_counted() {
     assert_eq!(play(scenario, 4).detect.unseen(), 0);
     let limits = Limits { ended: 16, ..Limits::default() };
     let unseen = play_within(scenario, 4, Settings::default(), limits).detect.unseen();
-    // Two a step, some fifty steps a turn, for two seconds after the job's start.
+    // Two per step, some fifty steps a turn, for two seconds after the job's start.
     assert!((1_000..2_000).contains(&unseen), "{unseen}");
 }

@@ -1,7 +1,7 @@
-//! A source that is read as time passes: opened, read by its lanes, and opened again when it is gone.
+//! Reads a live source: opens it, runs its lanes, and opens it again when it is gone.
 //!
-//! Enters: the settings' source, NVML or a simulation. Leaves: the node of the moment in its slot, and why there is none.
-//! Invariants: jobs go on while there is no node; what was counted outlives a node.
+//! Enters: the settings' source, NVML or a simulation. Leaves: the current node in its slot, or why there is none.
+//! Invariants: jobs continue while there is no node; counts outlive a node.
 
 use super::told::Told;
 use super::{DRAIN, Shared, join_all, spawn};
@@ -19,17 +19,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the join catches up with the rings.
+/// How often the join processes new readings.
 pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
-/// How long a source that cannot be opened, or whose GPUs are all lost, is left alone before it is tried again.
+/// How long to wait before retrying a source that cannot be opened, or whose GPUs are all lost.
 const RETRY_NS: i64 = 5 * SECOND_NS;
-/// How often the join catches up while no job has said anything: for pressure, flushes and lost GPUs.
+/// How often the join runs while there is no job: for pressure, flushes and lost GPUs.
 const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
-/// How often jobs are brought up to date while there is no node.
+/// How often jobs are updated while there is no node.
 const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
-/// How soon to look again where devices have changed: instances are made one by one.
+/// The longest wait before devices that have changed are checked again: instances are created one by one.
 const SETTLE_NS: i64 = 5 * SECOND_NS;
-/// How often it is looked whether every GPU is lost.
+/// How often to check whether every GPU is lost.
 const LOSS_PERIOD_NS: i64 = SECOND_NS;
 
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
@@ -56,7 +56,7 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
     }
 }
 
-/// Leaves the source alone for a while; jobs go on.
+/// Waits before the next attempt to open the source; jobs continue.
 fn wait_without_node(shared: &Shared) {
     let until_ns = shared.known.clock.now_ns() + RETRY_NS;
     while !shared.stopped() && shared.known.clock.now_ns() < until_ns {
@@ -69,7 +69,7 @@ fn wait_without_node(shared: &Shared) {
 
 fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>, OpenError> {
     match scenario {
-        // The scenario begins at a whole millisecond, where the sampler's deadlines are too.
+        // The scenario begins at a whole millisecond, aligned with the sampler's deadlines.
         Some(scenario) => {
             let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
             Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
@@ -78,7 +78,7 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
     }
 }
 
-/// One node from its first tick until the daemon stops or every GPU is lost. Returns what it has counted.
+/// Runs one node from its first tick until the daemon stops or every GPU is lost. Returns its counts.
 fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) -> Option<Counted> {
     let made = Node::new(
         source,
@@ -90,7 +90,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     let (node, writers) = match made {
         Ok((node, writers)) => (Arc::new(node), writers),
         Err(error) => {
-            let message = format!("rings cannot be made: {error}");
+            let message = format!("cannot create the rings: {error}");
             shared.known.slot.clear(OpenError { reason: "ring", message });
             wait_without_node(shared);
             return None;
@@ -98,13 +98,13 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     };
     let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
     shared.put_in_place(&node);
-    // A node with a part of its lanes would look alive and show what is no longer true.
+    // A node with only some of its lanes would look alive and show stale values.
     let started = start_lanes(shared, &mut lanes, writers);
     let is_whole = started.is_ok();
     let end = match started {
         Ok(()) => wait_for_end(shared, &node),
         Err(error) => {
-            let message = format!("not every thread that reads can be started: {error:#}");
+            let message = format!("cannot start every reader thread: {error:#}");
             Some(OpenError { reason: "threads", message })
         }
     };
@@ -123,8 +123,8 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
     Some(node.counted())
 }
 
-/// Waits until every GPU has been lost for a while, or the devices are others than were found, and returns why the source
-/// is to be opened again; or until the daemon stops.
+/// Waits until every GPU has been lost for a while, or the devices have changed, and returns why the source must be
+/// opened again; or until the daemon stops.
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
     let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
@@ -133,23 +133,23 @@ fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
         let now_ns = shared.known.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {
-            let message = "every GPU is lost; NVML is opened again".to_owned();
+            let message = "every GPU is lost; reopening NVML".to_owned();
             return Some(OpenError { reason: "all_gpus_lost", message });
         }
         if devices.have_changed(node, now_ns) {
-            let message = "GPUs or MIG instances came or went; NVML is opened again".to_owned();
+            let message = "GPUs or MIG instances appeared or disappeared; reopening NVML".to_owned();
             return Some(OpenError { reason: "devices_changed", message });
         }
     }
     None
 }
 
-/// Looks now and then whether a node's devices are others than were found.
+/// Checks periodically whether a node's devices have changed.
 struct DeviceWatch {
     period_ns: i64,
-    /// When to look next.
+    /// When to check next.
     next_ns: i64,
-    /// What the last look showed.
+    /// The result of the last check.
     has_changed: bool,
 }
 
@@ -159,8 +159,8 @@ impl DeviceWatch {
         Self { period_ns, next_ns: now_ns + period_ns, has_changed: false }
     }
 
-    /// Whether two looks have shown others. A driver that hangs on one GPU is not asked
-    /// for all.
+    /// Whether two checks in a row found other devices. It skips the check while a call on any GPU may hang, because
+    /// the check queries all GPUs.
     fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
         if now_ns < self.next_ns || node.gpus.iter().any(may_hang) {
             return false;
@@ -171,7 +171,7 @@ impl DeviceWatch {
     }
 }
 
-/// Whether a call on this GPU may hang: one does, or it has yet to be seen that it answers.
+/// Whether a call on this GPU may hang: the GPU is hung, or a call of the fast lane has not returned.
 fn may_hang(gpu: &GpuState) -> bool {
     gpu.health() == Health::Hung || gpu.is_doubted()
 }
@@ -245,6 +245,6 @@ fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
         next_ns = (next_ns + period_ns).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
-    // What ended since the last turn has no later one.
+    // A last turn, for phases and steps that ended since the previous one.
     shared.join(node, &mut told, node.clock.now_ns());
 }

@@ -1,4 +1,4 @@
-//! A recording in place of lanes: memory and annotations at their recorded times, on one thread.
+//! Plays a recording in place of lanes: memory and annotations at their recorded times, on one thread.
 
 use super::Shared;
 use super::told::Told;
@@ -12,21 +12,21 @@ use highwater_core::clock::{Clock, Manual};
 use highwater_core::jobs::Sender;
 use std::sync::Arc;
 
-/// Bad lines of a recording that are told one by one.
+/// Bad lines of a recording that are logged individually.
 const MOST_SKIPPED_TOLD: usize = 10;
 
-/// What a recording needs beside its source.
+/// A recording, opened as a source, with its clock.
 pub(super) struct Playback {
     replay: Arc<Replay>,
-    /// The recorded time: everything runs by it.
+    /// The recorded time, which everything uses as its clock.
     pub clock: Arc<Manual>,
 }
 
 impl Playback {
-    /// The recording that the settings name, if they name one; bad lines of it are told.
+    /// Opens the recording that the settings name, if any, and logs its bad lines.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// The recording cannot be read.
     pub fn open(settings: &Settings, live: &dyn Clock) -> anyhow::Result<Option<Self>> {
         let SourceSpec::Replay(path) = &settings.source else { return Ok(None) };
         let shift_to_now = settings.replay_shift_to_now.then(|| live.now_ns());
@@ -36,7 +36,7 @@ impl Playback {
             tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);
         }
         if skipped.count > MOST_SKIPPED_TOLD {
-            tracing::warn!("{} lines of the recording are skipped in all", skipped.count);
+            tracing::warn!("{} lines of the recording were skipped in total", skipped.count);
         }
         let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
         Ok(Some(Self { replay: Arc::new(replay), clock }))
@@ -52,13 +52,13 @@ impl Playback {
         let made = Node::new(replay, Arc::clone(&clock) as _, shared.settings.ring(1), shared.settings.periods(), None);
         let (node, writers) = match made {
             Ok((node, writers)) => (Arc::new(node), writers),
-            Err(error) => return tracing::error!("rings cannot be made: {error}"),
+            Err(error) => return tracing::error!("cannot create the rings: {error}"),
         };
         shared.put_in_place(&node);
         tracing::info!(source = node.source.description(), gpus = node.gpus.len(), "replaying");
         let (started_ns, mut refused, mut played_ns) = (live.now_ns(), 0, i64::MIN);
         let before = |at_ns: i64| {
-            // Before memory is read, which a GPU that does not answer is not asked for.
+            // Before memory is read: a GPU that is down must not be read.
             recording.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
             pace(shared, &**live, started_ns, at_ns.saturating_sub(begin_ns));
             for annotation in due(&mut annotations, at_ns) {
@@ -80,12 +80,12 @@ impl Playback {
         };
         let period_ns = shared.settings.period_ns;
         if sample::run_replay(node.sampler(writers), &clock, period_ns, &shared.stop, before, after) {
-            tracing::info!("the recording is over; its end stays readable");
+            tracing::info!("the recording has ended; its last state stays available");
         }
     }
 }
 
-/// Waits until `offset_ns` of the recording are due at the speed asked for.
+/// Waits until `offset_ns` of the recording is due at the configured speed.
 fn pace(shared: &Shared, live: &dyn Clock, started_ns: i64, offset_ns: i64) {
     let Some(speed) = shared.settings.replay_speed else { return };
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "pacing to a microsecond")]

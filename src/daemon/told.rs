@@ -1,12 +1,12 @@
-//! What the log says of findings: when they are raised, and when they end, and not more than it can bear.
+//! Logs findings when they are raised and when they end, at a limited rate.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::detect::{Change, Finding, Severity};
 
-/// Lines in one minute; what is beyond them is in the metrics and the API all the same.
+/// Lines logged in one minute. Findings beyond them are still in the metrics and the API.
 const MOST_LINES: u32 = 20;
 
-/// How much was said lately.
+/// Counts the lines logged in the current minute.
 #[derive(Debug, Default)]
 pub struct Told {
     minute_ns: i64,
@@ -14,7 +14,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// Tells what one turn changed.
+    /// Logs what one turn changed.
     pub fn tell(&mut self, change: &Change, now_ns: i64) {
         if now_ns - self.minute_ns >= 60 * SECOND_NS {
             *self = Self { minute_ns: now_ns, lines: 0 };
@@ -39,7 +39,7 @@ impl Told {
     fn may(&mut self) -> bool {
         self.lines += 1;
         if self.lines == MOST_LINES {
-            tracing::warn!("more findings than the log is given in a minute; /api/v1/findings has them");
+            tracing::warn!("too many findings in one minute to log; see /api/v1/findings for all of them");
         }
         self.lines < MOST_LINES
     }

@@ -1,4 +1,4 @@
-//! Ways out: each exporter turns the same [`Families`](crate::metrics::Families) into one wire format.
+//! The exporters: each turns the same [`Families`](crate::metrics::Families) into one wire format.
 
 pub mod otlp;
 pub mod prometheus;

@@ -1,11 +1,12 @@
 //! The Prometheus text exposition.
 //!
-//! Enters: collected families. Leaves: text format 0.0.4. Absent on purpose: registries and long-lived label sets,
-//! so that a job or GPU that is gone has no series left.
+//! Enters: collected families. Leaves: text format 0.0.4. Absent on purpose: registries and long-lived label sets, so
+//! that a job or GPU that is gone leaves no series.
 //!
-//! The `prometheus` crate writes it. Its encoder takes a microsecond a line, because it writes the labels of each line and
-//! the bound of each bucket anew: right for what is told of GPUs and of the daemon, and 75 ms where 2,048 phases have
-//! series. So a family with more than `MOST_BY_CRATE` samples is written by `long`, to the byte as the crate would.
+//! The `prometheus` crate writes the text. Its encoder takes a microsecond a line, because it writes the labels of each
+//! line and the bound of each bucket anew. That is fast enough for the samples of GPUs and of the daemon, but takes 75
+//! ms if 2,048 phases have series. So `long` writes every family with more than `MOST_BY_CRATE` samples, byte for byte
+//! as the crate would.
 
 mod long;
 #[cfg(test)]
@@ -20,13 +21,13 @@ use prometheus::{Encoder, TextEncoder};
 /// The content type of the exposition.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Samples of a family up to which the crate writes it: two windows of each of 16 GPUs.
+/// The most samples of a family that the crate writes: two windows of each of 16 GPUs.
 const MOST_BY_CRATE: usize = 32;
 
-/// The exposition of these families.
+/// Encodes these families as the exposition.
 ///
 /// # Errors
-/// Where the encoder refuses a family, which a catalogue that passes its tests does not cause.
+/// If the encoder refuses a family, which does not happen with a catalogue that passes its tests.
 pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     let families = families.into_ordered();
     let mut text = Vec::with_capacity(families.iter().map(bytes).sum());
@@ -40,7 +41,7 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     Ok(text)
 }
 
-/// What a family's text takes, about: a line of 90 bytes for each value, and its two lines of comment.
+/// The approximate size of a family's text: 90 bytes for the line of each value, and its two comment lines.
 fn bytes(family: &Family) -> usize {
     let lines = match family.samples.first().map(|sample| &sample.value) {
         Some(Value::Histogram(counts)) => counts.cumulative.len() + 2,

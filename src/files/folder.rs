@@ -1,4 +1,4 @@
-//! A folder that is this process's alone to write: captures, the queue of OTLP.
+//! A folder that only this process writes to: captures, the queue of OTLP.
 
 use super::walk::{is_open_to_others, reach};
 use super::{about, is_trusted, refuse};
@@ -12,27 +12,27 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// A file that is made.
+/// The mode of a file that is created.
 const MADE: Mode = Mode::from_raw_mode(0o644);
-/// However a file is opened: no link is followed, and nobody waits for the other end of a FIFO.
+/// Flags of every open: no link is followed, and an open does not wait for the other end of a FIFO.
 const SAFELY: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 
 /// An opened folder. Names in it are single components.
 #[derive(Debug)]
 pub struct Folder {
     fd: OwnedFd,
-    /// As it was given, for errors.
+    /// The path as it was given, for errors.
     path: PathBuf,
-    /// Without links, for what opens files by their path.
+    /// The path without links, for code that opens files by their path.
     real_path: PathBuf,
 }
 
 impl Folder {
-    /// Opens the folder, and makes it where it is missing.
+    /// Opens the folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// Where it cannot be made or listed; where it is a symbolic link, belongs neither to this process's user nor to
-    /// root, or others may write to it. Each names the path.
+    /// If it cannot be created or listed; if it is a symbolic link, belongs neither to this process's user nor to root,
+    /// or others may write to it. Each error names the path.
     pub fn open(path: &Path) -> io::Result<Self> {
         let found = reach(path, false)?;
         let fd = openat(&found, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -44,23 +44,23 @@ impl Folder {
         if is_open_to_others(&stat) {
             let mode = stat.st_mode & 0o7777;
             let problem =
-                format!("others may write to it (mode {mode:04o}), and prepare names in it; use one below it");
+                format!("others may write to it (mode {mode:04o}) and prepare names in it; use a folder below it");
             return Err(refuse(path, problem));
         }
         let real_path = std::fs::canonicalize(path).map_err(|error| about(path, error))?;
         Ok(Self { fd, path: path.to_owned(), real_path })
     }
 
-    /// Where it is, as it was given.
+    /// The path as it was given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of a file for what cannot use descriptors, without links.
+    /// The path of a file, without links, for code that cannot use descriptors.
     ///
     /// # Errors
-    /// Where the folder is no longer there.
+    /// If the folder was moved or replaced.
     pub fn path_of(&self, name: &str) -> io::Result<PathBuf> {
         let (here, there) = (fstat(&self.fd)?, rustix::fs::lstat(&self.real_path));
         let is_there = there.is_ok_and(|there| (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino));
@@ -79,16 +79,16 @@ impl Folder {
         let problem = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile if !is_trusted(stat.st_uid) => format!("belongs to user {}", stat.st_uid),
             FileType::RegularFile => return Ok(()),
-            FileType::Symlink => "is a symbolic link, where a file of the daemon's is expected".to_owned(),
-            kind => format!("is no regular file but a {kind:?}"),
+            FileType::Symlink => "is a symbolic link instead of a file of the daemon".to_owned(),
+            kind => format!("is not a regular file but a {kind:?}"),
         };
         Err(refuse(&self.path.join(name), problem))
     }
 
-    /// The size of a file of this process's, bytes; `None` where there is none of this name.
+    /// The size of a file of this process's user, in bytes; `None` if no file has this name.
     ///
     /// # Errors
-    /// Where it cannot be looked at, or the name is taken by anything else.
+    /// If it cannot be examined, or the name belongs to anything else.
     pub fn size(&self, name: &str) -> io::Result<Option<u64>> {
         match self.stat(name) {
             Ok(stat) => self.check(name, &stat).map(|()| u64::try_from(stat.st_size).ok()),
@@ -97,10 +97,10 @@ impl Folder {
         }
     }
 
-    /// Checks that a file, which something is about to write to by its path, has no other name that is meant to stay.
+    /// Checks that a file has no second name, before something writes to it by its path.
     ///
     /// # Errors
-    /// Where it has, cannot be looked at, or the name is taken by anything else than a file of this process's.
+    /// If it has one, cannot be examined, or the name belongs to something other than a file of this process's user.
     pub fn check_sole(&self, name: &str) -> io::Result<()> {
         let stat = self.stat(name)?;
         self.check(name, &stat)?;
@@ -113,23 +113,23 @@ impl Folder {
     /// Opens a file to read it.
     ///
     /// # Errors
-    /// Where it cannot be opened, or the name is taken by anything else than a file of this process's.
+    /// If it cannot be opened, or the name belongs to something other than a file of this process's user.
     pub fn read(&self, name: &str) -> io::Result<File> {
         self.open_file(name, OFlags::RDONLY)
     }
 
-    /// Makes a file.
+    /// Creates a file.
     ///
     /// # Errors
-    /// Where it cannot be made, or the name is taken.
+    /// If it cannot be created, or the name is taken.
     pub fn create(&self, name: &str) -> io::Result<File> {
         self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
     }
 
-    /// Makes a file in place of one of this process's that may be there.
+    /// Creates a file, in place of an existing one of this process's user.
     ///
     /// # Errors
-    /// Where it cannot be made, or the name is taken by anything else.
+    /// If it cannot be created, or the name belongs to anything else.
     pub fn create_anew(&self, name: &str) -> io::Result<File> {
         if self.size(name)?.is_some() {
             self.remove(name)?;
@@ -137,12 +137,13 @@ impl Folder {
         self.create(name)
     }
 
-    /// Takes a lock that ends with the process; the file is made where it is missing, and never written to.
+    /// Takes a lock that ends with the process. The file is created if it is missing, and never written to.
     ///
     /// # Errors
-    /// With `taken` where another process has it; where the name is taken by anything else than a file of this process's.
+    /// With `taken` if another process holds the lock; if the name belongs to something other than a file of this
+    /// process's user.
     pub fn lock(&self, name: &str, taken: &str) -> io::Result<OwnedFd> {
-        // Looked at before it is opened: opening a device has effects.
+        // Checked before it is opened, because opening a device has effects.
         self.size(name)?;
         let file = OwnedFd::from(self.open_file(name, OFlags::RDWR | OFlags::CREATE)?);
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -162,34 +163,34 @@ impl Folder {
         Ok(file.into())
     }
 
-    /// Removes a name. What a link points to stays.
+    /// Removes a name. The target of a link stays.
     ///
     /// # Errors
-    /// Where it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         unlinkat(&self.fd, name, AtFlags::empty()).map_err(|error| self.about(name, error))
     }
 
-    /// Gives a file another name, in place of what has that.
+    /// Renames a file, in place of any file with the new name.
     ///
     /// # Errors
-    /// Where it cannot be renamed.
+    /// If it cannot be renamed.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         renameat(&self.fd, from, &self.fd, to).map_err(|error| self.about(from, error))
     }
 
-    /// Makes names outlast a power failure.
+    /// Makes the folder's names survive a power failure.
     ///
     /// # Errors
-    /// Where the disk fails.
+    /// If the disk fails.
     pub fn sync(&self) -> io::Result<()> {
         fsync(&self.fd).map_err(|error| about(&self.path, error))
     }
 
-    /// All names in it that are text.
+    /// All names in the folder that are UTF-8 text.
     ///
     /// # Errors
-    /// Where it cannot be listed.
+    /// If it cannot be listed.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let entries = Dir::read_from(&self.fd).map_err(|error| about(&self.path, error))?;
         let name = |entry: rustix::io::Result<rustix::fs::DirEntry>| match entry {
@@ -200,7 +201,7 @@ impl Folder {
         names.filter(|name| !name.as_ref().is_ok_and(|name| name == "." || name == "..")).collect()
     }
 
-    /// Bytes that can still be written; `None` where the system does not say.
+    /// Bytes that can still be written; `None` if the system does not report it.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         fstatvfs(&self.fd).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))

@@ -1,8 +1,8 @@
-//! The name of a Unix socket, in a folder that may be others' too, as `/tmp` is.
+//! The name of a Unix socket, in a folder that other users may share, such as `/tmp`.
 //!
-//! The kernel follows no link where it binds. What others can prepare there is refused with its name, or is a socket
-//! that nobody listens on, whose name is removed. Permissions are given to the socket that was bound, by its descriptor:
-//! a name could stand for something else by then.
+//! The kernel follows no link when it binds. A name that others could have prepared is refused with an error that names
+//! it, unless it is a socket that nobody listens on, which is removed. Permissions are set on the bound socket through
+//! its descriptor, because by then the name could refer to something else.
 
 use super::walk::reach;
 use super::{about, is_trusted, refuse};
@@ -14,30 +14,30 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// A bound socket's name. It is removed when this is dropped, if it is still that socket's.
+/// A bound socket's name. It is removed on drop, if it still names that socket.
 #[derive(Debug)]
 pub struct Bound {
     folder: OwnedFd,
     name: OsString,
     path: PathBuf,
-    /// The socket itself, open so that no other one gets its number.
+    /// The socket itself, kept open so that no other socket gets its inode number.
     itself: OwnedFd,
 }
 
 impl Bound {
-    /// Binds `path` with permissions `mode`. A socket that nobody listens on any more is replaced; folders that are
-    /// missing are made.
+    /// Binds `path` with permissions `mode`. A socket that nobody listens on any more is replaced; missing folders are
+    /// created.
     ///
     /// # Errors
-    /// Where the folder cannot be reached or made, the name is taken by something else than a socket, or somebody
-    /// listens on that.
+    /// If the folder cannot be reached or created, the name belongs to something other than a socket, or a process
+    /// listens on that socket.
     pub fn socket(path: &Path, kind: SocketType, mode: u32) -> io::Result<(OwnedFd, Self)> {
-        let name = path.file_name().ok_or_else(|| refuse(path, "is no name of a socket"))?.to_owned();
+        let name = path.file_name().ok_or_else(|| refuse(path, "is not a socket name"))?.to_owned();
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = reach(above, true)?;
         let address = address(path)?;
         let unbound = |flags| socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | flags, None);
-        // Whoever listens may let others wait.
+        // The probe does not block, because a listener may keep others waiting.
         remove_stale(&folder, &name, path, &unbound(SocketFlags::NONBLOCK)?, &address)?;
         let socket = unbound(SocketFlags::empty())?;
         bind(&socket, &address).map_err(|error| about(path, error))?;
@@ -47,13 +47,13 @@ impl Bound {
         if !is_socket(&stat) || !is_trusted(stat.st_uid) {
             return Err(refuse(path, "was replaced while it was bound"));
         }
-        // The one way to change what a descriptor of a name stands for; a path could stand for something else.
+        // This is the only way to change what the descriptor refers to; a path could refer to something else by now.
         let by_descriptor = format!("/proc/self/fd/{}", bound.as_raw_fd());
         std::fs::set_permissions(by_descriptor, std::fs::Permissions::from_mode(mode)).map_err(|e| about(path, e))?;
         Ok((socket, Self { folder, name, path: path.to_owned(), itself: bound }))
     }
 
-    /// Where it is.
+    /// The socket's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -65,7 +65,7 @@ impl Drop for Bound {
         let (found, itself) = (statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW), fstat(&self.itself));
         let is_ours = found.and_then(|found| Ok(identity(&found) == identity(&itself?)));
         if is_ours != Ok(true) {
-            tracing::debug!(path = %self.path.display(), "the socket's name was already gone, or is another's");
+            tracing::debug!(path = %self.path.display(), "the socket's name is gone, or belongs to another socket");
         } else if let Err(error) = unlinkat(&self.folder, &self.name, AtFlags::empty()) {
             tracing::debug!(path = %self.path.display(), %error, "the socket's name cannot be removed");
         }
@@ -100,11 +100,11 @@ fn remove_stale(
     if !is_socket(&found) {
         return taken(io::ErrorKind::AlreadyExists, "the path exists and is not a socket".into());
     }
-    // One of another kind that somebody listens on says so.
+    // A listener of another socket type answers `PROTOTYPE`.
     if matches!(connect(probe, address), Ok(()) | Err(rustix::io::Errno::PROTOTYPE | rustix::io::Errno::AGAIN)) {
         let problem = format!("another daemon listens on it, a process of user {}", found.st_uid);
         return taken(io::ErrorKind::AddrInUse, problem);
     }
-    // Only a name goes: whatever has replaced the socket by now, what a link points to stays.
+    // This removes only the name. Even if a link has replaced the socket by now, its target stays.
     unlinkat(folder, name, AtFlags::empty()).map_err(|error| about(path, error))
 }

@@ -1,4 +1,4 @@
-//! What another user of the node can prepare, and that nothing of it is followed or written to.
+//! What another user of the node can prepare. None of it is followed or written to.
 
 use super::*;
 use rustix::net::SocketType;
@@ -38,13 +38,13 @@ fn allow(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("ours");
 }
 
-/// Gives a path to user 65534; `false`, said loudly, where this process may not.
+/// Gives a path to user 65534. If this process may not, prints a notice and returns `false`.
 fn give_away(path: &Path) -> bool {
     let user = Some(rustix::process::Uid::from_raw(65534));
     let is_done = rustix::fs::chownat(rustix::fs::CWD, path, user, None, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok();
     if !is_done {
         let notice = "\n*** SKIPPED what belongs to another user: only root can give files away\n";
-        // The harness captures `eprintln!` of a test that passes; without stderr nobody looks.
+        // The harness captures `eprintln!` of a test that passes. If there is no stderr, the notice is lost.
         let _ = std::io::stderr().write_all(notice.as_bytes());
     }
     is_done
@@ -52,7 +52,7 @@ fn give_away(path: &Path) -> bool {
 
 fn problem<T: std::fmt::Debug>(done: io::Result<T>, culprit: &Path) -> String {
     let told = done.expect_err("it is refused").to_string();
-    assert!(told.contains(&culprit.display().to_string()), "{told} names no {}", culprit.display());
+    assert!(told.contains(&culprit.display().to_string()), "{told} does not name {}", culprit.display());
     told
 }
 
@@ -108,7 +108,7 @@ fn a_folder_that_others_can_write_to_is_refused_and_one_that_is_a_link() {
     let link = rig.folder.with_file_name("link");
     symlink(&rig.folder, &link).expect("made");
     assert!(problem(Folder::open(&link), &link).contains("symbolic link"));
-    // A link on the way that nobody else can have made is followed.
+    // A link on the way is followed if no other user can have made it.
     let below = Folder::open(&link.join("a/b")).expect("made");
     assert_eq!(below.path_of("x").expect("there"), rig.folder.canonicalize().expect("there").join("a/b/x"));
 }

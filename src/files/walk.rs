@@ -1,4 +1,5 @@
-//! From a path to the descriptor of its folder, one component at a time, so that what is checked is what is used.
+//! Walks from a path to its folder's descriptor, one component at a time, so that the folder that is checked is the one
+//! that is used.
 
 use super::{about, is_trusted, refuse};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, open, openat, readlinkat, statat};
@@ -10,11 +11,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 
-/// Links on the way to one folder; as many as the kernel follows.
+/// The most links followed on the way to one folder: as many as the kernel follows.
 const MOST_LINKS: usize = 40;
-/// A folder that is made. Others may look, as far as the umask lets them.
+/// The mode of a folder that is created. Others may read it, as far as the umask allows.
 const MADE: Mode = Mode::from_raw_mode(0o755);
-/// Opened only to be looked from: needs no permission to read it.
+/// Opens a folder only to look up names in it, which needs no permission to read it.
 const ON_THE_WAY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Whether users that are not trusted may add or replace names in a folder.
@@ -22,10 +23,10 @@ pub(super) fn is_open_to_others(folder: &Stat) -> bool {
     folder.st_mode & 0o022 != 0
 }
 
-/// Opens a folder for looking up names in it, and makes it and those above it where they are missing.
+/// Opens a folder for looking up names in it. Creates it and the folders above it if they are missing.
 ///
-/// Links on the way are followed, but for the last name where `last_may_be_link` is not set. Whatever lies in a folder
-/// that others may write to must belong to root or to this process's user: they may have prepared it.
+/// Links on the way are followed, except in the last component if `last_may_be_link` is not set. Entries of a folder
+/// that others may write to must belong to root or to this process's user, because others may have prepared them.
 pub(super) fn reach(path: &Path, last_may_be_link: bool) -> io::Result<OwnedFd> {
     let mut walk = Walk::begin(path, last_may_be_link)?;
     while let Some(name) = walk.ahead.pop_front() {
@@ -36,7 +37,7 @@ pub(super) fn reach(path: &Path, last_may_be_link: bool) -> io::Result<OwnedFd> 
 
 struct Walk {
     folder: OwnedFd,
-    /// Where that is, for errors.
+    /// The path of `folder`, for errors.
     at: PathBuf,
     ahead: VecDeque<OsString>,
     links: usize,
@@ -63,7 +64,7 @@ impl Walk {
         let next = self.at.join(name);
         let above = fstat(&self.folder)?;
         let found = self.find_or_make(name)?;
-        // A folder of somebody else is open to that somebody.
+        // The owner of a folder can write to it, so an untrusted owner counts too.
         let is_prepared = is_open_to_others(&above) || !is_trusted(above.st_uid);
         if is_prepared && !is_trusted(found.st_uid) && name != ".." {
             let owner = found.st_uid;
@@ -77,12 +78,12 @@ impl Walk {
                     openat(&self.folder, name, ON_THE_WAY, Mode::empty()).map_err(|error| about(&next, error))?;
                 let is_same = fstat(&opened).is_ok_and(|it| (it.st_dev, it.st_ino) == (found.st_dev, found.st_ino));
                 if !is_same && name != ".." {
-                    return Err(refuse(&next, "was replaced while it was looked at"));
+                    return Err(refuse(&next, "was replaced while it was checked"));
                 }
                 (self.folder, self.at) = (opened, next);
                 Ok(())
             }
-            _ => Err(io::Error::new(io::ErrorKind::NotADirectory, format!("{}: is no folder", next.display()))),
+            _ => Err(io::Error::new(io::ErrorKind::NotADirectory, format!("{}: is not a folder", next.display()))),
         }
     }
 
@@ -90,7 +91,7 @@ impl Walk {
         let find = || statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let found = match find() {
             Err(Errno::NOENT) => match mkdirat(&self.folder, name, MADE) {
-                // Somebody else made it meanwhile: then it is looked at as anything that was there.
+                // Another process created it meanwhile: it is checked like anything that existed before.
                 Ok(()) | Err(Errno::EXIST) => find(),
                 Err(error) => Err(error),
             },

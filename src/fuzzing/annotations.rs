@@ -1,4 +1,4 @@
-//! Bodies and datagrams of jobs, through the intake, the join, the detectors and the exposition.
+//! Fuzzes annotation bodies and datagrams, through the intake, the join, the detectors and the exposition.
 
 use super::{parts, world};
 use crate::export::prometheus;
@@ -9,22 +9,22 @@ use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Limits, Resource, Sender};
 use std::sync::Arc;
 
-/// Bodies of one input.
+/// Bodies taken from one input.
 const MOST_BODIES: usize = 64;
-/// From one body to the next.
+/// Time from one body to the next.
 const BETWEEN_NS: i64 = 50 * MILLISECOND_NS;
-/// Refusals that one answer lists.
+/// Refusals listed in one answer.
 const MOST_LISTED: usize = 100;
 
-/// Takes each part of the input as one body, joins now and then, and now and then tells all of it as Prometheus would be
-/// told: that takes ten times as long as the rest, so that one ending of an input in eight asks for it.
+/// Takes each part of the input as one body, and joins after every eighth. For one in eight values of the input's last
+/// byte, it also encodes the exposition, which takes ten times as long as the rest.
 pub fn annotations(data: &[u8]) {
     let clock = Arc::new(Manual::at(world::END_NS - 4 * SECOND_NS));
     let intake = world::intake(&clock);
     let known = Known { clock: Arc::clone(&clock) as _, ..Known::of(&world::node(), intake.ledger()) };
     for (number, body) in parts(data).take(MOST_BODIES).enumerate() {
         clock.advance_to(clock.now_ns() + BETWEEN_NS);
-        // Some users, whose events are told apart; and bodies that come in pieces.
+        // Several users, whose events are kept apart, and bodies that arrive in pieces.
         let sender = Sender::process(None, u32::try_from(number % 3).unwrap_or(0));
         let mut batch = Batch::begin(&intake, &sender);
         body.chunks(if number % 2 == 0 { 7 } else { usize::MAX }).for_each(|piece| batch.push(piece));

@@ -1,19 +1,19 @@
-//! A folder for what is read from files: made once for each thread, and removed with it.
+//! A temporary folder for inputs that are read from files: created once per thread, and removed with it.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// An own folder of this thread.
+/// A folder of this thread.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it where temporary files go.
+    /// Creates it in the system's temporary folder.
     pub(super) fn make(what: &str) -> io::Result<Self> {
         let thread = format!("{:?}", std::thread::current().id());
         let digits: String = thread.chars().filter(char::is_ascii_digit).collect();
         let path = std::env::temp_dir().join(format!("highwater-fuzz-{what}-{}-{digits}", std::process::id()));
-        // Exclusively: nobody else has prepared it.
+        // Exclusively, so that a folder prepared by another user is refused.
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
@@ -23,7 +23,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Its own path.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
@@ -31,7 +31,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays is some kilobytes where temporary files are.
+        // A failure leaves a few kilobytes in the temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests, through the routes: method, path, query, headers and body.
+//! Fuzzes HTTP requests, through the routes: method, path, query, headers and body.
 
 use super::world;
 use crate::known::Known;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tower_service::Service as _;
 
-/// Requests that one set of routes answers: after these, what they left behind is forgotten.
+/// Requests answered by one set of routes. After these, new routes replace it, and its state is dropped.
 const MOST_REQUESTS: u32 = 256;
-/// The longest answer that is read, bytes.
+/// The longest answer allowed, bytes.
 const MOST_ANSWER_BYTES: usize = 64 << 20;
 
 struct Server {
@@ -27,7 +27,7 @@ struct Server {
     requests: u32,
 }
 
-/// Answers the request that the input spells: `METHOD TARGET`, a header a line, a blank line, the body.
+/// Answers the request in the input: `METHOD TARGET`, one header per line, a blank line, the body.
 pub fn http(data: &[u8]) {
     thread_local!(static SERVER: RefCell<Option<Server>> = const { RefCell::new(None) });
     let Some(request) = request(data) else { return };

@@ -1,8 +1,8 @@
-//! What outside data goes through, as functions of bytes: for the fuzz targets in `fuzz/` and for `make test`.
+//! The entry points of untrusted data, as functions of bytes: for the fuzz targets in `fuzz/` and for `make test`.
 //!
-//! Enters: any bytes. Leaves: nothing, or a panic where a promise is broken. Invariants: an input needs no thread and no
-//! runtime of its own, so that millions of them take minutes; what one leaves behind changes no other, but for the
-//! bounded state of a few hundred requests in `http`. Absent on purpose: anything that a shipped build has.
+//! Enters: any bytes. Leaves: nothing, or a panic if an invariant is broken. Invariants: an input needs no thread and
+//! no runtime of its own, so that millions of them take minutes; no input affects another, except through the bounded
+//! state of a few hundred requests in `http`. Absent on purpose: anything that a release build contains.
 
 mod annotations;
 mod folder;

@@ -1,4 +1,4 @@
-//! A recording in a SQLite file: rows of any cells in its tables, and any bytes in its pages.
+//! Fuzzes a recording in a SQLite file: rows with arbitrary cells in its tables, and arbitrary bytes in its pages.
 
 use super::folder::Folder;
 use super::parts;
@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// The tables that are read, with the columns of each.
+/// The tables that are read, with their number of columns.
 const TABLES: [(&str, usize); 9] = [
     ("meta", 2),
     ("gpus", 11),
@@ -24,7 +24,7 @@ const TABLES: [(&str, usize); 9] = [
     ("health", 5),
     ("xids", 6),
 ];
-/// Texts that mean something to the reader.
+/// Texts with a meaning for the reader.
 const WORDS: [&str; 16] = [
     "state",
     "complete",
@@ -43,11 +43,11 @@ const WORDS: [&str; 16] = [
     "hung",
     "",
 ];
-/// Rows of one input.
+/// Rows inserted from one input.
 const MOST_ROWS: usize = 32;
 
-/// Plays the file whose rows are the parts of the input. Where the first byte is odd, the last part changes bytes of pages: three
-/// bytes for each, its place and its value.
+/// Plays the file whose rows are the parts of the input. If the first byte is odd, the last part changes bytes of
+/// pages, with three bytes per change: a position in two, and the value.
 pub fn recording(data: &[u8]) {
     thread_local!(static BEGUN: (Folder, Vec<u8>) = begun());
     let Some((damages, data)) = data.split_first() else { return };
@@ -64,7 +64,7 @@ pub fn recording(data: &[u8]) {
     });
 }
 
-/// A folder, and the bytes of a recording without a row but its state.
+/// A folder, and the bytes of a recording that contains only the row of its state.
 fn begun() -> (Folder, Vec<u8>) {
     let folder = Folder::make("recording").expect("a folder for temporary files");
     let path = folder.file("empty.sqlite");
@@ -76,7 +76,7 @@ fn begun() -> (Folder, Vec<u8>) {
 
 fn insert(path: &Path, rows: &[&[u8]]) {
     let connection = Connection::open(path).expect("opened");
-    // The journal in memory and no syncs: this file is gone with the next input.
+    // The journal in memory and no syncs: the next input replaces this file.
     connection.execute_batch("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; BEGIN").expect("a database");
     for row in rows {
         let mut numbers = Numbers(row);
@@ -85,7 +85,7 @@ fn insert(path: &Path, rows: &[&[u8]]) {
         let places = vec!["?"; columns].join(", ");
         let mut statement =
             connection.prepare_cached(&format!("INSERT OR REPLACE INTO {table} VALUES ({places})")).expect("a table");
-        // Some columns are never without a value, or hold whole numbers alone.
+        // Some columns are `NOT NULL`, or allow only whole numbers.
         let _ = statement.execute(rusqlite::params_from_iter(cells));
     }
     connection.execute_batch("COMMIT").expect("written");

@@ -1,4 +1,4 @@
-//! The files of a recording, packed or not, and the source that plays them.
+//! Fuzzes the files of a recording, compressed or not, and the source that plays them.
 
 use super::folder::Folder;
 use super::parts;
@@ -8,7 +8,8 @@ use flate2::Crc;
 use std::fs;
 use std::path::Path;
 
-/// The files, in the order of the parts, each with the bits of the first byte that pack it and that say that it is packed.
+/// The files, in the order of the parts, each with the bit of the first byte that compresses it. The next higher bit
+/// only gives it the name of a compressed file.
 const FILES: [(&str, u8); 4] = [
     ("nvml_1khz.csv", 1),
     ("annotations_rank0.jsonl", 1 << 2),
@@ -18,8 +19,8 @@ const FILES: [(&str, u8); 4] = [
 /// Ticks and annotations that are played.
 const MOST_PLAYED: usize = 64;
 
-/// Plays the recording that the parts of the input are the files of. The first byte tells which are packed, or only
-/// said to be; the last part is `gpus.json`.
+/// Plays the recording whose files are the parts of the input. The first byte says which are compressed, or only named
+/// so; the last part is `gpus.json`.
 pub fn replay(data: &[u8]) {
     thread_local!(static FOLDER: Folder = Folder::make("replay").expect("a folder for temporary files"));
     let Some((packed, data)) = data.split_first() else { return };
@@ -35,23 +36,23 @@ pub fn replay(data: &[u8]) {
     });
 }
 
-/// Leaves one file of this name, packed or not, or none.
+/// Leaves one file of this name, compressed or not, or none.
 fn put(folder: &Path, name: &str, content: Option<&[u8]>, packs: bool, is_called_packed: bool) {
     let (plain, gz) = (folder.join(name), folder.join(format!("{name}.gz")));
     let (wanted, other) = if packs || is_called_packed { (gz, plain) } else { (plain, gz) };
-    // Not there after most inputs.
+    // After most inputs the file does not exist.
     let _ = fs::remove_file(other);
     match content {
         Some(content) if packs => fs::write(wanted, gzip(content)).expect("written"),
         Some(content) => fs::write(wanted, content).expect("written"),
         None => {
-            // Not there after most inputs.
+            // After most inputs the file does not exist.
             let _ = fs::remove_file(wanted);
         }
     }
 }
 
-/// Packed without being made shorter: packing would take longer than all that reads it.
+/// Gzip format without compression: compressing would take longer than everything that reads it.
 fn gzip(content: &[u8]) -> Vec<u8> {
     let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let mut chunks = content.chunks(usize::from(u16::MAX)).peekable();
@@ -67,19 +68,19 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// Plays what was opened.
+/// Plays an opened recording.
 pub(super) fn play(replay: &Replay) {
     let (calls, mut at_ns) = (CallStats::default(), i64::MIN);
     for _ in 0..MOST_PLAYED {
         at_ns = match replay.next_tick(at_ns) {
             NextTick::At(next_ns) => {
-                assert!(next_ns > at_ns, "time goes on");
+                assert!(next_ns > at_ns, "time advances");
                 next_ns
             }
             _ => break,
         };
         for gpu in 0..replay.devices().len().min(4) {
-            // Nothing is known before the first reading.
+            // There is no value before the first reading.
             let _ = replay.memory_used(gpu, at_ns);
             replay.medium(gpu, at_ns, &calls);
         }

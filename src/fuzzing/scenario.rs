@@ -1,14 +1,14 @@
-//! The text of a scenario, and a simulated node that plays it.
+//! Fuzzes the text of a scenario, and a simulated node that plays it.
 
 use crate::sim::{Scenario, Sim};
 use crate::source::{CallStats, Source as _};
 use highwater_core::clock::SECOND_NS;
 
-/// Devices, and annotations, that are looked at of one scenario.
+/// Devices, and annotations, that are read per scenario.
 const MOST_DEVICES: usize = 4;
 const MOST_ANNOTATIONS: usize = 32;
 
-/// Reads a scenario; one that is good is played at some times.
+/// Parses a scenario. A valid one is played at some times.
 pub fn scenario(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let scenario = match Scenario::parse(text, "fuzz.toml") {
@@ -21,7 +21,7 @@ pub fn scenario(data: &[u8]) {
     let (sim, calls) = (Sim::new(scenario, 0), CallStats::default());
     for gpu in 0..sim.devices().len().min(MOST_DEVICES) {
         for at_ns in [0, SECOND_NS / 3, 100 * SECOND_NS] {
-            // Refused only where the scenario has the GPU off the bus.
+            // Fails only if the scenario takes the GPU off the bus.
             let _ = sim.memory_used(gpu, at_ns);
             sim.medium(gpu, at_ns, &calls);
         }

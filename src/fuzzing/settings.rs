@@ -1,12 +1,12 @@
-//! Settings: a TOML or YAML file, variables and flags, through all layers.
+//! Fuzzes settings: a TOML or YAML file, variables and flags, through all layers.
 
 use super::folder::Folder;
 use super::parts;
 use crate::config::{Layers, load};
 use std::fs;
 
-/// Reads settings from the parts of the input: a file, which is YAML where it begins with `---`, lines of `NAME=VALUE`
-/// as variables, and lines of `key=value` as flags.
+/// Reads settings from the parts of the input: a file, which is YAML if it begins with `---`, lines of `NAME=VALUE` as
+/// variables, and lines of `key=value` as flags.
 pub fn settings(data: &[u8]) {
     thread_local!(static FOLDER: Folder = Folder::make("settings").expect("a folder for temporary files"));
     let mut parts = parts(data);

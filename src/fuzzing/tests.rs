@@ -1,15 +1,15 @@
-//! Each target over its committed corpus, and over inputs that are made from it: seconds, on the stable compiler.
+//! Runs each target over its committed corpus and over mutations of it: this takes seconds, on the stable compiler.
 
 use highwater_core::fuzzing::SEPARATOR;
 use std::fs;
 use std::path::Path;
 
-/// Inputs that are made for each target.
+/// Mutated inputs per target.
 const MADE: usize = 3_000;
 /// The longest of them, bytes.
 const LONGEST: usize = 4_096;
 
-/// Runs one target over its corpus in `fuzz/corpus`, and what is made from it.
+/// Runs one target over its corpus in `fuzz/corpus`, and over mutations of it.
 fn run(name: &str, target: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
     let mut corpus: Vec<_> =
@@ -31,7 +31,7 @@ macro_rules! targets {
             run(stringify!($name), super::$name);
         })*
 
-        /// A target without a test, or a test without one, would go unnoticed.
+        /// A target without a test, or a test without a target, would go unnoticed.
         #[test]
         fn every_target_has_its_test() {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/fuzz_targets");
@@ -46,7 +46,7 @@ macro_rules! targets {
 
 targets!(annotations, event_log, http, kubelet, otlp_reply, recording, replay, ring, scenario, settings);
 
-/// Numbers that are the same at each run.
+/// A random generator that returns the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -61,7 +61,7 @@ impl Random {
         usize::try_from(self.next() % bound.max(1) as u64).expect("below a usize")
     }
 
-    /// One of the corpus with up to eight changes.
+    /// One input of the corpus with up to eight changes.
     fn mutated(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut input = corpus[self.below(corpus.len())].clone();
         for _ in 0..=self.below(8) {

@@ -1,4 +1,4 @@
-//! A node for annotations and requests to meet: two simulated GPUs, some seconds into their work.
+//! A node for fuzzed annotations and requests: two simulated GPUs, some seconds into their work.
 
 use crate::intake::Intake;
 use crate::node::{Node, Periods};
@@ -11,10 +11,10 @@ use std::sync::{Arc, OnceLock};
 
 /// When the node began, nanoseconds of the timeline.
 const BEGIN_NS: i64 = 1_800_000_000 * SECOND_NS;
-/// When its last reading was. What jobs say is of the seconds before.
+/// The time of its last reading. Fuzzed annotations are of the seconds before.
 pub(super) const END_NS: i64 = BEGIN_NS + 8 * SECOND_NS;
 
-/// From one of its readings to the next: seldom, because each input decodes all of them, and what it says is of few.
+/// Time between its readings. It is long because each input decodes all readings and uses few.
 const TURN_NS: i64 = 100 * MILLISECOND_NS;
 
 const SCENARIO: &str = r#"
@@ -31,7 +31,7 @@ phases = [
 ]
 "#;
 
-/// The node, which nothing that is said to an intake changes.
+/// The node, which nothing sent to an intake changes.
 pub(super) fn node() -> Arc<Node> {
     static NODE: OnceLock<Arc<Node>> = OnceLock::new();
     Arc::clone(NODE.get_or_init(|| Arc::new(play())))

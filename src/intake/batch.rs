@@ -1,8 +1,9 @@
-//! One body of annotations while it arrives: cut, parsed, put in order of time, taken.
+//! One body of annotations while it arrives: split, parsed, sorted by time, taken.
 //!
-//! Enters: pieces of a body, from any door. Leaves: an answer. Invariants: of the body at most one event is kept; parsed
-//! events wait for others of earlier times only while all batches together keep no more than [`MOST_BATCHED_BYTES`], else
-//! they are taken at once, so that a body that stalls costs next to nothing and no body is refused for another's sake.
+//! Enters: pieces of a body, from any endpoint. Leaves: an answer. Invariants: at most one event of the body is kept as
+//! text; parsed events wait for others with earlier times only while all batches together hold no more than
+//! [`MOST_BATCHED_BYTES`], and are otherwise taken at once. So a stalled body costs next to nothing, and no body is
+//! refused because of another.
 
 use super::split::{Element, MOST_EVENT_BYTES, Splitter};
 use super::{Answer, Arrival, Intake};
@@ -10,27 +11,27 @@ use highwater_core::jobs::{Outcome, Refusal, Sender};
 use highwater_core::wire::Annotation;
 use std::sync::atomic::Ordering;
 
-/// Bytes of parsed events that all batches keep together.
+/// Bytes of parsed events that all batches may hold together.
 pub const MOST_BATCHED_BYTES: usize = 4 << 20;
-/// Events of one batch that are put in order: longer ones are taken so many at a time.
+/// Events of one batch that are sorted together: a longer batch is taken in portions of this size.
 const MOST_EVENTS: usize = 4_096;
 
-/// Malformed events of one body after which the rest of it is refused without a look: it is no body of events.
+/// Malformed events of one body after which the rest is refused unread, because it is not a body of events.
 const MOST_MALFORMED: usize = 100;
 
-/// A body under way.
+/// A body in progress.
 pub struct Batch<'a> {
     splitter: Splitter,
     taking: Taking<'a>,
 }
 
-/// What becomes of the events that were cut out of a body.
+/// Takes the events that were split off a body.
 struct Taking<'a> {
     intake: &'a Intake,
     arrival: Arrival,
     window: Window,
     answer: Answer,
-    /// Events that were refused without a look, because so many before them were: for their rate, and as malformed.
+    /// Events that were refused unread after too many others: for their rate, and as malformed.
     unseen: (u64, u64),
     is_over_rate: bool,
     malformed: usize,
@@ -44,7 +45,7 @@ struct Window {
 }
 
 impl<'a> Batch<'a> {
-    /// A body of this sender, of which nothing has come yet.
+    /// A body of this sender, still empty.
     #[must_use]
     pub fn begin(intake: &'a Intake, sender: &Sender) -> Self {
         let (arrival, answer) = (intake.arrival(sender), Answer::default());
@@ -53,9 +54,9 @@ impl<'a> Batch<'a> {
         Self { splitter: Splitter::new(), taking }
     }
 
-    /// Takes a body that is here as a whole.
+    /// Takes a complete body.
     pub fn push_whole(&mut self, body: &[u8]) {
-        // Most are one event.
+        // Most bodies are one event.
         let is_one = body.len() <= MOST_EVENT_BYTES && body.first() == Some(&b'{') && body.last() == Some(&b'}');
         if is_one && let Ok(annotation) = serde_json::from_slice(body) {
             self.splitter.skip_one();
@@ -118,7 +119,7 @@ impl Taking<'_> {
             self.unseen.1 += 1;
             return;
         }
-        // Before it is parsed, which costs more than all else.
+        // Before parsing, which costs more than everything else.
         let parsed = self.within_rate().and_then(|()| match element {
             Element::TooLong => Err(Refusal::TooLarge { limit: MOST_EVENT_BYTES }),
             Element::Text(json) => serde_json::from_slice(json).map_err(|error| Refusal::Malformed(error.to_string())),
@@ -133,7 +134,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Keeps an event until those of earlier times have come, or there is no more room.
+    /// Keeps an event until those with earlier times have arrived, or there is no more room.
     fn wait(&mut self, index: usize, annotation: Annotation) {
         let bytes = size_of::<(usize, Annotation)>() + annotation.weight();
         let batched = self.intake.batched_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -156,7 +157,7 @@ impl Taking<'_> {
 }
 
 impl Drop for Taking<'_> {
-    /// Of a body that never ended, what still waited for it to is not taken: whoever sends it again sends nothing twice.
+    /// If a body never ended, events that still waited are not taken, so that sending it again repeats none of them.
     fn drop(&mut self) {
         self.intake.batched_bytes.fetch_sub(self.window.bytes, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! The log of refusals: who, why, and not too often.
+//! Logs refusals, with sender and reason, at a limited rate.
 //!
-//! A job that sends what cannot be taken does so thousands of times a second. Its first few refusals are logged with its
-//! owner, so that somebody can find it; the rest are counted, and how many they were is logged with the next one.
+//! A job that sends invalid events does so thousands of times a second. Its first few refusals are logged with its
+//! owner, so that it can be found. Further ones are counted, and their number is logged with the next line.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{Owner, Refusal};
@@ -14,7 +14,7 @@ const MOST_LOGGED: u32 = 6;
 const MOST_OWNERS: usize = 16;
 /// The period, nanoseconds.
 const PERIOD_NS: i64 = 60 * SECOND_NS;
-/// The longest detail that is logged or sent back, bytes: an error of JSON repeats the name that is wrong.
+/// The longest detail that is logged or sent back, bytes: a JSON error repeats the invalid name.
 const MOST_DETAIL_BYTES: usize = 256;
 
 /// What was logged in this period.
@@ -27,7 +27,7 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    /// Logs a refusal, unless enough of its owner have been.
+    /// Logs a refusal, unless enough of its owner's were logged already.
     pub fn refused(this: &Mutex<Self>, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
         let silent = {
             let mut complaints = this.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ impl Complaints {
             }
             std::mem::take(&mut complaints.silent)
         };
-        // Without the lock: whoever reads the log may be slow.
+        // After releasing the lock, because writing the log may be slow.
         let (reason, detail) = (refusal.outcome().label(), detail(refusal));
         tracing::warn!(sender = %owner, pid, reason, detail = ?detail, not_logged = silent, "annotation refused");
     }
@@ -55,7 +55,7 @@ impl Complaints {
     }
 }
 
-/// What is wrong, cut to its bound.
+/// The refusal's text, cut to the limit.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let mut detail = refusal.to_string();
     if detail.len() > MOST_DETAIL_BYTES {
@@ -78,7 +78,7 @@ mod tests {
             (0..100).filter(|_| complaints.is_worth_a_line(&owner(uid), now_ns)).count()
         };
         assert_eq!(lines(&mut complaints, 1, 0), MOST_LOGGED as usize);
-        assert_eq!(lines(&mut complaints, 2, 0), MOST_LOGGED as usize, "another's flood hides nobody");
+        assert_eq!(lines(&mut complaints, 2, 0), MOST_LOGGED as usize, "another owner's flood hides none of them");
         assert_eq!(
             (3..1_000).map(|uid| lines(&mut complaints, uid, 0)).filter(|lines| *lines > 0).count(),
             MOST_OWNERS - 2

@@ -1,9 +1,9 @@
-//! The Unix datagram socket: one event a line, several lines a datagram, no answer.
+//! The Unix datagram socket: one event per line, several lines per datagram, no answer.
 //!
-//! An annotation must cost a training loop microseconds, so the sender never waits for the daemon; what is refused is
-//! counted and, a few times a minute, logged. The kernel names the sender's process, which finds its GPU, and whose end is
-//! the end of its ranks. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many systems: a sender
-//! that finds it full waits, or loses the datagram and says so in the next one.
+//! An annotation may cost a training loop only microseconds, so the sender never waits for the daemon; refusals are
+//! counted and, a few times a minute, logged. The kernel identifies the sender's process, through which its GPU is
+//! found, and whose end ends its ranks. All senders share one queue of `net.unix.max_dgram_qlen` datagrams, 10 on many
+//! systems: a sender that finds it full waits, or loses the datagram and reports that in the next one.
 
 use super::Intake;
 use super::ends::Ends;
@@ -20,14 +20,14 @@ use std::time::Duration;
 
 /// The longest datagram, bytes.
 pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
-/// Datagrams after which the ends of senders' processes are looked for, where the queue is never found empty.
+/// Datagrams after which ended senders' processes are looked for, if the queue is never empty.
 const LOOK_FOR_ENDS: usize = 1_024;
-/// How long a turn waits at most: the longest that this thread keeps a shutdown waiting where [`Socket::close`] does
+/// How long a turn waits at most. This is also the longest that the thread delays a shutdown if [`Socket::close`] does
 /// not wake it.
 const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long the socket is left alone after receiving has failed.
+/// How long to wait after receiving has failed.
 const RETRY: Duration = Duration::from_millis(200);
-/// The user that the kernel itself puts in place of one that has no number here.
+/// The user id that the kernel substitutes for one that has no number here.
 const NOBODY: u32 = 65_534;
 
 /// The bound socket; its path is removed when it is dropped.
@@ -38,10 +38,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds `path`, which any user of the node may send to. A socket that nobody listens on any more is replaced.
+    /// Binds `path`, to which any user of the node may send. A socket on which no process listens any more is replaced.
     ///
     /// # Errors
-    /// Where the directory cannot be made, the path is something else than a socket, or another daemon has it.
+    /// The directory cannot be created, the path is not a socket, or another daemon uses it.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (socket, bound) = Bound::socket(path, SocketType::DGRAM, 0o666)?;
         let socket = UnixDatagram::from(socket);
@@ -49,19 +49,20 @@ impl Socket {
         Ok(Self { socket, bound })
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.bound.path()
     }
 
-    /// Wakes [`Socket::run`], which then looks whether it is to stop. Nothing is received any more.
+    /// Wakes [`Socket::run`], which then checks whether it must stop. Nothing is received any more.
     pub fn close(&self) {
-        // Refused only where it has been closed before.
+        // Refused only if it has been closed before.
         let _ = self.socket.shutdown(std::net::Shutdown::Read);
     }
 
-    /// Takes datagrams until `stop`, and ends the ranks of senders whose processes have ended, after what these had sent.
+    /// Takes datagrams until `stop`, and ends the ranks of senders whose processes have ended, after taking their
+    /// datagrams.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
         let ends = intake.see_ends();
         let mut in_turn = 0;
@@ -69,12 +70,12 @@ impl Socket {
         let mut is_failing = false;
         while !stop.load(Ordering::Relaxed) {
             match self.receive(&mut buffer) {
-                // What a socket that has been closed receives is nothing, and nobody sent it.
+                // A closed socket returns an empty datagram without a sender.
                 Ok(Datagram { length: 0, .. }) if stop.load(Ordering::Relaxed) => {}
                 Ok(Datagram { truncated: true, sender, .. }) => {
                     intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &sender);
                 }
-                // What is refused is counted and logged with its sender.
+                // Refused events are counted and logged with their sender.
                 Ok(Datagram { length, sender, .. }) => {
                     is_failing = false;
                     drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &sender));
@@ -86,7 +87,7 @@ impl Socket {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(%error, "the annotation socket cannot be received from; it is tried again");
+                        tracing::warn!(%error, "cannot receive from the annotation socket; retrying");
                     }
                     std::thread::sleep(RETRY);
                 }
@@ -99,8 +100,8 @@ impl Socket {
         }
     }
 
-    /// Waits for the next datagram, or for the end of a sender's process. What such a process had sent comes first: a datagram
-    /// is in the queue before its sender ends.
+    /// Waits for the next datagram, or for the end of a sender's process. The process's datagrams come first: they are
+    /// in the queue before it ends.
     fn wait(&self, intake: &Intake, ends: Option<&Ends>) {
         let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
         fds.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
@@ -112,7 +113,7 @@ impl Socket {
         }
     }
 
-    /// The next datagram, with the process that the kernel says sent it.
+    /// The next datagram, with its sender's process from the kernel.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         let mut control = Control([0; CONTROL_BYTES]);
         let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -131,8 +132,8 @@ impl Socket {
     }
 }
 
-/// Room for the credentials of one sender and for nothing else: the kernel writes them first, and drops what does not fit.
-/// With room to spare a sender could pass open files along, and the daemon would hold them.
+/// Room for the credentials of one sender and nothing else: the kernel writes them first, and drops what does not fit.
+/// With room to spare, a sender could pass open files along, and the daemon would hold them.
 #[allow(clippy::cast_possible_truncation, reason = "twelve bytes")]
 // SAFETY: the macro only computes with its argument.
 const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
@@ -141,8 +142,8 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// The sending process, which is not known where the kernel has 0, because it is outside this process's namespace; and its
-/// user.
+/// The sending process and its user. The process is unknown if the kernel reports 0, because it is outside this
+/// process's namespace.
 fn sender(message: &libc::msghdr) -> Sender {
     // SAFETY: the kernel has filled in the control area that the header points to, and its length.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
@@ -158,7 +159,7 @@ fn sender(message: &libc::msghdr) -> Sender {
         // SAFETY: as for the first.
         header = unsafe { libc::CMSG_NXTHDR(message, header) };
     }
-    // The kernel writes them with every message. Should it not, nobody knows who it was.
+    // The kernel writes them with every message. If it did not, the sender would be unknown.
     Sender::process(None, NOBODY)
 }
 

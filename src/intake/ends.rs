@@ -1,8 +1,8 @@
-//! Ends of senders' processes, by a descriptor of each (`pidfd_open(2)`): the kernel tells when one has ended, and no other
-//! process that is given its number later is taken for it.
+//! Detects the end of senders' processes, with a descriptor for each (`pidfd_open(2)`): the kernel signals the end of a
+//! process, and a later process with the same id is not mistaken for it.
 //!
-//! Enters: processes that speak for a rank. Leaves: those that have ended. Invariants: the descriptors are bounded, and
-//! shared among owners; where there is none to be had, a rank ends by its silence.
+//! Enters: processes that send events for a rank. Leaves: those that have ended. Invariants: the descriptors are
+//! limited, and shared among owners; if no descriptor is available, a rank ends by its silence.
 
 use super::Intake;
 use highwater_core::jobs::{Account, Held, Resource, Speaker};
@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ends that are told at a time.
+/// Ends read at a time.
 const EVENTS: usize = 64;
 
-/// Processes whose end is waited for.
+/// Processes whose end is watched for.
 #[derive(Debug)]
 pub(super) struct Ends {
     epoll: OwnedFd,
@@ -23,15 +23,15 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// None yet.
+    /// No processes yet.
     ///
     /// # Errors
-    /// Where the system gives no descriptor.
+    /// The system cannot provide a descriptor.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, watched: Mutex::default() })
     }
 
-    /// From now on the end of this process, whose owner has this account, is seen. Returns whether it has ended already.
+    /// Watches for the end of this process, whose owner has this account. Returns whether it has ended already.
     pub fn watch(&self, pid: u32, account: &Arc<Account>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -43,7 +43,7 @@ impl Ends {
             Ok(descriptor) => {
                 let data = epoll::EventData::new_u64(pid.into());
                 if let Err(error) = epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN) {
-                    tracing::debug!(pid, %error, "the end of a sender's process will not be seen");
+                    tracing::debug!(pid, %error, "cannot watch for the end of a sender's process");
                     return false;
                 }
                 watched.insert(pid, (descriptor, account.hold(Resource::Processes, 1)));
@@ -52,27 +52,27 @@ impl Ends {
             Err(rustix::io::Errno::SRCH) => true,
             Err(error) => {
                 // Before Linux 5.3, or with no descriptor left.
-                tracing::debug!(pid, %error, "the end of a sender's process will not be seen");
+                tracing::debug!(pid, %error, "cannot watch for the end of a sender's process");
                 false
             }
         }
     }
 
-    /// Processes that have ended since the last time. They are waited for no longer.
+    /// Processes that have ended since the last call. They are no longer watched.
     pub fn take(&self) -> Vec<u32> {
         let mut events = Vec::with_capacity(EVENTS);
         let at_once = Some(&Timespec { tv_sec: 0, tv_nsec: 0 });
         if let Err(error) = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), at_once) {
-            tracing::debug!(%error, "the ends of senders' processes cannot be looked at");
+            tracing::debug!(%error, "cannot read the ends of senders' processes");
         }
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = events.iter().filter_map(|event| u32::try_from(event.data.u64()).ok());
-        // Closing its descriptor takes a process out of what is waited for.
+        // Closing its descriptor removes a process from epoll.
         ended.inspect(|pid| drop(watched.remove(pid))).collect()
     }
 }
 
-/// Readable while a process has ended that [`Ends::take`] has not told of.
+/// Readable while a process has ended that [`Ends::take`] has not returned.
 impl AsFd for Ends {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -80,13 +80,13 @@ impl AsFd for Ends {
 }
 
 impl Intake {
-    /// From now on the ends of senders' processes are looked for; `None` where the system gives no descriptor for that.
+    /// Starts watching for the ends of senders' processes; `None` if the system cannot provide a descriptor.
     pub(super) fn see_ends(&self) -> Option<&Ends> {
         match Ends::new() {
-            // Kept by whoever came first.
+            // The first caller's value is kept.
             Ok(ends) => Some(self.ends.get_or_init(|| ends)),
             Err(error) => {
-                tracing::warn!(%error, "the ends of senders' processes will not be seen; their ranks end by silence");
+                tracing::warn!(%error, "cannot watch for the ends of senders' processes; their ranks end by silence");
                 None
             }
         }
@@ -97,12 +97,12 @@ impl Intake {
         ends.take().into_iter().for_each(|pid| self.has_ended(Speaker::Process(pid)));
     }
 
-    /// Ends the ranks for which this speaker alone spoke.
+    /// Ends the ranks that only this speaker sent events for.
     pub(super) fn has_ended(&self, speaker: Speaker) {
         let at_ns = self.clock.now_ns();
         let mut jobs = self.jobs();
         for (event, account) in jobs.exits_with(speaker, at_ns) {
-            // Refused only where the rank is no more.
+            // Refused only if the rank no longer exists.
             if jobs.take(&event, &account, at_ns).is_ok() {
                 self.log.note(&event, at_ns);
             }
@@ -118,7 +118,7 @@ mod tests {
 
     /// A process that lives until its standard input is closed.
     fn process() -> Child {
-        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat is everywhere")
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat is installed")
     }
 
     fn end(mut process: Child) {

@@ -1,9 +1,9 @@
-//! The bytes of the event log.
+//! Fuzzes the bytes of the event log.
 
 use super::log::code::{Events, encode};
 use highwater_core::jobs::Event;
 
-/// Reads the input as events that were kept; those that can be read are kept again, read again, and kept as the same bytes.
+/// Decodes the input as kept events, encodes and decodes them again, and checks that the bytes stay the same.
 pub fn event_log(data: &[u8]) {
     let events: Vec<_> = Events::of(data).collect();
     let bytes = |events: &[Event]| {
@@ -14,7 +14,7 @@ pub fn event_log(data: &[u8]) {
     let kept = bytes(&events);
     let again: Vec<_> = Events::of(&kept).collect();
     assert_eq!(again.len(), events.len());
-    // Not the events: a number that is none is not the same as itself.
+    // Compares the bytes and not the events, because NaN does not equal itself.
     assert_eq!(bytes(&again), kept);
 }
 
@@ -22,7 +22,7 @@ pub fn event_log(data: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Inputs of another form than the log's would be read as nothing, and find nothing.
+    /// Inputs of another form than the log's would decode to nothing, and find nothing.
     #[test]
     fn the_corpus_has_events() {
         assert_eq!(Events::of(include_bytes!("../../fuzz/corpus/event_log/all")).count(), 4);

@@ -1,8 +1,9 @@
-//! The last events as they were taken, so that a recording can tell what jobs said before it began.
+//! The last events as they were taken, so that a recording can contain what jobs sent before it began.
 //!
-//! Enters: each event that was taken, from any door. Leaves: the kept ones, in the order of their taking. Invariants:
-//! the bytes are bounded, whatever jobs send; a note copies some 70 bytes under a lock that a reader holds no longer
-//! than it takes to copy one block; what is no longer kept is told. Absent on purpose: events that were refused.
+//! Enters: each accepted event, from any endpoint. Leaves: the kept ones, in the order in which they were taken.
+//! Invariants: the bytes are limited, whatever jobs send; recording an event copies some 70 bytes under a lock that a
+//! reader holds no longer than it takes to copy one block; the number of dropped events is reported. Absent on purpose:
+//! refused events.
 
 pub(super) mod code;
 
@@ -10,18 +11,18 @@ use highwater_core::jobs::Event;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of one block: what is forgotten at once, and what a reader copies at most.
+/// Bytes of one block: the most that is dropped at once, and that a reader copies.
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// What most events need less than: the room for the last one of a block.
+/// Most events need less than this: the room reserved for the last one of a block.
 const EVENT_BYTES: usize = 512;
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogLimits {
-    /// For how long after their arrival, nanoseconds; older ones may be kept where nothing needs their place.
+    /// For how long after their arrival, nanoseconds; older ones may be kept if the space is not needed.
     pub keep_ns: i64,
-    /// Bytes of all of them; 0 keeps none.
+    /// Limit on the bytes of all of them; 0 keeps none.
     pub bytes: usize,
 }
 
@@ -37,7 +38,7 @@ struct Inner {
     /// Full blocks, oldest first.
     closed: VecDeque<Arc<Block>>,
     open: Block,
-    /// Events noted so far: the number of the next one.
+    /// Events recorded so far: the number of the next one.
     count: u64,
 }
 
@@ -50,16 +51,17 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// Events that were taken.
+/// Kept events.
 #[derive(Debug, Default)]
 pub struct Taken {
     blocks: Vec<Arc<Block>>,
     from: u64,
-    /// The number after the last of them: where to go on.
+    /// The number after the last of them: where to continue.
     pub next: u64,
-    /// How many of those asked for are not kept any more.
+    /// How many of the requested ones are no longer kept.
     pub lost: u64,
-    /// From when on all that arrived is here, nanoseconds of the timeline; `None` if nothing was ever forgotten.
+    /// Everything that arrived from this time on is included, nanoseconds of the timeline; `None` if nothing was ever
+    /// dropped.
     pub whole_from_ns: Option<i64>,
 }
 
@@ -70,7 +72,7 @@ impl EventLog {
         Self { limits, inner: Mutex::default() }
     }
 
-    /// Notes an event that was taken at `now_ns`.
+    /// Records an event that was taken at `now_ns`.
     pub(super) fn note(&self, event: &Event, now_ns: i64) {
         if self.limits.bytes == 0 {
             return;
@@ -83,14 +85,14 @@ impl EventLog {
         }
     }
 
-    /// Forgets all: positions of GPUs mean others from now on.
+    /// Drops everything, because positions of GPUs have a new meaning from now on.
     pub(super) fn clear(&self, now_ns: i64) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.closed.clear();
         inner.open = Block { first: inner.count, arrived_ns: (now_ns, now_ns), ..Block::default() };
     }
 
-    /// The kept events from number `from` on, in the order of their taking.
+    /// The kept events from number `from` on, in the order in which they were taken.
     #[must_use]
     pub fn since(&self, from: u64) -> Taken {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +130,7 @@ impl Inner {
         self.closed.push_back(Arc::new(closed));
     }
 
-    /// Forgets what is too old or too much.
+    /// Drops blocks that are too old or exceed the limit.
     fn forget(&mut self, limits: LogLimits, now_ns: i64) {
         let mut bytes: usize = self.closed.iter().map(|block| block.bytes.len()).sum();
         while let Some(oldest) = self.closed.front() {
@@ -146,7 +148,7 @@ impl Inner {
 }
 
 impl Taken {
-    /// Each with its number.
+    /// Each event with its number.
     pub fn events(&self) -> impl Iterator<Item = (u64, Event)> {
         let events = self.blocks.iter().flat_map(|block| (block.first..).zip(code::Events::of(&block.bytes)));
         events.filter(|(number, _)| *number >= self.from)

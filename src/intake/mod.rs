@@ -1,9 +1,9 @@
-//! What jobs say of themselves: steps, phases, layers and marks, over HTTP and two Unix sockets. [`Intake`] is the one way
-//! in from every door: parse, check, take, count, answer.
+//! Takes the annotations that jobs send: steps, phases, layers and marks, over HTTP and two Unix sockets. Every
+//! endpoint uses [`Intake`]: parse, check, take, count, answer.
 //!
-//! Enters: JSON from untrusted peers. Leaves: jobs in the [`Ledger`], which follow from it. Invariants: a bad event refuses
-//! itself alone, with a reason that is counted; everything kept is bounded by [`Limits`], by bytes of one owner; no lock
-//! that senders share is held while another process is looked at. Absent on purpose: memory, which is joined later.
+//! Enters: JSON from untrusted peers. Leaves: jobs in the [`Ledger`]. Invariants: a bad event is refused alone, with a
+//! reason that is counted; everything kept is limited by [`Limits`], in bytes per owner; no lock that senders share is
+//! held while another process is read. Absent on purpose: memory, which is joined later.
 
 mod batch;
 mod complaints;
@@ -36,22 +36,22 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-/// Refusals that one answer lists; the others are counted in it.
+/// Refusals listed in one answer; further ones are only counted.
 const MOST_LISTED: usize = 100;
 
-/// How often what goes by time is brought up to date at the least, while events come.
+/// The longest time between two updates of time-dependent state, while events arrive.
 const ADVANCE_NS: i64 = 100 * MILLISECOND_NS;
 /// How often processes that could not be read in time are logged.
 const LOG_NS: i64 = 60 * SECOND_NS;
 
-/// What is told of one batch.
+/// The answer to one batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Answer {
     /// Events taken, or kept until their sender's process has been read.
     pub accepted: usize,
     /// Events refused.
     pub refused: usize,
-    /// Why, by index; the first hundred.
+    /// The reasons, by index; the first hundred.
     pub refusals: Vec<Refused>,
 }
 
@@ -60,13 +60,13 @@ pub struct Answer {
 pub struct Refused {
     /// Its position in the batch, from 0.
     pub index: usize,
-    /// The reason as the counter's label has it.
+    /// The reason, as in the counter's label.
     pub reason: &'static str,
     /// What is wrong with it.
     pub detail: String,
 }
 
-/// Hears of each mark when it is taken. It runs on the thread of the door, so it must not wait.
+/// Called for each mark when it is taken, on the endpoint's thread, so it must not wait.
 pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
 
 /// Takes annotations from any number of threads.
@@ -76,27 +76,27 @@ pub struct Intake {
     ledger: Arc<Ledger>,
     accounts: Accounts,
     places: Places,
-    /// How often the devices have changed, twice; odd while they do.
+    /// Twice the number of changes of the devices; odd during a change.
     devices: AtomicU64,
     peers: Peers<Parked>,
-    /// The timeline that rates and deadlines go by, which goes on when a recording has ended.
+    /// The timeline for rates and deadlines, which continues when a recording has ended.
     live: Arc<dyn Clock>,
-    /// When what goes by time was last brought up to date.
+    /// When time-dependent state was last updated.
     advanced_ns: AtomicI64,
     /// When processes that could not be read in time were last logged.
     logged_overdue_ns: AtomicI64,
-    /// Itself, once it has threads that read.
+    /// A reference to itself, set when it has reader threads.
     itself: OnceLock<Weak<Intake>>,
     /// Bytes of the events that batches hold to put them in order.
     pub(super) batched_bytes: AtomicUsize,
     complaints: Mutex<Complaints>,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
-    /// Senders' processes whose end is waited for, once a door sees to that.
+    /// Senders' processes that are watched for their end, set when an endpoint does so.
     ends: OnceLock<Ends>,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
-    /// Events that senders say they could not send.
+    /// Events that senders report they could not send.
     lost: AtomicU64,
 }
 
@@ -126,40 +126,40 @@ impl Intake {
         }
     }
 
-    /// The same, which also keeps the last events as they were taken.
+    /// The same, which also keeps the last events.
     #[must_use]
     pub fn with_log(mut self, limits: LogLimits) -> Self {
         self.log = EventLog::new(limits);
         self
     }
 
-    /// The same, which also asks the kubelet which GPUs the senders' containers have.
+    /// The same, which also asks the kubelet for the GPUs of senders' containers.
     #[must_use]
     pub fn with_kubelet(mut self, kubelet: Option<Arc<Kubelet>>) -> Self {
         self.places = self.places.with_kubelet(kubelet);
         self
     }
 
-    /// The same, whose rates and deadlines go by this timeline: that of a recording stands still at its end.
+    /// The same, with this timeline for rates and deadlines: that of a recording stops at its end.
     #[must_use]
     pub fn with_live_clock(mut self, live: Arc<dyn Clock>) -> Self {
         self.live = live;
         self
     }
 
-    /// The last events that were taken.
+    /// The last events taken.
     #[must_use]
     pub fn log(&self) -> &EventLog {
         &self.log
     }
 
-    /// From now on this hears of each mark. Only the first call counts.
+    /// Registers a listener for marks. Only the first call has an effect.
     pub fn on_mark(&self, listener: MarkListener) {
-        // Refused where there is a listener already, which goes on.
+        // Refused if a listener exists, which stays.
         let _ = self.on_mark.set(listener);
     }
 
-    /// From now on jobs' names for GPUs mean these, and positions are theirs.
+    /// Sets the devices that jobs' names for GPUs and positions refer to.
     pub fn set_devices(&self, devices: &[Device]) {
         self.devices.fetch_add(1, Ordering::SeqCst);
         self.places.set_devices(devices);
@@ -170,41 +170,41 @@ impl Intake {
         }
     }
 
-    /// Which devices positions mean that are found from now on; `None` while they change.
+    /// The version of the devices that positions found now refer to; `None` during a change.
     fn devices_now(&self) -> Option<u64> {
         Some(self.devices.load(Ordering::SeqCst)).filter(|changes| changes % 2 == 0)
     }
 
-    /// Whether positions that were found when the devices were `those` mean these still. To be asked under the lock of the
-    /// jobs, which whoever changes the devices takes too.
+    /// Whether positions found for the device version `those` are still valid. Call it under the jobs' lock, which a
+    /// change of the devices takes too.
     fn are_still(&self, those: Option<u64>) -> bool {
         those.is_some() && self.devices_now() == those
     }
 
-    /// The jobs, while positions that were found when the devices were `those` mean theirs.
+    /// The jobs, if positions found for the device version `those` are still valid.
     fn jobs_of(&self, those: Option<u64>) -> Option<MutexGuard<'_, Jobs>> {
         let jobs = self.jobs();
         self.are_still(those).then_some(jobs)
     }
 
-    /// All that is known of jobs.
+    /// The state of all jobs.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// What jobs have under way.
+    /// The jobs with their open steps and phases.
     pub fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.ledger.open()
     }
 
-    /// What owners hold, and whose events were refused.
+    /// The resources that owners hold, and the owners whose events were refused.
     #[must_use]
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
     }
 
-    /// Takes a JSON object, a JSON array of objects, or one object a line. Events of one batch are taken in the order
+    /// Takes a JSON object, a JSON array of objects, or one object per line. Events of one batch are taken in the order
     /// of their times.
     pub fn take_json(&self, body: &[u8], sender: &Sender) -> Answer {
         let mut batch = Batch::begin(self, sender);
@@ -212,7 +212,7 @@ impl Intake {
         batch.end()
     }
 
-    /// Takes one annotation that needs no parsing: a replay's.
+    /// Takes one annotation that needs no parsing, such as a replay's.
     ///
     /// # Errors
     /// Why it is refused.
@@ -254,14 +254,14 @@ impl Intake {
         }
     }
 
-    /// Counts what was refused, and logs it with its sender.
+    /// Counts a refusal, and logs it with its sender.
     pub(super) fn refuse(&self, refusal: &Refusal, arrival: &Arrival) {
         self.counts.count(refusal.outcome());
         self.accounts.refused(&arrival.account.owner, 1);
         Complaints::refused(&self.complaints, &arrival.account.owner, arrival.sender.pid, refusal, arrival.live_ns);
     }
 
-    /// Counts events that were refused without a look at each.
+    /// Counts events that were refused unread.
     pub(super) fn refuse_unseen(&self, outcome: Outcome, events: u64, arrival: &Arrival) {
         if events > 0 {
             self.counts.add(outcome, events);
@@ -269,7 +269,7 @@ impl Intake {
         }
     }
 
-    /// Counts what could not even be read: a datagram that was too long.
+    /// Counts a refusal of data that could not be read: a datagram that was too long.
     pub fn refuse_unread(&self, refusal: &Refusal, sender: &Sender) {
         self.refuse(refusal, &self.arrival(sender));
     }
@@ -277,7 +277,7 @@ impl Intake {
     /// The moment at which a batch of this sender arrives.
     pub(super) fn arrival(&self, sender: &Sender) -> Arrival {
         let live_ns = self.live.now_ns();
-        // Whoever keeps this up to date may wait for a driver.
+        // The thread that calls `advance` regularly may be waiting for a driver.
         let advanced_ns = self.advanced_ns.load(Ordering::Relaxed);
         if live_ns.saturating_sub(advanced_ns) >= ADVANCE_NS {
             self.advance();
@@ -298,7 +298,7 @@ impl Intake {
         self.accounts.of(&Owner::of(sender, within))
     }
 
-    /// Brings up to date what goes by time: processes that take too long to be read, and the owners that share the rate.
+    /// Updates time-dependent state: processes that take too long to read, and the owners that share the rate.
     pub fn advance(&self) {
         let now_ns = self.live.now_ns();
         self.advanced_ns.store(now_ns, Ordering::Relaxed);
@@ -312,7 +312,7 @@ impl Intake {
             tracing::warn!(
                 pid,
                 processes,
-                "senders' processes could not be read in time; their events are taken as they are"
+                "senders' processes could not be read in time; events are taken without the processes' environment"
             );
         }
         overdue.pids.iter().for_each(|pid| self.has_been_read(*pid));
@@ -320,20 +320,21 @@ impl Intake {
             && let Some(intake) = self.itself.get().and_then(Weak::upgrade)
             && let Err(error) = intake.start_reader()
         {
-            tracing::error!(%error, "cannot start another thread that reads processes; it is tried again");
+            tracing::error!(%error, "cannot start another thread to read processes; retrying");
         }
     }
 
-    /// Starts a thread that reads the processes of senders; before, whoever needs one reads it.
+    /// Starts a thread that reads the processes of senders. Before the first call, the thread that needs a process
+    /// reads it.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// The system cannot create a thread.
     pub fn start_reader(self: &Arc<Self>) -> std::io::Result<()> {
         self.peers.set_threaded();
-        // Refused where it is known already.
+        // Refused if it is set already.
         let _ = self.itself.set(Arc::downgrade(self));
         let intake = Arc::clone(self);
-        // It may hang in another process for ever, so nobody waits for its end.
+        // It may hang in another process forever, so it is never joined.
         crate::thread::spawn("hw-peer", move || {
             intake.peers.read_until_ended(|| intake.live.now_ns(), |pid| intake.has_been_read(pid));
         })
@@ -345,7 +346,7 @@ impl Intake {
         self.peers.end();
     }
 
-    /// Takes what waited for a process, and looks for the GPUs of its ranks.
+    /// Takes the events that waited for a process, and looks for the GPUs of its ranks.
     fn has_been_read(&self, pid: u32) {
         self.peers.drain(pid, |peer, parked| parked.into_iter().for_each(|parked| self.take_parked(peer, parked)));
         let searches = self.jobs().searches_of(pid);
@@ -368,13 +369,13 @@ impl Intake {
         }
     }
 
-    /// Takes an annotation; `None` where it waits for its sender's process to be read.
+    /// Takes an annotation; `None` if it waits for its sender's process to be read.
     fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
         let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
         self.check_with(raw, peer.as_ref(), arrival).map(Some)
     }
 
-    /// Takes an annotation with what is known of its sender's process.
+    /// Takes an annotation with the information about its sender's process.
     fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
         let (devices, gpus) = (self.devices_now(), self.places.gpus());
         let (now_ns, sender, unix_shift_ns) = (arrival.at_ns, &arrival.sender, arrival.unix_shift_ns);
@@ -386,7 +387,8 @@ impl Intake {
         let (taken, search) = {
             let mut jobs = self.jobs();
             if !self.are_still(devices) {
-                // Its positions are of other GPUs: they are not known, as without a source, until it names them again.
+                // Its positions refer to the previous devices: they are dropped, as without a source, until it names
+                // them again.
                 event.gpus = None;
             }
             let taken = jobs.take(&event, account, now_ns)?;
@@ -403,7 +405,7 @@ impl Intake {
             listener(&event);
         }
         let mut knows_gpus = search.is_none();
-        // Looked for without the jobs, which others wait for.
+        // Searched without the jobs' lock, which other senders wait for.
         if let Some(search) = search
             && let Some(found) = self.find_gpus(event.pid, account, &search)
             && let Some(mut jobs) = self.jobs_of(devices)
@@ -423,8 +425,8 @@ impl Intake {
         })
     }
 
-    /// The annotation, with what its sender's environment says where that is needed: an event without a job is its
-    /// process's. `None` where the process is read first, and the event waits.
+    /// The annotation, with its sender's environment if needed: an event without a job belongs to its process's job.
+    /// `None` if the process is read first, and the event waits.
     fn peer_of(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<WithPeer>, Refusal> {
         let Some(pid) = arrival.sender.pid.filter(|_| raw.job.is_none()) else { return Ok(Some((raw, None))) };
         let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
@@ -442,7 +444,7 @@ impl Intake {
     /// The job and rank of a process that does not name them in its events.
     fn job_of(&self, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> (Option<String>, Option<u32>) {
         let Some(peer) = peer else { return (None, None) };
-        // Where the environment may not be read, it may name the job, and does name the rank.
+        // If the environment could not be read, it may still name the job, and would name the rank.
         let of_pod = || match &arrival.account.owner {
             Owner::User { within: Within::Pod(pod), .. } if peer.is_read => {
                 Some(format!("{}/{}", pod.namespace, pod.name))
@@ -452,15 +454,15 @@ impl Intake {
         (peer.job.clone().or_else(of_pod), peer.rank)
     }
 
-    /// At the begin of a step, or of what is in no step, the GPUs on which the driver lists the sender: a process may have
-    /// begun on one and spread over several since.
+    /// At the begin of a step, or of anything outside of a step, the GPUs on which the driver lists the sender: a
+    /// process may have begun on one and spread over several since.
     fn listed_at(&self, event: &Event, jobs: &Jobs) -> Option<OnGpus> {
         let pid = event.pid.filter(|_| event.event == EventType::Begin)?;
         let begins = event.kind == Kind::Step || !jobs.is_in_step(&event.job, event.rank);
         begins.then(|| self.places.listed_on(pid)).flatten()
     }
 
-    /// The GPUs of a rank that has named none. `None` where they are not known, or its process is read first.
+    /// The GPUs of a rank that has named none. `None` if they are unknown, or if its process is read first.
     fn find_gpus(&self, pid: Option<u32>, account: &Arc<Account>, search: &Search) -> Option<Vec<usize>> {
         if let Some(found) = pid.and_then(|pid| self.places.works_on(pid)) {
             return Some(found);
@@ -468,7 +470,7 @@ impl Intake {
         let now_ns = self.live.now_ns();
         let peer = match pid.map(|pid| self.peers.ask(pid, account, now_ns, &mut None)) {
             Some(Asked::Known(peer)) => Peer::clone(&peer),
-            // It is looked for again once its process has been read.
+            // It is searched again once its process has been read.
             Some(Asked::Later | Asked::Full) => return None,
             None => Peer::default(),
         };
@@ -476,19 +478,19 @@ impl Intake {
     }
 }
 
-/// When a batch arrived, and from whom.
+/// When a batch arrived, and from which sender.
 #[derive(Debug, Clone)]
 pub(super) struct Arrival {
     pub at_ns: i64,
-    /// On the timeline that rates and deadlines go by.
+    /// On the timeline for rates and deadlines.
     pub live_ns: i64,
     pub unix_shift_ns: i64,
     pub sender: Sender,
-    /// Of the sender, where it is.
+    /// The sender's account.
     pub account: Arc<Account>,
 }
 
-/// An annotation with what its sender's environment says, where that was asked for.
+/// An annotation with its sender's environment, if that was needed.
 type WithPeer = (Annotation, Option<Arc<Peer>>);
 
 /// An event that waits for its sender's process to be read.
@@ -499,7 +501,7 @@ struct Parked {
     held: Held,
 }
 
-/// What became of it, by the catalogue.
+/// Exports the counts under the catalogue's names.
 impl Collect for Intake {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {

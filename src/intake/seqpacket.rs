@@ -1,9 +1,9 @@
-//! The Unix seqpacket socket: a connection for each sender, one event a line, several lines a message, no answer.
+//! The Unix seqpacket socket: a connection for each sender, one event per line, several lines per message, no answer.
 //!
-//! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with `EAGAIN`.
-//! One thread reads all connections in rounds; in a round an account has only so many bytes read, over all of its
-//! connections. The kernel names a sender's process and user once, when it connects. Invariant: connections are shared among
-//! owners as everything else is ([`Accounts`](super::Accounts)).
+//! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with
+//! `EAGAIN`. One thread reads all connections in rounds, with a limit on the bytes read per account and round, over all
+//! of its connections. The kernel identifies a sender's process and user once, when it connects. Invariant: connections
+//! are shared among owners as everything else is ([`Accounts`](super::Accounts)).
 
 use super::Intake;
 use super::datagram::MOST_DATAGRAM_BYTES;
@@ -19,22 +19,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Connections that wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Bytes of one account that are read in one round, over all of its connections, and a little more: what is begun is read.
+/// Bytes read per account in one round, over all of its connections. A message that has begun is read completely.
 const AT_ONCE: usize = 64 << 10;
-/// What a message counts for at the least, bytes.
+/// The least that a message counts, bytes.
 const LEAST: usize = 1 << 10;
-/// Connections that have their turn in one round, and new ones that are accepted in it.
+/// Connections that are served in one round, and the most that are accepted in it.
 const EVENTS: usize = 64;
-/// How long a round waits at most: the longest that this thread keeps a shutdown waiting where [`Listener::close`] does not
-/// wake it.
+/// How long a round waits at most. This is also the longest that the thread delays a shutdown if [`Listener::close`]
+/// does not wake it.
 const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// The same while nobody is accepted.
+/// The same while accepting is paused.
 const WAIT_PAUSED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How long the listener is left alone where the system gives no descriptor.
+/// How long accepting pauses after the system could not provide a descriptor.
 const RETRY: Duration = Duration::from_millis(100);
-/// The number of the listener among what is waited for; connections have others.
+/// The number of the listener in epoll; connections have others.
 const LISTENER: u64 = 0;
 
 /// The listening socket; its path is removed when it is dropped.
@@ -53,18 +53,18 @@ struct Connection {
     _held: Held,
 }
 
-/// What the thread that reads keeps.
+/// The state of the reader thread.
 struct Reader<'a> {
     listener: &'a Listener,
     intake: &'a Intake,
     connections: HashMap<u64, Connection>,
     next: u64,
     buffer: Vec<u8>,
-    /// Until when nobody is accepted, because the system gave no descriptor.
+    /// Until when accepting is paused, because the system could not provide a descriptor.
     paused: Option<Instant>,
-    /// Bytes of each account that were read in this round, by its address.
+    /// Bytes read in this round by account, keyed by its address.
     read: HashMap<usize, usize>,
-    /// Rounds so far: each begins with another connection, so that those of one account have their turns.
+    /// Rounds so far. Each begins with another connection, so that the connections of one account take turns.
     rounds: usize,
 }
 
@@ -82,19 +82,19 @@ impl Listener {
         Ok(Self { socket, bound, epoll })
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.bound.path()
     }
 
-    /// Wakes [`Listener::run`], which then looks whether it is to stop. Nobody can connect any more.
+    /// Wakes [`Listener::run`], which then checks whether it must stop. No sender can connect any more.
     pub fn close(&self) {
-        // Refused only where it has been closed before.
+        // Refused only if it has been closed before.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Takes what senders send until `stop`.
+    /// Takes senders' events until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
         let (connections, read, buffer) = (HashMap::new(), HashMap::new(), vec![0u8; MOST_DATAGRAM_BYTES]);
         let mut reader =
@@ -106,7 +106,7 @@ impl Listener {
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(wait)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "the seqpacket socket cannot be waited for");
+                    tracing::error!(%error, "cannot wait for the seqpacket socket");
                     std::thread::sleep(RETRY);
                 }
             }
@@ -114,11 +114,11 @@ impl Listener {
         }
     }
 
-    /// Lets new connections wait, or not.
+    /// Sets whether to wait for new connections.
     fn listen_for(&self, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(LISTENER);
         if let Err(error) = epoll::modify(&self.epoll, &self.socket, data, flags) {
-            tracing::warn!(%error, "the seqpacket socket's connections cannot be waited for");
+            tracing::warn!(%error, "cannot pause or resume accepting on the seqpacket socket");
         }
     }
 }
@@ -146,7 +146,7 @@ impl Reader<'_> {
                 Ok(socket) => self.admit(socket),
                 Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
-                // Shut down, or out of descriptors: those who are connected go on.
+                // Shut down, or out of descriptors: existing connections continue.
                 Err(error) => {
                     tracing::debug!(%error, "a connection to the seqpacket socket could not be accepted");
                     self.paused = Some(Instant::now() + RETRY);
@@ -156,12 +156,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Gives a new sender its place, where its owner may have one.
+    /// Registers a new sender, if its owner may have another connection.
     fn admit(&mut self, socket: OwnedFd) {
         let sender = match credentials(&socket) {
-            // A connection's number begins anew after four billion, and nobody is connected for so long.
+            // The number wraps after four billion; no connection lasts that long.
             Ok(sender) => Sender { connection: u32::try_from(self.next & u64::from(u32::MAX)).ok(), ..sender },
-            Err(error) => return tracing::warn!(%error, "a sender without credentials was turned away"),
+            Err(error) => return tracing::warn!(%error, "a sender without credentials was refused"),
         };
         let account = self.intake.account_of(&sender);
         if let Err(short) = account.may_hold(Resource::Connections, 1) {
@@ -170,15 +170,15 @@ impl Reader<'_> {
         }
         let data = epoll::EventData::new_u64(self.next);
         if let Err(error) = epoll::add(&self.listener.epoll, &socket, data, epoll::EventFlags::IN) {
-            return tracing::warn!(%error, "a connection cannot be waited for and is closed");
+            return tracing::warn!(%error, "cannot wait for a connection; closing it");
         }
         let held = account.hold(Resource::Connections, 1);
         self.connections.insert(self.next, Connection { socket, sender, account, _held: held });
         self.next += 1;
     }
 
-    /// Takes messages of a connection while its account has not had enough in this round; what is left comes again in a later
-    /// one.
+    /// Takes messages of a connection until its account reaches its limit in this round; the rest is read in a later
+    /// round.
     fn turn(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else { return };
         let read = self.read.entry(Arc::as_ptr(&connection.account) as usize).or_default();
@@ -187,7 +187,7 @@ impl Reader<'_> {
                 After::More(bytes) => *read += bytes.max(LEAST),
                 After::Nothing => return,
                 After::End => {
-                    // Closing it takes it out of what is waited for.
+                    // Closing the socket removes it from epoll.
                     let ended = self.connections.remove(&number).and_then(|connection| connection.sender.connection);
                     return ended.into_iter().for_each(|number| self.intake.has_ended(Speaker::Connection(number)));
                 }
@@ -196,25 +196,25 @@ impl Reader<'_> {
     }
 }
 
-/// What follows a message.
+/// What to do after a message.
 enum After {
-    /// It had so many bytes, and there may be more.
+    /// It had this many bytes, and there may be more.
     More(usize),
     Nothing,
     End,
 }
 
 impl Connection {
-    /// Takes a message. Open files that are sent along are dropped by the kernel, because nobody asks for them.
+    /// Takes a message. The kernel drops open files that are sent along, because the call does not ask for them.
     fn read_one(&self, intake: &Intake, buffer: &mut [u8]) -> After {
         match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
-            // The end, or an empty message, which nobody sends who has something to say.
+            // The end, or an empty message, which no sender with events sends.
             Ok((_, 0)) => After::End,
             Ok((length, whole)) if whole > length => {
                 intake.refuse_unread(&Refusal::TooLarge { limit: MOST_DATAGRAM_BYTES }, &self.sender);
                 After::More(length)
             }
-            // What is refused is counted and logged with its sender.
+            // Refused events are counted and logged with their sender.
             Ok((length, _)) => {
                 drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender));
                 After::More(length)
@@ -225,7 +225,7 @@ impl Connection {
     }
 }
 
-/// Where the seqpacket socket beside this datagram socket is.
+/// The path of the seqpacket socket beside this datagram socket.
 #[must_use]
 pub fn path_beside(datagrams: &Path) -> PathBuf {
     let mut path = datagrams.as_os_str().to_owned();
@@ -233,7 +233,8 @@ pub fn path_beside(datagrams: &Path) -> PathBuf {
     path.into()
 }
 
-/// Who connected. Not by rustix, which takes the process of another namespace, 0, for a process id.
+/// The process and user that connected. Not with rustix, which takes 0, for a process of another namespace, as a
+/// process id.
 fn credentials(socket: &OwnedFd) -> io::Result<Sender> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! What jobs of a simulation or a recording say: each annotation at its time, over the real socket or by hand.
+//! Sends the annotations of simulated or recorded jobs, each at its time, over the real socket or directly.
 
 use crate::intake::Intake;
 use crate::source::Source;
@@ -11,8 +11,8 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sends the source's annotations as their times come, until `stop` or until there are no more. Without a socket they
-/// go to the intake directly.
+/// Sends the source's annotations at their times, until `stop` or until there are no more. Without a socket they go to
+/// the intake directly.
 pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, intake: &Intake, stop: &AtomicBool) {
     let mut voice = Voice { socket: socket.and_then(connect), intake, complained: false };
     for annotation in source.annotations() {
@@ -30,7 +30,7 @@ pub fn speak(source: &dyn Source, clock: &dyn Clock, socket: Option<&Path>, inta
     }
 }
 
-/// Takes from what jobs say, in the order of time, what is due at a moment; what has no time is due at once.
+/// Removes the annotations that are due at a moment, in order of time; one without a time is due at once.
 pub fn due<Said: Iterator<Item = Annotation>>(
     said: &mut Peekable<Said>,
     at_ns: i64,
@@ -55,7 +55,7 @@ impl Voice<'_> {
             Some(socket) => match serde_json::to_vec(&annotation) {
                 Ok(json) => match socket.send(&json) {
                     Ok(_) => None,
-                    // The daemon, which stops, has closed it.
+                    // The daemon has closed it while stopping.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
                     Err(error) => Some(error.to_string()),
                 },
@@ -66,7 +66,7 @@ impl Voice<'_> {
         if let Some(trouble) = trouble
             && !std::mem::replace(&mut self.complained, true)
         {
-            tracing::warn!("a simulated job was not heard: {trouble}");
+            tracing::warn!("an annotation of a simulated job was lost: {trouble}");
         }
     }
 }

@@ -1,35 +1,35 @@
-//! Annotations out of a body as it arrives: an object, an array of objects, or one object a line.
+//! Splits a body into annotations while it arrives: an object, an array of objects, or one object per line.
 //!
-//! Enters: pieces of JSON text, cut anywhere. Leaves: the text of each event, or that it is too long. Invariants: what is
-//! kept is at most one event; a broken event takes none of its neighbours with it, where a line or a comma shows where
-//! the next one begins. Absent on purpose: whether an event is valid, which its parser says.
+//! Enters: pieces of JSON text, cut anywhere. Leaves: the text of each event, or that it is too long. Invariants: at
+//! most one event is kept; a broken event does not affect its neighbours, if a line or a comma shows where the next one
+//! begins. Absent on purpose: whether an event is valid, which its parser decides.
 
-/// The longest event, bytes: names, attributes and a list of GPUs within their bounds take less, however escaped.
+/// The longest event, bytes: names, attributes and a list of GPUs within their limits take less, however escaped.
 pub const MOST_EVENT_BYTES: usize = 16 << 10;
 
 /// One event's text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Element<'a> {
-    /// All of it; perhaps no JSON.
+    /// All of it; possibly not JSON.
     Text(&'a [u8]),
     /// It is longer than [`MOST_EVENT_BYTES`].
     TooLong,
 }
 
-/// Where in the body the next byte stands.
+/// The position of the next byte in the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Before the first byte that is no space.
+    /// Before the first byte that is not a space.
     Start,
     /// Between events.
     Between,
     /// In an object or an array that is an event.
     Nested,
-    /// In something else that stands for an event.
+    /// In anything else in place of an event.
     Plain,
 }
 
-/// Cuts a body.
+/// Splits a body.
 #[derive(Debug)]
 pub(super) struct Splitter {
     at: At,
@@ -41,10 +41,10 @@ pub(super) struct Splitter {
     arrays: u64,
     in_string: bool,
     is_escaped: bool,
-    /// The last byte of the event that was no space, and whether a line has begun since.
+    /// The last byte of the event that was not a space, and whether a line has begun since.
     last: u8,
     line_begins: bool,
-    /// The event's text of earlier pieces.
+    /// The event's text from earlier pieces.
     kept: Vec<u8>,
     is_too_long: bool,
     elements: usize,
@@ -68,7 +68,7 @@ impl Splitter {
         }
     }
 
-    /// Says that an event was found without cutting.
+    /// Records an event that was found without splitting.
     pub fn skip_one(&mut self) {
         (self.at, self.elements) = (At::Between, self.elements + 1);
     }
@@ -79,7 +79,7 @@ impl Splitter {
         self.kept.capacity()
     }
 
-    /// Cuts one more piece; `found` gets each event's position and text.
+    /// Splits one more piece. Calls `found` with each event's position and text.
     pub fn push(&mut self, piece: &[u8], mut found: impl FnMut(usize, Element<'_>)) {
         let mut begin = 0;
         for (position, &byte) in piece.iter().enumerate() {
@@ -106,7 +106,7 @@ impl Splitter {
         }
     }
 
-    /// Ends the body. Returns what is wrong with its shape, where something is.
+    /// Ends the body. Returns what is wrong with its structure, if anything.
     pub fn end(&mut self, mut found: impl FnMut(usize, Element<'_>)) -> Option<(usize, &'static str)> {
         if matches!(self.at, At::Nested | At::Plain) {
             self.emit(&[], &mut found);
@@ -156,7 +156,7 @@ impl Splitter {
 
     fn in_string(&mut self, byte: u8) -> Step {
         match byte {
-            // No text of JSON goes over a line's end.
+            // A JSON string never contains a line break.
             b'\n' => return Step::EndBefore,
             _ if self.is_escaped => self.is_escaped = false,
             b'\\' => self.is_escaped = true,
@@ -170,7 +170,7 @@ impl Splitter {
         match byte {
             b'\n' => self.line_begins = true,
             b' ' | b'\t' | b'\r' => {}
-            // Nothing that is valid has an object here: the line before was cut short.
+            // Valid JSON has no object here: the previous line was cut short.
             b'{' if self.line_begins && !self.may_have_object() => return Step::BeginAnew,
             byte => {
                 (self.last, self.line_begins) = (byte, false);
@@ -194,7 +194,7 @@ impl Splitter {
         Step::Go
     }
 
-    /// Whether an object may stand where the next byte does.
+    /// Whether an object may begin at the next byte.
     fn may_have_object(&self) -> bool {
         match self.last {
             b':' | b'[' => true,
@@ -243,17 +243,17 @@ impl Splitter {
     }
 }
 
-/// What a byte is to the event under way.
+/// What a byte means for the current event.
 enum Step {
-    /// It belongs to none.
+    /// It belongs to no event.
     Skip,
     /// It belongs to the event.
     Go,
-    /// It is the event's last.
+    /// It is the event's last byte.
     EndAfter,
     /// The event ended before it.
     EndBefore,
-    /// The event ended before it, and it is the first of the next.
+    /// The event ended before it, and it is the first byte of the next.
     BeginAnew,
 }
 
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The events of a body that arrives in pieces of so many bytes, and what is wrong with its shape.
+    /// The events of a body that arrives in pieces of this many bytes, and what is wrong with its structure.
     fn split(body: &[u8], piece: usize) -> (Vec<String>, Option<(usize, &'static str)>) {
         let (mut splitter, mut found) = (Splitter::new(), Vec::new());
         let mut note = |position: usize, element: Element<'_>| {

@@ -38,7 +38,7 @@ fn process(pid: u32) -> Sender {
     Sender::process(Some(pid), 1_000)
 }
 
-/// A phase that ended before its rank spread has its memory told after; several GPUs tell no more of it.
+/// A phase that ended before its rank spread has its memory exported afterwards; several GPUs add no more of it.
 #[test]
 fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
     let (intake, ..) = node();
@@ -88,9 +88,9 @@ fn what_is_told_late_makes_no_counter_fall() {
     };
     assert_eq!(say(0, Some(9), json!({"alloc_retries": 500})), (Some(9), Some(500), None));
     let late = json!({"alloc_retries": 499, "reserved": 7});
-    assert_eq!(say(-1, Some(8), late), (Some(9), Some(500), Some(7)), "only what was not known");
+    assert_eq!(say(-1, Some(8), late), (Some(9), Some(500), Some(7)), "only what was unknown");
     assert_eq!(say(0, Some(10), json!({"alloc_retries": 501})), (Some(10), Some(501), Some(7)));
-    // Late is what lies before an event that told the same, not before any.
+    // An event is late if it lies before one that reported the same, not before any other.
     let later = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "time_unix_nano": 100});
     assert_eq!(intake.take_json(later.to_string().as_bytes(), &Sender::DAEMON).accepted, 1);
     assert_eq!(say(50, Some(11), json!({"alloc_retries": 502})), (Some(11), Some(502), Some(7)));
@@ -110,14 +110,14 @@ fn phases_of_ranks_are_bounded_over_all_jobs() {
         answer.accepted
     };
     let taken = [(0, "a"), (1, "a"), (1, "b"), (1, "c"), (2, "a"), (1, "b")].map(|(rank, name)| say(rank, name));
-    assert_eq!(taken, [2, 2, 2, 0, 0, 2], "what has its place keeps it");
+    assert_eq!(taken, [2, 2, 2, 0, 0, 2], "a phase with series keeps them");
     *intake.jobs() = Jobs::new(intake.limits);
     let begin = |name: &str| json!({"event": "begin", "name": name, "job": "j", "rank": 0});
     let begins = json!(["a", "b", "a", "c", "d"].map(begin));
     assert_eq!(
         intake.take_json(begins.to_string().as_bytes(), &Sender::DAEMON).accepted,
         4,
-        "what is open has its place too"
+        "open phases have series too"
     );
 }
 
@@ -131,17 +131,18 @@ fn a_rank_is_followed_to_where_its_process_works() {
         intake.jobs().by_name()["j"].ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
     };
     assert_eq!(gpus_after("phase", &[1], &[0]), [1]);
-    assert_eq!(gpus_after("phase", &[1, 0], &[]), [1, 0], "a phase in no step tells too");
-    assert_eq!(gpus_after("step", &[1], &[0]), [1], "it has freed what it had there");
+    assert_eq!(gpus_after("phase", &[1, 0], &[]), [1, 0], "a phase outside of steps counts too");
+    assert_eq!(gpus_after("step", &[1], &[0]), [1], "it has freed its memory there");
     assert_eq!(gpus_after("phase", &[1, 2], &[]), [1], "within a step it stays as it is");
     assert_eq!(gpus_after("step", &[1, 2], &[]), [1, 2]);
-    assert_eq!(gpus_after("step", &[0], &[]), [1, 2], "where it was is not listed: that list is not whole");
+    assert_eq!(gpus_after("step", &[0], &[]), [1, 2], "the list lacks its previous GPU, so it is incomplete");
     assert_eq!(gpus_after("step", &[2], &[]), [1, 2]);
 }
 
 /// The GPUs of a rank after an event of this process.
 fn gpus_after(intake: &Intake, rank: u32, pid: Option<u32>, attributes: &serde_json::Value) -> Option<Vec<usize>> {
-    // A job of its own for each rank: what one pod began, nobody outside of its namespace may speak for.
+    // A separate job for each rank: no process outside of a pod's namespace may send events for a job that the pod
+    // began.
     let job = format!("j{rank}");
     let event = json!({"event": "mark", "name": "m", "job": job, "rank": rank, "attributes": attributes});
     let begin = json!({"event": "begin", "name": "p", "job": job, "rank": rank, "attributes": attributes});
@@ -160,10 +161,10 @@ fn an_index_is_the_nodes_outside_of_containers_and_the_containers_within() {
     assert_eq!(gpus_after(&intake, 4, Some(4), &none), Some(vec![2]), "its container's second");
     assert_eq!(gpus_after(&intake, 5, Some(5), &none), None, "in a container that is not the kubelet's");
     assert_eq!(gpus_after(&intake, 6, Some(6), &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "gone already");
-    assert_eq!(gpus_after(&intake, 7, None, &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "anybody");
+    assert_eq!(gpus_after(&intake, 7, None, &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "no process");
     assert_eq!(gpus_after(&intake, 8, None, &json!({"CUDA_VISIBLE_DEVICES": "GPU-c"})), Some(vec![2]));
     let claimed = json!({"k8s.namespace.name": "elsewhere", "k8s.pod.name": "other"});
-    assert_eq!(gpus_after(&intake, 9, Some(4), &claimed), Some(vec![2]), "the kernel goes before what it says");
+    assert_eq!(gpus_after(&intake, 9, Some(4), &claimed), Some(vec![2]), "the kernel takes precedence over its claim");
 }
 
 #[test]
@@ -172,21 +173,21 @@ fn a_process_of_the_rank_that_speaks_again_has_its_gpu_at_once() {
     let none = json!({});
     assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]));
     assert_eq!(gpus_after(&intake, 0, Some(4), &none), Some(vec![2]), "another one that uses another GPU");
-    // The list is older than this, and nobody makes another one here. It is of after these two began to speak.
+    // The list is older than this, and no newer one is made here. It was made after these two began to send events.
     clock.advance_to(5 * SECOND_NS);
     assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![1]), "as a worker of a data loader beside it");
     assert_eq!(gpus_after(&intake, 0, Some(4), &none), Some(vec![2]));
-    assert_eq!(gpus_after(&intake, 0, Some(3), &none), None, "one that was not seen before, perhaps of a new pod");
+    assert_eq!(gpus_after(&intake, 0, Some(3), &none), None, "a new process, perhaps of a new pod");
 }
 
 #[test]
 fn a_pod_that_was_replaced_while_its_gpu_was_looked_for_does_not_have_that_of_the_one_before() {
     let (intake, clock, folder) = node();
-    // Nothing tells which of the two GPUs the first one uses, and then it dies.
+    // It is unknown which of the two GPUs the first one uses, and then it dies.
     std::fs::write(folder.path().join("2/environ"), "A=B").expect("written");
     assert_eq!(gpus_after(&intake, 0, Some(2), &json!({})), None);
     clock.advance_to(5 * SECOND_NS);
-    assert_eq!(gpus_after(&intake, 0, Some(3), &json!({})), None, "the list is of before it");
+    assert_eq!(gpus_after(&intake, 0, Some(3), &json!({})), None, "the list is older than the process");
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
     assert_eq!(gpus_after(&intake, 0, Some(2), &none), None, "two GPUs, and no local rank");
     assert_eq!(gpus_after(&intake, 0, Some(2), &json!({"LOCAL_RANK": 1})), Some(vec![2]));
     assert_eq!(gpus_after(&intake, 0, Some(3), &none), Some(vec![2]), "its data loader's worker");
-    assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![2]), "told once");
+    assert_eq!(gpus_after(&intake, 0, Some(2), &none), Some(vec![2]), "named once");
     assert_eq!(gpus_after(&intake, 0, Some(3), &json!({"LOCAL_RANK": 0})), Some(vec![1]), "started anew");
 }
 
@@ -208,12 +209,12 @@ fn the_devices_that_events_tell_are_not_mixed_with_the_environments_local_rank()
     let (intake, _clock, folder) = node();
     let (places, peers) = (intake.places.with_kubelet(None), Peers::default().at(folder.path().to_owned()));
     let intake = Intake { places, peers, ..intake };
-    // As of a launcher that makes further processes by itself: all have its environment.
+    // As with a launcher that forks further processes: all have its environment.
     std::fs::write(folder.path().join("1/environ"), "SLURM_LOCALID=0\0CUDA_VISIBLE_DEVICES=0,1,2").expect("written");
     let all = json!({"CUDA_VISIBLE_DEVICES": "0,1,2"});
     assert_eq!(gpus_after(&intake, 3, Some(1), &all), None, "no guess");
     assert_eq!(gpus_after(&intake, 3, Some(1), &json!({"LOCAL_RANK": "2"})), Some(vec![2]));
-    assert_eq!(gpus_after(&intake, 4, Some(1), &json!({})), Some(vec![0]), "its environment alone");
+    assert_eq!(gpus_after(&intake, 4, Some(1), &json!({})), Some(vec![0]), "only its environment");
 }
 
 /// Events of one user: begins of phases of these names.
@@ -276,7 +277,7 @@ fn a_refused_event_changes_nothing() {
     let answer = intake.take_json(&begins("j", &names), &user(1));
     assert_eq!((answer.accepted, answer.refusals[0].reason), (0, "too_many_open"));
     assert_eq!(held(&intake), before);
-    // The names of those 100 took none of the job's 32 places: another rank has the last two.
+    // The names of those 100 used none of the job's 32 names: another rank gets the last two.
     let other = |name: &str| json!({"event": "begin", "name": name, "job": "j", "rank": 1});
     let others = json!([other("x"), other("y"), other("z")]);
     let answer = intake.take_json(others.to_string().as_bytes(), &user(1));
@@ -320,7 +321,7 @@ fn everything_that_was_held_is_given_back() {
     assert_eq!(intake.accounts.held(Resource::Ended), 0);
 }
 
-/// Events that are all accepted stop being so at the budget, and what has ended is forgotten at its own.
+/// Events that are all accepted are refused from the budget on; what has ended is dropped at its own budget.
 #[test]
 fn bytes_are_bounded_over_all_jobs() {
     let (intake, ..) = node();
@@ -349,7 +350,7 @@ fn bytes_are_bounded_over_all_jobs() {
     assert!(refused > 0 && intake.counts.get(Outcome::OverBudget) > 0);
     assert!(intake.accounts.held(Resource::Bytes) <= intake.limits.bytes / 2);
     assert!(intake.accounts.held(Resource::Ended) <= intake.limits.ended_bytes);
-    // Another user has room all the same.
+    // Another user still has room.
     assert_eq!(intake.take_json(&begins("honest", &["a", "b", "c"]), &user(2)).accepted, 3);
 }
 
@@ -383,8 +384,8 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
         assert_eq!(intake.take_json(json.to_string().as_bytes(), &process(7)).refused, 0);
     };
     ["begin", "end", "begin"].into_iter().for_each(say);
-    assert!(intake.jobs().by_name().is_empty(), "nothing is known of the process yet");
-    // Others are not kept waiting.
+    assert!(intake.jobs().by_name().is_empty(), "the process is not known yet");
+    // Others do not wait.
     assert_eq!(intake.take_json(&begins("other", &["a"]), &process(8)).accepted, 1);
     std::fs::write(&environ, "HIGHWATER_JOB=late").expect("written");
     while intake.counts.get(Outcome::AcceptedWithoutGpu) < 4 {
@@ -406,16 +407,16 @@ fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_n
     let event = json!({"event": "begin", "name": "p"});
     intake.take_json(event.to_string().as_bytes(), &process(7));
     assert_eq!(intake.counts.get(Outcome::Malformed), 0);
-    assert!(intake.accounts.held(Resource::Bytes) > 0, "what waits is on its owner's account");
-    // Nobody reads it: it waits for a turn that does not come.
+    assert!(intake.accounts.held(Resource::Bytes) > 0, "waiting events count on their owner's account");
+    // There is no reader: it waits for a turn that never comes.
     clock.advance_to(10 * crate::place::peer::DEADLINE_NS);
     intake.peers.end();
     intake.advance();
-    assert_eq!(intake.counts.get(Outcome::Malformed), 1, "it names no job, and nobody else does");
+    assert_eq!(intake.counts.get(Outcome::Malformed), 1, "neither the event nor the environment names a job");
     assert_eq!(intake.accounts.held(Resource::Bytes), 0);
 }
 
-/// In a node whose pods are told apart: 1 is on the node itself, 2 and 3 are in a pod, 5 in a container of nobody's.
+/// On a node whose pods are kept apart: 1 is on the node itself, 2 and 3 are in a pod, 5 in a container of no pod.
 #[test]
 fn a_pod_cannot_take_over_the_job_of_another_place() {
     let (intake, _clock, _folder) = node();
@@ -427,7 +428,7 @@ fn a_pod_cannot_take_over_the_job_of_another_place() {
     assert_eq!(refused("of the pod", 3), None, "another process of the pod");
     assert_eq!((refused("of the pod", 5), refused("unknown", 5)), (Some("not_owner"), None));
     assert_eq!((refused("unknown", 2), refused("unknown", 5)), (Some("not_owner"), None));
-    // Over TCP nobody knows from which pod.
+    // Over TCP the pod is unknown.
     let over_tcp = Sender { uid: Some(0), ..Sender::default() };
     assert_eq!(intake.take_json(&begins("of the pod", &["a"]), &over_tcp).refused, 1);
 }
@@ -447,7 +448,7 @@ fn a_job_begun_before_its_pod_was_known_goes_on_as_the_pods() {
     assert_eq!(say(3), 0, "its pod's");
 }
 
-/// Phases that end faster than they are joined are lost by those who send them.
+/// Phases that end faster than the join reads them are lost for their sender only.
 #[test]
 fn one_user_does_not_make_another_lose_phases() {
     let (intake, ..) = node();
@@ -474,7 +475,7 @@ fn a_message_of_nonsense_is_refused_without_a_look_at_all_of_it() {
     assert_eq!((answer.refused, answer.refusals.len()), (32_768, MOST_LISTED));
     assert_eq!(intake.counts.get(Outcome::Malformed), 32_768);
     assert_eq!(intake.accounts.refusals(), [("uid 1".to_owned(), 32_768)].into());
-    // Once over its rate, a sender is so for the rest of its message.
+    // A sender that exceeds its rate stays refused for the rest of its message.
     let limits = Limits { events_a_second: 10, ..Limits::default() };
     let intake = Intake { accounts: Accounts::new(&limits), ..intake };
     let answer = intake.take_json(&begins("j", &["a"; 100]), &user(1));

@@ -1,11 +1,11 @@
-//! The one list of metrics: name, kind, labels, and help with source and true update period.
+//! The one list of metrics: name, kind, labels, and a help text with the source and the true update period.
 
-/// How a metric's values relate to each other.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A value that rises and falls.
     Gauge,
-    /// A total that only rises, until the daemon or the driver starts anew.
+    /// A total that only rises until the daemon or the driver restarts.
     Counter,
     /// Counts by upper bound.
     Histogram,
@@ -20,7 +20,7 @@ pub struct Metric {
     pub kind: Kind,
     /// Names of its labels, in the order of each sample's values.
     pub labels: &'static [&'static str],
-    /// What it is, where it comes from, how often that changes.
+    /// What it measures, where the value comes from, and how often it changes.
     pub help: &'static str,
 }
 
@@ -31,14 +31,14 @@ macro_rules! metrics {
             pub static $id: Metric =
                 Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
         )*
-        /// Every metric, in the order in which they are told.
+        /// Every metric, in the order in which they are exported.
         pub static ALL: &[&Metric] = &[$(&$id),*];
     };
 }
 
 metrics! {
     GPU_INFO = Gauge "highwater_gpu_info" ["gpu", "uuid", "name", "pci_bus_id", "driver_version", "parent_uuid", "mig_profile"]
-        "Static facts of a GPU or MIG instance, always 1. From NVML, read at the start.";
+        "Static facts of a GPU or MIG instance, always 1. From NVML, read at startup.";
     GPU_UP = Gauge "highwater_gpu_up" ["gpu", "uuid"]
         "Whether the GPU answers: 0 when the driver calls it lost, a call on it hangs, or it cannot be opened (then without `uuid`).";
     GPU_MEMORY_TOTAL = Gauge "highwater_gpu_memory_total_bytes" ["gpu", "uuid"]
@@ -50,7 +50,7 @@ metrics! {
     GPU_MEMORY_RESERVED = Gauge "highwater_gpu_memory_reserved_bytes" ["gpu", "uuid"]
         "Memory that the driver keeps for itself. From NVML memory info, every 30 s.";
     GPU_MEMORY_USED_MAX = Gauge "highwater_gpu_memory_used_max_bytes" ["gpu", "uuid", "window"]
-        "Highest memory in use over the sliding window, of all samples. The same for any number of scrapers; none is missed while the window is at least the scrape interval.";
+        "Highest memory in use over the sliding window, of all samples. It does not depend on the number of scrapers; no sample is missed while the window is at least the scrape interval.";
     GPU_MEMORY_USED_MIN = Gauge "highwater_gpu_memory_used_min_bytes" ["gpu", "uuid", "window"]
         "Lowest memory in use over the sliding window, of all samples.";
     GPU_MEMORY_USED_AVG = Gauge "highwater_gpu_memory_used_avg_bytes" ["gpu", "uuid", "window"]
@@ -58,13 +58,13 @@ metrics! {
     GPU_MEMORY_PRESSURE = Counter "highwater_gpu_memory_pressure_seconds_total" ["gpu", "uuid", "above"]
         "Time with at least this share of the usable memory in use, exact to a sample over any range. Usable is total less reserved.";
     GPU_MEMORY_FLUSHES = Counter "highwater_gpu_memory_flushes_total" ["gpu", "uuid"]
-        "Falls of at least 256 MiB and 1 % of the usable memory of which half came back within 100 ms: the mark that a framework's allocator leaves when it flushes its cache.";
+        "Drops in memory in use of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms: the sign that a framework's allocator flushed its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_MEMORY_UTILIZATION = Gauge "highwater_gpu_memory_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
-        "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s where the driver has no other.";
+        "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s if the driver has no other.";
     GPU_ENERGY = Counter "highwater_gpu_energy_joules_total" ["gpu", "uuid"]
         "Energy since the driver was loaded. NVML's counter, read once a minute because reading it stops every other call for milliseconds, plus power times the time since.";
     GPU_TEMPERATURE = Gauge "highwater_gpu_temperature_celsius" ["gpu", "uuid"]
@@ -76,13 +76,13 @@ metrics! {
     GPU_THROTTLE = Gauge "highwater_gpu_throttle_active" ["gpu", "uuid", "reason"]
         "Whether this reason slows the GPU's clocks. From NVML every 100 ms.";
     GPU_PCIE_RECEIVED = Counter "highwater_gpu_pcie_received_bytes_total" ["gpu", "uuid"]
-        "Bytes received over PCIe. From an NVML counter where it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s: a sample takes 0.3 ms.";
+        "Bytes received over PCIe. From an NVML counter if it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s, because a sample takes 0.3 ms.";
     GPU_PCIE_TRANSMITTED = Counter "highwater_gpu_pcie_transmitted_bytes_total" ["gpu", "uuid"]
-        "Bytes sent over PCIe. From an NVML counter where it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s: a sample takes 0.3 ms.";
+        "Bytes sent over PCIe. From an NVML counter if it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s, because a sample takes 0.3 ms.";
     GPU_NVLINK_RECEIVED = Counter "highwater_gpu_nvlink_received_bytes_total" ["gpu", "uuid"]
-        "Payload bytes received over all NVLinks. From an NVML counter, every 30 s: the call takes 1 to 3 ms.";
+        "Payload bytes received over all NVLinks. From an NVML counter, every 30 s, because the call takes 1 to 3 ms.";
     GPU_NVLINK_TRANSMITTED = Counter "highwater_gpu_nvlink_transmitted_bytes_total" ["gpu", "uuid"]
-        "Payload bytes sent over all NVLinks. From an NVML counter, every 30 s: the call takes 1 to 3 ms.";
+        "Payload bytes sent over all NVLinks. From an NVML counter, every 30 s, because the call takes 1 to 3 ms.";
     GPU_BAR1_USED = Gauge "highwater_gpu_bar1_used_bytes" ["gpu", "uuid"]
         "BAR1 aperture in use. From NVML, every 30 s.";
     GPU_ECC_ERRORS = Counter "highwater_gpu_ecc_errors_total" ["gpu", "uuid", "severity"]
@@ -106,63 +106,63 @@ metrics! {
     JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["job", "rank"]
         "Unix time of the rank's newest annotation.";
     JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["job", "rank"]
-        "Bytes in live tensors, as the job's allocator last told.";
+        "Bytes in live tensors, as last reported by the job's allocator.";
     JOB_ALLOCATOR_RESERVED = Gauge "highwater_job_allocator_reserved_bytes" ["job", "rank"]
-        "Bytes that the job's allocator holds from the driver, as it last told.";
+        "Bytes that the job's allocator holds from the driver, as it last reported.";
     JOB_ALLOCATOR_RETRIES = Counter "highwater_job_allocator_retries_total" ["job", "rank"]
-        "Failed device allocations that made the job's allocator flush its cache, since the process began, as it last told.";
+        "Failed device allocations that made the job's allocator flush its cache, since the process began, as it last reported.";
     JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["job", "rank"]
-        "Out-of-memory errors of the job's allocator since the process began, as it last told.";
+        "Out-of-memory errors of the job's allocator since the process began, as it last reported.";
     JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["job", "rank"]
-        "The process's memory as NVML has it less what its allocator held, at the end of the last phase that told the latter: communication buffers, context, workspaces.";
+        "The process's memory according to NVML less what its allocator held, at the end of the last phase that reported the latter: communication buffers, context, workspaces.";
     PHASE_ACTIVE = Gauge "highwater_phase_active" ["job", "rank", "phase"]
         "Whether the rank is inside this phase.";
     PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["job", "rank", "phase"]
         "Durations of phases, by the job's own times.";
     PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["job", "rank", "phase"]
-        "Highest memory in use on the rank's GPUs inside the last such phase that ended, of all samples.";
+        "Highest memory in use on the rank's GPUs inside the last phase of this name that ended, of all samples.";
     PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["job", "rank", "phase", "window"]
-        "Highest memory in use inside any such phase that ended within the sliding window.";
+        "Highest memory in use inside any phase of this name that ended within the sliding window.";
     PHASE_MEMORY_GROWTH = Gauge "highwater_phase_memory_growth_bytes" ["job", "rank", "phase"]
-        "Memory at the end of the last such phase less memory at its begin.";
+        "Memory at the end of the last phase of this name less memory at its beginning.";
     PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["job", "rank", "phase"]
-        "Energy of the rank's GPUs inside such phases: power, read every 100 ms, times time.";
+        "Energy of the rank's GPUs inside phases of this name: power, read every 100 ms, times time.";
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["job", "rank", "phase"]
-        "Time inside such phases in which no kernel ran, of several GPUs the mean, by the driver's utilization, whose window is 1/6 to 1 s: an estimate for shorter phases.";
+        "Time inside phases of this name in which no kernel ran, the mean of several GPUs. From the driver's utilization, whose window is 1/6 to 1 s, so it is an estimate for shorter phases.";
     FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "job", "rank"]
-        "1 while a finding goes on; a label that does not apply is empty. docs/findings.md tells each kind.";
+        "1 while a finding goes on; a label that does not apply is empty. docs/findings.md describes each kind.";
     FINDINGS = Counter "highwater_findings_total" ["finding"]
         "Findings that were raised.";
     FINDINGS_DROPPED = Counter "highwater_findings_dropped_total" []
-        "Signs of findings that found no place among the 256 that can go on at a time.";
+        "Signs of findings that were dropped because 256 findings were already going on.";
     FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []
-        "Steps and phases that ended in such numbers that some were forgotten before a finding could be made of them.";
+        "Steps and phases that were forgotten before the detectors saw them, because too many ended at once.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["job", "rank"]
-        "The last step's communication over the median of the rank's own healthy steps.";
+        "The last step's communication divided by the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["job", "rank"]
-        "The last step's time outside communication and data over the median of the job's other ranks on this node.";
+        "The last step's time outside communication and data divided by the median of the job's other ranks on this node.";
     JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["job", "rank"]
         "Share of the last 10 steps' time spent waiting for data with the GPU idle.";
     JOB_MEMORY_FULL = Gauge "highwater_job_memory_full_forecast_seconds" ["job", "rank"]
         "Time until memory is full at the present growth of the peak per step; absent while it does not grow.";
     PHASES = Counter "highwater_phases_total" ["outcome"]
-        "Steps, phases and layers that ended or were given up, by what became of them.";
+        "Steps, phases and layers that ended or were given up, by outcome.";
     LAYERS_UNKEPT = Counter "highwater_layers_unkept_total" []
-        "Layers that ended and found no place among what is known of each layer; captures have them all the same.";
+        "Layers that ended but were not kept, because there was no room for statistics of another layer; captures contain them all the same.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]
-        "Annotation events received, by what became of them. docs/annotations.md tells each outcome.";
+        "Annotation events received, by outcome. docs/annotations.md describes each outcome.";
     ANNOTATIONS_REFUSED = Counter "highwater_annotations_refused_total" ["sender"]
-        "Annotation events refused, by who sent them: `uid N` by the kernel's word, `tcp` where it has none, `other` for all senders beyond the first 16.";
+        "Annotation events refused, by sender: `uid N` as the kernel reports it, `tcp` if the kernel reports none, `other` for all senders beyond the first 16.";
     ANNOTATIONS_LOST = Counter "highwater_annotations_lost_total" []
-        "Annotation events that senders say they could not send, by the field `lost` of the next one that they could.";
+        "Annotation events that senders could not send, as they report in the field `lost` of the next event that they could.";
     ANNOTATIONS_HELD = Gauge "highwater_annotations_held_bytes" ["kind"]
-        "Bytes that jobs make the daemon keep: `open` for jobs, ranks, names and what is open or waits for its memory, `ended` for what has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
+        "Bytes that the daemon keeps for jobs: `open` for jobs, ranks, names and everything that is open or waits for its memory, `ended` for everything that has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
     NVML_UP = Gauge "highwater_nvml_up" []
         "Whether NVML could be opened and has GPUs. Absent for simulations and replays.";
     SOURCE_ERROR = Gauge "highwater_source_error" ["reason"]
         "1 with the reason while there is nothing to read; the daemon tries again every few seconds.";
     SOURCE_INFO = Gauge "highwater_source_info" ["source"]
-        "What is read, always 1: NVML with its driver's version, a simulation, or a replay.";
+        "The source that is read, always 1: NVML with its driver's version, a simulation, or a replay.";
     TICKS_DUE = Counter "highwater_sampler_ticks_due_total" []
         "Deadlines of the fast lane that passed: taken plus missed.";
     TICKS_TAKEN = Counter "highwater_sampler_ticks_taken_total" []
@@ -176,7 +176,7 @@ metrics! {
     NVML_CALL_DURATION = Histogram "highwater_nvml_call_duration_seconds" ["call"]
         "How long the driver took for each call.";
     NVML_CALL_FAILURES = Counter "highwater_nvml_call_failures_total" ["call"]
-        "Calls that failed otherwise than by not being supported.";
+        "Calls that failed for another reason than not being supported.";
     NVML_BUSY = Gauge "highwater_nvml_busy_ratio" []
         "Share of wall time that all lanes together spent inside the driver since the last second began.";
     RING_BYTES = Gauge "highwater_ring_bytes" ["gpu", "uuid"]
@@ -184,39 +184,39 @@ metrics! {
     RING_SPAN = Gauge "highwater_ring_span_seconds" ["gpu", "uuid"]
         "How far back the samples of this GPU reach.";
     CAPTURES = Counter "highwater_captures_total" ["outcome"]
-        "Triggers of the flight recorder, by what became of them. docs/recordings.md tells each outcome. Absent where it is off.";
+        "Triggers of the flight recorder, by outcome. docs/recordings.md describes each outcome. Absent if the recorder is off.";
     CAPTURES_REMOVED = Counter "highwater_captures_removed_total" []
         "Captures that were removed to make room for newer ones.";
     CAPTURES_BYTES = Gauge "highwater_captures_bytes" []
         "Bytes of all captures that are kept, at most `captures.most_bytes`.";
     OTLP_PRODUCED = Counter "highwater_otlp_produced_total" ["signal"]
-        "Data points or spans that were to be exported over OTLP: exported, queued and dropped ones together.";
+        "Data points or spans produced for export over OTLP: exported, queued and dropped ones together.";
     OTLP_EXPORTED = Counter "highwater_otlp_exported_total" ["signal"]
-        "Data points or spans that an OTLP receiver took.";
+        "Data points or spans that an OTLP receiver accepted.";
     OTLP_DROPPED = Counter "highwater_otlp_dropped_total" ["signal", "reason"]
-        "Data points or spans that no OTLP receiver will get, by why. docs/otlp.md tells each reason.";
+        "Data points or spans that no OTLP receiver will get, by reason. docs/otlp.md describes each reason.";
     OTLP_QUEUED = Gauge "highwater_otlp_queued" ["signal"]
         "Data points or spans that wait to be exported over OTLP.";
     OTLP_QUEUED_BYTES = Gauge "highwater_otlp_queued_bytes" []
-        "Bytes of all that waits to be exported over OTLP, at most `otlp.queue_bytes`.";
+        "Bytes of everything that waits to be exported over OTLP, at most `otlp.queue_bytes`.";
     OTLP_ATTEMPTS = Counter "highwater_otlp_attempts_total" ["signal", "outcome"]
-        "Requests to OTLP receivers, by how they ended: sent, failed (tried again), refused for good.";
+        "Requests to OTLP receivers, by outcome: sent, failed (tried again), refused for good.";
     OTLP_READ_FAILURES = Counter "highwater_otlp_read_failures_total" ["signal"]
         "How often the file of a request in `otlp.queue_dir` could not be read for now. The request keeps its place.";
     OTLP_SENT_BYTES = Counter "highwater_otlp_sent_bytes_total" ["signal"]
-        "Bytes of the requests that OTLP receivers took, before compression.";
+        "Bytes of the requests that OTLP receivers accepted, before compression.";
     HTTP_CONNECTIONS_OPEN = Gauge "highwater_http_open_connections" ["listener"]
         "Connections that are open: of `listen` (http), `annotations.listen` and `health.listen`.";
     HTTP_CONNECTIONS = Counter "highwater_http_connections_total" ["listener", "outcome"]
         "Connections that ended: closed by either side, idle for 20 s, evicted for a newer one when all places were taken, timed_out because the client was too slow, or handshake_failed.";
     HTTP_ACCEPT_FAILURES = Counter "highwater_http_accept_failures_total" ["listener"]
-        "Connections that the system could not give, for want of file descriptors for example.";
+        "Connections that could not be accepted, for example for lack of file descriptors.";
     HTTP_REQUESTS_REFUSED = Counter "highwater_http_requests_refused_total" ["reason"]
-        "Requests that were refused unread: for their Host, by the rate limit, for want of a valid user and password, or because too many passwords were being checked. docs/web-config.md has each.";
+        "Requests that were refused unread: for their Host, by the rate limit, for lack of a valid user and password, or because too many passwords were being checked. docs/web-config.md describes each reason.";
     WEB_CONFIG_READS = Counter "highwater_web_config_reads_total" ["outcome"]
-        "How often the web configuration file was read after a change: taken, or refused, when the one before stays in force. Absent where there is none.";
+        "How often the web configuration file was read after a change: taken, or refused, in which case the previous one stays in force. Absent if there is none.";
     BUILD_INFO = Gauge "highwater_build_info" ["version", "rustc"]
-        "What was built, always 1.";
+        "The version that was built, and the compiler, always 1.";
     PROCESS_CPU = Counter "process_cpu_seconds_total" []
         "User and system time of the daemon.";
     PROCESS_RESIDENT = Gauge "process_resident_memory_bytes" []
@@ -249,12 +249,12 @@ mod tests {
         }
     }
 
-    /// The table of docs/metrics.md, made from the catalogue.
+    /// The table of docs/metrics.md, generated from the catalogue.
     #[test]
     fn the_documented_table_is_the_catalogue() {
         use std::fmt::Write as _;
         let mut table = String::from(
-            "# Metrics\n\nMade from the catalogue in `src/metrics/catalogue.rs`; a test holds it equal. Base units throughout; what is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n",
+            "# Metrics\n\nGenerated from the catalogue in `src/metrics/catalogue.rs`; a test compares them. Base units throughout; a value that is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n",
         );
         for metric in ALL {
             let kind = format!("{:?}", metric.kind).to_lowercase();

@@ -5,18 +5,18 @@ use super::{catalogue as c, found, gpu, job, own};
 use crate::known::Known;
 use std::sync::Arc;
 
-/// A part of the daemon that counts what it does, and tells it by the catalogue.
+/// A part of the daemon that counts what it does, and exports the counts as metrics of the catalogue.
 pub trait Collect: Send + Sync {
     /// Adds its samples of this moment.
     fn collect(&self, out: &mut Families);
 }
 
-/// Everything that is told, from the sources that stay for the life of the daemon: one snapshot for every exporter.
+/// All metrics, from the sources that stay for the life of the daemon: one snapshot for every exporter.
 #[derive(Clone)]
 pub struct Snapshots {
     /// What is known of GPUs and jobs.
     pub known: Known,
-    /// Whether the memory of single processes is told.
+    /// Whether the memory of single processes is exported.
     pub processes: bool,
     /// Parts that count what they do.
     pub parts: Vec<Arc<dyn Collect>>,

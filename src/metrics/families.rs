@@ -1,4 +1,4 @@
-//! Samples grouped by metric: what collecting leaves and exporters tell.
+//! Samples grouped by metric: the result of a collection, and the input of the exporters.
 
 use super::catalogue::{ALL, Metric};
 use highwater_core::histogram::Counts;
@@ -75,7 +75,7 @@ pub struct Families {
 }
 
 impl Families {
-    /// Adds a sample if its value is known; one that is not finite is not.
+    /// Adds a sample if its value is known. A value that is not finite counts as not known.
     pub fn number(&mut self, metric: &'static Metric, labels: impl Into<Labels>, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
             self.push(metric, labels.into(), Value::Number(value));
@@ -96,7 +96,7 @@ impl Families {
     fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
         let sample = Sample { labels, value };
-        // Samples come GPU by GPU or job by job, so that the family asked for is seldom the last one.
+        // Samples come GPU by GPU or job by job, so the family asked for is seldom the last one.
         match self.families.iter_mut().rev().find(|family| std::ptr::eq(family.metric, metric)) {
             Some(family) => family.samples.push(sample),
             None => self.families.push(Family { metric, samples: vec![sample] }),

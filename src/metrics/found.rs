@@ -1,11 +1,11 @@
-//! The samples of findings, and of what each rank's last steps were like.
+//! The samples of findings, and of the ratios of each rank's last steps.
 
 use super::catalogue as c;
 use super::families::Families;
 use highwater_core::detect::{Detect, Finding, Kind};
 use std::collections::BTreeSet;
 
-/// Collects what was found.
+/// Collects the findings and the ratios.
 pub(super) fn collect(detect: &Detect, out: &mut Families) {
     let board = detect.board();
     // Two XIDs of one GPU are two findings with the same labels.

@@ -10,7 +10,7 @@ use highwater_core::phases::{THRESHOLDS, WINDOWS};
 use highwater_core::ring;
 use std::sync::atomic::Ordering;
 
-/// A reading older than three periods of its lane is not told as the present, nor one older than this: a driver that
+/// A reading is exported as current until it is older than this and than three periods of its lane. So a driver that
 /// blocks for a moment makes no hole in a graph.
 const STALE_NS: i64 = 2 * SECOND_NS;
 
@@ -33,7 +33,7 @@ impl<'a> View<'a> {
 }
 
 impl View<'_> {
-    /// Whether a reading of a lane with this period can be told as the present.
+    /// Whether a reading of a lane with this period is current.
     fn is_present(&self, at_ns: i64, period_ns: i64) -> bool {
         self.state.health() == Health::Up && self.now_ns - at_ns <= STALE_NS.max(3 * period_ns)
     }
@@ -42,7 +42,7 @@ impl View<'_> {
 /// Collects every GPU's samples.
 pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     let now_ns = node.clock.now_ns();
-    // The one in force, which may be longer than the one asked for.
+    // The period in force, which may be longer than the configured one.
     let fast_ns = node.ticks.period_ns.load(Ordering::Relaxed).max(node.periods.fast_ns);
     let periods = Periods { fast_ns, ..node.periods };
     for skipped in node.source.skipped() {
@@ -91,7 +91,7 @@ fn memory(view: &View, out: &mut Families) {
     out.count(&c::GPU_MEMORY_FREE, &view.labels, free);
     for (window, length_ns) in WINDOWS {
         let labels = view.with(window);
-        // The window ends now, not at the last sample: what a lost GPU held leaves it in time.
+        // The window ends now, not at the last sample, so that the memory of a lost GPU leaves it in time.
         let from_ns = (view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS).max(oldest_ns);
         let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
@@ -131,7 +131,7 @@ fn medium(view: &View, out: &mut Families) {
 }
 
 fn slow(view: &View, out: &mut Families) {
-    // Some GPUs' slow calls take seconds in all.
+    // Some GPUs' slow calls take seconds in total.
     let Some(latest) = view.state.slow().filter(|latest| view.is_present(latest.at_ns, 10 * view.periods.slow_ns))
     else {
         return;

@@ -9,8 +9,8 @@ use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
 use highwater_core::wire::{Kind, Memory};
 use std::sync::Arc;
 
-/// One rank as it was when it was looked at: what is open is let go before any sample is made, so that whoever sends does
-/// not wait for whoever scrapes.
+/// One rank at the time of the collection. It is copied so that the lock on open jobs is released before any sample is
+/// made, and senders do not wait for scrapers.
 struct RankNow {
     key: RankKey,
     world_size: Option<u32>,
@@ -20,7 +20,7 @@ struct RankNow {
     steps: u64,
     last_event_ns: i64,
     memory: Memory,
-    /// Phases that are open.
+    /// Open phases.
     open: Vec<Arc<str>>,
 }
 

@@ -1,6 +1,6 @@
-//! Every metric that the daemon tells: declared once, collected from the node's state, told by the exporters.
+//! Every metric of the daemon: declared once, collected from the node's state, written by the exporters.
 //!
-//! Invariants: no metric exists outside the [`catalogue`]; what is not known has no sample; collecting makes no
+//! Invariants: no metric exists outside the [`catalogue`]; a value that is not known has no sample; collecting makes no
 //! driver call and takes no lock that the sampler wants. Absent on purpose: any wire format.
 
 pub mod catalogue;

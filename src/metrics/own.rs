@@ -7,14 +7,14 @@ use crate::source::Call;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Collects what sampling cost.
+/// Collects the sampler's ticks and driver calls.
 #[allow(clippy::cast_precision_loss, reason = "a period in nanoseconds")]
 pub(super) fn sampler(node: &Node, out: &mut Families) {
     out.number(&c::SOURCE_INFO, &[node.source.description().as_str()], Some(1.0));
     let ticks = &node.ticks;
     let (taken, late, driver) =
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));
-    // A recording has no deadlines: nothing is due, and nothing is told.
+    // A recording has no deadlines: nothing is due, so nothing is exported.
     let due = ticks.due.load(Relaxed);
     if due == 0 {
         return;
@@ -35,7 +35,7 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
     out.number(&c::NVML_BUSY, &[], node.calls.busy_ratio());
 }
 
-/// Collects what the process is and uses.
+/// Collects the process's version and resource use.
 pub(super) fn process(out: &mut Families) {
     out.number(&c::BUILD_INFO, &[env!("CARGO_PKG_VERSION"), env!("BUILT_BY_RUSTC")], Some(1.0));
     let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -60,7 +60,7 @@ pub(super) fn process(out: &mut Families) {
 /// Unix time, seconds, of a start that the kernel gives in clock ticks since boot.
 #[allow(clippy::cast_precision_loss, reason = "seconds to a hundredth")]
 fn start_time(ticks: u64) -> Option<f64> {
-    /// When the machine was started, by its clock when it was first asked for. Read once: the file counts the interrupts
+    /// When the machine was started, by its clock at the first call. Read once, because the file counts the interrupts
     /// of every core.
     static BOOT_S: OnceLock<f64> = OnceLock::new();
     let boot_s = BOOT_S.get().copied().or_else(boot_s)?;

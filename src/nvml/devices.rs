@@ -1,7 +1,7 @@
-//! Finds the GPUs and MIG instances at the start.
+//! Finds the GPUs and MIG instances when NVML is opened.
 //!
-//! Enters: a library that is initialized. Leaves: what was found, in NVML's order, each GPU followed by its MIG
-//! instances, and what was not, with the reason. Invariant: one GPU that answers nothing costs no other GPU.
+//! Enters: an initialized library. Leaves: the devices found, in NVML's order, each GPU followed by its MIG instances,
+//! and the devices skipped, with the reason. Invariant: a GPU that does not answer affects no other GPU.
 
 use super::errors::Code;
 use super::raw::{Handle, MemoryVersion, Raw};
@@ -11,17 +11,17 @@ use highwater_core::gpu::Device;
 use nvml_wrapper::Nvml as Library;
 use std::collections::HashSet;
 
-/// What the node has.
+/// The devices of the node.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) devices: Vec<Device>,
     pub(super) units: Vec<Unit>,
     pub(super) skipped: Vec<Skipped>,
-    /// Those that this process may not see, by permission or its control group.
+    /// Devices that this process may not access, because of permissions or its control group.
     pub(super) kept_back: Vec<Skipped>,
 }
 
-/// Looks at each of the first `count` GPUs.
+/// Opens each of the first `count` GPUs.
 pub(super) fn find(library: &Library, raw: &Raw, count: u32, driver_version: Option<&str>) -> Found {
     let mut finder = Finder { library, raw, driver_version, found: Found::default() };
     for index in 0..count {
@@ -76,7 +76,7 @@ impl Finder<'_> {
         self.add(mig, device, Some(Instance { parent, ids }));
     }
 
-    /// Fills in what is not known yet, and lists it.
+    /// Fills in the missing properties, and adds it to the list.
     fn add(&mut self, opened: &nvml_wrapper::Device<'_>, mut device: Device, instance: Option<Instance>) {
         let handle = handle_of(opened);
         let unit = Unit::new(self.raw, handle, instance);
@@ -98,13 +98,13 @@ impl Finder<'_> {
     fn skip(&mut self, index: String, code: Code) {
         let reason = code.to_string();
         tracing::warn!(gpu = index, reason, "this GPU cannot be opened and is left out");
-        // One that is kept from this process works for others: it is not told as down.
+        // A device that is withheld from this process works for others, so it is not reported as down.
         let is_kept_back = matches!(code, Code::NO_PERMISSION | Code::OPERATING_SYSTEM);
         let list = if is_kept_back { &mut self.found.kept_back } else { &mut self.found.skipped };
         list.push(Skipped { index, reason });
     }
 
-    /// From the name, as `NVIDIA H200 MIG 1g.18gb`; from the slices where the name does not tell.
+    /// From the name, as in `NVIDIA H200 MIG 1g.18gb`; from the slices if the name has no profile.
     fn profile(&self, mig: &nvml_wrapper::Device<'_>, handle: Handle, gpu_memory_bytes: Option<u64>) -> Option<String> {
         let named = mig.name().ok().and_then(|name| Some(name.split_once(" MIG ")?.1.trim().to_owned()));
         named.filter(|profile| !profile.is_empty()).or_else(|| {
@@ -123,7 +123,7 @@ fn open_gpu(library: &Library, index: u32) -> Result<(nvml_wrapper::Device<'_>, 
     Ok(library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)))?)
 }
 
-/// Places for MIG instances; none where the GPU is not in MIG mode, or has none.
+/// Slots for MIG instances; 0 if the GPU is not in MIG mode, or has none.
 fn instance_places(gpu: &nvml_wrapper::Device<'_>) -> Result<u32, Code> {
     const ENABLED: u32 = 1;
     match gpu.mig_mode().map_err(Code::from) {
@@ -134,7 +134,7 @@ fn instance_places(gpu: &nvml_wrapper::Device<'_>) -> Result<u32, Code> {
     }
 }
 
-/// The MIG instance at this place of a GPU; `None` where none was made.
+/// The MIG instance in this slot of a GPU; `None` if the slot is empty.
 fn open_instance<'a>(
     gpu: &nvml_wrapper::Device<'a>,
     place: u32,
@@ -147,8 +147,8 @@ fn open_instance<'a>(
     }
 }
 
-/// Whether NVML shows devices that are not among these, or no more shows an instance of a GPU that answers. A GPU that
-/// is gone is lost, which is told where it is read.
+/// Whether NVML lists devices that are not among these, or no longer lists an instance of a GPU that answers. A missing
+/// GPU does not count: its readings report it as lost.
 pub(super) fn differ(library: &Library, devices: &[Device]) -> bool {
     let known: HashSet<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
     let gpus = (0..library.device_count().unwrap_or(0)).filter_map(|index| open_gpu(library, index).ok());
@@ -156,7 +156,7 @@ pub(super) fn differ(library: &Library, devices: &[Device]) -> bool {
         if !known.contains(uuid.as_str()) {
             return true;
         }
-        // Of a GPU that does not answer nothing follows.
+        // A GPU that does not answer shows nothing about its instances.
         let Ok(places) = instance_places(&gpu) else { continue };
         let (mut shown, mut is_whole) = (HashSet::new(), true);
         for place in 0..places {
@@ -180,7 +180,7 @@ pub(super) fn handle_of(device: &nvml_wrapper::Device<'_>) -> Handle {
     Handle(unsafe { device.handle() })
 }
 
-/// NVIDIA's name of a profile: the memory is told as eighths of the GPU's, in whole GiB, rounded up twice.
+/// NVIDIA's name of a profile: the memory as eighths of the GPU's, in whole GiB, rounded up twice.
 fn profile_of(gpu_slices: u32, compute_slices: u32, memory_mib: u64, gpu_memory_bytes: u64) -> Option<String> {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;

@@ -1,7 +1,7 @@
-//! NVML's return codes, and what each one asks of the caller.
+//! NVML's return codes, and what each one means for the caller.
 //!
-//! Enters: a code from a raw call, or the wrapper's error. Leaves: [`Error`] for readings, [`OpenError`] for the
-//! start. Absent on purpose: a code that becomes a value. What is not known stays an error.
+//! Enters: a code from a raw call, or the wrapper's error. Leaves: [`Error`] for readings, [`OpenError`] for opening.
+//! Absent on purpose: a code that becomes a value. An unknown code stays an error.
 
 use crate::source::{Error, OpenError};
 use nvml_wrapper::error::NvmlError;
@@ -79,7 +79,7 @@ impl Code {
         })
     }
 
-    /// Whether asking again can never help.
+    /// Whether the answer can never change.
     pub(super) fn is_unsupported(self) -> bool {
         matches!(
             self,
@@ -91,8 +91,8 @@ impl Code {
         )
     }
 
-    /// What the code means for the reading that tells whether a GPU is there at all. A handle that NVML no longer
-    /// accepts is a GPU or MIG instance that is gone.
+    /// What the code means for the reading that shows whether a GPU is present. If NVML no longer accepts a handle, the
+    /// GPU or MIG instance is gone.
     pub(super) fn of_presence(self) -> Error {
         match self {
             Code::INVALID_ARGUMENT | Code::NOT_FOUND => Error::Lost(format!("the handle is no longer valid: {self}")),
@@ -100,8 +100,8 @@ impl Code {
         }
     }
 
-    /// What the code means for a call of the medium or slow lane, whose arguments are the same each time: one that is
-    /// invalid now stays invalid until the handle is replaced.
+    /// What the code means for a call of the medium or slow lane. Its arguments are the same each time, so an argument
+    /// that is invalid now stays invalid until the handle is replaced.
     pub(super) fn of_lane(self) -> Error {
         if self == Code::INVALID_ARGUMENT { Error::Unsupported } else { self.of_reading() }
     }
@@ -127,20 +127,20 @@ impl fmt::Display for Code {
 impl From<NvmlError> for Code {
     fn from(error: NvmlError) -> Self {
         match error {
-            // The wrapper folds a missing symbol into "unknown", which would be asked again for ever.
+            // The wrapper reports a missing symbol as "unknown", which would be retried forever.
             NvmlError::FailedToLoadSymbol(_) => Code::FUNCTION_NOT_FOUND,
             other => Code(other.into()),
         }
     }
 }
 
-/// Why NVML could not be opened, and what a person does about it.
+/// Why NVML could not be opened, and how to fix it.
 pub(super) fn open_error(error: NvmlError, library: Option<&Path>) -> OpenError {
     match error {
         NvmlError::LibloadingError(cause) => library_missing(&cause.to_string(), library),
         NvmlError::FailedToLoadSymbol(cause) => OpenError {
             reason: "init_failed",
-            message: format!("{} is no NVML library or too old a one: {cause}", library_name(library)),
+            message: format!("{} is not an NVML library, or is too old: {cause}", library_name(library)),
         },
         other => init_failed(Code::from(other)),
     }
@@ -157,8 +157,8 @@ fn library_missing(cause: &str, library: Option<&Path>) -> OpenError {
         "install the NVIDIA driver; in a container, start it with the NVIDIA runtime (`--gpus all`, or \
          `runtimeClassName: nvidia`); or name the library with --nvml-library"
     };
-    // The loader's words name the library.
-    OpenError { reason: "library_missing", message: format!("NVML cannot be loaded: {cause}. To mend it: {remedy}") }
+    // The loader's message names the library.
+    OpenError { reason: "library_missing", message: format!("NVML cannot be loaded: {cause}. To fix it: {remedy}") }
 }
 
 fn init_failed(code: Code) -> OpenError {
@@ -170,7 +170,7 @@ fn init_failed(code: Code) -> OpenError {
         ),
         Code::DRIVER_NOT_LOADED => (
             "driver_not_loaded",
-            "load the nvidia kernel module (`modprobe nvidia`); `dmesg | grep -i nvrm` tells why it is not there",
+            "load the nvidia kernel module (`modprobe nvidia`); `dmesg | grep -i nvrm` shows why it is missing",
         ),
         Code::NO_PERMISSION => (
             "no_permission",
@@ -178,7 +178,7 @@ fn init_failed(code: Code) -> OpenError {
         ),
         _ => ("init_failed", "see whether nvidia-smi works on this node, and `dmesg | grep -i nvrm`"),
     };
-    OpenError { reason, message: format!("NVML cannot be initialized: {code}. To mend it: {remedy}") }
+    OpenError { reason, message: format!("NVML cannot be initialized: {code}. To fix it: {remedy}") }
 }
 
 #[cfg(test)]
@@ -211,7 +211,7 @@ mod tests {
         {
             let error = open_error(NvmlError::from(code), None);
             assert_eq!(error.reason, reason);
-            assert!(error.message.contains("To mend it"), "{}", error.message);
+            assert!(error.message.contains("To fix it"), "{}", error.message);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What the driver reports by itself: XID errors of all GPUs, through one event set.
+//! Events that the driver reports: XID errors of all GPUs, through one event set.
 //!
 //! Enters: the units. Leaves: [`Event`]s with the position of their GPU or MIG instance. Invariants: one thread waits
-//! at a time; the set is freed before NVML is shut down. Absent on purpose: ECC and clock events, which are counters of
-//! the slow and medium lane already.
+//! at a time; the set is freed before NVML is shut down. Absent on purpose: ECC and clock events, which the slow and
+//! medium lanes already read as counters.
 
 use super::errors::Code;
 use super::raw::{Handle, found};
@@ -39,15 +39,15 @@ struct Calls {
 #[derive(Debug)]
 struct Set {
     handle: sys::nvmlEventSet_t,
-    /// GPUs that must not be registered: the set is of no use after NVML failed at one.
+    /// GPUs that must not be registered, because registering them made the set unusable.
     without: BTreeSet<usize>,
 }
 
-// SAFETY: NVML allows a set to be used from any thread, one at a time; the mutex around it sees to that.
+// SAFETY: NVML allows a set to be used from any thread, one at a time, and the mutex around it ensures that.
 unsafe impl Send for Set {}
 
 impl Events {
-    /// An event set over the GPUs that take part; `None` where NVML has no events or no GPU reports any.
+    /// An event set over the GPUs that support events; `None` if NVML has no events or no GPU reports any.
     pub(super) fn open(library: &sys::NvmlLib, units: &[Unit]) -> Option<Self> {
         let calls = Calls {
             create: found(&library.nvmlEventSetCreate)?,
@@ -60,8 +60,8 @@ impl Events {
         (gpus > 0).then_some(events)
     }
 
-    /// Waits for the next XID error. A failure takes the whole timeout, so that a caller who goes on at once is no
-    /// busy loop.
+    /// Waits for the next XID error. A failure takes the whole timeout, so that a caller that retries at once does not
+    /// spin.
     pub(super) fn wait(&self, units: &[Unit], timeout: Duration) -> Result<Option<Event>, Error> {
         let begin = Instant::now();
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +86,7 @@ impl Events {
             Ok(()) => event(units, &data).transpose(),
             Err(Code::TIMEOUT) => Ok(None),
             Err(code) => {
-                // From now on it would say so at once, and tell of no other GPU.
+                // A set with a lost GPU returns this error at once from now on, and reports no events of other GPUs.
                 if code == Code::GPU_IS_LOST {
                     self.begin_anew(&mut set, units);
                 }
@@ -96,8 +96,8 @@ impl Events {
         }
     }
 
-    /// Puts a new set in place, of the GPUs that can be registered, which a lost one cannot: NVML takes none out of a set. It
-    /// reports again once it was got back.
+    /// Replaces the set by a new one with the GPUs that can be registered, because NVML cannot remove a lost GPU from a
+    /// set. The lost GPU reports events again after it was reacquired.
     fn begin_anew(&self, set: &mut Set, units: &[Unit]) {
         if let Some((new, _)) = self.calls.set_of(units, set.without.clone(), false) {
             self.calls.free(std::mem::replace(set, new).handle);
@@ -111,7 +111,8 @@ fn whole_gpus(units: &[Unit]) -> impl Iterator<Item = usize> {
 }
 
 impl Calls {
-    /// A new set of all GPUs but these, telling who takes no part if it is to, and how many do; `None` where NVML gives none.
+    /// A new set of all GPUs but these, and how many it contains; `None` if NVML creates none. `tells`: log the GPUs
+    /// left out.
     fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, tells: bool) -> Option<(Set, usize)> {
         loop {
             let mut handle = std::ptr::null_mut();
@@ -133,7 +134,7 @@ impl Calls {
                     Err(_) => {}
                 }
             }
-            // NVML says that such a set must not be used. The next one has a GPU less, so that this ends.
+            // NVML documents that such a set must not be used. The next set has one GPU fewer, so the loop ends.
             let Some(gpu) = spoiled else { return Some((Set { handle, without }, gpus)) };
             without.insert(gpu);
             self.free(handle);
@@ -152,7 +153,7 @@ impl Calls {
     }
 
     fn free(&self, set: sys::nvmlEventSet_t) {
-        // SAFETY: the set is NVML's own, nobody waits on it any more, and it is freed once.
+        // SAFETY: the set is NVML's own, no thread waits on it any more, and it is freed once.
         if let Err(code) = Code::check(unsafe { (self.free)(set) }) {
             tracing::debug!(%code, "the event set was not freed");
         }
@@ -175,7 +176,7 @@ fn event(units: &[Unit], data: &sys::nvmlEventData_t) -> Option<Result<Event, Er
     Some(gpu.map(|gpu| Event::Xid { gpu, xid }).ok_or_else(|| Error::Failed(format!("XID {xid} of an unlisted GPU"))))
 }
 
-/// The MIG instance where the event names one, or else the GPU. An id that does not apply is all ones.
+/// The MIG instance if the event names one, otherwise the GPU. An id that does not apply is all ones.
 fn position(units: &[Unit], device: Handle, gpu_instance: u32, compute_instance: u32) -> Option<usize> {
     let gpu = units.iter().position(|unit| unit.handle() == device)?;
     let named = |unit: &Unit| {

@@ -1,12 +1,12 @@
 //! GPM, NVML's performance counters of Hopper and newer: two samples, and the rates between them.
 //!
-//! Enters: a [`Handle`], or two [`Sample`]s. Leaves: rates as NVML tells them, or the [`Code`] that it returned.
-//! Invariants: a sample is NVML's own memory, freed once and before the library is unloaded, since everything that
-//! holds one belongs to [`Nvml`](super::Nvml), which drops its library last; a value that is no finite number of at
-//! least 0 is no value. Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, and MIG instances.
+//! Enters: a [`Handle`], or two [`Sample`]s. Leaves: rates as NVML returns them, or its [`Code`]. Invariants: a sample
+//! is NVML's own memory, freed once and before the library is unloaded, since everything that holds one belongs to
+//! [`Nvml`](super::Nvml), which drops its library last; only a finite number of at least 0 is accepted as a value.
+//! Absent on purpose: sums over time, which [`pcie`](super::pcie) keeps, and MIG instances.
 //!
-//! Measured on an H200 with driver 580: a sample costs 30 µs (p99 53 µs idle) and does not hold up the memory
-//! calls of the fast lane; windows below 0.1 s read 0; part of a copy may be told in the window after its own.
+//! Measured on an H200 with driver 580: a sample costs 30 µs (p99 53 µs idle) and does not block the memory calls of
+//! the fast lane; windows below 0.1 s read 0; part of a copy may be counted in the window after its own.
 
 use super::errors::Code;
 use super::raw::{Handle, found};
@@ -44,13 +44,13 @@ unsafe impl Send for Sample {}
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        // SAFETY: the sample is NVML's own and is freed once. A failure leaves nothing to be done.
+        // SAFETY: the sample is NVML's own and is freed once. Nothing can be done about a failure.
         let _ = unsafe { (self.free)(self.sample) };
     }
 }
 
 impl Gpm {
-    /// Resolves the functions of `library`; `None` where it lacks one, as that of an old driver does.
+    /// Resolves the functions of `library`; `None` if one is missing, as with an old driver.
     pub(super) fn of(library: &sys::NvmlLib) -> Option<Self> {
         Some(Self {
             support: found(&library.nvmlGpmQueryDeviceSupport)?,
@@ -79,7 +79,7 @@ impl Gpm {
 
     /// Reads the counters of this moment into a sample.
     pub(super) fn fill(&self, handle: Handle, sample: &mut Sample) -> Result<(), Code> {
-        // SAFETY: the handle and the sample are NVML's own, and nobody else uses the sample meanwhile.
+        // SAFETY: the handle and the sample are NVML's own, and `&mut` keeps other users from the sample meanwhile.
         Code::check(unsafe { (self.fill)(handle.0, sample.sample) })
     }
 
@@ -101,15 +101,15 @@ impl Gpm {
         };
         request.metrics[0].metricId = PCIE_TX;
         request.metrics[1].metricId = PCIE_RX;
-        // SAFETY: both samples are NVML's own, and `request` has as many metrics as it says, of which NVML reads and
-        // writes no more.
+        // SAFETY: both samples are NVML's own, and `request` has room for as many metrics as it declares; NVML reads
+        // and writes no more.
         let code = Code::check(unsafe { (self.metrics)(&raw mut request) });
         code.map_err(of_samples)?;
         Ok([value(&request.metrics[0]), value(&request.metrics[1])])
     }
 }
 
-/// A metric that NVML leaves untouched must not read as a success.
+/// A metric that NVML does not write must not read as a success.
 const NO_METRIC: sys::nvmlGpmMetric_t = sys::nvmlGpmMetric_t {
     metricId: 0,
     nvmlReturn: Code::NO_DATA.0,
@@ -121,8 +121,8 @@ const NO_METRIC: sys::nvmlGpmMetric_t = sys::nvmlGpmMetric_t {
     },
 };
 
-/// Two samples that do not fit together, as before and after a reset, are invalid arguments. The next two may fit, so
-/// that this is no word about the GPU.
+/// Two samples that do not fit together, for example from before and after a reset, are invalid arguments. The next two
+/// may fit, so this does not mean that the GPU lacks support.
 fn of_samples(code: Code) -> Code {
     if code == Code::INVALID_ARGUMENT { Code::NO_DATA } else { code }
 }

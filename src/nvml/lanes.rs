@@ -1,8 +1,9 @@
-//! The medium and the slow lane: what is asked of each GPU, and in which unit NVML answers.
+//! The medium and the slow lane: the queries made of each GPU, and the conversion from NVML's units.
 //!
 //! Enters: a unit, and the statistics that every call is timed into. Leaves: readings with `None` for "not available".
-//! Invariants: a question that was once answered with "not supported" is not asked again; what belongs to the whole
-//! GPU (power, clocks, links, ECC) is read at the GPU and never at its MIG instances, so that nothing is counted twice.
+//! Invariants: a query that was once answered with "not supported" is not made again; properties of the whole GPU
+//! (power, clocks, links, ECC) are read from the GPU and never from its MIG instances, so that nothing is counted
+//! twice.
 
 use super::errors::Code;
 use super::pcie::Bytes;
@@ -14,7 +15,7 @@ use highwater_core::gpu::{Medium, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 
-/// One GPU, while one lane asks it.
+/// One GPU, while one lane queries it.
 pub(super) struct Questions<'a> {
     pub(super) nvml: &'a Nvml,
     pub(super) unit: &'a Unit,
@@ -30,7 +31,7 @@ impl<'a> Questions<'a> {
         let utilization = self.wrapped(Ask::Utilization, |gpu| gpu.utilization_rates());
         Medium {
             utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.gpu) / 100.0),
-            // A GPU that has no memory of its own tells 0, whatever it does.
+            // A GPU that has no memory of its own always reports 0.
             memory_utilization_ratio: utilization
                 .as_ref()
                 .filter(|_| self.unit.memory_version() != MemoryVersion::None)
@@ -62,8 +63,8 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Instant power; its average over a second where the GPU has no instant reading, which
-    /// [`power_is_instant`](Nvml::power_is_instant) tells.
+    /// Instant power, or the average over a second if the GPU has no instant reading;
+    /// [`power_is_instant`](Nvml::power_is_instant) returns which.
     fn power_watts(&self) -> Option<f64> {
         let milliwatts = if self.unit.is_unsupported(Ask::PowerInstant) {
             self.wrapped(Ask::PowerUsage, |gpu| gpu.power_usage()).map(u64::from)
@@ -73,7 +74,7 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// The memory that there is, NVLink and BAR1.
+    /// Total memory, NVLink and BAR1.
     pub(super) fn rare(&self) -> Rare {
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
@@ -100,8 +101,8 @@ impl<'a> Questions<'a> {
         self.wrapped(Ask::Energy, |gpu| gpu.total_energy_consumption()).map(thousandth)
     }
 
-    /// The GPU's own counters; GPM where those are too narrow or not there. A counter that only failed this time is
-    /// not replaced: the two count from different beginnings.
+    /// The GPU's own counters, or GPM if those are too narrow or missing. If a counter only failed this time, GPM does
+    /// not replace it, because the two count from different beginnings.
     pub(super) fn pcie_bytes(&self, at_ns: i64) -> Bytes {
         if self.unit.instance.is_some() {
             return Bytes::default();
@@ -116,7 +117,8 @@ impl<'a> Questions<'a> {
         })
     }
 
-    /// All processes, or `None`: a list that lacks one kind because a call failed would read as processes that ended.
+    /// All processes, or `None`: if one kind is missing because a call failed, its processes would look as if they had
+    /// ended.
     pub(super) fn processes(&self) -> Option<Vec<Process>> {
         let lists = [(Ask::ComputeProcesses, ProcessKind::Compute), (Ask::GraphicsProcesses, ProcessKind::Graphics)]
             .map(|(ask, kind)| (ask, self.raw(ask, |gpu| self.nvml.raw.processes(kind, gpu))));
@@ -125,7 +127,7 @@ impl<'a> Questions<'a> {
         (!failed && !answered.is_empty()).then(|| processes::merge(&answered))
     }
 
-    /// Two counters of one call, each `None` where it alone is not to be had.
+    /// Two counters of one call, each `None` if it alone is not available.
     fn pair(&self, ask: Ask, make: impl FnOnce(Handle) -> Result<[Result<Field, Code>; 2], Code>) -> [Option<u64>; 2] {
         self.raw(ask, |gpu| match make(gpu)?.map(|counter| counter.and_then(wide)) {
             [Err(first), Err(_)] => Err(first),
@@ -155,8 +157,8 @@ impl<'a> Questions<'a> {
     }
 }
 
-/// A counter of bytes in 32 bits wraps several times a second at the speed of a PCIe bus, so that no difference of
-/// two readings means anything: such a counter is not available.
+/// A counter of bytes in 32 bits wraps several times a second at the speed of a PCIe bus, so the difference of two
+/// readings is meaningless: such a counter counts as not supported.
 fn wide(field: Field) -> Result<u64, Code> {
     if field.wide { Ok(field.value) } else { Err(Code::NOT_SUPPORTED) }
 }

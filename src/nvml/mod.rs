@@ -1,11 +1,11 @@
-//! NVIDIA's GPUs, read through NVML: the one part of the program that knows it.
+//! NVIDIA's GPUs, read through NVML: the only part of the program that uses it.
 //!
 //! Enters: the driver's library, loaded at run time. Leaves: a [`Source`]. The wrapper crate loads the library,
-//! enumerates, and answers where milliseconds do not matter; the fast lane calls the resolved function with the stored
-//! handle, which costs what NVML itself costs. Invariants: no method takes a lock that the fast lane wants; what a GPU
-//! does not support is asked once; what NVML does not tell is `None`. Absent on purpose: a second initialization while
-//! the daemon runs, which would pull every other GPU's handle from under its lane. A GPU that came back is found by its
-//! UUID; where NVML wants a fresh start, the daemon drops this source and opens another.
+//! enumerates devices, and makes the calls for which milliseconds do not matter. The fast lane calls the resolved
+//! function with the stored handle, without the wrapper's overhead. Invariants: no method takes a lock that the fast
+//! lane needs; an unsupported query is made once; a value that NVML does not report is `None`. Absent on purpose: a
+//! second initialization while the daemon runs, which would invalidate every other GPU's handle under its lane. A GPU
+//! that came back is found by its UUID; if NVML needs a fresh start, the daemon drops this source and opens another.
 
 mod devices;
 mod errors;
@@ -49,9 +49,9 @@ pub struct Nvml {
 /// Loads NVML, from `library` or from where the driver installs it, and finds the GPUs.
 ///
 /// # Errors
-/// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`, `no_permission`,
-/// `no_gpus`, `init_failed`, and a message that tells what to do. A GPU that alone cannot be opened is no error: it is
-/// among those [skipped](Source::skipped).
+/// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`,
+/// `no_permission`, `no_gpus`, `init_failed`, and a message that says how to fix it. A single GPU that cannot be opened
+/// is not an error: it is listed in [skipped](Source::skipped).
 pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let mut builder = nvml_wrapper::Nvml::builder();
     if let Some(path) = library {
@@ -63,7 +63,7 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let raw = Raw::of(opened.lib(), driver_version.as_deref());
     if !raw.lists_processes() {
         tracing::warn!(
-            "this NVML lists no processes: no rank is found by its process, and no memory is told by process"
+            "this NVML lists no processes: ranks cannot be found by process, and memory of processes is not available"
         );
     }
     let found = devices::find(&opened, &raw, count, driver_version.as_deref());
@@ -79,7 +79,7 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
 fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
     let reasons: Vec<String> = skipped.iter().map(|gpu| format!("GPU {}: {}", gpu.index, gpu.reason)).collect();
     let message = if count == 0 {
-        "NVML runs and sees no GPU. To mend it: `lspci | grep -i nvidia` tells whether the node has one; a container \
+        "NVML runs and sees no GPU. To fix it: `lspci | grep -i nvidia` shows whether the node has one; a container \
          sees only the GPUs that it asked for (NVIDIA_VISIBLE_DEVICES, or nvidia.com/gpu in its limits)"
             .to_owned()
     } else {
@@ -89,7 +89,7 @@ fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
 }
 
 impl Nvml {
-    /// The driver's version, as `580.159.04`.
+    /// The driver's version, such as `580.159.04`.
     #[must_use]
     pub fn driver_version(&self) -> Option<&str> {
         self.driver_version.as_deref()
@@ -101,8 +101,8 @@ impl Nvml {
         self.units.get(gpu).is_some_and(|unit| !unit.is_unsupported(Ask::PowerInstant))
     }
 
-    /// Whether [`memory_used`](Source::memory_used) of this GPU leaves out the driver's reserve. It does not where the
-    /// driver has only the first version of the memory call: nothing is subtracted then, since the reserve is unknown.
+    /// Whether [`memory_used`](Source::memory_used) of this GPU leaves out the driver's reserve. If the driver has only
+    /// the first version of the memory call, the reserve is unknown, so nothing is subtracted.
     #[must_use]
     pub fn used_excludes_reserve(&self, gpu: usize) -> bool {
         self.units.get(gpu).is_some_and(|unit| unit.memory_version() == MemoryVersion::V2)
@@ -110,11 +110,11 @@ impl Nvml {
 
     /// The wrapper's view of a handle.
     fn device(&self, handle: Handle) -> nvml_wrapper::Device<'_> {
-        // SAFETY: handles come from this library alone, which outlives the answer.
+        // SAFETY: all handles come from this library, which outlives the returned value.
         unsafe { nvml_wrapper::Device::new(handle.0, &self.library) }
     }
 
-    /// Whether a GPU answers what nearly every one does. One that does not support it answers too.
+    /// Whether a GPU answers a query that nearly every GPU supports. "Not supported" counts as an answer.
     fn is_there(&self, handle: Handle) -> Result<(), Error> {
         let asked = self.device(handle).temperature(TemperatureSensor::Gpu).map(drop);
         match asked.map_err(|error| Code::from(error).of_presence()) {
@@ -170,7 +170,7 @@ impl Source for Nvml {
 
     fn presence(&self, gpu: usize, calls: &CallStats) -> Result<(), Error> {
         let unit = self.unit(gpu)?;
-        // A MIG instance answers little else; its GPU is looked at for it.
+        // A MIG instance supports few queries; its parent GPU is checked instead.
         if unit.instance.is_some() {
             return Ok(());
         }
@@ -204,9 +204,9 @@ impl Source for Nvml {
         let uuid = self.devices.get(gpu).map(|device| device.uuid.as_str()).unwrap_or_default();
         let found = self.library.device_by_uuid(uuid).map_err(|error| Code::from(error).of_presence())?;
         let handle = devices::handle_of(&found);
-        // NVML hands out handles of GPUs that do not answer: only a reading tells that this one is back.
+        // NVML hands out handles of GPUs that do not answer: only a reading shows that this one is back.
         match self.raw.memory_version(handle) {
-            // One that had a memory call and has none now is not back.
+            // A GPU that had a memory call and now has none is not back.
             MemoryVersion::None if unit.memory_version() == MemoryVersion::None => self.is_there(handle)?,
             version => self.raw.memory(version, handle).map(drop).map_err(Code::of_presence)?,
         }

@@ -1,14 +1,14 @@
-//! PCIe bytes of one GPU by GPM, for GPUs whose own counters are too narrow to be of use.
+//! PCIe bytes of one GPU measured with GPM, for GPUs whose own counters are too narrow.
 //!
-//! An H200 keeps its PCIe counters in 32 bits, which wrap every 72 ms at full speed. GPM tells the rates between two
-//! samples: each reading takes one, and the rate since the sample before, times the time between them, is
-//! added to a total for each direction.
+//! An H200 keeps its PCIe counters in 32 bits, which wrap every 72 ms at full speed. GPM returns the rates between two
+//! samples. Each reading takes a sample, multiplies the rate since the previous sample by the time between them, and
+//! adds the result to a total for each direction.
 //!
 //! Enters: a sample at each reading. Leaves: bytes transmitted and received in the GPU's view, since the daemon began.
-//! Invariants: totals begin at 0 and never fall; a turn that has no window behind it (the first, the one after a failure
-//! or a gap, or of a GPU that was got back) adds nothing and tells nothing. What a total is not: a count of packets. It
-//! is a sum of rates that NVML rounds, may tell the end of a copy one window late, and misses what passes while the slow
-//! lane does not run.
+//! Invariants: totals begin at 0 and never fall; a turn without a window behind it (the first turn, the one after a
+//! failure or a gap, and the one after the GPU was reacquired) adds nothing and returns no totals. A total is not a
+//! count of packets. It is a sum of rates that NVML rounds, may count the end of a copy one window late, and misses
+//! traffic while the slow lane does not run.
 
 use super::errors::Code;
 use super::gpm::{Gpm, Sample};
@@ -16,17 +16,17 @@ use super::raw::Handle;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The shortest window. GPM reads 0 below 0.1 s; this keeps well away from that where the lane is set to be fast.
+/// The shortest window. GPM returns 0 below 0.1 s; this leaves a margin if the lane is configured to be fast.
 const SHORTEST_NS: i64 = 500 * MILLISECOND_NS;
-/// The longest window. A lane that was away for longer begins anew: nobody has measured how long a window GPM's own
-/// counters last without wrapping.
+/// The longest window. After a longer gap the lane begins a new window, because the time after which GPM's own counters
+/// wrap has not been measured.
 const LONGEST_NS: i64 = 10 * SECOND_NS;
 const MIB_BYTES: f64 = 1_048_576.0;
 
-/// Bytes transmitted and received, each `None` where it is not known.
+/// Bytes transmitted and received, each `None` if unknown.
 pub(super) type Bytes = [Option<u64>; 2];
 
-/// The running totals of one GPU. Only the slow lane uses them, so that the lock is never waited for.
+/// The running totals of one GPU. Only the slow lane uses them, so the lock is never contended.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     state: Mutex<State>,
@@ -40,7 +40,7 @@ struct State {
     told: Bytes,
 }
 
-/// The sample from which the next one counts.
+/// The sample at which the current window begins.
 #[derive(Debug)]
 struct Window {
     from_ns: i64,
@@ -54,17 +54,17 @@ impl Window {
 }
 
 impl Meter {
-    /// The answer of the turn before, while its sample is too young to be counted from.
+    /// The answer of the turn before, while the window is still too short.
     pub(super) fn still(&self, at_ns: i64) -> Option<Bytes> {
         let state = self.state();
         let elapsed_ns = state.window.as_ref()?.elapsed_ns(at_ns);
         (0..SHORTEST_NS).contains(&elapsed_ns).then_some(state.told)
     }
 
-    /// Takes this turn's sample and adds up what passed since the last one.
+    /// Takes this turn's sample and adds the bytes since the last one.
     ///
     /// # Errors
-    /// NVML's code; the window it belongs to is lost.
+    /// NVML's code; the current window is discarded.
     pub(super) fn advance(&self, gpm: Option<&Gpm>, handle: Handle, at_ns: i64) -> Result<Bytes, Code> {
         let gpm = gpm.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut state = self.state();
@@ -73,7 +73,7 @@ impl Meter {
         answer
     }
 
-    /// Forgets the sample to count from: the GPU was away.
+    /// Discards the window's first sample, because the GPU was away.
     pub(super) fn interrupt(&self) {
         self.state().window = None;
     }
@@ -85,7 +85,7 @@ impl Meter {
 
 impl State {
     fn advance(&mut self, gpm: &Gpm, handle: Handle, at_ns: i64) -> Result<Bytes, Code> {
-        // Taken, so that a failure on the way leaves no window.
+        // Taken out, so that a failure below leaves no window.
         let window = self.window.take().filter(|window| (0..=LONGEST_NS).contains(&window.elapsed_ns(at_ns)));
         if window.is_none() && !gpm.supports(handle)? {
             return Err(Code::NOT_SUPPORTED);
@@ -114,12 +114,12 @@ impl State {
     }
 }
 
-/// What passed at this rate, which is finite and not below 0.
+/// Bytes at this rate, which is finite and not below 0.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "ten seconds in nanoseconds are far below 2^53, and a rate beyond all reason saturates"
+    reason = "ten seconds in nanoseconds are far below 2^53, and an absurdly high rate saturates"
 )]
 fn bytes(mib_per_second: f64, elapsed_ns: i64) -> u64 {
     (mib_per_second * MIB_BYTES * (elapsed_ns as f64 / SECOND_NS as f64)).round() as u64

@@ -1,13 +1,13 @@
-//! Joins NVML's lists of running processes into one list, a process an entry.
+//! Merges NVML's lists of running processes into one list, with one entry per process.
 
 use super::raw::Context;
 use highwater_core::gpu::Process;
 use std::collections::BTreeMap;
 
-/// One entry a process, in the order of process ids.
+/// One entry per process, in the order of process ids.
 ///
-/// Inside one list a process appears once for each MIG instance that it uses: those add up. A process in both lists
-/// has one memory that both tell: that is not added.
+/// Inside one list a process appears once for each MIG instance that it uses, and these are added up. If both lists
+/// name a process, both report the same memory, so these are not added.
 pub(super) fn merge(lists: &[Vec<Context>]) -> Vec<Process> {
     let mut merged: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for list in lists {
@@ -19,10 +19,10 @@ pub(super) fn merge(lists: &[Vec<Context>]) -> Vec<Process> {
     merged.into_iter().map(|(pid, used_bytes)| Process { pid, used_bytes }).collect()
 }
 
-/// Whether the lists tell of every process: since 535.113 the driver leaves out those that the caller's namespace of process
-/// ids does not know.
+/// Whether the lists contain every process: since 535.113 the driver leaves out those that are not visible in the
+/// caller's pid namespace.
 pub(super) fn are_all_seen() -> bool {
-    // The first namespace has a fixed number (Linux, include/linux/proc_ns.h).
+    // The initial pid namespace has a fixed number (Linux, include/linux/proc_ns.h).
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|namespace| namespace.as_os_str() == "pid:[4026531836]")
 }
 

@@ -1,16 +1,16 @@
 //! NVML's functions that are called without the wrapper, resolved once from the library that it loaded.
 //!
 //! Enters: a [`Handle`]. Leaves: plain numbers, or the [`Code`] that NVML returned. Invariant: nothing here allocates
-//! but [`Raw::processes`], and nothing here remembers. The pointers are valid while the wrapper's library is loaded;
-//! [`Nvml`](super::Nvml) owns both.
+//! except [`Raw::processes`], and nothing here keeps state. The pointers are valid while the wrapper's library is
+//! loaded; [`Nvml`](super::Nvml) owns both.
 
 use super::errors::Code;
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id;
 
-/// Asks for the sum over all links in a field whose scope is a link.
+/// The scope that requests the sum over all links, in a field whose scope is a link.
 pub(super) const ALL_LINKS: u32 = u32::MAX;
-/// More processes than a GPU can hold contexts of; a driver that asks for more room than this is not believed.
+/// More processes than a GPU can hold contexts of; the call fails if NVML asks for more room.
 const MOST_PROCESSES: usize = 65_536;
 
 type Device = sys::nvmlDevice_t;
@@ -34,9 +34,9 @@ pub(super) struct Handle(pub(super) Device);
 pub(super) enum MemoryVersion {
     /// Neither: `used` is never known.
     None = 0,
-    /// `used` counts the driver's reserve, and the reserve is not known.
+    /// `used` includes the driver's reserve, which is unknown.
     V1 = 1,
-    /// `used` and `reserved` are told apart.
+    /// `used` and `reserved` are separate.
     V2 = 2,
 }
 
@@ -56,21 +56,21 @@ pub(super) struct Field {
     pub(super) wide: bool,
 }
 
-/// What the running-process calls tell of one context.
+/// What the running-process calls report of one context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Context {
     pub(super) pid: u32,
     pub(super) used_bytes: Option<u64>,
 }
 
-/// Which list of processes.
+/// Which list of processes to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessKind {
     Compute,
     Graphics,
 }
 
-/// The resolved functions; `None` where this version of NVML lacks one.
+/// The resolved functions; `None` if this version of NVML lacks one.
 #[derive(Debug)]
 pub(super) struct Raw {
     memory_v1: Option<MemoryV1>,
@@ -83,7 +83,7 @@ pub(super) struct Raw {
     gpu_instance_id: Option<Number>,
     compute_instance_id: Option<Number>,
     attributes: Option<Attributes>,
-    /// Whether this NVML may write longer structures of processes.
+    /// Whether this NVML may write longer process structures.
     writes_long_processes: bool,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn found<F: Copy, E>(symbol: &Result<F, E>) -> Option<F> {
 }
 
 impl Raw {
-    /// Resolves every function of `library`, which is of a driver of this version.
+    /// Resolves every function of `library`, which belongs to a driver of this version.
     pub(super) fn of(library: &sys::NvmlLib, driver_version: Option<&str>) -> Self {
         Self {
             memory_v1: found(&library.nvmlDeviceGetMemoryInfo),
@@ -103,7 +103,7 @@ impl Raw {
             reasons: found(&library.nvmlDeviceGetCurrentClocksEventReasons)
                 .or(found(&library.nvmlDeviceGetCurrentClocksThrottleReasons)),
             remapped_rows: found(&library.nvmlDeviceGetRemappedRows),
-            // Drivers before 510, and 535.98, have the second version alone, with the same structure.
+            // Drivers before 510, and 535.98, have only the second version, with the same structure.
             compute_processes: found(&library.nvmlDeviceGetComputeRunningProcesses_v3)
                 .or(found(&library.nvmlDeviceGetComputeRunningProcesses_v2)),
             graphics_processes: found(&library.nvmlDeviceGetGraphicsRunningProcesses_v3)
@@ -120,9 +120,9 @@ impl Raw {
         self.compute_processes.is_some()
     }
 
-    /// Finds which memory call this GPU answers. A GPU that fails otherwise is taken to answer the newer one.
+    /// Finds which memory call this GPU supports. If the newer call fails for another reason, it is taken as supported.
     pub(super) fn memory_version(&self, handle: Handle) -> MemoryVersion {
-        // A library that does not know this version of the structure says so, or calls it an invalid argument.
+        // A library that does not know this version of the structure returns that code, or "invalid argument".
         let refused = |code: Code| code.is_unsupported() || code == Code::INVALID_ARGUMENT;
         match self.memory_info_v2(handle) {
             Ok(_) => return MemoryVersion::V2,
@@ -135,7 +135,7 @@ impl Raw {
         }
     }
 
-    /// Framebuffer of one GPU by the call that it answers. The one call of the fast lane.
+    /// Framebuffer of one GPU, by the call that it supports. The only call of the fast lane.
     #[inline]
     pub(super) fn memory(&self, version: MemoryVersion, handle: Handle) -> Result<Memory, Code> {
         match version {
@@ -198,7 +198,7 @@ impl Raw {
             timestamp: 0,
             latencyUsec: 0,
             valueType: sys::nvmlValueType_enum_NVML_VALUE_TYPE_COUNT,
-            // A field that the driver leaves untouched must not read as a success.
+            // A field that the driver does not write must not read as a success.
             nvmlReturn: Code::NO_DATA.0,
             value: sys::nvmlValue_t { ullVal: 0 },
         });
@@ -239,10 +239,10 @@ impl Raw {
         loop {
             let mut slots = vec![[UNTOUCHED; SLOT_WORDS]; room];
             let mut count = u32::try_from(room).map_err(|_| Code::INSUFFICIENT_SIZE)?;
-            // SAFETY: the handle is NVML's own, and `slots` has room for `count` structures of either size, aligned as they
-            // are.
+            // SAFETY: the handle is NVML's own, and `slots` has room for `count` structures of either size, with their
+            // alignment.
             match Code::check(unsafe { call(handle.0, &raw mut count, slots.as_mut_ptr().cast()) }) {
-                // Processes may start between two calls, so the next try has more room than was asked for.
+                // Processes may start between two calls, so the next try has more room than NVML requested.
                 Err(Code::INSUFFICIENT_SIZE) if room < MOST_PROCESSES => {
                     room = (count as usize).clamp(room, MOST_PROCESSES / 2) * 2;
                 }
@@ -269,10 +269,10 @@ impl Raw {
 
 /// Eight-byte words of one process in the running-process calls: its id, its memory, its MIG instance.
 const PROCESS_WORDS: usize = size_of::<sys::nvmlProcessInfo_t>() / 8;
-/// What there has to be room for: NVML of the drivers from 535.43 to before 535.98 writes one word more a process, under the
-/// same name and version.
+/// The room needed per process: NVML of the drivers from 535.43 to before 535.98 writes one word more per process,
+/// under the same name and version.
 const SLOT_WORDS: usize = PROCESS_WORDS + 1;
-/// What no process has in its last word, neither as ids of a MIG instance nor as bytes.
+/// A value that is never the last word of a process, neither as ids of a MIG instance nor as bytes.
 const UNTOUCHED: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 
 const NO_ATTRIBUTES: sys::nvmlDeviceAttributes_t = sys::nvmlDeviceAttributes_t {
@@ -287,7 +287,7 @@ const NO_ATTRIBUTES: sys::nvmlDeviceAttributes_t = sys::nvmlDeviceAttributes_t {
     memorySizeMB: 0,
 };
 
-/// The `version` that NVML wants in a versioned structure: its size, and its number in the top byte.
+/// The `version` that NVML expects in a versioned structure: its size, and its number in the top byte.
 fn structure_version<T>(number: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(0) | (number << 24)
 }
@@ -300,13 +300,14 @@ fn number(call: Option<Number>, handle: Handle) -> Result<u32, Code> {
     Ok(number)
 }
 
-/// Whether a driver is one of those that write a word more a process: 535.43 to before 535.98.
+/// Whether a driver is one of those that write one more word per process: 535.43 to before 535.98.
 fn writes_long_processes(version: &str) -> bool {
     let mut parts = version.split('.').map(str::parse::<u32>);
     matches!((parts.next(), parts.next()), (Some(Ok(535)), Some(Ok(43..98))))
 }
 
-/// The first `count` processes in the words that NVML wrote. Where they may be long, the last word of all tells.
+/// The first `count` processes in the words that NVML wrote. If they may be long, the very last word shows whether they
+/// are.
 fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<Context> {
     let last = count.checked_mul(SLOT_WORDS).and_then(|end| words.get(..end)?.last());
     let are_long = may_be_long && last.is_some_and(|last| *last != UNTOUCHED);
@@ -314,8 +315,8 @@ fn contexts(words: &[u64], count: usize, may_be_long: bool) -> Vec<Context> {
     words.chunks_exact(each).take(count).map(context).collect()
 }
 
-/// `used` is all ones where the driver does not know it, and 0 where it looked for the process by another namespace's id
-/// (drivers 535.113 to 560): a process that is listed has a context, which takes some.
+/// `used` is all ones if the driver does not know it, and 0 if the driver looked up the process by the id of another
+/// namespace (drivers 535.113 to 560). Both are unknown: a listed process has a context, which takes some memory.
 fn context(words: &[u64]) -> Context {
     let pid = words.first().map_or(0, |word| {
         let [a, b, c, d, ..] = word.to_ne_bytes();
@@ -366,7 +367,7 @@ mod tests {
 
     #[test]
     fn fields_are_read_by_their_type() {
-        // The upper half is what a driver may leave there: it belongs to no 32-bit value.
+        // The upper half is what a driver may leave there; it does not belong to a 32-bit value.
         let dirty = sys::nvmlValue_t { ullVal: 0xdead_beef_0000_0007 };
         assert_eq!(decode(&field(1, dirty)), Ok(Field { value: 7, wide: false }));
         assert_eq!(decode(&field(3, dirty)), Ok(Field { value: 0xdead_beef_0000_0007, wide: true }));

@@ -1,7 +1,7 @@
-//! What is remembered of one GPU or MIG instance between calls: its handle, and what it will not answer.
+//! State kept of one GPU or MIG instance between calls: its handle, and the queries that it does not support.
 //!
-//! Invariant: everything that the fast lane reads is an atomic, so that it does so while another thread gets the GPU
-//! back. The one lock is in the meter of PCIe bytes, which the slow lane alone uses.
+//! Invariant: everything that the fast lane reads is an atomic, so that it never waits while another thread reacquires
+//! the GPU. The only lock is in the meter of PCIe bytes, which only the slow lane uses.
 
 use super::pcie::Meter;
 use super::raw::{Handle, MemoryVersion, Raw};
@@ -9,7 +9,7 @@ use crate::source::Call;
 use nvml_wrapper_sys::bindings::nvmlDevice_st;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// A question that a GPU may turn out never to answer. Finer than [`Call`]: one call of the lanes may be two of NVML's.
+/// A query that a GPU may not support. Finer than [`Call`]: one call of the lanes may be two of NVML's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Ask {
@@ -34,7 +34,7 @@ pub(super) enum Ask {
 }
 
 impl Ask {
-    /// The label under which its time is counted.
+    /// The label under which its duration is recorded.
     pub(super) fn call(self) -> Call {
         match self {
             Ask::Utilization => Call::Utilization,
@@ -65,7 +65,7 @@ impl Ask {
 pub(super) struct Instance {
     /// Position of its GPU.
     pub(super) parent: usize,
-    /// GPU instance and compute instance, as events name them; `None` where NVML will not tell.
+    /// GPU instance and compute instance, as events name them; `None` if NVML does not report them.
     pub(super) ids: Option<(u32, u32)>,
 }
 
@@ -76,14 +76,14 @@ pub(super) struct Unit {
     memory_version: AtomicU8,
     unsupported: AtomicU32,
     registers_again: AtomicBool,
-    /// PCIe bytes, where GPM has to tell them.
+    /// PCIe bytes measured with GPM, for a GPU whose own counters cannot be used.
     pub(super) pcie: Meter,
     /// Set for a MIG instance.
     pub(super) instance: Option<Instance>,
 }
 
 impl Unit {
-    /// A unit just found, asked once for what decides how it is read.
+    /// A newly found unit. Queries the GPU once to decide how to read it.
     pub(super) fn new(raw: &Raw, handle: Handle, instance: Option<Instance>) -> Self {
         let unit = Self {
             handle: AtomicPtr::new(handle.0),
@@ -97,7 +97,7 @@ impl Unit {
         unit
     }
 
-    /// Takes a new handle for a GPU that came back, and forgets what the old one would not answer.
+    /// Takes a new handle for a GPU that came back, and clears the list of unsupported queries.
     pub(super) fn replace(&self, raw: &Raw, handle: Handle) {
         self.handle.store(handle.0, Ordering::Release);
         self.unsupported.store(0, Ordering::Relaxed);
@@ -117,13 +117,13 @@ impl Unit {
         }
     }
 
-    /// The handle in force.
+    /// The current handle.
     #[inline]
     pub(super) fn handle(&self) -> Handle {
         Handle(self.handle.load(Ordering::Acquire))
     }
 
-    /// The memory call that this GPU answers.
+    /// The memory call that this GPU supports.
     #[inline]
     pub(super) fn memory_version(&self) -> MemoryVersion {
         match self.memory_version.load(Ordering::Relaxed) {
@@ -133,17 +133,17 @@ impl Unit {
         }
     }
 
-    /// Whether this question was once answered with "not supported".
+    /// Whether this query was once answered with "not supported".
     pub(super) fn is_unsupported(&self, ask: Ask) -> bool {
         self.unsupported.load(Ordering::Relaxed) & ask.bit() != 0
     }
 
-    /// Never ask this again, until the GPU is got back.
+    /// Skips this query from now on, until the GPU is reacquired.
     pub(super) fn remember_unsupported(&self, ask: Ask) {
         self.unsupported.fetch_or(ask.bit(), Ordering::Relaxed);
     }
 
-    /// Whether its events have to be registered again, told once.
+    /// Whether its events have to be registered again. Returns true once, then false.
     pub(super) fn take_registers_again(&self) -> bool {
         self.registers_again.swap(false, Ordering::AcqRel)
     }

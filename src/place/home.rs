@@ -1,8 +1,9 @@
-//! Which container a sending process is in, by its control groups.
+//! Finds the container of a sending process by its control groups.
 //!
-//! Reading them takes no lock that the process could hold, unlike its environment ([`peer`](super::peer)), so it is done at
-//! once, before a sender's first event is taken: an owner is a user in a pod. Invariant: a process that has ended keeps what
-//! was known of it for a minute; one of the same id that started at another time does not have it.
+//! Unlike reading the environment ([`peer`](super::peer)), reading control groups takes no lock that the process could
+//! hold. It is therefore done at once, before a sender's first event is taken: an owner is a user in a pod. Invariant:
+//! what is known of a process is kept for a minute after it has ended; a process with the same id that started at
+//! another time does not inherit it.
 
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
@@ -13,23 +14,23 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How much of the list of control groups is read.
+/// How many bytes of the list of control groups are read.
 const MOST_FILE_BYTES: u64 = 64 << 10;
-/// How long what was known of a process that cannot be looked at any more is believed.
+/// How long the last result is used for a process that can no longer be read.
 const REMEMBER_NS: i64 = 60 * SECOND_NS;
 
-/// Where a process is.
+/// Where a process runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct At {
     pub home: Home,
-    /// Since when it is known to be there, nanoseconds of the timeline.
+    /// Since when it is known to run there, nanoseconds of the timeline.
     pub since_ns: i64,
 }
 
-/// Processes looked at lately.
+/// Processes read recently.
 pub(super) struct Homes {
     proc: PathBuf,
-    /// Who knows which container is which; `None` where nobody is to be asked.
+    /// Identifies the containers; `None` if no kubelet is configured.
     kubelet: Option<Arc<Kubelet>>,
     known: Mutex<HashMap<u32, Known>>,
 }
@@ -41,12 +42,12 @@ struct Known {
 }
 
 impl Homes {
-    /// Those of a node with this kubelet, told by files below `proc`.
+    /// Homes of a node with this kubelet, read from files below `proc`.
     pub fn new(kubelet: Option<Arc<Kubelet>>, proc: PathBuf) -> Self {
         Self { proc, kubelet, known: Mutex::default() }
     }
 
-    /// Where this process is; not known where no kubelet is asked.
+    /// Where this process runs; unknown if no kubelet is configured.
     pub fn of(&self, pid: u32, now_ns: i64) -> At {
         let Some(kubelet) = &self.kubelet else { return At { home: Home::Unknown, since_ns: now_ns } };
         if let Some(known) = self.known().get(&pid)
@@ -60,7 +61,7 @@ impl Homes {
         self.learn(pid, started(&process), home, now_ns)
     }
 
-    /// What an owner's account goes by.
+    /// The place that belongs to the owner's account.
     pub fn within(&self, pid: Option<u32>, now_ns: i64) -> Within {
         match (&self.kubelet, pid) {
             (None, _) => Within::Node,
@@ -95,7 +96,7 @@ impl Homes {
 
 impl Known {
     fn keep_ns(&self) -> i64 {
-        // A container that has just begun gets its link a little later.
+        // The link of a new container appears slightly later.
         if self.at.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS }
     }
 }

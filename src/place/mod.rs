@@ -1,9 +1,9 @@
-//! Where a sender is: from its process to its container, and to the GPUs that it works on.
+//! Finds where a sender runs: from its process to its container, and to the GPUs that it uses.
 //!
-//! Enters: process ids that the kernel told, and what jobs say of their place. Leaves: the pod that an owner is in, and
-//! positions of GPUs. Invariants: what the kernel and the driver tell goes before what a sender tells of itself; where one
-//! of a container's GPUs is not known, none is guessed; no lock is held while another process is read. Absent on purpose:
-//! what is done with it.
+//! Enters: process ids from the kernel, and the place that jobs state. Leaves: the pod that an owner is in, and
+//! positions of GPUs. Invariants: the kernel and the driver take precedence over what a sender states about itself; if
+//! one of a container's GPUs is unknown, none is guessed; no lock is held while another process is read. Absent on
+//! purpose: the use of the results.
 
 mod home;
 pub mod kubelet;
@@ -21,18 +21,18 @@ use kubelet::Home;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// All that is known of places on this node.
+/// The places of senders on this node.
 pub(crate) struct Places {
     gpus: ArcSwapOption<Gpus>,
     processes: Arc<Processes>,
     homes: Homes,
     kubelet: Option<Arc<Kubelet>>,
-    /// Whether it was told that the kubelet and the driver do not agree.
+    /// Whether the log already says that the kubelet and the driver disagree.
     told_unknown: AtomicBool,
 }
 
 impl Places {
-    /// Those of a node without a kubelet, whose driver lists these processes.
+    /// Places of a node without a kubelet, whose driver lists these processes.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self {
             gpus: ArcSwapOption::empty(),
@@ -48,7 +48,7 @@ impl Places {
         Self { homes: Homes::new(kubelet.clone(), "/proc".into()), kubelet, ..self }
     }
 
-    /// The same, by files elsewhere.
+    /// The same, with files in another directory.
     #[cfg(test)]
     pub fn at(self, proc: std::path::PathBuf) -> Self {
         Self { homes: Homes::new(self.kubelet.clone(), proc), ..self }
@@ -60,33 +60,34 @@ impl Places {
         &self.processes
     }
 
-    /// From now on these are the node's GPUs.
+    /// Sets the node's GPUs.
     pub fn set_devices(&self, devices: &[Device]) {
         self.gpus.store(Some(Arc::new(Gpus::new(devices))));
     }
 
-    /// The node's GPUs by their names; none while there is no source.
+    /// The node's GPUs by name; none while there is no source.
     pub fn gpus(&self) -> Guard<Option<Arc<Gpus>>> {
         self.gpus.load()
     }
 
-    /// What an owner's account goes by.
+    /// The place that belongs to the owner's account.
     pub fn within(&self, pid: Option<u32>, now_ns: i64) -> Within {
         self.homes.within(pid, now_ns)
     }
 
-    /// The GPUs that the driver lists a process on. Nobody looks again for one that is not known.
+    /// The GPUs on which the driver lists a process. An unknown process does not cause another listing.
     pub fn listed_on(&self, pid: u32) -> Option<OnGpus> {
         self.processes.listed_on(pid)
     }
 
-    /// Positions of the GPUs that the driver sees a process work on. One that is not known makes the lanes look again.
+    /// Positions of the GPUs on which the driver sees a process work. An unknown process makes the lanes list processes
+    /// again.
     pub fn works_on(&self, pid: u32) -> Option<Vec<usize>> {
         self.processes.gpus_of(pid)
     }
 
-    /// The GPU that a rank's container, its visible devices and its local rank point to, by its events or by `own`, what its
-    /// process's environment says.
+    /// The GPU given by a rank's container, visible devices and local rank, from its events or from `own`, the
+    /// environment of its process.
     pub fn find(&self, pid: Option<u32>, own: Place, search: &Search, now_ns: i64) -> Option<Vec<usize>> {
         let gpus = self.gpus.load();
         let gpus = gpus.as_deref()?;
@@ -98,22 +99,22 @@ impl Places {
         };
         let given = match (&self.kubelet, &home, place.container()) {
             (None, ..) | (Some(_), Home::Host, None) => None,
-            // What the kernel tells of the sender goes before what the sender tells of itself.
+            // The kernel's information about the sender takes precedence over the sender's own.
             (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, home_since_ns)),
             (Some(kubelet), _, Some(container)) => Some(asked(kubelet, &container, since_ns)),
-            // In which container is not known, so that no index tells anything.
+            // The container is unknown, so an index identifies nothing.
             (Some(_), Home::Unknown, None) => Some(Vec::new()),
         };
         let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
         Some(vec![found])
     }
 
-    /// The GPUs that a container was given. None where one of them is not this node's as the driver tells it: which of
-    /// the others an index means is not known then.
+    /// The GPUs that a container was given. Returns none if the driver does not list one of them on this node, because
+    /// then it is unknown which of the others an index means.
     fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
         gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
             if !self.told_unknown.swap(true, Ordering::Relaxed) {
-                tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not show");
+                tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not list");
             }
             Vec::new()
         })

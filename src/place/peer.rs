@@ -1,10 +1,11 @@
-//! What the environment of a sending process says, where its events do not: its job, its rank, its devices.
+//! Reads a sending process's environment for what its events leave out: its job, its rank, its devices.
 //!
-//! Reading a process's environment takes that process's memory-map lock, and reads whatever memory it says that its
-//! environment is: a process can make that slow, or endless. So it is read on threads that do nothing else, to a bounded
-//! length, for a bounded time, once for each process; events that wait for it are parked with it and taken in their order,
-//! and nobody else waits. Invariants: no lock is held while a process is read; of one owner at most [`MOST_STUCK`] reads
-//! hang, after which its processes are not read; owners have their turns by how many of their processes are being read.
+//! Reading a process's environment takes that process's memory-map lock, and reads whatever memory the process declares
+//! as its environment: a process can make that slow, or endless. Environments are therefore read on dedicated threads,
+//! up to a bounded length, for a bounded time, once for each process. Events that need the result are parked with the
+//! process and taken in order; no other events wait. Invariants: no lock is held while a process is read; when
+//! [`MOST_STUCK`] reads of one owner hang, no more of its processes are read; the next process read belongs to the
+//! owner with the fewest reads in progress.
 
 use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
 use crate::files::read_at_most;
@@ -15,10 +16,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Variables that name a job, in the order in which they are believed, with the prefix that makes the name clear.
+/// Variables that name a job, in order of precedence, each with the prefix that it gives the job's name.
 const JOB_VARIABLES: [(&str, &str); 3] =
     [("HIGHWATER_JOB", ""), ("SLURM_JOB_ID", "slurm-"), ("TORCHELASTIC_RUN_ID", "torchrun-")];
-/// All that is looked for: an environment may have any number of others.
+/// The variables that are read: an environment may have any number of others.
 const VARIABLES: [&str; 8] = [
     "HIGHWATER_JOB",
     "SLURM_JOB_ID",
@@ -29,52 +30,52 @@ const VARIABLES: [&str; 8] = [
     "LOCAL_RANK",
     "SLURM_LOCALID",
 ];
-/// A longer value of a variable is not kept, bytes: as of attributes.
+/// Longer values of a variable are dropped, bytes; the limit is that of attributes.
 pub(crate) const MOST_BYTES: usize = 1024;
-/// How much of an environment is read: what the kernel lets a single variable have. A process may say that terabytes are
-/// its environment.
+/// How much of an environment is read: the kernel's limit for a single variable. A process may declare terabytes as its
+/// environment.
 pub(crate) const MOST_ENVIRON_BYTES: u64 = 128 << 10;
-/// How long the reading of a process may take.
+/// How long reading a process may take.
 pub(crate) const DEADLINE_NS: i64 = SECOND_NS;
-/// How long a process may wait until it is read: behind others that take their time.
+/// How long a process may wait behind others until it is read.
 const WAIT_NS: i64 = 3 * SECOND_NS;
-/// How long the oldest waits before another thread is to read too.
+/// How long the oldest waits before another reader thread is started.
 const IMPATIENCE_NS: i64 = 100 * MILLISECOND_NS;
-/// Processes of one owner that wait to be read.
+/// Processes of one owner that may wait to be read.
 const MOST_WAITING: usize = 32;
-/// Events that wait for one process.
+/// Events that may wait for one process.
 const MOST_PARKED: usize = 1024;
-/// Reads of one owner that hang before no other process of it is read.
+/// Hanging reads of one owner after which no other process of it is read.
 const MOST_STUCK: usize = 2;
-/// Threads that read, those that hang among them.
+/// Reader threads, including those that hang.
 pub(crate) const MOST_READERS: usize = 8;
 
-/// What is known of one process.
+/// Facts read from one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub job: Option<String>,
     pub rank: Option<u32>,
     pub place: Place,
-    /// Whether its environment could be read: then what it does not name it does not have.
+    /// Whether its environment could be read. If so, variables that are missing here are not set.
     pub is_read: bool,
 }
 
-/// What became of a question.
+/// The result of a lookup.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// This is known.
+    /// The process is known.
     Known(Arc<Peer>),
     /// It is being read, and the event waits for it.
     Later,
-    /// Too much waits for this owner's processes already.
+    /// Too many events or processes of this owner are waiting already.
     Full,
 }
 
-/// Processes looked at lately. `Event` is what waits for them.
+/// Processes read recently. `Event` is the type that is parked.
 pub(crate) struct Peers<Event> {
     /// Where the system keeps files about processes.
     proc: PathBuf,
-    /// Whether there are threads that read; else whoever asks reads: tools that play recordings, and tests.
+    /// Whether there are reader threads. Without them the caller reads: in tools that play recordings, and in tests.
     is_threaded: AtomicBool,
     state: Mutex<State<Event>>,
     wanted: Condvar,
@@ -82,10 +83,10 @@ pub(crate) struct Peers<Event> {
 
 struct State<Event> {
     known: HashMap<u32, Known>,
-    /// Processes that are read, or will be.
+    /// Processes that are being read, or will be.
     lookups: HashMap<u32, Lookup<Event>>,
     queue: VecDeque<u32>,
-    /// Reads that were given up and have not come back, by process.
+    /// Reads that were given up and have not returned, by process.
     stuck: Vec<(u32, Arc<Account>)>,
     readers: usize,
     is_ended: bool,
@@ -93,7 +94,7 @@ struct State<Event> {
 
 struct Known {
     read_ns: i64,
-    /// When the process started; `None` of a guess, and where the system does not say.
+    /// When the process started; `None` for a guess, and if the system does not report it.
     started: Option<u64>,
     keep_ns: i64,
     peer: Arc<Peer>,
@@ -105,20 +106,20 @@ struct Lookup<Event> {
     parked: Vec<Event>,
 }
 
-/// How far a lookup has come, each since a time of the timeline, nanoseconds.
+/// The stage of a lookup, each since a time of the timeline, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Waiting(i64),
     Reading(i64),
-    /// What waited for it is being taken.
+    /// Its parked events are being taken.
     Draining,
 }
 
-/// What a turn of [`Peers::advance`] leaves to do.
+/// What remains to be done after [`Peers::advance`].
 pub(crate) struct Overdue {
-    /// Processes that are waited for no longer.
+    /// Processes whose lookup was given up.
     pub pids: Vec<u32>,
-    /// Whether another thread is to read.
+    /// Whether another reader thread is needed.
     pub needs_reader: bool,
 }
 
@@ -132,17 +133,17 @@ impl<Event> Default for Peers<Event> {
 }
 
 impl<Event> Peers<Event> {
-    /// The same, by files elsewhere.
+    /// The same, with files in another directory.
     #[cfg(test)]
     pub fn at(self, proc: PathBuf) -> Self {
         Self { proc, ..self }
     }
 
-    /// What is known of this process, whose owner has this account. Where it has to be read first, `event` is kept with it,
-    /// if there is one, until [`drain`](Self::drain) gives it back. Nothing is known of a process that may not be looked at,
-    /// or is gone.
+    /// Looks up this process, whose owner has this account. If it has to be read first, `event`, if given, is parked
+    /// until [`drain`](Self::drain) hands it back. A process that may not be read, or has ended, yields an empty
+    /// result.
     pub fn ask(&self, pid: u32, account: &Arc<Account>, now_ns: i64, event: &mut Option<Event>) -> Answer {
-        // Looked at before the lock is taken: the file of another process.
+        // Another process's file, so it is read before the lock is taken.
         let is_same = || started(&self.process(pid));
         if let Some(peer) = self.believed(pid, now_ns, is_same) {
             return Answer::Known(peer);
@@ -174,7 +175,7 @@ impl<Event> Peers<Event> {
         Answer::Later
     }
 
-    /// What is known of a process that nobody reads just now, if it can still be believed.
+    /// The known result for a process that is not being read, if it is still valid.
     fn believed(&self, pid: u32, now_ns: i64, start: impl FnOnce() -> Option<u64>) -> Option<Arc<Peer>> {
         let (known_start, peer) = {
             let state = self.state();
@@ -187,7 +188,8 @@ impl<Event> Peers<Event> {
             }
             (known.started?, Arc::clone(&known.peer))
         };
-        // An environment is what a process began with. Where it has ended since, its last events are still on their way.
+        // The environment is fixed at the start of a process. If the process has ended since, its last events may still
+        // arrive.
         let is_same = start().is_none_or(|started| started == known_start);
         if is_same && let Some(known) = self.state().known.get_mut(&pid) {
             known.read_ns = now_ns;
@@ -195,8 +197,9 @@ impl<Event> Peers<Event> {
         is_same.then_some(peer)
     }
 
-    /// Reads processes as they are asked for, until [`end`](Self::end). `read` hears of each that is known now, and drains
-    /// it. A thread whose read was given up ends when that comes back, where another has taken its place.
+    /// Reads processes as they are requested, until [`end`](Self::end). `read` is called for each process that became
+    /// known, and drains it. A thread whose read was given up ends when that read returns, if another thread has taken
+    /// its place.
     pub fn read_until_ended(&self, now_ns: impl Fn() -> i64, read: impl Fn(u32)) {
         self.state().readers += 1;
         while let Some(pid) = self.next(&now_ns) {
@@ -219,7 +222,7 @@ impl<Event> Peers<Event> {
         self.state().readers -= 1;
     }
 
-    /// The next process to be read: of an owner with the fewest that are.
+    /// The next process to read: one of the owner with the fewest reads in progress.
     fn next(&self, now_ns: &impl Fn() -> i64) -> Option<u32> {
         let mut state = self.state();
         loop {
@@ -233,18 +236,18 @@ impl<Event> Peers<Event> {
         }
     }
 
-    /// From now on threads read.
+    /// From now on reader threads do the reading.
     pub fn set_threaded(&self) {
         self.is_threaded.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the threads that read.
+    /// Ends the reader threads.
     pub fn end(&self) {
         self.state().is_ended = true;
         self.wanted.notify_all();
     }
 
-    /// Gives up what takes too long.
+    /// Gives up lookups that take too long.
     pub fn advance(&self, now_ns: i64) -> Overdue {
         let mut state = self.state();
         let is_late = |stage| match stage {
@@ -265,7 +268,7 @@ impl<Event> Peers<Event> {
             if matches!(stage, Stage::Reading(_)) {
                 state.stuck.push((*pid, Arc::clone(account)));
             }
-            // What was known before is likelier than nothing.
+            // What was known before is a better guess than nothing.
             let known = state.known.get(pid).map(|known| Peer::clone(&known.peer));
             state.learn(*pid, known.unwrap_or_default(), None, LOOK_AGAIN_NS, now_ns);
         }
@@ -278,8 +281,8 @@ impl<Event> Peers<Event> {
         Overdue { pids: late.into_iter().map(|(pid, ..)| pid).collect(), needs_reader }
     }
 
-    /// Gives what waits for this process to `take`, in its order, until nothing more does. Events that come meanwhile wait
-    /// behind it, so that none overtakes another; there are only so many of them.
+    /// Hands the events parked for this process to `take`, in order, until none is left. Events that arrive meanwhile
+    /// are parked behind them, so that none overtakes another; their number is bounded.
     pub fn drain(&self, pid: u32, mut take: impl FnMut(&Arc<Peer>, Vec<Event>)) {
         loop {
             let (peer, parked) = {
@@ -304,7 +307,7 @@ impl<Event> Peers<Event> {
     }
 
     fn read(&self, pid: u32) -> Peer {
-        // A process that has just ended has an empty one.
+        // The environment of a process that has just ended is empty.
         let environ = read_at_most(&self.process(pid).join("environ"), MOST_ENVIRON_BYTES).ok();
         environ.filter(|environ| !environ.is_empty()).as_deref().map(parse).unwrap_or_default()
     }
@@ -350,7 +353,7 @@ fn parse(environ: &[u8]) -> Peer {
         job: JOB_VARIABLES.iter().find_map(|(name, prefix)| Some(format!("{prefix}{}", get(name)?))),
         rank: number(["RANK", "SLURM_PROCID"]),
         place: Place::of_process(
-            // Empty, it hides all of them.
+            // An empty value hides all devices.
             kept("CUDA_VISIBLE_DEVICES").map(str::to_owned),
             number(["LOCAL_RANK", "SLURM_LOCALID"]).map(|rank| rank as usize),
         ),

@@ -1,30 +1,30 @@
-//! What the system's files say of a sender's process, and for how long that is believed.
+//! Reads the start time of a sender's process, and limits how long facts about a process are kept.
 
 use highwater_core::clock::SECOND_NS;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Processes remembered at a time, of each kind of file.
+/// Processes remembered at a time, per kind of file.
 pub(crate) const MOST_PROCESSES: usize = 1024;
-/// How long what was read is believed without a look at when the process started: its id can be used again.
+/// How long a result is used before the process's start time is checked again: its id can be reused.
 pub(super) const KEEP_NS: i64 = 10 * SECOND_NS;
-/// How long it is believed that nothing is known of a process.
+/// How long it is remembered that a process is unknown.
 pub(super) const LOOK_AGAIN_NS: i64 = SECOND_NS;
-/// How much of a process's state is read.
+/// How many bytes of a process's state are read.
 const MOST_STAT_BYTES: u64 = 64 << 10;
-/// Where in `/proc/PID/stat` a process's start stands, behind its name.
+/// Position of the start time in `/proc/PID/stat`, counted after the process's name.
 const START_FIELD: usize = 22 - 3;
 
-/// When a process started, ticks since the system did; `None` where it is gone. `process` is its folder in `/proc`.
+/// When a process started, in ticks since boot; `None` if it has ended. `process` is its folder in `/proc`.
 pub(super) fn started(process: &Path) -> Option<u64> {
     let stat = crate::files::read_at_most(&process.join("stat"), MOST_STAT_BYTES).ok()?;
-    // Its name may have any bytes, brackets too.
+    // The name may contain any bytes, including brackets.
     let behind = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(stat.get(behind + 1..)?).ok()?;
     fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
-/// Remembers something of a process, in place of what is oldest where too many are remembered.
+/// Remembers a process, replacing the oldest one at the limit.
 pub(super) fn remember<T>(known: &mut HashMap<u32, T>, pid: u32, one: T, read_ns: impl Fn(&T) -> i64) {
     if known.len() >= MOST_PROCESSES && !known.contains_key(&pid) {
         let oldest = known.iter().min_by_key(|(_, one)| read_ns(one)).map(|(pid, _)| *pid);

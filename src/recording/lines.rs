@@ -1,7 +1,7 @@
-//! Files read line by line, packed or not, with what could not be read told by file and line.
+//! Reads files line by line, packed or not, and reports lines that cannot be read by file and line.
 //!
-//! Invariant: what is in memory of a file is one line, however large it is and however far it unpacks; a file beyond the
-//! bounds of `docs/recordings.md` is refused with its name and the bound.
+//! Invariant: only one line of a file is in memory, however large the file is and however far it unpacks; a file beyond
+//! the bounds of `docs/recordings.md` is refused with its name and the bound.
 
 use crate::source::OpenError;
 use flate2::read::MultiGzDecoder;
@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, fs};
 
-/// How many skipped lines are kept for people to look at; all are counted.
+/// How many skipped lines are kept to be shown; all are counted.
 const KEPT: usize = 1_000;
 /// The longest message of one of them, characters: it may quote the line.
 const LONGEST_MESSAGE: usize = 200;
 /// The longest line, bytes.
 const MOST_LINE_BYTES: usize = 1 << 20;
-/// The most that a file may have, unpacked.
+/// The most bytes of a file, unpacked.
 const MOST_FILE_BYTES: u64 = 1 << 30;
-/// A packed file may unpack to this many times its size; to [`EASY_BYTES`] it always may. Recordings pack 3 to 20 times.
+/// A packed file may unpack to this many times its size, and always to [`EASY_BYTES`]. Recordings pack 3 to 20 times.
 const MOST_RATIO: u64 = 100;
 const EASY_BYTES: u64 = 64 << 20;
 /// The most lines of a file that are kept: 256 MiB of points.
 const MOST_LINES: usize = 1 << 24;
 
-/// A recording that cannot be replayed.
+/// An error about a recording that cannot be replayed.
 pub(super) fn refuse(reason: &'static str, path: &Path, problem: impl fmt::Display) -> OpenError {
     OpenError { reason, message: format!("{}: {problem}", path.display()) }
 }
@@ -73,7 +73,7 @@ fn shortened(message: &str) -> String {
     short
 }
 
-/// A file that stays open, so that it is the same one each time it is read.
+/// A file that stays open, so that each read sees the same file.
 #[derive(Debug, Clone)]
 pub(super) struct File {
     path: PathBuf,
@@ -82,12 +82,12 @@ pub(super) struct File {
     most_lines: usize,
 }
 
-/// What is wrong.
+/// A problem in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// With one line.
+    /// One line is wrong.
     Line(String),
-    /// With the whole file, which is read no further.
+    /// The whole file is wrong, and is read no further.
     File(String),
 }
 
@@ -97,15 +97,15 @@ impl File {
         let stored = fs::File::open(path).map_err(unreadable)?;
         let found = stored.metadata().map_err(unreadable)?;
         if !found.is_file() {
-            return Err(refuse("recording_unreadable", path, "is no regular file"));
+            return Err(refuse("recording_unreadable", path, "is not a regular file"));
         }
         let unpacked = found.len().saturating_mul(MOST_RATIO).clamp(EASY_BYTES, MOST_FILE_BYTES);
         let most_bytes = if is_packed(path) { unpacked } else { MOST_FILE_BYTES };
         Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes, most_lines: MOST_LINES })
     }
 
-    /// Its lines with their numbers from 1, without blank ones; a line that is no text, and the place from which a
-    /// packed file is broken or a file is too large, as a fault.
+    /// Its lines that are not blank, with their numbers from 1. A line that is not UTF-8, and the place where a packed
+    /// file breaks off or a file becomes too large, is a fault.
     pub(super) fn lines(&self) -> Lines {
         let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
         let reader: Box<dyn Read + Send> = if is_packed(&self.path) {
@@ -122,8 +122,8 @@ impl File {
         }
     }
 
-    /// All lines that `parse` takes. A line that it gives `None` for, such as a comment, is passed over; what `take`
-    /// gives an error for is a fault of the whole file. Returns the file's bytes, unpacked.
+    /// Passes every line that `parse` accepts to `take`. A line for which `parse` returns `None`, such as a comment, is
+    /// ignored; an error of `take` is a fault of the whole file. Returns the file's bytes, unpacked.
     pub(super) fn parse<T>(
         &self,
         skipped: &mut SkippedLines,
@@ -153,7 +153,7 @@ impl File {
         if taken > 0 {
             Ok(self.most_bytes - lines.left_bytes)
         } else {
-            Err(refuse("recording_unreadable", &self.path, format!("no line is good: {}", problem())))
+            Err(refuse("recording_unreadable", &self.path, format!("no valid line: {}", problem())))
         }
     }
 
@@ -167,7 +167,7 @@ fn is_packed(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "gz")
 }
 
-/// A file from a place of its own on.
+/// A reader of a file, with a position of its own.
 struct Stored {
     file: Arc<fs::File>,
     at: u64,
@@ -194,7 +194,7 @@ impl Lines {
     /// The next line, blank or not.
     fn read(&mut self) -> Option<Result<String, Fault>> {
         let mut bytes = Vec::new();
-        // One byte more than there may be is enough to know that it is too long.
+        // Reading one byte more than allowed is enough to detect a line that is too long.
         let read = (&mut self.reader).take(MOST_LINE_BYTES as u64 + 1).read_until(b'\n', &mut bytes);
         self.number += 1;
         self.is_over = true;
@@ -212,14 +212,14 @@ impl Lines {
             return Some(Err(Fault::File(problem)));
         }
         (self.left_bytes, self.is_over) = (left_bytes, false);
-        Some(String::from_utf8(bytes).map_err(|_| Fault::Line("this is no UTF-8 text".to_owned())))
+        Some(String::from_utf8(bytes).map_err(|_| Fault::Line("this is not UTF-8 text".to_owned())))
     }
 
     fn beyond(&self) -> String {
         let most = self.file.most_bytes;
         if is_packed(&self.file.path) && most < MOST_FILE_BYTES {
             format!(
-                "it unpacks to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
+                "it decompresses to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
             )
         } else {
             format!("it has more than {most} bytes, unpacked")

@@ -1,4 +1,4 @@
-//! Utilization, power and clock event reasons of each GPU, where the recording has them.
+//! Utilization, power and clock event reasons of each GPU, if the recording has them.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{Medium, UsagePoint};
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 /// A reading holds for this long.
 const HOLD_NS: i64 = SECOND_NS;
 
-/// Readings by GPU number, in order of time. What was not recorded of one is not known.
+/// Readings by GPU number, in order of time. A value that was not recorded is not known.
 #[derive(Debug, Default)]
 pub(super) struct Meters {
     by_gpu: BTreeMap<u32, Vec<UsagePoint>>,
 }
 
 impl Meters {
-    /// Readings in any order.
+    /// Takes readings in any order.
     pub(super) fn new(mut by_gpu: BTreeMap<u32, Vec<UsagePoint>>) -> Self {
         by_gpu.values_mut().for_each(|readings| readings.sort_by_key(|reading| reading.at_ns));
         Self { by_gpu }

@@ -1,9 +1,9 @@
-//! Recordings: what GPUs' memory did, and what jobs said meanwhile, kept for later.
+//! Recordings: what GPUs' memory did, and what jobs sent meanwhile, kept for later.
 //!
-//! Enters: what a node keeps, row by row, or files that others wrote. Leaves: SQLite files as `docs/recordings.md` has them,
-//! and a [`Source`](crate::source::Source) that plays any recording: such a file, or a folder of text files. Invariants: a
-//! row or a line that cannot be read costs itself alone, and is counted; times and values are those of the recording.
-//! Absent on purpose: when something is recorded, which [`capture`](crate::capture) decides.
+//! Enters: what a node keeps, row by row, or files from elsewhere. Leaves: SQLite files in the format of
+//! `docs/recordings.md`, and a [`Source`](crate::source::Source) that plays any recording: such a file, or a folder of
+//! text files. Invariants: a row or a line that cannot be read is counted, and no other is lost; times and values are
+//! those of the recording. Absent on purpose: when something is recorded, which [`capture`](crate::capture) decides.
 
 mod folder;
 mod lines;

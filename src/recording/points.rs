@@ -1,6 +1,6 @@
 //! The memory of one GPU: its change points, and gaps in which nothing is known.
 
-/// Bytes of a point from which on nothing is known.
+/// The bytes of a point that begins a gap.
 const UNKNOWN: u64 = u64::MAX;
 
 /// One GPU's change points.
@@ -8,12 +8,12 @@ const UNKNOWN: u64 = u64::MAX;
 pub(super) struct Track {
     /// The GPU's number in the recording.
     pub(super) gpu: u32,
-    /// Time and bytes from then on, in order of time.
+    /// Times, each with the bytes from then on, in order of time.
     points: Vec<(i64, u64)>,
 }
 
 impl Track {
-    /// Of points in any order; of those at one time the last counts. Bytes that are not known begin a gap.
+    /// Takes points in any order; of points at the same time the last counts. A point without known bytes begins a gap.
     pub(super) fn new(gpu: u32, points: impl IntoIterator<Item = (i64, Option<u64>)>) -> Self {
         let known = |(at_ns, used): (i64, Option<u64>)| (at_ns, used.unwrap_or(UNKNOWN));
         let mut points: Vec<_> = points.into_iter().map(known).collect();
@@ -22,7 +22,7 @@ impl Track {
         Self { gpu, points }
     }
 
-    /// The first and the last time; `None` where there is no point.
+    /// The first and the last time; `None` if there is no point.
     pub(super) fn span(&self) -> Option<(i64, i64)> {
         Some((self.points.first()?.0, self.points.last()?.0))
     }

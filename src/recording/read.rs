@@ -1,7 +1,8 @@
-//! A recording in a SQLite file, as `docs/recordings.md` has it, read whole: it is bounded when it is written.
+//! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
+//! it was written.
 //!
-//! Enters: a file from anywhere. Invariants: nothing in it is run: views, triggers and functions of its schema are not used;
-//! a row that cannot be read is counted with its table, and costs no other row.
+//! Enters: a file from anywhere. Invariants: nothing in it is executed: views, triggers and functions of its schema are
+//! not used; a row that cannot be read is counted with its table, and no other row is lost.
 
 use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bounds of what is kept of a file, rows of a table.
+/// The most rows that are kept of each table.
 const MOST_GPUS: usize = 256;
 const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
@@ -33,7 +34,7 @@ const MOST_CELL_BYTES: i32 = 1 << 16;
 /// Reads a recording.
 ///
 /// # Errors
-/// Where it is no such file, is of a later format, is still being written, goes beyond the bounds, or has no memory.
+/// If it is not such a file, has another format, is still being written, exceeds the bounds, or has no memory.
 pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let connection = open(path)?;
     let mut file = File { path, connection, skipped: SkippedLines::default() };
@@ -52,7 +53,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     if tracks.iter().all(|track| track.span().is_none()) {
         return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     }
-    // What lasts to the end of the recording is known until then.
+    // A value that lasts to the end of the recording is known until then.
     let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
     if end_ns.saturating_sub(begin_ns) > super::tape::LONGEST_NS {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
@@ -71,7 +72,7 @@ fn open(path: &Path) -> Result<Connection, OpenError> {
     let number = |pragma: &str| connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0));
     let application = number("application_id").map_err(unreadable)?;
     if application != i64::from(APPLICATION_ID) {
-        return Err(refuse("recording_unreadable", path, "is no recording of highwater"));
+        return Err(refuse("recording_unreadable", path, "is not a recording of highwater"));
     }
     let version = number("user_version").map_err(unreadable)?;
     if version != i64::from(FORMAT_VERSION) {
@@ -83,7 +84,7 @@ fn open(path: &Path) -> Result<Connection, OpenError> {
         return Err(refuse(
             "recording_unreadable",
             path,
-            "is still being written, or was when its daemon was killed: start a daemon on its folder, which ends it",
+            "is still being written, or was when its daemon was killed: a daemon started on its folder finishes it",
         ));
     }
     Ok(connection)
@@ -105,7 +106,7 @@ impl File<'_> {
         schema::meta(&self.connection, key).ok()
     }
 
-    /// Every row of a query on one table, by what `read` makes of it. A row that it can make nothing of is skipped.
+    /// Every row of a query on one table, converted by `read`. A row that `read` refuses is skipped.
     fn rows<T>(
         &mut self,
         table: &str,
@@ -156,7 +157,7 @@ impl File<'_> {
         Ok(rows.into_iter().collect())
     }
 
-    /// One GPU's changes. A gap begins just after the last good reading, which the row of the gap has the time of.
+    /// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
     fn track(&mut self, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
         let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
         let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
@@ -165,7 +166,7 @@ impl File<'_> {
         for (at_ns, used) in rows {
             let before = points.last().and_then(|(_, used)| *used);
             match (used, before) {
-                // So that there is a reading at that time, which is the last one.
+                // Adds a reading at that time, which is the last one before the gap.
                 (None, Some(before)) => points.extend([(at_ns, Some(before)), (at_ns.saturating_add(1), None)]),
                 (used, _) => points.push((at_ns, used)),
             }
@@ -198,15 +199,15 @@ impl File<'_> {
         Ok(Meters::new(by_gpu))
     }
 
-    /// Whether the file has it: columns and tables came within the format's version. A file that cannot be asked fails where
-    /// it is read.
+    /// Whether the file has this column: columns and tables were added without a new version of the format. A file that
+    /// cannot be queried fails when it is read.
     fn has_column(&self, table: &str, column: &str) -> bool {
         self.connection.column_exists(None, table, column).unwrap_or(false)
     }
 
-    /// What became of GPUs, by their positions among these numbers of the file. That one was back was seen a while after it
-    /// was, in a turn: it is back from the turn before on, which no detector tells apart, so that its memory meanwhile is
-    /// played too.
+    /// What became of GPUs, by their positions among these numbers of the file. A GPU's return was seen in a turn, some
+    /// time after it happened. It counts as back just after the turn before, which makes no difference to any detector,
+    /// so that its memory meanwhile is played too.
     fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
         let position = |row: &Row<'_>| {
             let gpu = needed::<u32>(row, 1)?;
@@ -235,7 +236,7 @@ impl File<'_> {
                 Ok(GpuChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
             })?);
         }
-        // Stable, so that of one time the last row counts.
+        // A stable sort, so that of changes at the same time the last row counts.
         changes.sort_by_key(|change| change.at_ns);
         Ok(changes)
     }
@@ -247,7 +248,8 @@ impl File<'_> {
         if has_table { self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0)) } else { Ok(Vec::new()) }
     }
 
-    /// What jobs said, each event with its rank's GPUs: a job that names none was found on them when it was recorded.
+    /// What jobs sent, each event with its rank's GPUs. The GPUs of a job that names none are those found when it was
+    /// recorded.
     fn annotations(&mut self) -> Result<Rows, OpenError> {
         let found = self.ranks()?;
         let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
@@ -282,7 +284,7 @@ impl File<'_> {
         Ok(Rows(rows.into()))
     }
 
-    /// The GPUs of each rank, where they are known.
+    /// The GPUs of each rank, if they are known.
     fn ranks(&mut self) -> Result<BTreeMap<(String, u32), Gpus>, OpenError> {
         let query = "SELECT job, rank, gpus FROM ranks";
         let rows = self.rows("ranks", query, 0, MOST_RANKS, |row| {
@@ -292,7 +294,7 @@ impl File<'_> {
     }
 }
 
-/// What jobs said, in the order in which it was taken.
+/// What jobs sent, in the order in which it was received.
 #[derive(Debug)]
 struct Rows(Arc<[Annotation]>);
 
@@ -311,7 +313,7 @@ impl Words for Rows {
     }
 }
 
-/// The name of a column, for people.
+/// The name of a column, for messages.
 fn column(row: &Row<'_>, at: usize) -> String {
     row.as_ref().column_name(at).unwrap_or("a column").to_owned()
 }
@@ -320,14 +322,14 @@ fn cell<'a>(row: &'a Row<'_>, at: usize) -> Result<ValueRef<'a>, String> {
     row.get_ref(at).map_err(|error| error.to_string())
 }
 
-/// A whole number; `None` where it is not known.
+/// A whole number; `None` if it is not known.
 fn number<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Integer(number) => {
             T::try_from(number).map(Some).map_err(|_| format!("{}: {number} is out of range", column(row, at)))
         }
-        other => Err(format!("{}: {} where a whole number stands", column(row, at), other.data_type())),
+        other => Err(format!("{}: {} instead of a whole number", column(row, at), other.data_type())),
     }
 }
 
@@ -339,10 +341,10 @@ fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, String> {
     match cell(row, at)? {
         ValueRef::Null => Ok(None),
         ValueRef::Real(number) if number.is_finite() => Ok(Some(number)),
-        // A column without a type of its own may hold it so.
+        // A column without a type of its own may hold a whole number.
         #[allow(clippy::cast_precision_loss, reason = "watts and shares")]
         ValueRef::Integer(number) => Ok(Some(number as f64)),
-        other => Err(format!("{}: {} where a number stands", column(row, at), other.data_type())),
+        other => Err(format!("{}: {} instead of a number", column(row, at), other.data_type())),
     }
 }
 
@@ -351,9 +353,9 @@ fn text(row: &Row<'_>, at: usize) -> Result<Option<String>, String> {
         ValueRef::Null => Ok(None),
         ValueRef::Text(text) => match std::str::from_utf8(text) {
             Ok(text) => Ok(Some(text.to_owned())),
-            Err(_) => Err(format!("{} is no UTF-8 text", column(row, at))),
+            Err(_) => Err(format!("{} is not UTF-8 text", column(row, at))),
         },
-        other => Err(format!("{}: {} where a text stands", column(row, at), other.data_type())),
+        other => Err(format!("{}: {} instead of text", column(row, at), other.data_type())),
     }
 }
 
@@ -362,13 +364,13 @@ fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<Option<T>, Stri
     serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", column(row, at)))
 }
 
-/// A name as the wire has it: `begin`, `phase`.
+/// A name in its wire form: `begin`, `phase`.
 fn word<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T, String> {
     let name = text(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))?;
     serde_json::from_value(name.into()).map_err(|error| format!("{}: {error}", column(row, at)))
 }
 
-/// A JSON array of UUIDs; of an empty one nothing is known.
+/// A JSON array of UUIDs; an empty one counts as not known.
 fn gpus(row: &Row<'_>, at: usize) -> Result<Option<Gpus>, String> {
     let uuids: Option<Vec<String>> = json(row, at)?;
     Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| Gpus::Many(uuids.into_iter().map(Gpu::Name).collect())))

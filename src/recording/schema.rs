@@ -1,18 +1,19 @@
 //! The tables of a recording, and how its file is written so that a kill leaves it readable.
 //!
-//! While it is written it is a database in WAL mode, called `….partial.sqlite`, with its journal beside it: what was
-//! committed is in one of the two when the process is killed, and whoever opens it finds it there. The lock is
-//! exclusive, so that SQLite keeps the journal's index on its heap: no shared memory that a full disk could take from
-//! under it. After the first commit, which has all of the past, and every few seconds the journal is written into the
-//! database and both are synced: that is what a power failure leaves. At the end the database leaves WAL mode, so that
-//! it is one file that opens anywhere, read-only folders too, and only then gets its final name.
+//! While it is written, the file is a database in WAL mode, called `….partial.sqlite`, with its journal beside it. When
+//! the process is killed, what was committed is in one of the two, and the next program that opens the database finds
+//! it there. The lock is exclusive, so SQLite keeps the journal's index on its heap, and not in shared memory, which a
+//! full disk could take away. The journal is written into the database, and both are synced, after the first commit,
+//! which has all of the past, and then about every second: that is what a power failure leaves. At the end the database
+//! leaves WAL mode, so that it is one file that opens anywhere, in read-only folders too. Only then does it get its
+//! final name.
 
 use rusqlite::{Connection, OpenFlags};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// `HiWa` in the header of each file.
+/// `HiWa`, in the header of each file.
 pub const APPLICATION_ID: i32 = 0x4869_5761;
 /// The format of `docs/recordings.md`, in the header's user version.
 pub const FORMAT_VERSION: i32 = 1;
@@ -79,8 +80,8 @@ CREATE TABLE findings (
     advice TEXT NOT NULL, evidence TEXT NOT NULL
 );
 CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL);
--- Every single reading. A gap begins at the last good reading, which is therefore looked for before a gap that begins
--- inside the sweep; times of samples are floored to the microsecond.
+-- Every single reading. A gap begins at the last good reading, so a gap that begins inside the sweep is passed over to
+-- find that reading; times of samples are floored to the microsecond.
 CREATE VIEW samples_by_tick AS
 SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
     SELECT s.used_bytes FROM samples s
@@ -90,11 +91,11 @@ SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
 FROM gpus g CROSS JOIN ticks t;
 ";
 
-/// However a file is opened: by one thread, and through no link, of which a path must have none at all.
+/// How every file is opened: by one thread, and through no link; its path must have none at all.
 const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
-/// Makes the file of a new recording, at most so large, and begins the transaction that its tables are in. SQLite alone
-/// would take a file that is there already.
+/// Creates the file of a new recording of at most `most_bytes`, and begins the transaction that creates its tables.
+/// SQLite alone would accept a file that exists already.
 pub(crate) fn create(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
     std::fs::File::options().write(true).create_new(true).mode(0o644).open(path)?;
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
@@ -112,9 +113,9 @@ fn tune(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(Duration::ZERO)?;
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // In WAL mode this syncs where the journal is written into the database, and nowhere else.
+    // In WAL mode this syncs only when the journal is written into the database.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    // When that is, the capture decides.
+    // The capture decides when that happens.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
@@ -134,14 +135,14 @@ pub(crate) fn close(connection: Connection) -> rusqlite::Result<()> {
     connection.close().map_err(|(_, error)| error)
 }
 
-/// Opens a recording that a killed process left behind, for [`close`] to make one file of it.
+/// Opens a recording that a killed process left behind, so that [`close`] can make one file of it.
 pub(crate) fn reopen(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     Ok(connection)
 }
 
-/// Opens a finished recording to look at it.
+/// Opens a finished recording for reading.
 pub(crate) fn look(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | SAFELY)
 }

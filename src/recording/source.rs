@@ -1,8 +1,8 @@
-//! A recording played again: GPUs whose memory is what it says, and the annotations of the jobs that ran on them.
+//! Plays a recording: GPUs whose memory is the recorded one, and the annotations of the jobs that ran on them.
 //!
-//! Leaves: memory at any recorded time, the times at which it changes, and the annotations of all ranks in order of time.
-//! Invariants: times and values are those of the recording, all times moved by one and the same shift if asked. Absent on
-//! purpose: the lanes that were not recorded and so are not known.
+//! Leaves: memory at any recorded time, the times at which it changes, and the annotations of all ranks in order of
+//! time. Invariants: times and values are those of the recording; on request, all times are moved by one and the same
+//! shift. Absent on purpose: the lanes that were not recorded, whose values are not known.
 
 use super::lines::SkippedLines;
 use super::tape::Tape;
@@ -15,7 +15,8 @@ use std::path::Path;
 /// How to replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Moves all times so that the recording begins then, nanoseconds of Unix time; as recorded if left out.
+    /// Moves all times so that the recording begins at this time, nanoseconds of Unix time; `None` leaves them as
+    /// recorded.
     pub shift_to_now: Option<i64>,
 }
 
@@ -32,8 +33,9 @@ impl Replay {
     /// Reads a recording: a folder of text files, or a SQLite file.
     ///
     /// # Errors
-    /// [`OpenError`] where it is missing, is none, has no good line of memory, or goes beyond the bounds of
-    /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has them.
+    /// [`OpenError`] if it is missing, is not a recording, has no valid line of memory, or exceeds the bounds of
+    /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has
+    /// them.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
         let tape = if path.is_file() { read::tape(path)? } else { folder::tape(path)? };
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
@@ -58,8 +60,8 @@ impl Replay {
         &self.tape.skipped
     }
 
-    /// Whether phases are to be joined with memory and detectors to look after the tick at this time: where it is known when
-    /// they did, then; else after each.
+    /// Whether phases are to be joined with memory, and detectors to look, after the tick at this time. While the
+    /// recorded times of the detectors' turns are known, only at those times; otherwise after each tick.
     #[must_use]
     pub fn is_turn(&self, at_ns: i64) -> bool {
         let (turns, at_ns) = (&self.tape.turns, self.recorded_ns(at_ns));
@@ -83,7 +85,7 @@ impl Replay {
         })
     }
 
-    /// Brings GPUs to what became of them after one time and up to another.
+    /// Applies to GPUs what became of them after one time and up to another.
     pub fn replay_changes(&self, gpus: &[GpuState], after_ns: i64, to_ns: i64) {
         for change in self.changes(after_ns, to_ns) {
             if let Some(gpu) = gpus.get(change.gpu) {
@@ -117,8 +119,8 @@ impl Source for Replay {
         gpu.map(|gpu| self.tape.meters.at(gpu, self.recorded_ns(at_ns))).unwrap_or_default()
     }
 
-    /// The next time at which any GPU's memory changes or the detectors looked; after the last once more at the end of the
-    /// recording, so that phases after it are known to be over.
+    /// The next time at which any GPU's memory changes or the detectors looked. After the last of them comes the end of
+    /// the recording once, so that phases after it are known to be over.
     fn next_tick(&self, after_ns: i64) -> NextTick {
         let after = self.recorded_ns(after_ns);
         let changes = self.tape.tracks.iter().filter_map(|track| track.next_change_ns(after));

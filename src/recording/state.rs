@@ -1,16 +1,16 @@
-//! How far a recording has come.
+//! The state of a recording.
 
 use serde::Serialize;
 
-/// How far a recording has come.
+/// The state of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// It is being written.
     Writing,
-    /// It has all of its interval.
+    /// It covers all of its interval.
     Complete,
-    /// It ended before its time.
+    /// It ended early.
     CutShort,
     /// It could not be written further.
     Failed,
@@ -21,7 +21,7 @@ pub enum State {
 }
 
 impl State {
-    /// As the file and the API have it.
+    /// The label in the file and in the API.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Stories of the real recording in `tests/data/h200-ddp`, and of recordings that are not quite right.
+//! Tests with the real recording in `tests/data/h200-ddp`, and with defective recordings.
 
 use super::*;
 use crate::source::{Error, NextTick, Source as _};
@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 fn recording() -> PathBuf {
-    // The real crate's manifest stands beside `tests`.
+    // The real crate's manifest is beside `tests`.
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/h200-ddp")
 }
 
@@ -151,7 +151,7 @@ fn packed_or_not_is_the_same_recording() {
     }
 }
 
-/// Played, it would be waited for.
+/// A replay would wait for such a time.
 #[test]
 fn a_time_of_another_clock_is_refused_with_the_times() {
     let memory: &[u8] = b"1795207210000000000,0,100\n1795207211000000000,0,200\n0,0,5\n";
@@ -180,9 +180,9 @@ not json
         told,
         [
             format!("{dir}/nvml_1khz.csv:4: `realtime_ns,gpu,used_bytes` is expected"),
-            format!("{dir}/nvml_1khz.csv:6: `x` is no time in nanoseconds"),
-            format!("{dir}/nvml_1khz.csv:7: `-5` is no number of bytes"),
-            format!("{dir}/nvml_1khz.csv:8: this is no UTF-8 text"),
+            format!("{dir}/nvml_1khz.csv:6: `x` is not a time in nanoseconds"),
+            format!("{dir}/nvml_1khz.csv:7: `-5` is not a number of bytes"),
+            format!("{dir}/nvml_1khz.csv:8: this is not UTF-8 text"),
             format!("{dir}/annotations_rank0.jsonl:2: `phase` is missing"),
             format!("{dir}/annotations_rank0.jsonl:3: column 2: expected ident"),
             format!("{dir}/annotations_rank0.jsonl:5: column 11: invalid type: string \"15\", expected i64"),
@@ -249,12 +249,12 @@ fn what_is_no_recording_is_refused_and_says_why() {
         of(&[("nvml_1khz.csv", b"# only this\nand that\n")]),
         (
             "recording_unreadable",
-            "DIR/nvml_1khz.csv: no line is good: line 2: `realtime_ns,gpu,used_bytes` is expected".into()
+            "DIR/nvml_1khz.csv: no valid line: line 2: `realtime_ns,gpu,used_bytes` is expected".into()
         )
     );
     assert_eq!(
         of(&[good, ("annotations_rank0.jsonl", b"\n\n")]).1,
-        "DIR/annotations_rank0.jsonl: no line is good: the file is empty"
+        "DIR/annotations_rank0.jsonl: no valid line: the file is empty"
     );
     let (reason, message) = of(&[good, ("gpus.json", br#"[{"index": 0, "uid": "x"}]"#)]);
     assert_eq!(reason, "recording_unreadable");
@@ -296,7 +296,7 @@ proptest! {
     }
 }
 
-/// So many packed files one after the other, which is a packed file too.
+/// This many packed files one after the other, which is a packed file too.
 fn bomb(text: &str, times: usize) -> Vec<u8> {
     gzip(text.as_bytes()).repeat(times)
 }
@@ -304,14 +304,14 @@ fn bomb(text: &str, times: usize) -> Vec<u8> {
 #[test]
 fn a_file_that_unpacks_without_end_is_refused_with_its_bound() {
     let zeros = "\0".repeat(1 << 24);
-    // Of long lines there are fewer to go through.
+    // Long lines mean that there are fewer to go through.
     let padded = |line: &str| format!("{line}{}\n", " ".repeat(1 << 13)).repeat(1 << 11);
     let (comments, blank, lines) = (padded("# nothing"), padded(""), padded("1,0,1"));
     for (name, packed, told) in [
         ("one line", bomb(&zeros, 96), "line 1 is longer than 1048576 bytes"),
-        ("comments", bomb(&comments, 96), "it unpacks to more than "),
-        ("blank lines", bomb(&blank, 96), "it unpacks to more than "),
-        ("good lines", bomb(&lines, 96), "it unpacks to more than "),
+        ("comments", bomb(&comments, 96), "it decompresses to more than "),
+        ("blank lines", bomb(&blank, 96), "it decompresses to more than "),
+        ("good lines", bomb(&lines, 96), "it decompresses to more than "),
     ] {
         let size = packed.len() as u64;
         assert!(size < 12 << 20, "{name}: {size} bytes");

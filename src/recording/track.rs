@@ -1,10 +1,10 @@
-//! One GPU's memory on its way into a recording: change points, and gaps where nothing is known.
+//! One GPU's memory on its way into a recording: change points, and gaps in which nothing is known.
 
 use super::write::File;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::ring::{QueryError, Reader};
 
-/// How much is read of a ring at once: 5,000 points at most at 1 kHz, 120 KB.
+/// How much of a ring is read at once: 5,000 points at most at 1 kHz, 120 KB.
 const SLICE_NS: i64 = 5 * SECOND_NS;
 
 /// How far one GPU's memory has been written.
@@ -12,9 +12,9 @@ const SLICE_NS: i64 = 5 * SECOND_NS;
 pub(crate) struct Track {
     gpu: usize,
     begin_ns: i64,
-    /// Until when it is known what was written, nanoseconds of the timeline.
+    /// Until when the written memory is known, nanoseconds of the timeline.
     until_ns: i64,
-    /// Whether all changes up to then have been written, those at that very time too.
+    /// Whether all changes up to then have been written, including those at that very time.
     follows: bool,
     last: Option<Last>,
 }
@@ -27,8 +27,8 @@ struct Last {
 }
 
 impl Track {
-    /// From a time on, in a ring whose times are floored to so many nanoseconds: a reading just after the begin may stand
-    /// before it there.
+    /// Begins at a time, for a ring whose times are floored to `resolution_ns`. There, a reading just after the begin
+    /// may have a time before it.
     pub fn new(gpu: usize, begin_ns: i64, resolution_ns: i64) -> Self {
         let until_ns = begin_ns - begin_ns.rem_euclid(resolution_ns);
         Self { gpu, begin_ns, until_ns, follows: false, last: None }
@@ -38,7 +38,7 @@ impl Track {
         self.until_ns
     }
 
-    /// Writes what the ring knows since the last time, up to `end_ns`, calling `between` now and then.
+    /// Writes what the ring has gained since the last call, up to `end_ns`, and calls `between` now and then.
     pub fn write(&mut self, ring: &Reader, end_ns: i64, file: &File, between: &dyn Fn()) -> rusqlite::Result<()> {
         while let Some(newest_ns) = ring.newest_ns() {
             let known_ns = newest_ns.min(end_ns);
@@ -58,10 +58,11 @@ impl Track {
                     }
                     (self.until_ns, self.follows) = (to_ns, true);
                 }
-                // What lies before is not known, or not any more.
+                // What lies before is not known, or no longer kept.
                 Err(QueryError::Overtaken { oldest_ns }) => {
                     self.put(self.until_ns, None, file)?;
-                    // The oldest that is kept is still to be told, be it the newest too, unless it lies after the end.
+                    // The oldest reading that is kept must still be written, even if it is also the newest, unless it
+                    // lies after the end.
                     (self.until_ns, self.follows) = (oldest_ns.min(end_ns), oldest_ns > end_ns);
                 }
                 Err(QueryError::Ahead { .. } | QueryError::Empty | QueryError::Reversed) => break,
@@ -74,7 +75,7 @@ impl Track {
         file.known_until(self.gpu, self.until_ns)
     }
 
-    /// Of the rest up to `end_ns` nothing is known.
+    /// Marks the rest up to `end_ns` as not known.
     pub fn end(&mut self, end_ns: i64, file: &File) -> rusqlite::Result<()> {
         if self.until_ns < end_ns || self.last.is_none() {
             self.put(self.until_ns, None, file)?;

@@ -1,7 +1,7 @@
-//! One recording being written: a row of each table at a time, in transactions.
+//! Writes one recording, row by row, in transactions.
 //!
 //! Enters: rows, with times of the timeline. Leaves: the file, with Unix times. Invariant: all times of one file are
-//! shifted by the same, so that they stay as far apart as they were.
+//! shifted by the same amount, so that they stay as far apart as they were.
 
 use super::schema;
 use super::state::State;
@@ -14,27 +14,27 @@ use rusqlite::{Connection, ToSql, params};
 use serde::Serialize;
 use std::path::Path;
 
-/// Whole numbers that the database cannot hold are held as its largest: none that is real comes near.
+/// A whole number that the database cannot hold becomes its largest; no real one comes near.
 fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A position as the database has it.
+/// A position in the database's form.
 fn place(position: usize) -> i64 {
     i64::try_from(position).unwrap_or(i64::MAX)
 }
 
-/// A name as the wire has it: `begin`, `phase`.
+/// A name in its wire form: `begin`, `phase`.
 pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|json| json.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// One finding as a recording keeps it. Times are nanoseconds of the timeline.
+/// One finding in the form in which recordings store it. Times are nanoseconds of the timeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FindingRow {
-    /// Its number, the same for its whole life: a row is replaced by a newer one of its number.
+    /// Its number, the same for its whole life. A newer row with the same number replaces the older one.
     pub id: u64,
-    /// Its kind, as the label `finding` has it.
+    /// Its kind, the value of the label `finding`.
     pub kind: &'static str,
     /// `info`, `warning` or `critical`.
     pub severity: String,
@@ -74,7 +74,7 @@ impl File {
         Ok(Self { connection: schema::create(path, most_bytes)?, shift_ns, uuids })
     }
 
-    /// The GPUs that it tells of, by position.
+    /// The GPUs in the file, by position.
     pub fn uuids(&self) -> &[String] {
         &self.uuids
     }
@@ -92,7 +92,7 @@ impl File {
         self.connection.execute_batch("COMMIT")
     }
 
-    /// Gives up what was not committed; an error may have done so already.
+    /// Rolls back what was not committed; an error may have done so already.
     pub fn roll_back(&self) {
         if !self.connection.is_autocommit()
             && let Err(error) = self.connection.execute_batch("ROLLBACK")
@@ -101,18 +101,18 @@ impl File {
         }
     }
 
-    /// Makes what was committed outlast a power failure.
+    /// Makes what was committed survive a power failure.
     pub fn sync(&self) -> rusqlite::Result<()> {
         schema::checkpoint(&self.connection)
     }
 
-    /// Lets the file grow by what its last transaction needs, where it has grown to its limit.
+    /// Lets the file grow by what its last transaction needs, if it has grown to its limit.
     pub fn allow_end(&self) -> rusqlite::Result<()> {
         let most: i64 = self.connection.query_row("PRAGMA max_page_count", [], |row| row.get(0))?;
         self.connection.pragma_update(None, "max_page_count", most.saturating_add(64))
     }
 
-    /// Ends the file, which is then one that opens anywhere.
+    /// Ends the file, which then opens anywhere.
     pub fn close(self) -> rusqlite::Result<()> {
         schema::close(self.connection)
     }
@@ -172,7 +172,7 @@ impl File {
         self.put("INSERT OR IGNORE INTO usage VALUES (?1, ?2, ?3, ?4, ?5)", row)
     }
 
-    /// What became of a GPU; of what was before the begin of the file, as of its begin.
+    /// Writes what became of a GPU. A change before the begin of the file gets the begin as its time.
     pub fn gpu_change(&self, change: &GpuChange, begin_ns: i64) -> rusqlite::Result<()> {
         let (at_ns, gpu) = (self.unix(change.at_ns.max(begin_ns)), place(change.gpu));
         match &change.what {
@@ -288,7 +288,7 @@ impl File {
         self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5)", row)
     }
 
-    /// A time of the timeline as this file has it.
+    /// A time of the timeline in this file's form.
     pub fn unix(&self, at_ns: i64) -> i64 {
         at_ns.saturating_add(self.shift_ns)
     }

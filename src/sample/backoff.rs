@@ -1,18 +1,19 @@
-//! How the fast lane yields when the driver suffers: the period doubles, and comes back by itself.
+//! Reduces the fast lane's rate when the driver is overloaded: the period doubles, and recovers by itself.
 //!
-//! One sign, judged over one second: the calls take more of the wall time than the budget. A call that takes far longer
-//! than most of that second does not count whole: it waits, because a job that maps or frees memory holds the driver's
-//! lock, whoever polls and however seldom. A longer period would not shorten such waits, and just then the curve is worth
-//! most. It counts with three times what calls usually take, or, where most calls take longer than that because the driver
-//! has become slow, with what most of them keep to. That calls have become three times as slow is no sign by itself: on
-//! virtual machines those of one process do so for seconds to minutes, from 4 µs to 12, with nobody else on the GPU.
+//! The only criterion, evaluated once a second: calls take more of the wall time than the budget. Calls that take far
+//! longer than most calls of that second are counted with a capped duration. Such a call waits because a job that maps
+//! or frees memory holds the driver's lock, whatever polls it and however rarely. A longer period would not shorten
+//! such waits, and the curve matters most at these times. The cap is three times the usual duration of a call. If most
+//! calls take longer than that because the driver has become slow, the cap is a duration that most calls do not exceed.
+//! Calls that take three times as long as usual are no reason by themselves: on virtual machines the calls of one
+//! process slow down for seconds to minutes, from 4 µs to 12, while no other process uses the GPU.
 
 use highwater_core::clock::SECOND_NS;
 
-/// What the fast lane may cost.
+/// The fast lane's limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
-    /// The period asked for, nanoseconds.
+    /// The configured period, nanoseconds.
     pub period_ns: i64,
     /// The longest period that it backs off to, nanoseconds.
     pub max_period_ns: i64,
@@ -20,11 +21,11 @@ pub struct Budget {
     pub busy_ratio: f64,
 }
 
-/// Windows of calm before the period is halved again.
+/// Windows within the budget before the period is halved again.
 const CALM_WINDOWS: u32 = 5;
 /// A call is slow when it takes this many times its baseline.
 const SLOW_FACTOR: i64 = 3;
-/// Calls that the first baseline is learned from.
+/// Calls from which the first baseline is learned.
 const LEARNING_CALLS: u32 = 256;
 
 /// The state of the back-off.
@@ -38,11 +39,11 @@ pub struct Backoff {
     calm: u32,
 }
 
-/// How many times the longest usual call is doubled until all calls are shorter: from microseconds to seconds.
+/// How many times the longest usual duration is doubled before it exceeds every call: from microseconds to seconds.
 const LEVELS: usize = 24;
 
-/// One second's calls by how long they took: level 0 are those up to the longest usual call, each further level those
-/// up to twice as long as the one before.
+/// One second's calls by duration: level 0 holds those up to the longest usual duration, each further level those up to
+/// twice as long as the level before.
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
     began_ns: i64,
@@ -61,7 +62,7 @@ impl Window {
         self.took_ns[level] += duration_ns;
     }
 
-    /// What all calls took, those that took longer than most cut to what most keep to.
+    /// The time that all calls took. Calls longer than most are capped at the level that holds the majority.
     fn busy_ns(&self, usual_ns: i64) -> i64 {
         let all: u32 = self.calls.iter().sum();
         let (mut calls, mut busy_ns) = (0, 0);
@@ -83,38 +84,38 @@ impl Backoff {
         Self { budget, period_ns: budget.period_ns, baseline_ns: 0.0, learned: 0, window: Window::default(), calm: 0 }
     }
 
-    /// Backed off to `period_ns`, as a thread before was, within what the budget allows.
+    /// Starts at `period_ns`, to which a previous thread had backed off, within the budget's limits.
     #[must_use]
     pub fn resumed(budget: Budget, period_ns: i64) -> Self {
         let longest_ns = budget.max_period_ns.max(budget.period_ns);
         Self { period_ns: period_ns.clamp(budget.period_ns, longest_ns), ..Self::new(budget) }
     }
 
-    /// The period in force, nanoseconds.
+    /// The current period, nanoseconds.
     #[must_use]
     pub fn period_ns(&self) -> i64 {
         self.period_ns
     }
 
-    /// Notes one call's duration.
+    /// Records one call's duration.
     pub fn call(&mut self, duration_ns: i64) {
         #[allow(clippy::cast_precision_loss, reason = "a duration in nanoseconds")]
         let duration = duration_ns as f64;
         if self.learned < LEARNING_CALLS {
-            // The smallest of the first calls: the driver's cold start must not become the norm.
+            // The shortest of the first calls: the driver's cold start must not become the norm.
             self.learned += 1;
             self.baseline_ns = if self.learned == 1 { duration } else { self.baseline_ns.min(duration) };
             return;
         }
         let usual_ns = self.usual_ns();
         self.window.call(duration_ns, usual_ns);
-        // Slow calls move the baseline too, but a hundred times less: a driver that stays slow becomes the norm in
-        // the end.
+        // Slow calls move the baseline too, but a hundred times less: a driver that stays slow becomes the norm
+        // eventually.
         let weight = if duration_ns > usual_ns { 1e-5 } else { 1e-3 };
         self.baseline_ns += weight * (duration - self.baseline_ns);
     }
 
-    /// Notes the end of a sweep; returns the new period where a full second asks for another one.
+    /// Records the end of a sweep; returns the new period if a full second calls for another one.
     pub fn sweep(&mut self, begin_ns: i64, end_ns: i64) -> Option<i64> {
         if self.window.began_ns == 0 {
             self.window.began_ns = begin_ns;
@@ -129,7 +130,7 @@ impl Backoff {
         (self.period_ns != before).then_some(self.period_ns)
     }
 
-    /// The longest that a call takes without being slow, nanoseconds.
+    /// The longest duration of a call that is not slow, nanoseconds.
     #[allow(clippy::cast_possible_truncation, reason = "a duration in nanoseconds")]
     fn usual_ns(&self) -> i64 {
         (SLOW_FACTOR * self.baseline_ns as i64).max(1)
@@ -143,7 +144,7 @@ impl Backoff {
             self.period_ns = (self.period_ns * 2).min(self.budget.max_period_ns.max(self.budget.period_ns));
             return;
         }
-        // Half the period costs twice as much: come back only if that stays clear of the budget.
+        // Half the period costs twice as much: speed up again only if that stays well within the budget.
         self.calm = if busy * 2.0 < self.budget.busy_ratio * 0.9 { self.calm + 1 } else { 0 };
         if self.calm >= CALM_WINDOWS && self.period_ns > self.budget.period_ns {
             self.calm = 0;
@@ -184,17 +185,17 @@ mod tests {
     fn doubles_when_a_slow_driver_takes_more_than_the_budget_and_comes_back() {
         let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
         second(&mut backoff, &mut now, 8, 4_000);
-        // Cut to three usual calls, they would be 10 % of the time; they are 20 %.
+        // Capped at three times the usual duration, they would be 10 % of the time; they are 20 %.
         second(&mut backoff, &mut now, 8, 25_000);
         second(&mut backoff, &mut now, 8, 25_000);
         assert!(backoff.period_ns() > MILLISECOND_NS, "slow calls back off");
         for _ in 0..60 {
             second(&mut backoff, &mut now, 8, 4_000);
         }
-        assert_eq!(backoff.period_ns(), MILLISECOND_NS, "and it comes back");
+        assert_eq!(backoff.period_ns(), MILLISECOND_NS, "and it recovers");
     }
 
-    /// As on an H200 in a virtual machine: from 4 µs to 22 and back, in spells.
+    /// As on an H200 in a virtual machine: from 4 µs to 22 and back, at intervals.
     #[test]
     fn calls_that_slow_down_within_the_budget_are_no_reason() {
         let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    /// The two together: a slow spell, and a job that makes calls wait for 40 ms five times a second.
+    /// Both at once: a slow period, and a job that makes calls wait for 40 ms five times a second.
     #[test]
     fn waits_within_a_slow_spell_are_no_reason() {
         let (mut backoff, mut now) = (Backoff::new(BUDGET), 1);

@@ -1,6 +1,6 @@
-//! When ticks are due: absolute deadlines that never burst, and an account of every one of them.
+//! The deadlines of ticks: absolute times that never burst, with every deadline accounted for.
 
-/// What became of the deadlines since the last tick.
+/// The deadlines since the last tick.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// How late the taken tick began, nanoseconds.
@@ -33,7 +33,7 @@ impl Deadlines {
     }
 
     /// Accounts for the tick of the current deadline, which ran from `begin_ns` to `end_ns`, and moves to the next
-    /// deadline after its end: overrun deadlines are skipped, not made up for.
+    /// deadline after its end: missed deadlines are skipped, not made up for.
     pub fn taken(&mut self, begin_ns: i64, end_ns: i64) -> Outcome {
         let lateness_ns = begin_ns - self.next_ns;
         let missed_late = self.pass(begin_ns);
@@ -42,7 +42,7 @@ impl Deadlines {
         Outcome { lateness_ns, missed_late, missed_driver }
     }
 
-    /// Changes the period from the next deadline on, which stays one new period after the last.
+    /// Changes the period from the next deadline on, which lies one new period after the last.
     pub fn set_period(&mut self, period_ns: i64) {
         let period_ns = period_ns.max(1);
         self.next_ns += period_ns - self.period_ns;
@@ -98,7 +98,7 @@ mod tests {
                 prop_assert!(grid.next_ns() > begin + busy);
                 prop_assert!(grid.next_ns() <= begin + busy + 1000);
             }
-            // Deadlines lie at 1000, 2000, …: those before the next one are all accounted for.
+            // Deadlines are at 1000, 2000, …: those before the next one are all accounted for.
             prop_assert_eq!(accounted, u64::try_from(grid.next_ns() / 1000 - 1).unwrap());
         }
     }

@@ -1,4 +1,4 @@
-//! The fast lane's loops: paced by the clock for live sources, by its own times for a recording.
+//! The fast lane's loops: paced by the clock for live sources, by recorded times for a recording.
 
 use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
@@ -8,7 +8,7 @@ use highwater_core::clock::{Clock, MILLISECOND_NS, Manual};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Periods without a good reading after which nothing is known: one lost tick is held over, two are a gap.
+/// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
 /// The longest time from one tick of a replay to the next: the period of the join over live readings.
 const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
@@ -16,9 +16,9 @@ const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How the fast lane runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FastLane {
-    /// Its period, and what it may cost.
+    /// Its period, and its limits.
     pub budget: Budget,
-    /// How long a call may take before the other GPUs go on without it, nanoseconds.
+    /// How long a call may take before sampling continues without its GPU, nanoseconds.
     pub hang_after_ns: i64,
 }
 
@@ -27,9 +27,9 @@ pub fn run_paced(sampler: Sampler, budget: Budget, stop: &AtomicBool) {
     run(sampler, Backoff::new(budget), stop);
 }
 
-/// As [`run_paced`], backed off so far. The whole hot path is here and in [`Sampler::tick`].
+/// As [`run_paced`], starting at the period of `backoff`. The whole hot path is here and in [`Sampler::tick`].
 pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, stop: &AtomicBool) {
-    // Without this the kernel may delay each wake-up by 50 µs. Refused only by sandboxes, which cost those 50 µs.
+    // Without this the kernel may delay each wake-up by 50 µs. Only sandboxes refuse it, at the cost of those 50 µs.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let started_ns = sampler.clock().now_ns();
     let mut deadlines = Deadlines::starting(started_ns, backoff.period_ns());
@@ -67,9 +67,9 @@ fn set_period(sampler: &mut Sampler, period_ns: i64) {
     sampler.stats().period_ns.store(period_ns, Ordering::Relaxed);
 }
 
-/// Samples a recording at its own times until its end, with `clock` set to each. `before` is called with each time
-/// before memory is read at it, `after` when it has been: the daemon delivers the recorded annotations and advances
-/// the join there, so that the speed of a replay changes no result. Returns whether the recording was played whole.
+/// Samples a recording at its own times until its end, with `clock` set to each. Calls `before` with each time before
+/// memory is read, and `after` after it: there the daemon delivers the recorded annotations and advances the join, so
+/// that the speed of a replay does not change the results. Returns whether the whole recording was played.
 pub fn run_replay(
     mut sampler: Sampler,
     clock: &Manual,
@@ -81,7 +81,7 @@ pub fn run_replay(
     let mut begun = false;
     while !stop.load(Ordering::Relaxed) {
         let at_ns = match sampler.source().next_tick(clock.now_ns()) {
-            // Where nothing changes for long, time passes all the same, for whoever looks at it after each tick.
+            // Long stretches without a change still get regular ticks, for the work that follows each tick.
             NextTick::At(at_ns) if begun => at_ns.min(clock.now_ns() + REPLAY_PERIOD_NS),
             NextTick::At(at_ns) => at_ns,
             NextTick::Periodic => clock.now_ns() + period_ns,

@@ -1,7 +1,7 @@
-//! The medium, slow and event lanes, beside the fast lane and never in its way.
+//! The medium, slow and event lanes, which run beside the fast lane and never block it.
 //!
-//! Each physical GPU has a thread of its own for its medium and slow lanes, so that one that hangs costs the others
-//! nothing; the slow turns of several GPUs are spread over the period, so that the driver is never asked for all at once.
+//! Each physical GPU has a thread of its own for its medium and slow lanes, so that a hanging GPU does not delay the
+//! others. The slow turns of several GPUs are spread over the period, so that they do not query the driver all at once.
 
 use super::roll::RollCall;
 use crate::source::{Call, CallStats, Error, Event, Source};
@@ -11,40 +11,40 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often a GPU's energy counter is read: each time the driver answers nobody for 3 to 15 ms.
+/// How often a GPU's energy counter is read: each reading blocks the driver for all callers for 3 to 15 ms.
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
-/// Turns of the slow lane from one reading of the memory that there is, NVLink and BAR1 to the next: 3 ms a GPU.
+/// Turns of the slow lane between readings of total memory, NVLink and BAR1, which take 3 ms a GPU.
 pub const RARE_TURNS: i64 = 30;
-/// The most turns from one reading of PCIe bytes to the next: 0.3 ms a GPU where GPM tells them.
+/// The most turns between readings of PCIe bytes, which take 0.3 ms a GPU if GPM provides them.
 const MOST_PCIE_TURNS: i64 = 5;
-/// The longest from one to the next, where a turn is no longer: GPM's windows must not be long.
+/// The longest time between readings of PCIe bytes, unless a turn is longer: GPM's windows must be short.
 const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
-/// Turns from one list of processes to the next, unless somebody looks for one: 2 ms a GPU beside a job on eight.
+/// Turns between lists of processes, unless a process is being looked up: 2 ms a GPU beside a job on eight.
 pub const PROCESS_TURNS: i64 = 10;
-/// A process that works elsewhere holds this many times as much there.
+/// A process holds only a context on a GPU only if it holds at least this many times as much memory on another GPU.
 const CONTEXT_PART: u64 = 4;
-/// How long the event lane waits at a time: the longest that it keeps a shutdown waiting.
+/// How long the event lane waits at a time, which is the longest that it delays a shutdown.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
 const MOST_XIDS_LOGGED: u32 = 20;
 
-/// Turns of this period from one reading of PCIe bytes to the next.
+/// Turns of this period between readings of PCIe bytes.
 #[must_use]
 pub fn pcie_turns(slow_period_ns: i64) -> i64 {
     (LONGEST_PCIE_NS / slow_period_ns.max(1)).clamp(1, MOST_PCIE_TURNS)
 }
 
-/// What the medium and slow lanes work on.
+/// The inputs and outputs of the medium and slow lanes.
 pub struct Lanes<'a> {
-    /// What is read.
+    /// The source to read.
     pub source: &'a dyn Source,
-    /// When.
+    /// The clock.
     pub clock: &'a dyn Clock,
-    /// What it costs.
+    /// Statistics of the calls.
     pub calls: &'a CallStats,
-    /// Where it goes.
+    /// Where the readings are stored.
     pub gpus: &'a [GpuState],
-    /// Which process runs where.
+    /// The table of processes and their GPUs.
     pub processes: &'a Processes,
     /// Whether processes are listed at every slow turn, because their memory is exported.
     pub processes_always: bool,
@@ -59,8 +59,8 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
     let Some(unit) = roll.units().get(number) else { return };
     unit.begin();
     let begin_ns = lanes.clock.now_ns();
-    // Its turns are its own, so that the driver is never asked for all GPUs at once, and that of many threads one soon
-    // sees that the fast lane is stuck.
+    // Each unit's turns have an offset, so that the driver is not queried for all GPUs at once, and so that with many
+    // threads one soon notices that the fast lane is stuck.
     let offset_ns = |period_ns: i64| offset_ns(period_ns, number, roll.units().len());
     let mut medium_ns = begin_ns - lanes.medium_period_ns + offset_ns(lanes.medium_period_ns);
     let mut slow_ns = begin_ns + offset_ns(lanes.slow_period_ns);
@@ -74,7 +74,7 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
         }
         if lanes.clock.now_ns() >= slow_ns {
             lanes.slow_turn(&unit.positions, &mut turns);
-            // A thread that the driver kept while others took over must not tell what is theirs.
+            // A thread that hung in the driver while others took over must not overwrite their table.
             if !stop.load(Ordering::Relaxed) {
                 lanes.processes.set(process_table(lanes.gpus));
             }
@@ -86,13 +86,13 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
     }
 }
 
-/// How long after the first of `count` turns the one with this number begins, within a period.
+/// The offset, within a period, of the turn with this number out of `count` turns.
 fn offset_ns(period_ns: i64, number: usize, count: usize) -> i64 {
     let [number, count] = [number, count.max(1)].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
     (period_ns / count).saturating_mul(number)
 }
 
-/// What is due in which slow turn of one physical GPU.
+/// Decides what is due in each slow turn of one physical GPU.
 #[derive(Debug)]
 struct Turns {
     number: i64,
@@ -101,16 +101,16 @@ struct Turns {
     energy_ns: i64,
     /// Turns since processes were listed.
     since_processes: i64,
-    /// Turns after which somebody who looks for a process makes them be listed. It doubles each time that this shows
-    /// no other processes: a process that the driver knows by another id is looked for for ever.
+    /// Turns after which a lookup of an unknown process triggers a new list. It doubles each time that the list shows
+    /// no other processes: a process that the driver knows by another id would be looked up forever.
     patience: i64,
-    /// The count of those who looked in vain, when processes were listed last.
+    /// The number of failed lookups when processes were last listed.
     missed: u64,
-    /// Each device's health as it was told last.
+    /// Each device's health as last logged.
     told: Vec<Health>,
 }
 
-/// What is due in one slow turn.
+/// The readings due in one slow turn.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     processes: bool,
@@ -132,7 +132,7 @@ impl Turns {
         }
     }
 
-    /// What is due now.
+    /// Returns what is due now.
     fn due(&mut self, now_ns: i64, missed: u64, processes_always: bool) -> Due {
         let wanted = missed != self.missed && self.since_processes >= self.patience;
         let due = Due {
@@ -152,7 +152,7 @@ impl Turns {
         due
     }
 
-    /// Notes whether a list of processes showed other ones than the list before.
+    /// Records whether a list of processes differed from the list before.
     fn listed(&mut self, changed: bool) {
         self.patience = if changed { 1 } else { (2 * self.patience).min(PROCESS_TURNS) };
     }
@@ -179,7 +179,7 @@ impl Lanes<'_> {
         }
     }
 
-    /// Reads what is due of one device, and whatever of it is not known. Returns whether its processes changed.
+    /// Reads what is due for one device, and whatever has no value yet. Returns whether its processes changed.
     fn read_slow(&self, position: usize, due: Due) -> bool {
         let Some(gpu) = self.gpus.get(position) else { return false };
         match gpu.health() {
@@ -226,7 +226,7 @@ impl Lanes<'_> {
         false
     }
 
-    /// Logs that a GPU went or came back, once.
+    /// Logs once that a GPU went away or came back.
     fn tell(&self, position: usize, told: &mut Health) {
         let Some(gpu) = self.gpus.get(position) else { return };
         let health = gpu.health();
@@ -237,20 +237,20 @@ impl Lanes<'_> {
         match health {
             Health::Up => tracing::info!(gpu = index, uuid, "GPU answers again"),
             Health::Lost => tracing::warn!(gpu = index, uuid, reason = gpu.trouble(), "GPU does not answer"),
-            Health::Hung => tracing::warn!(gpu = index, uuid, "a call on the GPU hangs; the other GPUs go on"),
+            Health::Hung => tracing::warn!(gpu = index, uuid, "a call on the GPU hangs; other GPUs are still sampled"),
         }
     }
 }
 
-/// Waits until `until_ns` in steps short enough for a shutdown, or until there is something else to do.
+/// Waits until `until_ns` in steps short enough for a shutdown, or until there is other work.
 fn wait_in_steps(clock: &dyn Clock, until_ns: i64, is_wanted: impl Fn() -> bool) {
     while !is_wanted() && clock.now_ns() < until_ns {
         clock.wait_until(until_ns.min(clock.now_ns() + SECOND_NS / 2));
     }
 }
 
-/// Which process works on which GPUs. The processes of a MIG instance are listed for its parent too; they run on the
-/// instance.
+/// The GPUs that each process works on. The driver also lists the processes of a MIG instance for its parent; they run
+/// on the instance.
 fn process_table(gpus: &[GpuState]) -> HashMap<u32, OnGpus> {
     let on = |gpu: &GpuState| -> Vec<Process> {
         let latest = gpu.processes().filter(|_| gpu.health() == Health::Up);
@@ -271,8 +271,8 @@ fn process_table(gpus: &[GpuState]) -> HashMap<u32, OnGpus> {
     table.into_iter().map(|(pid, held)| (pid, on_gpus(&held))).collect()
 }
 
-/// Where a process that holds so many bytes on each of some GPUs works: not where it has no more than a context, which
-/// frameworks make on the first GPU by accident.
+/// Splits the GPUs on which a process holds memory into those that it works on and those on which it holds only a
+/// context, which frameworks often create on the first GPU by accident.
 fn on_gpus(held: &[(usize, Option<u64>)]) -> OnGpus {
     let most_bytes = held.iter().filter_map(|(_, bytes)| *bytes).max().unwrap_or(0);
     let is_context = |bytes: u64| bytes < CONTEXT_BYTES.min(most_bytes) && bytes <= most_bytes / CONTEXT_PART;
@@ -302,7 +302,7 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
             Err(Error::Unsupported) => return,
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "waiting for driver events fails; it goes on trying");
+                    tracing::warn!(%error, "waiting for driver events failed; retrying");
                 }
                 wait_in_steps(clock, clock.now_ns() + SECOND_NS, || stop.load(Ordering::Relaxed));
             }
@@ -315,8 +315,8 @@ mod tests {
     use super::*;
     use highwater_core::clock::MILLISECOND_NS;
 
-    /// The turns in which processes are listed, of the first `turns`, while each turn tells how often one was looked
-    /// for in vain and each list shows other processes or not.
+    /// The turns, of the first `turns`, in which processes are listed, given each turn's count of failed lookups and
+    /// whether each list shows other processes.
     fn listed(turns: i64, missed: impl Fn(i64) -> u64, changed: impl Fn(i64) -> bool) -> Vec<i64> {
         let mut state = Turns::new(1, SECOND_NS);
         let is_due = |turn: &i64| {
@@ -366,7 +366,7 @@ mod tests {
             on_gpus(&held).works
         };
         assert_eq!(on([Some(520), Some(100_000), Some(40_000)]), [1, 2]);
-        assert_eq!(on([Some(520), Some(2_080), None]), [1, 2], "what is not known may be much");
+        assert_eq!(on([Some(520), Some(2_080), None]), [1, 2], "unknown memory may be large");
         assert_eq!(on([Some(520), Some(1_500), Some(500)]), [0, 1, 2], "a small job");
         assert_eq!(on([Some(2_000), Some(100_000), Some(1_024)]), [0, 1, 2]);
         assert_eq!(on([Some(520), Some(520), Some(520)]), [0, 1, 2], "it has just begun");

@@ -1,9 +1,9 @@
 //! Sampling: from a [`Source`](crate::source::Source) into the rings, in lanes of different periods.
 //!
-//! Enters: a source and a clock. Leaves: change points in one [`ring`](highwater_core::ring) a GPU, the medium and slow
-//! lanes' latest readings, and what the sampling itself cost. Invariants: the fast lane never awaits, logs, or waits
-//! for a lock that another holds for long; every due tick is counted as taken or as missed with its cause; a GPU that
-//! fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
+//! Enters: a source and a clock. Leaves: change points in one [`ring`](highwater_core::ring) per GPU, the medium and
+//! slow lanes' latest readings, and the cost of sampling itself. Invariants: the fast lane never awaits, logs, or waits
+//! for a lock that another thread holds for long; every due tick is counted as taken or as missed with its cause; a GPU
+//! that fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
 
 mod backoff;
 mod deadlines;

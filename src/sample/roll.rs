@@ -1,8 +1,8 @@
-//! Which GPUs answer while a call of the fast lane does not return: each GPU's own thread reads its memory once.
+//! Finds which GPUs answer while a call of the fast lane does not return: each GPU's own thread reads its memory once.
 //!
-//! Enters: the roll call, from the watchdog. Leaves: GPUs that are no longer doubted, and a watchdog that is woken.
-//! Invariants: a thread makes calls on its own GPU only, so that a GPU that hangs keeps its own thread and no other;
-//! while nothing hangs, each turn looks at one atomic and wakes nobody.
+//! Enters: the roll call, from the watchdog. Leaves: GPUs that are no longer doubted, and a wake-up of the watchdog.
+//! Invariants: a thread makes calls on its own GPU only, so that a GPU that hangs blocks its own thread and no other;
+//! while nothing hangs, each turn reads one atomic and wakes no thread.
 
 use super::sweep::{Stuck, TickStats};
 use crate::source::{Call, CallStats, Source};
@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 
-/// How long a call of the fast lane may take before the roll is called. Beside a job that maps memory the driver makes
-/// calls wait for tens of milliseconds, whichever GPU they are for.
+/// How long a call of the fast lane may take before the roll call. While a job maps memory, the driver delays calls for
+/// tens of milliseconds, whichever GPU they are for.
 const STUCK_NS: i64 = 100 * MILLISECOND_NS;
 
 /// The threads of the slower lanes, one for each physical GPU, and the watchdog of the fast lane.
@@ -30,7 +30,7 @@ pub struct RollCall {
 pub struct Unit {
     /// Its own position and those of its instances.
     pub positions: Vec<usize>,
-    /// What its thread's calls cost, and whether one of them does not return.
+    /// Durations of its thread's calls, and whether one of them does not return.
     pub calls: CallStats,
     thread: OnceLock<Thread>,
 }
@@ -64,9 +64,9 @@ impl RollCall {
         self.unit_of.get(position).copied()
     }
 
-    /// The thread that calls is the watchdog.
+    /// Registers the calling thread as the watchdog.
     pub(super) fn i_am_the_watchdog(&self) {
-        // Refused only to a second watchdog, of which there is none; it would look by itself each quarter of a second.
+        // Refused only to a second watchdog, which does not exist; it would check by itself every quarter of a second.
         let _ = self.watchdog.set(thread::current());
     }
 
@@ -75,17 +75,17 @@ impl RollCall {
         self.ticks.stuck_since(now_ns - self.stuck_after_ns)
     }
 
-    /// How long a call may take before the roll is called, nanoseconds.
+    /// How long a call may take before the roll call, nanoseconds.
     pub(super) fn stuck_after_ns(&self) -> i64 {
         self.stuck_after_ns
     }
 
-    /// Asks every thread whose GPU is doubted to read its memory.
+    /// Wakes every unit's thread, so that those whose GPU is doubted read its memory.
     pub(super) fn call(&self) {
         self.units.iter().filter_map(|unit| unit.thread.get()).for_each(Thread::unpark);
     }
 
-    /// Wakes the watchdog where the fast lane waits for too long. Each unit's thread looks at its turn.
+    /// Wakes the watchdog if a call of the fast lane takes too long. Each unit's thread checks this in its turn.
     pub(super) fn look(&self, now_ns: i64) {
         if self.stuck(now_ns).is_some() {
             self.wake_watchdog();
@@ -96,11 +96,11 @@ impl RollCall {
         self.watchdog.get().inspect(|watchdog| watchdog.unpark());
     }
 
-    /// Reads the memory of those devices of `unit` that are doubted. One that does not answer keeps this thread.
+    /// Reads the memory of the doubted devices of `unit`. A device that does not answer blocks this thread.
     pub(super) fn answer(&self, unit: &Unit, gpus: &[GpuState], source: &dyn Source, at_ns: i64) {
         for (position, gpu) in unit.positions.iter().filter_map(|position| Some((*position, gpus.get(*position)?))) {
             if gpu.is_doubted() {
-                // What it answers is the fast lane's to judge; here it matters that it does.
+                // The fast lane evaluates the reading; here only the answer matters.
                 let _ = unit.calls.time(Call::MemoryInfoSlow, || source.memory_used(position, at_ns));
                 gpu.end_doubt();
                 self.wake_watchdog();
@@ -110,13 +110,13 @@ impl RollCall {
 }
 
 impl Unit {
-    /// The thread that calls is this unit's.
+    /// Registers the calling thread as this unit's.
     pub(super) fn begin(&self) {
-        // Refused only to a second thread of the unit, of which there is none; it would answer at its next turn.
+        // Refused only to a second thread of the unit, which does not exist; it would answer at its next turn.
         let _ = self.thread.set(thread::current());
     }
 
-    /// Whether the fast lane wants to know if one of its devices answers.
+    /// Whether the fast lane is waiting for an answer of one of its devices.
     pub(super) fn is_called(&self, gpus: &[GpuState]) -> bool {
         self.positions.iter().filter_map(|position| gpus.get(*position)).any(GpuState::is_doubted)
     }

@@ -32,40 +32,40 @@ impl Cause {
     }
 }
 
-/// The sampler's account of itself, written by the sampling thread, and while that hangs in the driver by its watchdog.
+/// Counters of the sampler, written by the sampling thread, or by its watchdog while that thread hangs in the driver.
 #[derive(Debug)]
 pub struct TickStats {
     /// Deadlines that passed.
     pub due: AtomicU64,
-    /// Those at which memory was read.
+    /// Deadlines at which memory was read.
     pub taken: AtomicU64,
-    /// Those missed because the thread woke late.
+    /// Deadlines missed because the thread woke late.
     pub missed_late: AtomicU64,
-    /// Those missed because the driver blocked.
+    /// Deadlines missed because the driver blocked.
     pub missed_driver: AtomicU64,
-    /// The period in force, nanoseconds.
+    /// The current period, nanoseconds.
     pub period_ns: AtomicI64,
     /// How late ticks began.
     pub lateness: Histogram,
-    /// When the last sweeps were, where someone wants to know.
+    /// The times of the last sweeps, if enabled.
     log: OnceLock<TickLog>,
-    /// When the detectors last looked, likewise.
+    /// The times of the detectors' last turns, if enabled.
     turns: OnceLock<TickLog>,
-    /// Until when deadlines are accounted for, nanoseconds of the timeline.
+    /// The time up to which deadlines are accounted for, nanoseconds of the timeline.
     pub(super) accounted_ns: AtomicI64,
-    /// The call that is being made: its number, and in the lowest bits its GPU plus one; only the number between calls.
-    /// The watchdog reads it.
+    /// The current call: its number, and in the lowest bits its GPU plus one; only the number between calls. The
+    /// watchdog reads it.
     call: AtomicU64,
     /// When that call began, nanoseconds of the timeline.
     call_since_ns: AtomicI64,
-    /// Whose sweeps are taken: a thread of an older generation has been replaced.
+    /// The generation whose sweeps are accepted: a thread of an older generation has been replaced.
     generation: AtomicU64,
 }
 
 /// Bits of a call's mark that hold its GPU.
 const GPU_BITS: u32 = 16;
 
-/// A call that takes long.
+/// A call that takes too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stuck {
     mark: u64,
@@ -95,26 +95,26 @@ impl TickStats {
         }
     }
 
-    /// From now on the times of the last `sweeps` sweeps and of the last `turns` turns of the detectors are kept. Only the
-    /// first call says how many.
+    /// Keeps the times of the last `sweeps` sweeps and of the last `turns` turns of the detectors from now on. Only the
+    /// first call sets the sizes.
     pub fn keep_log(&self, sweeps: usize, turns: usize) {
-        // Refused where there is one already, which goes on.
+        // Refused if a log exists, which continues.
         let _ = self.log.set(TickLog::new(sweeps));
         let _ = self.turns.set(TickLog::new(turns));
     }
 
-    /// Notes that the detectors look now. Only the thread of the join may call this.
+    /// Records that the detectors run now. Only the thread of the join may call this.
     pub fn note_turn(&self, now_ns: i64) {
         self.turns.get().into_iter().for_each(|turns| turns.note(now_ns, now_ns));
     }
 
-    /// When the detectors last looked; `None` unless asked for.
+    /// The times of the detectors' last turns; `None` unless enabled.
     #[must_use]
     pub fn turns(&self) -> Option<&TickLog> {
         self.turns.get()
     }
 
-    /// When the last sweeps were; `None` unless asked for.
+    /// The times of the last sweeps; `None` unless enabled.
     #[must_use]
     pub fn log(&self) -> Option<&TickLog> {
         self.log.get()
@@ -137,7 +137,7 @@ impl TickStats {
         self.lateness.observe_ns(lateness_ns);
     }
 
-    /// The call that has been under way since before `before_ns`, if any.
+    /// The call that has been in progress since before `before_ns`, if any.
     pub(super) fn stuck_since(&self, before_ns: i64) -> Option<Stuck> {
         let mark = self.call.load(Ordering::SeqCst);
         let gpu = usize::try_from(mark & ((1 << GPU_BITS) - 1)).ok()?.checked_sub(1)?;
@@ -145,26 +145,26 @@ impl TickStats {
         (since_ns < before_ns).then_some(Stuck { mark, gpu, since_ns })
     }
 
-    /// Whether this call still has not come back.
+    /// Whether this call still has not returned.
     pub(super) fn is_stuck(&self, stuck: Stuck) -> bool {
         self.call.load(Ordering::SeqCst) == stuck.mark
     }
 
-    /// Notes the call that is being made.
+    /// Records the beginning of a call.
     pub(super) fn begin_call(&self, gpu: usize, at_ns: i64) {
         self.call_since_ns.store(at_ns, Ordering::SeqCst);
         let number = (self.call.load(Ordering::Relaxed) >> GPU_BITS) + 1;
         self.call.store((number << GPU_BITS) | (gpu as u64 + 1), Ordering::SeqCst);
     }
 
-    /// Notes that it has returned.
+    /// Records that it has returned.
     pub(super) fn end_call(&self) {
         let number = self.call.load(Ordering::Relaxed) >> GPU_BITS;
         self.call.store(number << GPU_BITS, Ordering::SeqCst);
     }
 
-    /// Counts the deadlines since the last accounted one as missed for `cause`: the thread that should have counted them
-    /// hangs in the driver, or is not there.
+    /// Counts the deadlines since the last accounted one as missed for `cause`: the thread that should have counted
+    /// them hangs in the driver, or could not be started.
     pub(super) fn account_missed(&self, now_ns: i64, cause: Cause) {
         let period_ns = self.period_ns.load(Ordering::Relaxed).max(1);
         let missed = (now_ns - self.accounted_ns.swap(now_ns, Ordering::Relaxed)) / period_ns;
@@ -172,12 +172,12 @@ impl TickStats {
     }
 }
 
-/// What became of one tick.
+/// The result of one tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ticked {
-    /// Every GPU that is up was asked, but for those that are left alone.
+    /// Every GPU that is up was read, except those that are skipped for now.
     Taken,
-    /// Every GPU that is up is left alone: the driver answers for none of them.
+    /// Every GPU that is up is skipped for now: the driver answers for none of them.
     Blocked,
     /// No GPU is up: nothing was due.
     Nothing,
@@ -185,17 +185,17 @@ pub enum Ticked {
     Replaced,
 }
 
-/// One ring's writer with what is needed to see a gap coming.
+/// One ring's writer, with the state needed to detect a gap.
 struct Sink {
     writer: ring::Writer,
     last_good_ns: Option<i64>,
 }
 
 /// The writing ends of all rings. A sampling thread holds the lock only while it pushes what it has already read, so
-/// that a thread that hangs in the driver holds nothing, and its successor can take over.
+/// that a thread that hangs in the driver holds no lock, and its successor can take over.
 type Sinks = Vec<Sink>;
 
-/// A GPU that has given no good reading for this long does not answer, whatever it calls the reason.
+/// A GPU without a good reading for this long counts as lost, whatever error it returns.
 const FAILING_NS: i64 = 2 * highwater_core::clock::SECOND_NS;
 
 /// Reads all GPUs of one source, tick by tick.
@@ -207,12 +207,12 @@ pub struct Sampler {
     gpus: Arc<[GpuState]>,
     sinks: Arc<Mutex<Sinks>>,
     generation: u64,
-    /// Spacing of good readings beyond which the time between is a gap, nanoseconds.
+    /// Spacing of good readings beyond which the time between them is a gap, nanoseconds.
     gap_after_ns: i64,
     readings: Vec<(i64, Option<u64>)>,
     /// When the last sweep began, nanoseconds of the timeline.
     swept_ns: i64,
-    /// Since when each GPU has given no good reading, nanoseconds of the timeline.
+    /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
     failing_since_ns: Vec<Option<i64>>,
 }
 
@@ -229,7 +229,7 @@ impl Sampler {
     ) -> Self {
         let sinks = writers.into_iter().map(|writer| Sink { writer, last_good_ns: None }).collect::<Vec<_>>();
         let (readings, failing_since_ns) = (Vec::with_capacity(sinks.len()), vec![None; sinks.len()]);
-        // A thread of the node before may still hang in the driver: what it writes when it comes back is discarded too.
+        // A thread of the previous node may still hang in the driver: what it writes when it returns is discarded too.
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
         stats.end_call();
         let (gap_after_ns, swept_ns) = (i64::MAX, 0);
@@ -248,13 +248,13 @@ impl Sampler {
         }
     }
 
-    /// From here on, a spacing of good readings of more than `gap_after_ns` is a gap.
+    /// Sets the spacing of good readings above which the time between them is a gap.
     pub fn set_gap_after(&mut self, gap_after_ns: i64) {
         self.gap_after_ns = gap_after_ns;
     }
 
-    /// The same sampler for another thread. From now on the sweeps of the one that called are discarded: it may hang
-    /// in the driver for ever and come back at any time.
+    /// The same sampler for another thread. From now on the sweeps of the caller's generation are discarded: its thread
+    /// may hang in the driver forever, or return at any time.
     #[must_use]
     pub fn successor(&self) -> Self {
         // Under the lock, so that no sweep of the old generation is half pushed.
@@ -265,7 +265,7 @@ impl Sampler {
         Self { generation, ..self.share() }
     }
 
-    /// The same sampler in the same generation, for the watchdog to make a successor of.
+    /// The same sampler in the same generation, from which the watchdog can make a successor.
     #[must_use]
     pub fn share(&self) -> Self {
         Self {
@@ -299,7 +299,7 @@ impl Sampler {
         &*self.source
     }
 
-    /// Reads every GPU that is up and pushes what it read, telling `observe` each call's duration.
+    /// Reads every GPU that is up and pushes the readings. Calls `observe` with each call's duration.
     pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> Ticked {
         match self.read(at_ns, &mut observe) {
             Ticked::Replaced => Ticked::Replaced,
@@ -331,7 +331,7 @@ impl Sampler {
             self.stats.begin_call(position, begin_ns);
             gpu.begin_fast_call();
             let answer = self.source.memory_used(position, at_ns);
-            // A GPU whose call hung answers after all: it is tried again before it is sampled.
+            // If the GPU's call had hung and now returns, the GPU is tried again before it is sampled.
             gpu.end_fast_call();
             if !self.is_current() {
                 return Ticked::Replaced;
@@ -354,7 +354,7 @@ impl Sampler {
                 gpu.set_with_memory();
             }
             Err(Error::NotYet) => *failing_since_ns = None,
-            // Believed of a GPU that has never answered. One that has, and says this now, is failing like any other.
+            // Accepted only from a GPU that has never answered. Any other GPU that returns this is failing.
             Err(Error::Unsupported) if !gpu.has_answered() => gpu.set_without_memory(),
             Err(error) => {
                 self.calls.fail(Call::MemoryInfo);
@@ -372,7 +372,7 @@ impl Sampler {
         self.stats.generation.load(Ordering::SeqCst) == self.generation
     }
 
-    /// Pushes what was read, unless another thread has taken over.
+    /// Pushes the readings, unless another thread has taken over.
     fn commit(&mut self, ticked: Ticked) -> bool {
         let mut sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_current() {
@@ -384,7 +384,7 @@ impl Sampler {
                 None => sink.fail(),
             }
         }
-        // After the readings, so that whoever sees a sweep in the log finds its readings in the rings.
+        // After the readings, so that a reader that sees a sweep in the log finds its readings in the rings.
         if let (Ticked::Taken, Some(log), Some((end_ns, _))) = (ticked, self.stats.log(), self.readings.last()) {
             log.note(self.swept_ns, *end_ns);
         }
@@ -397,16 +397,16 @@ impl Sink {
         if self.last_good_ns.is_some_and(|last_ns| at_ns.saturating_sub(last_ns) > gap_after_ns) {
             self.fail();
         }
-        // Refused only where a thread that hung reads a time before its successor's: that one is the newer truth.
+        // Refused only if a thread that hung read a time before its successor's, whose reading is newer.
         if self.writer.push(at_ns, used_bytes).is_ok() {
             self.last_good_ns = Some(at_ns);
         }
     }
 
-    /// Nothing is known from the last good reading on.
+    /// Marks everything after the last good reading as unknown.
     fn fail(&mut self) {
         if let Some(last_ns) = self.last_good_ns.take() {
-            // Refused only for times out of range, of which there is no last good one.
+            // Refused only for times out of range, which a last good reading never has.
             let _ = self.writer.gap(last_ns);
         }
     }

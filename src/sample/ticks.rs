@@ -1,9 +1,9 @@
-//! When the last sweeps began and ended, so that a recording can tell each single reading: the rings keep only what
-//! changed.
+//! The beginnings and ends of the last sweeps, so that a recording can contain every single reading: the rings keep
+//! only changes.
 //!
 //! Enters: each sweep, from the one thread that samples. Leaves: the sweeps of an interval, for any number of readers.
-//! Invariants: a note is three stores, without a lock or an allocation; a reader never makes the writer wait, and drops
-//! what was overwritten while it read. Absent on purpose: memory, which the rings have.
+//! Invariants: recording a sweep is three stores, without a lock or an allocation; a reader never makes the writer
+//! wait, and drops sweeps that were overwritten while it read. Absent on purpose: memory, which the rings have.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -20,9 +20,9 @@ pub struct Sweep {
 #[derive(Debug)]
 pub struct TickLog {
     begins_ns: Box<[AtomicI64]>,
-    /// How long each took, nanoseconds; 4.29 s where it took longer.
+    /// How long each took, nanoseconds, capped at 4.29 s.
     lengths_ns: Box<[AtomicU32]>,
-    /// Sweeps noted so far; the next one goes to this place.
+    /// Sweeps recorded so far, which gives the slot of the next one.
     head: AtomicU64,
 }
 
@@ -37,18 +37,19 @@ impl TickLog {
         }
     }
 
-    /// Notes a sweep. Only the one thread of the moment that writes may call this: the sampling one, or the join's.
+    /// Records a sweep. Only one thread at a time may call this: the sampling thread, or the join's.
     pub(super) fn note(&self, begin_ns: i64, end_ns: i64) {
         let head = self.head.load(Ordering::Relaxed);
         let Some(place) = self.place(head) else { return };
         let length_ns = u32::try_from(end_ns.saturating_sub(begin_ns).max(0)).unwrap_or(u32::MAX);
-        // With release each, so that a reader that sees any of these values also sees the head of the note before.
+        // Each with release ordering, so that a reader that sees one of these values also sees the head of the previous
+        // sweep.
         self.begins_ns[place].store(begin_ns, Ordering::Release);
         self.lengths_ns[place].store(length_ns, Ordering::Release);
         self.head.store(head + 1, Ordering::Release);
     }
 
-    /// Sweeps noted so far: the number of the next one.
+    /// Sweeps recorded so far: the number of the next one.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.head.load(Ordering::Acquire)
@@ -66,7 +67,7 @@ impl TickLog {
             Some(Sweep { begin_ns, end_ns: begin_ns.saturating_add(length_ns.into()) })
         };
         let mut sweeps: Vec<Sweep> = (first..head).filter_map(read).collect();
-        // The writer may have gone round meanwhile, and may be writing the place of its next note.
+        // The writer may have wrapped around meanwhile, and may be writing the slot of the next sweep.
         let oldest = (self.count() + 1).saturating_sub(self.begins_ns.len() as u64);
         let overwritten = usize::try_from(oldest.saturating_sub(first)).unwrap_or(usize::MAX);
         sweeps.drain(..overwritten.min(sweeps.len()));
@@ -91,13 +92,13 @@ mod tests {
             log.note(n * 10, n * 10 + 3);
         }
         let (sweeps, next) = log.since(0);
-        // One place is always given up, because the next note may be under way there.
+        // One slot is always given up, because the next sweep may be being written there.
         let begins: Vec<_> = sweeps.iter().map(|sweep| sweep.begin_ns).collect();
         assert_eq!((begins, next), (vec![30, 40, 50], 6));
         assert_eq!(sweeps[0].end_ns, 33);
         assert_eq!(log.since(5).0.len(), 1);
         assert_eq!(log.since(6), (vec![], 6));
-        assert_eq!(log.since(9), (vec![], 6), "a number that is not reached yet");
+        assert_eq!(log.since(9), (vec![], 6), "a number not reached yet");
     }
 
     #[test]
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(log.since(0), (vec![], 0));
     }
 
-    /// Whatever a reader gets while the writer goes round is a sweep that was noted, and they are in order.
+    /// Whatever a reader gets while the writer wraps around is a recorded sweep, and sweeps are in order.
     #[test]
     fn a_reader_sees_no_torn_sweep() {
         let (log, stop) = (TickLog::new(64), AtomicBool::new(false));

@@ -1,10 +1,12 @@
-//! The watchdog of the fast lane: it gives the lane a new thread when a call does not return while other GPUs answer.
+//! The watchdog of the fast lane: it starts a new thread for the lane when a call does not return while other GPUs
+//! answer.
 //!
-//! A call that takes long is either for a GPU that hangs or waits with all others, because the driver is busy. So after
-//! a tenth of a second every GPU is doubted, and its own thread reads its memory once. The first that answers while the
-//! call still does not return proves that the driver is not busy as a whole: a new thread samples those that have
-//! answered, and each further one from its own answer on. A GPU of which no call returns for `hang_after` is hung. So k
-//! GPUs that hang at once cost the others one delay, not k, and a driver that blocks every call costs no GPU its health.
+//! A call that takes long is either for a GPU that hangs, or it waits together with all others because the driver is
+//! busy. After a tenth of a second the watchdog therefore doubts every GPU, and each GPU's own thread reads its memory
+//! once. The first answer while the call still has not returned proves that the driver is not busy as a whole. A new
+//! thread then samples the GPUs that have answered, and each further GPU from its answer on. A GPU on which no call
+//! returns for `hang_after` is hung. So k GPUs that hang at once cost the others one delay, not k, and a driver that
+//! blocks every call does not mark any GPU as hung.
 
 use super::backoff::Backoff;
 use super::fast::{self, FastLane};
@@ -16,19 +18,19 @@ use highwater_core::gpu::GpuState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often the watchdog looks at least: for a stop too.
+/// The longest time between two checks of the watchdog, which also look for a stop.
 const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
-/// How long the fast lane's call has to return once another GPU has answered. Where the driver was busy as a whole all
-/// calls return at once, in any order.
+/// How long the fast lane's call may take to return once another GPU has answered. If the driver was busy as a whole,
+/// all calls return at once, in any order.
 const GRACE_NS: i64 = 2 * MILLISECOND_NS;
 
-/// Watches the fast lane until `stop`: a GPU whose call does not return is set aside, and a new thread samples the
-/// others. The old one is never joined; when its call returns it finds itself replaced and ends.
+/// Watches the fast lane until `stop`. A GPU whose call does not return is skipped, and a new thread samples the
+/// others. The old thread is never joined; when its call returns, it finds itself replaced and ends.
 pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<AtomicBool>) {
     roll.i_am_the_watchdog();
     let period_ns = WATCH_PERIOD_NS.min(lane.hang_after_ns / 4);
     let mut watchdog = Watchdog::new(sampler, lane.hang_after_ns, roll);
-    // The successor that no thread could be started for yet.
+    // The successor for which no thread could be started yet.
     let mut waiting: Option<Sampler> = None;
     while !stop.load(Ordering::Relaxed) {
         sampler.clock().wait_until(sampler.clock().now_ns() + period_ns.max(1));
@@ -36,7 +38,7 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
         if let Some(successor) = waiting.take() {
             sampler.stats().account_missed(now_ns, Cause::Late);
             waiting = start(successor, lane, stop);
-            // Without a pause a thread that is unparked again and again would try again and again.
+            // The pause keeps a thread that is unparked repeatedly from retrying without end.
             sampler.clock().sleep_until(now_ns + period_ns);
             continue;
         }
@@ -49,25 +51,25 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
     }
 }
 
-/// Starts a thread for a sampler, and gives it back where the system has none to give.
+/// Starts a thread for a sampler. Returns the sampler if the system cannot create a thread.
 fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
     let (runner, stop) = (sampler.share(), Arc::clone(stop));
     let backoff = Backoff::resumed(lane.budget, sampler.stats().period_ns.load(Ordering::Relaxed));
     let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, &stop)).err()?;
-    tracing::error!(%error, "cannot start a new sampling thread; it is tried again");
+    tracing::error!(%error, "cannot start a new sampling thread; retrying");
     Some(sampler)
 }
 
-/// What the watchdog knows of the calls that do not return.
+/// The watchdog's state about calls that do not return.
 struct Watchdog<'a> {
     sampler: &'a Sampler,
     roll: &'a RollCall,
     hang_after_ns: i64,
-    /// The call for which the roll was called last, and which devices are doubted because of it.
+    /// The call that caused the last roll call, and the devices doubted because of it.
     called: Option<(Stuck, Vec<bool>)>,
-    /// The call that each unit's own thread waits for, by its progress, and when it was first seen.
+    /// The call in which each unit's own thread is, by its progress, and when it was first seen.
     own: Vec<(u64, i64)>,
-    /// Since when a call of a replaced thread has been under way, by the device's position.
+    /// Since when a call of a replaced thread has been in progress, by the device's position.
     replaced_since_ns: Vec<Option<i64>>,
 }
 
@@ -77,7 +79,7 @@ impl<'a> Watchdog<'a> {
         Self { sampler, roll, hang_after_ns, called: None, own, replaced_since_ns }
     }
 
-    /// Looks at every call that is under way. Returns the fast lane's, where another thread should go on without it.
+    /// Checks every call in progress. Returns the fast lane's call if another thread should continue without it.
     fn look(&mut self, now_ns: i64) -> Option<Stuck> {
         self.note_own_calls(now_ns);
         self.hang_silent(now_ns);
@@ -95,7 +97,7 @@ impl<'a> Watchdog<'a> {
         self.has_an_answer(stuck).then_some(stuck)
     }
 
-    /// Notes which call each unit's thread waits for.
+    /// Records the call in which each unit's thread is.
     fn note_own_calls(&mut self, now_ns: i64) {
         for (unit, own) in self.roll.units().iter().zip(&mut self.own) {
             let progress = unit.calls.progress();
@@ -105,14 +107,14 @@ impl<'a> Watchdog<'a> {
         }
     }
 
-    /// Since when the own thread of a device waits for one call, if it does.
+    /// Since when a device's own thread has been in one call, if it is in one.
     fn own_since_ns(&self, position: usize) -> Option<i64> {
         let (progress, since_ns) = *self.own.get(self.roll.unit_of(position)?)?;
         (progress % 2 == 1).then_some(since_ns)
     }
 
-    /// Doubts every GPU whose own thread can say whether it answers: not where that has waited for an answer to another
-    /// question since long before, while the fast lane had its own.
+    /// Doubts every GPU whose own thread can check whether it answers. Skips a GPU whose thread has been in another
+    /// call since long before, because the fast lane has read that GPU in the meantime.
     fn call_roll(&mut self, stuck: Stuck) {
         let long_before_ns = stuck.since_ns - self.roll.stuck_after_ns();
         let is_doubted = |(position, gpu): (usize, &GpuState)| {
@@ -128,7 +130,7 @@ impl<'a> Watchdog<'a> {
         self.roll.call();
     }
 
-    /// Whether a GPU that was doubted has answered, but for the one that is waited for.
+    /// Whether a doubted GPU has answered, other than the one whose call does not return.
     fn has_an_answer(&self, stuck: Stuck) -> bool {
         let Some((_, doubted)) = &self.called else { return false };
         let gpus = self.sampler.gpus().iter().zip(doubted).enumerate();
@@ -136,7 +138,7 @@ impl<'a> Watchdog<'a> {
             .any(|(_, (gpu, _))| gpu.is_sampled() && !gpu.is_left_alone())
     }
 
-    /// Calls those hung that are left alone and of which one call has been under way for too long.
+    /// Marks GPUs as hung that are skipped and on which one call has been in progress for too long.
     fn hang_silent(&mut self, now_ns: i64) {
         let before_ns = now_ns - self.hang_after_ns;
         for (position, gpu) in self.sampler.gpus().iter().enumerate() {
@@ -149,7 +151,7 @@ impl<'a> Watchdog<'a> {
         }
     }
 
-    /// The successor of the sampler whose call does not return. The deadlines until now were missed.
+    /// The successor of the sampler whose call does not return. Counts the deadlines until now as missed.
     fn replace(&mut self, stuck: Stuck) -> Sampler {
         if let Some(since_ns) = self.replaced_since_ns.get_mut(stuck.gpu) {
             *since_ns = Some(stuck.since_ns);

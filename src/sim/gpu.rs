@@ -1,39 +1,39 @@
-//! One simulated device: the sum of what its processes do, by time.
+//! One simulated device: the sum of its processes, by time.
 //!
-//! Times come nearly in order. The last [`KEEP_NS`] are kept, so that slower lanes may look a little back; a time
-//! before that is answered too, by playing everything again from the start. Absent on purpose: spikes and losses, which
-//! are not processes and are laid over this by [`super::Sim`].
+//! Times arrive nearly in order. The last [`KEEP_NS`] are kept, so that slower lanes may look back a little. An earlier
+//! time is answered too, by replaying everything from the start. Absent on purpose: spikes and losses, which are not
+//! processes; [`super::Sim`] adds them.
 
 use super::job::{Moment, Plan, Select, State, Timeline, What};
 use super::meters::{Meter, Meters};
 use super::recent::Recent;
 use std::sync::Arc;
 
-/// How far a reader may look back at no cost.
+/// How far a reader may look back without a replay.
 const KEEP_NS: i64 = 3_000_000_000;
-/// The span over which utilization is taken: what NVML's own counter spans on an H200.
+/// The span over which utilization is taken: that of NVML's own counter on an H200.
 const UTILIZATION_SPAN_NS: i64 = 100_000_000;
 
 /// Generates one device's readings.
 #[derive(Debug)]
 pub(super) struct Gpu {
-    /// The jobs on this device, and which of their ranks.
+    /// The jobs on this device, each with its ranks there.
     jobs: Vec<(Arc<Plan>, Vec<usize>)>,
     played: Played,
 }
 
-/// How far the jobs have been played, and what they did lately.
+/// How far the jobs have been played, and their recent states.
 #[derive(Debug)]
 struct Played {
     timelines: Vec<(Timeline, Option<Moment>)>,
     /// When the next moment is; `i64::MAX` when there is none.
     next_ns: i64,
-    /// For each job the states of its ranks.
+    /// The states of each job's ranks.
     states: Vec<Vec<Recent<State>>>,
     levels: Recent<Level>,
 }
 
-/// The whole device from one change to the next.
+/// The state of the whole device from one change to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Level {
     /// Memory of all processes, bytes.
@@ -47,7 +47,7 @@ impl Gpu {
         Self { jobs, played }
     }
 
-    /// What the device is like at a time since the start, and for how long it has been so, nanoseconds.
+    /// The state of the device at a time since the start, and how long it has lasted, nanoseconds.
     pub(super) fn at(&mut self, at_ns: i64) -> (Level, i64) {
         let at_ns = at_ns.max(0);
         self.seek(at_ns);
@@ -128,7 +128,7 @@ impl Played {
         }
     }
 
-    /// Takes the sum of all processes as it is from now on.
+    /// Takes the sum of all processes from now on.
     fn measure(&mut self, now_ns: i64) {
         let (since_ns, before) = *self.levels.newest();
         let now = || self.states.iter().flatten().map(|track| &track.newest().1);

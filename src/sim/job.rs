@@ -1,9 +1,9 @@
-//! What one training job does, as a stream of timed moments: its memory and activity, and what it says of itself.
+//! One training job as a stream of timed moments: its memory and activity, and its annotations.
 //!
 //! Enters: a job of a scenario. Leaves: [`Moment`]s in order of time, endless unless the job ends. Both the GPUs'
-//! readings and the annotations come from this one generator, so they agree to the nanosecond, and each reader has
-//! its own copy that computes only the part it [selects](Select). Invariant: a moment is a pure function of the
-//! scenario and its seed; selecting less changes nothing of the rest.
+//! readings and the annotations come from this one generator, so they agree to the nanosecond. Each reader has its own
+//! copy that computes only the part it [selects](Select). Invariant: a moment is a pure function of the scenario and
+//! its seed; selecting less does not change the rest.
 
 mod curve;
 mod life;
@@ -18,20 +18,20 @@ use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Between two annotations of one rank: what a training loop spends there.
+/// Time between two annotations of one rank, which a training loop spends there.
 const GAP_NS: i64 = 50_000;
-/// From the mark `oom` until the dying process's memory is back with the driver.
+/// Time from the mark `oom` until the dying process's memory is freed.
 const TEARDOWN_NS: i64 = 30_000_000;
-/// From a rank's death until the launcher has killed its peers.
+/// Time from a rank's death until the launcher has killed its peers.
 const PEERS_DIE_NS: i64 = 200_000_000;
-/// What the phase is called in which a checkpoint is written.
+/// The name of the phase in which a checkpoint is written.
 const CHECKPOINT: &str = "checkpoint";
 
-/// A job with everything that its generator needs to know of the node.
+/// A job with everything that its generator needs to know about the node.
 #[derive(Debug)]
 pub(super) struct Plan {
     job: Job,
-    /// Which job of the scenario it is.
+    /// The index of the job in the scenario.
     index: u64,
     seed: u64,
     ranks: Vec<Place>,
@@ -82,16 +82,16 @@ fn checkpoint_phase(duration: Nanoseconds) -> Phase {
     Phase { name, duration, jitter, to, shape, release, busy: 0.05, collective: true }
 }
 
-/// Which part of a job's moments a reader wants.
+/// The part of a job's moments that a reader wants.
 #[derive(Debug, Clone)]
 pub(super) enum Select {
     /// The states of these ranks.
     States(Vec<usize>),
-    /// What all ranks say.
+    /// The annotations of all ranks.
     Annotations,
 }
 
-/// Something happens to one rank.
+/// An event of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Moment {
     /// Nanoseconds since the scenario's start.
@@ -102,20 +102,20 @@ pub(super) struct Moment {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum What {
-    /// From now on its process looks like this.
+    /// Its process has this state from now on.
     State(State),
-    /// It says this; the time is still to be filled in.
+    /// It sends this annotation; the time is still to be filled in.
     Says(Box<Annotation>),
 }
 
 /// A rank's process as its GPU sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct State {
-    /// `None` while there is no process.
+    /// Whether there is a process.
     pub(super) alive: bool,
     /// What its allocator holds from the driver, bytes.
     pub(super) allocator_bytes: u64,
-    /// What it holds besides, bytes.
+    /// What it holds outside the allocator, bytes.
     pub(super) outside_bytes: u64,
     /// Share of the time in which a kernel runs, millionths.
     pub(super) busy_ppm: u64,
@@ -129,7 +129,7 @@ impl State {
     }
 }
 
-/// What a rank moves over its links meanwhile.
+/// The traffic of a rank over its links.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Traffic {
     /// Hardly anything.
@@ -149,12 +149,12 @@ pub(super) struct Timeline {
     plan: Arc<Plan>,
     select: Select,
     stage: Stage,
-    /// When what comes next begins.
+    /// When the next part begins.
     at_ns: i64,
-    /// How often the job has started before.
+    /// How often the job has been restarted.
     life: u64,
     step: u64,
-    /// After this time the scenario's next OOM is due.
+    /// Time after which the scenario's next OOM is due.
     oom_done_ns: i64,
     ranks: Vec<Rank>,
     queue: VecDeque<Moment>,
@@ -167,14 +167,14 @@ enum Stage {
     Over,
 }
 
-/// One rank while its life is generated.
+/// One rank during generation.
 #[derive(Debug, Clone, Default)]
 struct Rank {
     at_ns: i64,
     state: State,
     /// The part of `outside_bytes` that fills the GPU up on purpose.
     ballast_bytes: u64,
-    /// Whether something leaked for which there was no room.
+    /// Whether a leak did not fit.
     overflowed: bool,
     alloc_retries: u64,
     ooms: u64,
@@ -195,7 +195,7 @@ impl Timeline {
         }
     }
 
-    /// Fills the queue with the job's next part; each part begins after the one before has ended.
+    /// Fills the queue with the job's next part; each part begins after the previous one has ended.
     fn refill(&mut self) {
         match self.stage {
             Stage::Startup => self.start_up(),
@@ -206,8 +206,8 @@ impl Timeline {
         self.queue.make_contiguous().sort_by_key(|moment| moment.at_ns);
     }
 
-    /// Where a whole part has changed nothing, the state that still holds at its end: a job whose memory never changes
-    /// would be played for ever in search of a change.
+    /// If a whole part changed nothing, queues the state at its end. Otherwise a job whose memory never changes would
+    /// be played forever in search of a change.
     fn let_time_pass(&mut self) {
         if let (true, Select::States(ranks)) = (self.queue.is_empty(), &self.select)
             && let Some(rank) = ranks.first().copied()
@@ -217,12 +217,12 @@ impl Timeline {
         }
     }
 
-    /// Whether anybody wants the states of this rank.
+    /// Whether the reader wants the states of this rank.
     fn shows(&self, rank: usize) -> bool {
         matches!(&self.select, Select::States(ranks) if ranks.contains(&rank))
     }
 
-    /// Changes what a rank's process looks like.
+    /// Changes the state of a rank's process.
     fn change(&mut self, rank: usize, at_ns: i64, apply: impl FnOnce(&mut State)) {
         let before = self.ranks[rank].state;
         apply(&mut self.ranks[rank].state);
@@ -232,7 +232,7 @@ impl Timeline {
         }
     }
 
-    /// Lets a rank's allocator go to a level, with a curve that fills the given time.
+    /// Moves a rank's allocator to a level, with a curve that fills the given time.
     fn move_to(&mut self, rank: usize, to_bytes: u64, shape: Shape, (begin_ns, lasting_ns): (i64, i64)) {
         if self.shows(rank) {
             let key = [self.plan.seed, self.plan.index, self.life, self.step, rank as u64, begin_ns.cast_unsigned()];
@@ -246,7 +246,7 @@ impl Timeline {
         self.ranks[rank].state.allocator_bytes = to_bytes;
     }
 
-    /// Lets a rank speak.
+    /// Queues an annotation of a rank.
     fn say(&mut self, rank: usize, at_ns: i64, event: EventType, kind: Kind, name: Option<&str>) {
         if !matches!(self.select, Select::Annotations) {
             return;
@@ -289,7 +289,8 @@ impl Iterator for Timeline {
     }
 }
 
-/// Of what an allocator holds, a sixteenth is free inside it: a usual fragmentation. Tensors begin at 512 bytes.
+/// The live part of an allocator's memory: a sixteenth is free inside it, a usual fragmentation. Tensors are aligned to
+/// 512 bytes.
 fn live_bytes(allocator_bytes: u64) -> u64 {
     (allocator_bytes - allocator_bytes / 16) & !511
 }

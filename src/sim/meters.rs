@@ -1,13 +1,14 @@
-//! How busy a simulated GPU is, and what follows from that: power, energy, temperature, clocks, bytes over links.
+//! The activity of a simulated GPU, and the readings that follow from it: power, energy, temperature, clocks, link
+//! bytes.
 //!
-//! Rates are whole numbers that hold between two changes, so what they add up to over time is exact, never falls, and
-//! does not depend on when it is read. The figures are an H200's: 75 W idle, 700 W at its limit, 1980 and 3201 MHz.
+//! Rates are whole numbers that hold between two changes, so their sums over time are exact, never fall, and do not
+//! depend on when they are read. The figures are an H200's: 75 W idle, 700 W at its limit, 1980 and 3201 MHz.
 
 use super::job::{State, Traffic};
 
 const IDLE_MILLIWATTS: u64 = 75_000;
 const LIMIT_MILLIWATTS: u64 = 700_000;
-/// What a kernel that runs all the time would draw if there were no limit.
+/// What a kernel that runs all the time would draw without a limit.
 const FULL_MILLIWATTS: u64 = 720_000;
 const NO_LOAD_CELSIUS: f64 = 31.0;
 const FULL_LOAD_CELSIUS: f64 = 74.0;
@@ -15,7 +16,7 @@ const FULL_LOAD_CELSIUS: f64 = 74.0;
 const THERMAL_LAG_S: f64 = 20.0;
 const WHOLE_PPM: u64 = 1_000_000;
 
-/// What is added up over time, and in what unit a second.
+/// The quantities that are summed over time, each with its unit per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meter {
     /// Milliwatts.
@@ -32,7 +33,7 @@ pub(super) enum Meter {
 
 const METERS: usize = 5;
 
-/// One GPU's rates from one change to the next, and what they have added up to before.
+/// One GPU's rates from one change to the next, and their sums before.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Meters {
     rates: [u64; METERS],
@@ -44,14 +45,14 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    /// An idle GPU in a cool room.
+    /// An idle GPU at room temperature.
     pub(super) fn idle() -> Self {
         let mut meters = Self { celsius: NO_LOAD_CELSIUS, ..Self::default() };
         meters.rates[Meter::Energy as usize] = IDLE_MILLIWATTS;
         meters
     }
 
-    /// The meters `elapsed_ns` later, and from then on with these processes on the GPU.
+    /// The meters `elapsed_ns` later, with these processes on the GPU from then on.
     pub(super) fn after<'a>(&self, elapsed_ns: i64, processes: impl Iterator<Item = &'a State>) -> Self {
         let mut next = Self { celsius: self.celsius_after(elapsed_ns), ..Self::default() };
         for (sum, meter) in next.sums.iter_mut().zip(0..METERS) {
@@ -77,7 +78,7 @@ impl Meters {
         self.sums[meter] + u128::from(self.rates[meter]) * u128::from(elapsed_ns.max(0).unsigned_abs())
     }
 
-    /// What a meter has added up to `elapsed_ns` after the last change: its unit × nanoseconds.
+    /// A meter's sum `elapsed_ns` after the last change: its unit × nanoseconds.
     pub(super) fn total(&self, meter: Meter, elapsed_ns: i64) -> u128 {
         self.sum(meter as usize, elapsed_ns)
     }
@@ -109,7 +110,7 @@ impl Meters {
         target + (self.celsius - target) * left
     }
 
-    /// Streaming multiprocessors' clock: low without a process, lowered at the power limit.
+    /// Streaming multiprocessors' clock: low without a process, reduced at the power limit.
     pub(super) fn sm_hertz(&self) -> f64 {
         match (self.powered, self.capped) {
             (false, _) => 345e6,
@@ -130,7 +131,7 @@ impl Meters {
     }
 }
 
-/// Bytes a second over PCIe to and from the GPU, and over NVLink either way.
+/// Bytes a second over PCIe to and from the GPU, and over NVLink in each direction.
 fn link_rates(state: &State) -> (u64, u64, u64) {
     let quiet = if state.alive { 2_000_000 } else { 0 };
     match state.traffic {

@@ -1,9 +1,9 @@
-//! A node that is not there: GPUs and training jobs from a [`Scenario`], read through the same trait as real ones.
+//! A simulated node: GPUs and training jobs from a [`Scenario`], read through the same trait as real ones.
 //!
 //! Enters: a scenario and the time at which it starts. Leaves: readings for any time, and the annotations that the
 //! scenario's jobs would send. Invariant: all of it is a pure function of the scenario, its seed and the time since its
-//! start, so two simulators, or one asked twice, never disagree. Absent on purpose: a clock. Losing a GPU does not end
-//! the job on it: a scenario says so itself where it wants that.
+//! start, so two simulators, or one asked twice, always agree. Absent on purpose: a clock. Losing a GPU does not end
+//! the job on it, unless the scenario says so.
 
 mod gpu;
 mod job;
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use window::Window;
 
-/// How often a wait for events looks whether one is due.
+/// How often a wait for events checks whether one is due.
 const EVENT_POLL: Duration = Duration::from_millis(5);
 
 /// A simulated node.
@@ -45,9 +45,9 @@ pub struct Sim {
     spikes: Vec<Vec<(Window, u64)>>,
     /// By device.
     lost: Vec<Vec<Window>>,
-    /// Each XID with the device that it is of and the last time at which it was told.
+    /// Each XID with its device and the last time at which it was reported.
     xids: Mutex<Vec<(Xid, usize, i64)>>,
-    /// The latest time that anybody has asked for, since the start: losses and events have no time of their own.
+    /// The latest time that was asked for, since the start: losses and events have no time of their own.
     latest_ns: AtomicI64,
 }
 
@@ -72,7 +72,7 @@ impl Sim {
         }
     }
 
-    /// The time since the start, with the promise that it was asked for.
+    /// The time since the start. Records that this time was asked for.
     fn since_start(&self, at_ns: i64) -> i64 {
         let since_ns = at_ns.saturating_sub(self.start_ns);
         self.latest_ns.fetch_max(since_ns, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Sim {
 
     fn check_present(&self, gpu: usize, since_ns: i64) -> Result<(), Error> {
         let gone = self.lost.get(gpu).is_some_and(|windows| windows.iter().any(|window| window.contains(since_ns)));
-        if gone { Err(Error::Lost("the scenario has it off the bus".to_owned())) } else { Ok(()) }
+        if gone { Err(Error::Lost("the scenario takes it off the bus".to_owned())) } else { Ok(()) }
     }
 
     /// Reads one device, unless it is lost.
@@ -116,7 +116,7 @@ impl Source for Sim {
     fn medium(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Medium {
         let since_ns = self.since_start(at_ns);
         if self.fleet.parents.get(gpu).is_none_or(Option::is_some) {
-            // As with NVML, a MIG instance has memory of its own and nothing else.
+            // As with NVML, a MIG instance has memory of its own and no other reading.
             return Medium::default();
         }
         let level = || self.read(gpu, since_ns, |device| device.at(since_ns));
@@ -125,7 +125,7 @@ impl Source for Sim {
             calls.time(Call::Utilization, || self.read(gpu, since_ns, |device| device.utilization(since_ns)));
         Medium {
             utilization_ratio: utilization,
-            // A training kernel waits for memory in about half of its time.
+            // A training kernel waits for memory about half of the time.
             memory_utilization_ratio: utilization.map(|ratio| ratio / 2.0),
             power_watts: calls.time(Call::Power, || meters().map(|meters| meters.watts())),
             temperature_celsius: calls.time(Call::Temperature, || {
@@ -235,7 +235,7 @@ impl Source for Sim {
 }
 
 impl Sim {
-    /// The earliest XID that is due and has not been told yet.
+    /// The earliest XID that is due and has not been reported yet.
     fn due_event(&self) -> Result<Option<Event>, Error> {
         let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
         if xids.is_empty() {
@@ -254,7 +254,7 @@ impl Sim {
     }
 }
 
-/// What all jobs say, in order of time.
+/// The annotations of all jobs, in order of time.
 struct Voices {
     start_ns: i64,
     jobs: Vec<(Timeline, Option<Moment>)>,
@@ -301,7 +301,7 @@ fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {
     xids.into_iter().filter_map(place).collect()
 }
 
-/// A simulated job speaks from this process, and so this process is what the driver would see of it.
+/// A simulated job sends its annotations from this process, so this is the process that the driver would list for it.
 fn process(state: job::State) -> Option<Process> {
     state.alive.then(|| Process { pid: std::process::id(), used_bytes: Some(state.used_bytes()) })
 }

@@ -1,15 +1,15 @@
-//! Numbers that look random and are a pure function of a key: the same scenario always plays the same.
+//! Pseudo-random numbers that are a pure function of a key: the same scenario always plays the same.
 //!
-//! Every rank, step and phase has its own generator, so leaving out one rank's numbers changes no other's.
+//! Every rank, step and phase has its own generator, so leaving out one rank's numbers does not change any other's.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, one multiply-and-shift chain a number.
+/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, one multiply-and-shift chain per number.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Random {
-    /// The generator of this key; keys that differ in any part give unrelated numbers.
+    /// The generator of this key. Keys that differ in any part give unrelated numbers.
     pub(super) fn keyed(key: &[u64]) -> Self {
         Self(key.iter().fold(GOLDEN, |state, part| mix(state ^ part.wrapping_mul(GOLDEN)).wrapping_add(GOLDEN)))
     }
@@ -20,12 +20,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// A whole number from 0 to `below` − 1; 0 where `below` is 0. Biased by less than `below` / 2⁶⁴.
+    /// A whole number from 0 to `below` − 1; 0 if `below` is 0. Biased by less than `below` / 2⁶⁴.
     pub(super) fn below(&mut self, below: u64) -> u64 {
         u64::try_from((u128::from(self.bits()) * u128::from(below)) >> 64).unwrap_or(0)
     }
 
-    /// A whole number from −`most` to `most`; 0 where `most` is not positive.
+    /// A whole number from −`most` to `most`; 0 if `most` is not positive.
     pub(super) fn around(&mut self, most: i64) -> i64 {
         let most = u64::try_from(most).unwrap_or(0);
         let drawn = self.below(most.saturating_mul(2).saturating_add(1));

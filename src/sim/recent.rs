@@ -1,4 +1,4 @@
-//! The last few seconds of something that changes: values by the time from which they hold.
+//! The last few seconds of a changing value, each value with the time from which it holds.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ pub(super) struct Recent<T> {
 }
 
 impl<T> Recent<T> {
-    /// Holds from `at_ns` on.
+    /// A value that holds from `at_ns` on.
     pub(super) fn new(at_ns: i64, value: T) -> Self {
         Self { older: VecDeque::new(), newest: (at_ns, value) }
     }
 
-    /// From `at_ns`, which is not before the newest value's time, this holds.
+    /// Adds a value that holds from `at_ns` on, which is not before the newest value's time.
     pub(super) fn push(&mut self, at_ns: i64, value: T) {
         let before = std::mem::replace(&mut self.newest, (at_ns, value));
         if before.0 < at_ns {
@@ -23,12 +23,12 @@ impl<T> Recent<T> {
         }
     }
 
-    /// The newest value and since when it holds.
+    /// The newest value and its time.
     pub(super) fn newest(&self) -> &(i64, T) {
         &self.newest
     }
 
-    /// What held at this time and since when; `None` for a time that is not kept any more.
+    /// The value at this time and when it began; `None` for a time that is no longer kept.
     pub(super) fn at(&self, at_ns: i64) -> Option<&(i64, T)> {
         if at_ns >= self.newest.0 {
             return Some(&self.newest);
@@ -36,7 +36,7 @@ impl<T> Recent<T> {
         self.older.get(self.older.partition_point(|(since, _)| *since <= at_ns).checked_sub(1)?)
     }
 
-    /// Forgets what no time from `before_ns` on needs.
+    /// Drops values that no time from `before_ns` on needs.
     pub(super) fn forget(&mut self, before_ns: i64) {
         while self.older.get(1).unwrap_or(&self.newest).0 <= before_ns && self.older.pop_front().is_some() {}
     }

@@ -1,8 +1,8 @@
-//! What a simulated node does: GPUs, jobs with their phases and troubles, and what befalls the GPUs themselves.
+//! A simulated node's scenario: GPUs, jobs with their phases and troubles, and events of the GPUs themselves.
 //!
-//! Enters: TOML as `docs/scenarios.md` documents it. Leaves: a [`Scenario`] that has been checked, so that everything
-//! that runs one can rely on it: each GPU named is there, each rank fits its GPU, no phase is empty. Unknown keys are
-//! errors, and every error names its key, its file and its line.
+//! Enters: TOML as documented in `docs/scenarios.md`. Leaves: a checked [`Scenario`], so that everything that runs one
+//! can rely on it: each named GPU exists, each rank fits its GPU, no phase is empty. Unknown keys are errors, and every
+//! error names its key, its file and its line.
 
 mod check;
 pub(super) mod fleet;
@@ -20,10 +20,10 @@ use serde::Deserialize;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// The file's name without its ending: what people see as `sim:NAME`.
+    /// The file's name without its extension, shown as `sim:NAME`.
     #[serde(skip)]
     pub name: String,
-    /// Changes what is random: jitter and the sizes of allocations.
+    /// The seed of everything random: jitter and the sizes of allocations.
     #[serde(default = "default_seed")]
     pub seed: u64,
     /// The node's GPUs, in order of their index; one H200 if left out.
@@ -53,7 +53,7 @@ pub struct GpuGroup {
     pub name: String,
     /// Framebuffer.
     pub total: Bytes,
-    /// The driver's part of it.
+    /// The driver's reserved part of it.
     pub reserved: Bytes,
     /// MIG instances that each of them is split into; none if empty.
     pub mig: Vec<MigInstance>,
@@ -61,7 +61,7 @@ pub struct GpuGroup {
 
 impl Default for GpuGroup {
     fn default() -> Self {
-        // As NVML gives them for an H200 under driver 580.
+        // NVML's values for an H200 under driver 580.
         let (total, reserved) = (Bytes(143_771 << 20), Bytes(615 << 20));
         Self { count: 1, name: "NVIDIA H200".to_owned(), total, reserved, mig: Vec::new() }
     }
@@ -71,7 +71,7 @@ impl Default for GpuGroup {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigInstance {
-    /// Profile, as `1g.18gb`.
+    /// Profile, such as `1g.18gb`.
     pub profile: String,
     /// Its framebuffer.
     pub total: Bytes,
@@ -116,7 +116,7 @@ impl Ranks {
         }
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
@@ -146,17 +146,17 @@ pub struct Job {
     /// What each rank holds outside its allocator: context, NCCL's buffers, workspaces.
     #[serde(default = "default_outside")]
     pub outside: Bytes,
-    /// Added to `outside` after every step; when it no longer fits, the job dies of it.
+    /// Added to `outside` after every step; when it no longer fits, the job dies.
     #[serde(default)]
     pub leak_per_step: Bytes,
-    /// How many steps it makes before its processes end; without end if left out.
+    /// The number of steps before its processes end; endless if left out.
     pub steps: Option<u64>,
-    /// How many times longer than the others the first step's phases last.
+    /// How many times longer than in other steps the first step's phases last.
     #[serde(default = "default_stretch")]
     pub first_step_stretch: f64,
     /// How long after dying of OOM it starts again, from step 0; never if left out.
     pub restart_after: Option<Nanoseconds>,
-    /// What a step is made of, in order.
+    /// The phases of a step, in order.
     pub phases: Vec<Phase>,
     /// Checkpoints.
     pub checkpoint: Option<Checkpoint>,
@@ -164,11 +164,11 @@ pub struct Job {
     pub data_stall: Option<DataStall>,
     /// Times at which memory is nearly full and the allocator flushes its cache.
     pub near_oom: Option<NearOom>,
-    /// Dying of OOM.
+    /// Death by OOM.
     pub oom: Option<Oom>,
 }
 
-/// How memory goes from one level to the next.
+/// How memory moves from one level to the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shape {
@@ -177,7 +177,7 @@ pub enum Shape {
     Hold,
     /// Evenly.
     Ramp,
-    /// In increments of uneven size at uneven times, each a multiple of 2 MiB, as a caching allocator asks for them.
+    /// In increments of uneven size at uneven times, each a multiple of 2 MiB, as a caching allocator requests them.
     Steps,
 }
 
@@ -189,21 +189,21 @@ pub struct Phase {
     pub name: String,
     /// How long it lasts.
     pub duration: Nanoseconds,
-    /// By how much a rank's duration differs from that, at most, either way.
+    /// The largest difference of a rank's duration from that, either way.
     #[serde(default)]
     pub jitter: Nanoseconds,
-    /// What the rank's allocator holds when the phase is over, `base` included.
+    /// What the rank's allocator holds at the end of the phase, including `base`.
     pub to: Option<Bytes>,
     /// How it gets there.
     #[serde(default)]
     pub shape: Shape,
-    /// Whether, just before the phase ends, what is above `base` goes back to the driver.
+    /// Whether memory above `base` is freed just before the phase ends.
     #[serde(default)]
     pub release: bool,
     /// Share of the time in which a kernel runs, 0 to 1.
     #[serde(default)]
     pub busy: f64,
-    /// Whether no rank can leave it before the last one has come to it: an all-reduce.
+    /// Whether no rank can leave it before the last one has reached it, as in an all-reduce.
     #[serde(default)]
     pub collective: bool,
 }
@@ -212,7 +212,7 @@ pub struct Phase {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// After each this many steps.
+    /// The number of steps from one checkpoint to the next.
     pub every_steps: u64,
     /// How long it takes.
     pub duration: Nanoseconds,
@@ -222,7 +222,7 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataStall {
-    /// In each this many steps, the last one.
+    /// The number of steps from one stall to the next; the last of them stalls.
     pub every_steps: u64,
     /// How much longer the phase lasts.
     pub duration: Nanoseconds,
@@ -231,8 +231,8 @@ pub struct DataStall {
     pub phase: String,
 }
 
-/// For some time one rank has hardly any free memory: in each step its allocator fails once, gives its cache back to
-/// the driver and takes it again, and its peers wait for it in the next collective phase.
+/// For some time one rank has hardly any free memory: in each step its allocator fails once, frees its cache and takes
+/// it again, and its peers wait for it in the next collective phase.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NearOom {
@@ -249,23 +249,23 @@ pub struct NearOom {
     pub lasting: Nanoseconds,
     /// Bytes left at the step's peak. Either this or `ballast`.
     pub free: Option<Bytes>,
-    /// Bytes that something else takes, outside the allocator. Either this or `free`.
+    /// Bytes taken by something outside the allocator. Either this or `free`.
     pub ballast: Option<Bytes>,
-    /// How much the allocator gives back.
+    /// How many bytes the allocator frees.
     #[serde(default = "default_drop")]
     pub drop: Bytes,
-    /// How long it takes from the first byte given back to the last one taken again.
+    /// Time from the first byte freed to the last one taken again.
     #[serde(default = "default_regrow")]
     pub regrow: Nanoseconds,
     /// How many times longer than usual the peers' next collective phase lasts.
     #[serde(default = "default_comm_stretch")]
     pub comm_stretch: f64,
-    /// In which phase the allocator fails.
+    /// The phase in which the allocator fails.
     #[serde(default = "default_forward")]
     pub phase: String,
 }
 
-/// One rank runs out of memory and dies, and its peers with it: `oom` is marked, and phases never end.
+/// One rank runs out of memory and dies, and its peers with it: `oom` is marked, and open phases never end.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Oom {
@@ -294,11 +294,11 @@ pub struct Spike {
     pub every: Option<Nanoseconds>,
     /// How long it lasts.
     pub duration: Nanoseconds,
-    /// How large it is; it takes no more than is free.
+    /// How large it is; it takes no more than the free memory.
     pub bytes: Bytes,
 }
 
-/// A GPU is gone for a while.
+/// A GPU that is lost for a while.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lost {
@@ -313,7 +313,7 @@ pub struct Lost {
     pub lasting: Nanoseconds,
 }
 
-/// The driver reports an XID error.
+/// An XID error reported by the driver.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Xid {
@@ -368,7 +368,7 @@ fn default_comm_stretch() -> f64 {
 }
 
 impl Job {
-    /// The most that one rank takes when nothing befalls it, bytes.
+    /// The most that one rank takes without troubles, bytes.
     #[must_use]
     pub fn most_bytes(&self) -> u64 {
         let highest = self.phases.iter().filter_map(|phase| phase.to).fold(self.base, Bytes::max);

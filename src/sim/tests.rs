@@ -1,4 +1,4 @@
-//! Stories of simulated nodes.
+//! Tests of simulated nodes.
 
 use super::*;
 use highwater_core::wire::{EventType, Gpu as GpuName, Gpus, Kind};
@@ -26,7 +26,7 @@ fn used(sim: &Sim, gpu: usize, at_ns: i64) -> u64 {
     sim.memory_used(gpu, START + at_ns).expect("the GPU is there")
 }
 
-/// What is said until then.
+/// The annotations until then.
 fn said(sim: &Sim, until_ns: i64) -> Vec<Annotation> {
     sim.annotations().take_while(|said| since(said) < until_ns).collect()
 }
@@ -50,7 +50,7 @@ fn phases(said: &[Annotation], job: &str, rank: u32, name: &str) -> Vec<(i64, i6
     ends.map(pair).collect()
 }
 
-/// The highest and lowest memory from begin to end, looked at every 0.1 ms.
+/// The highest and lowest memory from begin to end, read every 0.1 ms.
 fn extremes(sim: &Sim, gpu: usize, begin_ns: i64, end_ns: i64) -> (u64, u64) {
     let times = (begin_ns..end_ns).step_by(100_000);
     times.map(|at_ns| used(sim, gpu, at_ns)).fold((0, u64::MAX), |(high, low), used| (high.max(used), low.min(used)))
@@ -138,7 +138,7 @@ fn steps_hold_their_phases_and_follow_each_other_on_each_rank() {
     for (job, rank) in [("llama-ddp", 0), ("llama-ddp", 1), ("moe-tight", 0), ("moe-tight", 1)] {
         let (mut open, mut last, mut steps) = (Vec::new(), i64::MIN, 0);
         for said in said.iter().filter(|said| said.job.as_deref() == Some(job) && said.rank == Some(rank)) {
-            assert!(since(said) > last || said.event == EventType::Mark, "times of a rank rise");
+            assert!(since(said) > last || said.event == EventType::Mark, "times of a rank increase");
             last = since(said);
             match said.event {
                 EventType::Begin => {
@@ -234,7 +234,7 @@ fn a_job_dies_of_oom_and_comes_back_with_step_0() {
     assert!((15 * SECOND..16 * SECOND).contains(&died));
     assert_eq!(oom[0].memory.map(|memory| (memory.ooms, memory.alloc_retries)), Some((Some(1), Some(1))));
     let usable = sim.devices()[0].usable_bytes().expect("known");
-    assert_eq!(used(&sim, 0, died), usable, "it has taken all there is");
+    assert_eq!(used(&sim, 0, died), usable, "it has taken all memory");
     assert_eq!(used(&sim, 0, died + 30 * MS), 0);
     assert_eq!(sim.processes(0, START + died + SECOND, &CallStats::default()), Some(Vec::new()));
 
@@ -313,7 +313,7 @@ fn a_lost_gpu_is_gone_and_comes_back() {
     assert_eq!(sim.medium(2, START + 21 * SECOND, &calls), Medium::default());
     assert_eq!(sim.slow(2, START + 21 * SECOND, &calls), Slow::default());
     assert_eq!(calls.failures(Call::Power), 1);
-    assert!(sim.memory_used(1, START + 24 * SECOND).is_ok(), "other GPUs are there");
+    assert!(sim.memory_used(1, START + 24 * SECOND).is_ok(), "other GPUs are present");
     assert!(matches!(sim.reacquire(2), Err(Error::Lost(_))));
     assert!(sim.memory_used(1, START + 25 * SECOND).is_ok());
     assert_eq!(sim.reacquire(2), Ok(()));

@@ -1,8 +1,8 @@
-//! Stretches of time that recur: spikes, losses, times near OOM.
+//! Recurring windows of time: spikes, losses, times near OOM.
 
 use highwater_core::units::Nanoseconds;
 
-/// A stretch of time that begins at an offset and, where it recurs, again after each period. Nanoseconds since the
+/// A window of time that begins at an offset and, if it recurs, again after each period. Nanoseconds since the
 /// scenario's start; begin included, end excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Window {
@@ -22,7 +22,7 @@ impl Window {
         self.every_ns.map_or(since, |every| since % every) < self.lasting_ns
     }
 
-    /// The first time after `after_ns` at which it opens; `None` when it does not any more.
+    /// The first time after `after_ns` at which it opens; `None` if it never opens again.
     pub(super) fn next_opening_ns(&self, after_ns: i64) -> Option<i64> {
         if after_ns < self.offset_ns {
             return Some(self.offset_ns);

@@ -1,4 +1,4 @@
-//! What each driver call costs: a histogram a call, and the share of time spent inside the driver.
+//! The cost of driver calls: a histogram per call, and the share of time spent inside the driver.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Histogram;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 highwater_core::labels! {
-    /// The driver calls that the lanes make, by the label that `highwater_nvml_call_duration_seconds` gives them.
+    /// The driver calls that the lanes make, with their labels in `highwater_nvml_call_duration_seconds`.
     #[allow(missing_docs, reason = "each is named after its call")]
     pub enum Call {
         MemoryInfo = "memory_info",
@@ -39,12 +39,12 @@ pub const BOUNDS_S: &[f64] =
 #[derive(Debug, Default)]
 pub struct CallStats {
     counted: Arc<Counted>,
-    /// Grows by one when a call begins and when it returns: odd while one is under way.
+    /// Incremented when a call begins and when it returns: odd while a call is in progress.
     progress: AtomicU64,
     busy: Mutex<Busy>,
 }
 
-/// The driver's time over the last second.
+/// Time spent inside the driver over the last second.
 #[derive(Debug, Default)]
 struct Busy {
     since_ns: i64,
@@ -52,7 +52,7 @@ struct Busy {
     ratio: Option<f64>,
 }
 
-/// What every call has cost so far.
+/// Durations and failures of every call so far.
 #[derive(Debug)]
 struct Counted {
     durations: [Histogram; Call::ALL.len()],
@@ -69,26 +69,26 @@ impl Default for Counted {
 }
 
 impl CallStats {
-    /// The same counts for a thread that alone makes calls through them, so that its [`progress`](Self::progress) can be
-    /// watched.
+    /// The same counts, for a thread that is the only one to make calls through them, so that its
+    /// [`progress`](Self::progress) can be watched.
     #[must_use]
     pub fn for_one_thread(&self) -> Self {
         Self { counted: Arc::clone(&self.counted), ..Self::default() }
     }
 
-    /// A number that is odd while the one thread that makes calls through this waits in the driver, and another one after
-    /// each call: while it stays the same odd number, one call does not return.
+    /// A number that is odd while the thread that makes calls through this waits in the driver, and that changes with
+    /// each call: while it stays at the same odd number, one call has not returned.
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.progress.load(Ordering::SeqCst)
     }
 
-    /// Makes one call and keeps what it cost and whether it failed. `None` stands for "not available".
+    /// Makes one call, and records its duration and whether it failed. `None` means "not available".
     pub fn time<T>(&self, call: Call, make: impl FnOnce() -> Result<T, super::Error>) -> Option<T> {
         self.time_all(call, make).ok()
     }
 
-    /// The same, with the error told too.
+    /// The same, but also returns the error.
     ///
     /// # Errors
     /// Those of the call.
@@ -104,7 +104,7 @@ impl CallStats {
         answer
     }
 
-    /// Keeps the duration of one call that was timed elsewhere.
+    /// Records the duration of one call that was timed elsewhere.
     pub fn observe_ns(&self, call: Call, duration_ns: i64) {
         self.counted.durations[call as usize].observe_ns(duration_ns);
     }
@@ -138,7 +138,7 @@ impl CallStats {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).ratio
     }
 
-    /// Brings [`busy_ratio`](Self::busy_ratio) up to date; called some times a second.
+    /// Updates [`busy_ratio`](Self::busy_ratio); called several times a second.
     #[allow(clippy::cast_precision_loss, reason = "a share")]
     pub fn advance(&self, now_ns: i64) {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +148,7 @@ impl CallStats {
         }
         let total_ns = self.busy_ns();
         let ratio = (total_ns - busy.busy_ns) as f64 / elapsed_ns as f64;
-        // The first look has no second behind it.
+        // The first update has no previous one to compare with.
         let ratio = (busy.since_ns != 0).then_some(ratio);
         *busy = Busy { since_ns: now_ns, busy_ns: total_ns, ratio };
     }

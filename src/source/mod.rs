@@ -1,7 +1,7 @@
-//! What the daemon reads: GPUs behind one trait, whether real, simulated or recorded.
+//! The source of readings: GPUs behind one trait, whether real, simulated or recorded.
 //!
-//! Enters: a driver, a scenario or a recording. Leaves: readings, each with `None` for "not available here".
-//! Invariant: nothing above this module knows NVML. Absent on purpose: everything derived (windows, rates, phases).
+//! Enters: a driver, a scenario or a recording. Leaves: readings, each with `None` for "not available here". Invariant:
+//! no code above this module depends on NVML. Absent on purpose: everything derived (windows, rates, phases).
 
 pub mod calls;
 
@@ -11,43 +11,43 @@ use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use highwater_core::wire::Annotation;
 use std::time::Duration;
 
-/// Why a reading was not had, by what the caller can do about it.
+/// Why a reading failed, grouped by what the caller can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// This GPU or driver never answers this call: ask once and leave it.
+    /// This GPU or driver never supports this call: do not repeat it.
     #[error("not supported")]
     Unsupported,
-    /// There is nothing of this GPU yet: go on asking.
-    #[error("there is nothing of this GPU yet")]
+    /// There is no reading of this GPU yet: keep asking.
+    #[error("no reading of this GPU yet")]
     NotYet,
-    /// The GPU is gone until it is [reacquired](Source::reacquire): stop asking it.
+    /// The GPU is gone until it is [reacquired](Source::reacquire): stop reading it.
     #[error("GPU lost: {0}")]
     Lost(String),
-    /// This one call failed: count it and go on.
+    /// This one call failed: count it and continue.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Why there is no source at all; the daemon tells it and tries again.
+/// Why no source could be opened. The daemon logs it and retries.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct OpenError {
     /// A short machine-readable reason: `library_missing`, `driver_mismatch`, `driver_not_loaded`, `no_gpus`, …
     pub reason: &'static str,
-    /// What a person needs to know to mend it.
+    /// A message for people, with how to fix it.
     pub message: String,
 }
 
-/// A GPU or MIG instance that the driver counts and that could not be opened.
+/// A GPU or MIG instance that the driver counts but that could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
-    /// Its index, as [`Device::index`].
+    /// Its index, as in [`Device::index`].
     pub index: String,
-    /// What the driver said.
+    /// The driver's error message.
     pub reason: String,
 }
 
-/// What the driver reports by itself.
+/// An event reported by the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// An XID error on the GPU at this position of [`Source::devices`].
@@ -64,29 +64,30 @@ pub enum Event {
 pub enum NextTick {
     /// At the sampler's own period.
     Periodic,
-    /// At exactly this time: a recording changes then.
+    /// At exactly this time, because a recording changes then.
     At(i64),
-    /// Never: the recording is over.
+    /// Never: the recording has ended.
     End,
 }
 
 /// The GPUs of one node. Every method may be called from several threads at once, and `gpu` is always a position in
-/// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and a
-/// replay answer for it, NVML takes from it only the time between two readings of PCIe bytes.
+/// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and replays return the values of that
+/// time; NVML uses it only for the time between two readings of PCIe bytes.
 ///
-/// What a source does not tell of is not available: every method but the first three has that for its default, and
-/// a GPU that was lost is back by default.
+/// A value that a source does not provide is not available: that is the default of every method but the first three. By
+/// default, a lost GPU counts as reacquired.
 pub trait Source: Send + Sync {
-    /// What is read, for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
+    /// A description for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
     fn description(&self) -> String;
 
     /// The GPUs and MIG instances, fixed for the life of the source.
     fn devices(&self) -> &[Device];
 
-    /// Memory in use by everything but the driver's reserve, bytes. Fast lane: no allocation, no waiting.
+    /// Memory in use by everything but the driver's reserve, bytes. Called by the fast lane: must not allocate or wait.
     ///
     /// # Errors
-    /// [`Error::NotYet`] before its first reading, [`Error::Lost`] for a GPU that is gone, [`Error::Failed`] for one bad reading.
+    /// [`Error::NotYet`] before its first reading, [`Error::Lost`] for a GPU that is gone, [`Error::Failed`]
+    /// for one bad reading.
     fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error>;
 
     /// The medium lane's readings; each call is timed into `calls`.
@@ -101,54 +102,55 @@ pub trait Source: Send + Sync {
         Slow::default()
     }
 
-    /// Processes with a compute or graphics context; `None` where the driver will not say, empty where there are none.
-    /// Asked for apart and more seldom: beside a job on eight H200s the two calls take 2 ms a GPU.
+    /// Processes with a compute or graphics context; `None` if the driver does not report them, empty if there are
+    /// none. Read separately and less often: beside a job on eight H200s the two calls take 2 ms a GPU.
     fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
         let _ = (gpu, at_ns, calls);
         None
     }
 
-    /// Whether [`processes`](Self::processes) tells of all that hold memory, those of other containers too.
+    /// Whether [`processes`](Self::processes) lists all processes that hold memory, including those of other
+    /// containers.
     fn lists_all_processes(&self) -> bool {
         true
     }
 
-    /// Whether a GPU whose memory is never to be had is still there. The memory of all others tells that.
+    /// Whether a GPU whose memory can never be read is still present. All other GPUs show that by their memory reading.
     ///
     /// # Errors
-    /// [`Error::Lost`] for a GPU that is gone; any other tells nothing.
+    /// [`Error::Lost`] for a GPU that is gone; any other error means nothing.
     fn presence(&self, gpu: usize, calls: &CallStats) -> Result<(), Error> {
         let _ = (gpu, calls);
         Ok(())
     }
 
-    /// Bytes over PCIe. Asked for apart and more seldom: a sample of GPM takes 0.3 ms.
+    /// Bytes over PCIe. Read separately and less often: a GPM sample takes 0.3 ms.
     fn pcie(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Pcie {
         let _ = (gpu, at_ns, calls);
         Pcie::default()
     }
 
-    /// What is too dear for every turn of the slow lane; each call is timed into `calls`.
+    /// Readings that are too expensive for every turn of the slow lane; each call is timed into `calls`.
     fn rare(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Rare {
         let _ = (gpu, at_ns, calls);
         Rare::default()
     }
 
-    /// Energy since the driver was loaded, joules. Asked for apart from the others and seldom: the call holds the
-    /// driver's lock for milliseconds, and every other call waits for it.
+    /// Energy since the driver was loaded, joules. Read separately and rarely: the call holds the driver's lock for
+    /// milliseconds, and every other call waits for it.
     fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64> {
         let _ = (gpu, at_ns, calls);
         None
     }
 
-    /// Devices that are there and could not be opened, but for those that this process is kept from. They stay out for the
-    /// life of this source.
+    /// Devices that are present but could not be opened, except those that this process may not access. They stay out
+    /// for the life of this source.
     fn skipped(&self) -> &[Skipped] {
         &[]
     }
 
-    /// Whether devices are there that were not found, or MIG instances that were found were since taken away: then only
-    /// a source that is opened anew tells the truth. Asks the driver, and is to be asked seldom.
+    /// Whether new devices have appeared, or known MIG instances have been removed. If so, only a newly opened source
+    /// is up to date. This queries the driver, so call it rarely.
     fn has_changed(&self, calls: &CallStats) -> bool {
         let _ = calls;
         false
@@ -166,7 +168,7 @@ pub trait Source: Send + Sync {
     /// Waits for the driver's next event, at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there are no events at all: do not call again.
+    /// [`Error::Unsupported`] if the source has no events at all: do not call again.
     fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
         let _ = timeout;
         Err(Error::Unsupported)
@@ -178,8 +180,7 @@ pub trait Source: Send + Sync {
         NextTick::Periodic
     }
 
-    /// What the source's own jobs say of their steps and phases, in order of time; empty for real GPUs, whose jobs
-    /// speak for themselves.
+    /// Annotations of the source's own jobs, in order of time. Empty for real GPUs, whose jobs send their own.
     fn annotations(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         Box::new(std::iter::empty())
     }

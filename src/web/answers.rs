@@ -1,9 +1,9 @@
-//! Long answers while clients take them, and what all of them may keep.
+//! Long answers while clients read them, within a limit on memory.
 //!
-//! A client that reads nothing keeps its answer in memory until its connection ends. So a long answer is kept here, once
-//! for all who get the same, and goes out in pieces; where a new one needs room, the one of which nothing was read for
-//! longest is withdrawn, and the connections of its readers end. Invariant: the answers under way take at most
-//! [`MOST_BYTES`], or are one.
+//! A client that does not read keeps its answer in memory until its connection ends. A long answer is therefore kept
+//! here once for all clients that get the same one, and sent in pieces. If a new answer needs room, the one whose last
+//! read is longest ago is withdrawn, and its readers' connections end. Invariant: the answers in progress take at most
+//! [`MOST_BYTES`] together, or there is only one.
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -12,16 +12,16 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// Bytes of all long answers under way.
+/// Limit on the bytes of all long answers in progress.
 pub(crate) const MOST_BYTES: usize = 8 << 20;
-/// Bytes that are handed to a connection at once: what it keeps while its client reads nothing.
+/// Bytes handed to a connection at once, which it keeps while its client does not read.
 pub(crate) const PIECE_BYTES: usize = 8 << 10;
 
-/// The long answers under way.
+/// The long answers in progress.
 #[derive(Debug, Default)]
 pub(super) struct Answers(Mutex<Vec<Weak<Answer>>>);
 
-/// One text, for everybody who is to get it.
+/// One text, shared by all clients that get it.
 #[derive(Debug)]
 pub(super) struct Answer {
     text: Mutex<Text>,
@@ -30,14 +30,14 @@ pub(super) struct Answer {
 
 #[derive(Debug)]
 struct Text {
-    /// `None` once it was withdrawn.
+    /// `None` once withdrawn.
     text: Option<Box<[u8]>>,
-    /// When a piece was last taken.
+    /// When a piece was last read.
     taken: Instant,
 }
 
 impl Answers {
-    /// Keeps a text while somebody reads it; others make room.
+    /// Keeps a text while a client reads it; others are withdrawn to make room.
     pub fn keep(&self, text: Vec<u8>) -> Arc<Answer> {
         let (bytes, text) = (text.len(), Text { text: Some(text.into_boxed_slice()), taken: Instant::now() });
         let answer = Arc::new(Answer { bytes, text: Mutex::new(text) });
@@ -57,7 +57,7 @@ impl Answers {
 }
 
 impl Answer {
-    /// The text as an answer of this type.
+    /// The text as a response of this type.
     pub fn response(self: Arc<Self>, content_type: &'static str) -> Response {
         let length = self.bytes;
         let pieces = futures_util::stream::try_unfold((self, 0), |(answer, from)| async move {
@@ -72,21 +72,21 @@ impl Answer {
         (headers, Body::from_stream(pieces)).into_response()
     }
 
-    /// A copy of some of the text: a part of the text itself would keep all of it.
+    /// A copy of a part of the text: a reference to a part would keep all of it.
     fn piece(&self, from: usize) -> io::Result<Bytes> {
         let mut text = self.text();
         text.taken = Instant::now();
-        let text = text.text.as_deref().ok_or_else(|| io::Error::other("withdrawn: newer answers needed its room"))?;
+        let text = text.text.as_deref().ok_or_else(|| io::Error::other("withdrawn to make room for newer answers"))?;
         let piece = text.get(from..).unwrap_or_default();
         Ok(Bytes::copy_from_slice(piece.get(..PIECE_BYTES).unwrap_or(piece)))
     }
 
-    /// Bytes that it takes.
+    /// Bytes that it holds.
     fn held(&self) -> usize {
         self.text().text.as_deref().map_or(0, <[u8]>::len)
     }
 
-    /// Gives its bytes back, and returns how many.
+    /// Frees its bytes, and returns how many.
     fn withdraw(&self) -> usize {
         self.text().text.take().map_or(0, |text| text.len())
     }
@@ -119,15 +119,15 @@ mod tests {
         // The first was begun first, and is still being read.
         assert!([1, 2, 3, 0].iter().all(|number| kept[*number].piece(0).is_ok()));
         let next = answers.keep(text.clone());
-        assert!(kept[1].piece(0).is_err(), "of which nothing was read for longest");
+        assert!(kept[1].piece(0).is_err(), "its last read is longest ago");
         assert!([&kept[0], &kept[2], &kept[3], &next].iter().all(|answer| answer.piece(0).is_ok()));
         let withdrawn = kept.remove(1).response("text/plain").into_body();
         assert!(withdrawn.collect().await.is_err());
-        // What nobody reads any more takes no room.
+        // An answer without readers takes no room.
         kept.truncate(2);
         let more = answers.keep(text);
         assert!([&kept[1], &next, &more].iter().all(|answer| answer.piece(0).is_ok()));
         let alone = answers.keep(vec![b'x'; 2 * MOST_BYTES]);
-        assert!(alone.piece(0).is_ok() && next.piece(0).is_err(), "one may be longer than all");
+        assert!(alone.piece(0).is_ok() && next.piece(0).is_err(), "a single answer may exceed the limit");
     }
 }

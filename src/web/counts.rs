@@ -1,31 +1,32 @@
-//! What became of connections and requests, for `/metrics`; and which of it is worth a line of the log.
+//! Counts of connections and requests, for `/metrics`, and rate limits for the log.
 
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often one kind of trouble is logged at most.
+/// The shortest time between two log lines of one kind.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 highwater_core::labels! {
     /// How a connection ended.
     pub enum Ending {
-        /// By its client, or after its last answer.
+        /// Closed by its client, or after its last answer.
         Closed = "closed",
-        /// It was kept open between two requests for as long as that is allowed.
+        /// Kept open between two requests for the longest time allowed.
         Idle = "idle",
-        /// It was the longest silent one when all places were taken.
+        /// Closed because it had been silent longest when all places were taken.
         Evicted = "evicted",
-        /// Its client was too slow: with TLS's handshake, a request's head, or taking an answer; or it lived too long.
+        /// Its client was too slow with the TLS handshake, a request's head, or reading an answer; or it reached the
+        /// longest lifetime.
         TimedOut = "timed_out",
-        /// TLS could not be agreed on.
+        /// The TLS handshake failed.
         HandshakeFailed = "handshake_failed",
     }
 }
 
 highwater_core::labels! {
-    /// Why a request was refused before its handler saw it.
+    /// Why a request was refused before it reached its handler.
     pub enum Refused {
         /// Its `Host` is not one of the daemon's names.
         Host = "host",
@@ -64,29 +65,29 @@ impl Connections {
         self.failed.fetch_add(1, Relaxed);
     }
 
-    /// Those that ended so.
+    /// How many ended this way.
     #[must_use]
     pub fn ended(&self, ending: Ending) -> u64 {
         self.ended[ending as usize].load(Relaxed)
     }
 
-    /// Those that the system could not give.
+    /// How many could not be accepted.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }
 
-    /// Those that are open.
+    /// How many are open.
     #[must_use]
     pub fn open(&self) -> u64 {
-        // Read first, so that what ends meanwhile makes no difference below 0.
+        // Read first, so that connections that end meanwhile cannot make the difference negative.
         let ended: u64 = Ending::ALL.into_iter().map(|ending| self.ended(ending)).sum();
         self.accepted.load(Relaxed).saturating_sub(ended)
     }
 }
 
 highwater_core::labels! {
-    /// What listens.
+    /// The listeners.
     pub enum Listener {
         /// `listen`.
         Http = "http",
@@ -97,12 +98,12 @@ highwater_core::labels! {
     }
 }
 
-/// Counts of everything that HTTP takes in.
+/// Counts of connections and requests.
 #[derive(Debug, Default)]
 pub struct Stats {
     connections: [Connections; Listener::ALL.len()],
     refused: [AtomicU64; Refused::ALL.len()],
-    /// Whether there is a web configuration file, how often it was read, and how often it could not be used.
+    /// Whether there is a web configuration file, how often it was loaded, and how often it could not be used.
     config: (AtomicBool, AtomicU64, AtomicU64),
 }
 
@@ -113,7 +114,7 @@ impl Stats {
         &self.connections[of as usize]
     }
 
-    /// The listeners that there are.
+    /// The listeners in use.
     pub fn listeners(&self) -> impl Iterator<Item = (Listener, &Connections)> {
         let all = Listener::ALL.into_iter().map(|listener| (listener, self.connections(listener)));
         all.filter(|(_, connections)| connections.is_on.load(Relaxed))
@@ -123,7 +124,7 @@ impl Stats {
         self.refused[reason as usize].fetch_add(1, Relaxed);
     }
 
-    /// Requests that were refused so.
+    /// How many requests were refused for this reason.
     #[must_use]
     pub fn refused(&self, reason: Refused) -> u64 {
         self.refused[reason as usize].load(Relaxed)
@@ -134,14 +135,14 @@ impl Stats {
         if is_good { &self.config.1 } else { &self.config.2 }.fetch_add(1, Relaxed);
     }
 
-    /// How often the web configuration file was taken and refused; `None` where there is none.
+    /// How often the web configuration file was loaded and refused; `None` if there is none.
     #[must_use]
     pub fn config_reads(&self) -> Option<(u64, u64)> {
         self.config.0.load(Relaxed).then(|| (self.config.1.load(Relaxed), self.config.2.load(Relaxed)))
     }
 }
 
-/// One kind of trouble that may come a thousand times a second, and is logged once a minute.
+/// One kind of error that may occur a thousand times a second, and is logged once a minute.
 #[derive(Debug)]
 pub(super) struct Seldom {
     begin: Instant,
@@ -157,7 +158,7 @@ impl Default for Seldom {
 }
 
 impl Seldom {
-    /// Counts one, and gives how many there were since the last line where another line is due.
+    /// Counts one, and returns the number since the last line if another line is due.
     pub(super) fn due(&self) -> Option<u64> {
         self.since.fetch_add(1, Relaxed);
         let now_ms = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
@@ -168,7 +169,7 @@ impl Seldom {
     }
 }
 
-/// What became of it, by the catalogue.
+/// Exports the counts under the catalogue's names.
 impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for (listener, connections) in self.listeners() {

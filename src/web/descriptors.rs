@@ -1,12 +1,12 @@
-//! File descriptors: as many as connections need beside all else that the daemon opens.
+//! The limit on file descriptors: enough for connections beside everything else that the daemon opens.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the daemon wants to be able to open: some hundred connections, the driver's devices, and files. More would only let
-/// a leak go on for longer.
+/// The wanted limit: some hundred connections, the driver's devices, and files. A higher one would only let a leak last
+/// longer.
 const WANTED: u64 = 4096;
 
-/// Raises the soft limit towards the hard one, and returns how many may be open.
+/// Raises the soft limit towards the hard one, and returns how many descriptors may be open.
 pub fn raise() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let (soft, hard) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
@@ -17,13 +17,13 @@ pub fn raise() -> u64 {
     match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
         Ok(()) => wanted,
         Err(error) => {
-            tracing::warn!(%error, soft, "the limit on file descriptors stays as it is");
+            tracing::warn!(%error, soft, "cannot raise the limit on file descriptors");
             soft
         }
     }
 }
 
-/// Places for connections of which each takes a descriptor: `most`, or `share` of all descriptors where these are few.
+/// The number of connections, each with a descriptor: `most`, or a `share`-th of all descriptors if that is fewer.
 #[must_use]
 pub fn places(descriptors: u64, most: usize, share: u64) -> usize {
     usize::try_from(descriptors / share).unwrap_or(usize::MAX).clamp(4, most)

@@ -1,7 +1,7 @@
-//! `/metrics`: one text for everybody who asks at the same time.
+//! `/metrics`: one text for all scrapers that ask at the same time.
 //!
-//! A fleet's scrapers come in step, and what they get at one moment is the same. Each is told what was known after it
-//! asked and never what was known before.
+//! The scrapers of a fleet ask in step, and get the same text at the same moment. A scraper always gets a text that was
+//! begun after its request, never an older one.
 
 use super::answers::{Answer, Answers};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tokio::sync::Mutex;
 
-/// The text that is being made, for those who wait for it.
+/// The text being made, for the requests that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Exposition {
     last: Mutex<Option<Text>>,
-    /// Who has asked and has no text yet.
+    /// The number of requests without a text yet.
     waiting: AtomicUsize,
 }
 
@@ -24,7 +24,7 @@ struct Text {
 }
 
 impl Exposition {
-    /// The text that somebody began to make after this was called, or else the one that `make` makes.
+    /// Returns a text that another request began to make after this call, or else the result of `make`.
     ///
     /// # Errors
     /// Those of `make`.
@@ -41,7 +41,7 @@ impl Exposition {
             None => Text { begun: Instant::now(), text: answers.keep(make()?) },
         };
         let answer = Arc::clone(&text.text);
-        // Should they all go away, it stays until the next one asks, who is not told it.
+        // If all the others go away, it stays until the next request, which does not get it.
         if !waiting.is_last() {
             *last = Some(text);
         }
@@ -49,7 +49,7 @@ impl Exposition {
     }
 }
 
-/// One who waits, until it has been served or has gone away.
+/// One waiting request, until it has been answered or its client has gone away.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -75,14 +75,14 @@ mod tests {
     use http_body_util::BodyExt as _;
     use std::convert::Infallible;
 
-    /// Asks; the text is the number of texts that were made before it.
+    /// Asks for the text, which is the number of texts made before it.
     async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> String {
         let make = || Ok::<_, Infallible>(made.fetch_add(1, Ordering::Relaxed).to_string().into());
         read(exposition.text(&Answers::default(), make).await.expect("it cannot fail")).await
     }
 
     async fn read(answer: Arc<Answer>) -> String {
-        let body = answer.response("text/plain").into_body().collect().await.expect("nobody withdraws it").to_bytes();
+        let body = answer.response("text/plain").into_body().collect().await.expect("it is not withdrawn").to_bytes();
         String::from_utf8(body.to_vec()).expect("text")
     }
 
@@ -94,7 +94,7 @@ mod tests {
         while exposition.waiting.load(Ordering::Relaxed) < 50 {
             tokio::task::yield_now().await;
         }
-        // One of them gives up.
+        // One of the requests is dropped.
         asked[7].abort();
         drop(being_made);
         for (number, asked) in asked.into_iter().enumerate().filter(|(number, _)| *number != 7) {

@@ -1,8 +1,8 @@
-//! What every request passes before its handler: its `Host`, the rate of requests, and who asks.
+//! Checks every request before its handler: its `Host`, the rate of requests, and its user.
 //!
-//! Leaves: the handler's answer with the configured headers, or a problem. A bearer token opens only what it is for,
-//! annotations and requests for captures, and opens them without a user. Absent on purpose: probes at their own listener,
-//! which pass no gate.
+//! Leaves: the handler's answer with the configured headers, or a problem. A bearer token gives access only to
+//! annotations and requests for captures, and does so without a user. Absent on purpose: probes at their own listener,
+//! which are not checked.
 
 use super::counts::{Refused, Seldom, Stats};
 use super::guard::{Entry, Guard, Rules};
@@ -19,28 +19,28 @@ use base64::engine::general_purpose::STANDARD;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// What takes the token of annotations.
+/// The paths that accept the annotations' token.
 pub(super) const TAKE_TOKENS: [&str; 2] = ["/api/v1/annotations", "/api/v1/captures"];
 
-/// The gate.
+/// The state of the checks.
 pub struct Gate {
-    /// The names that requests may call the daemon by.
+    /// The names that requests may have in `Host`.
     pub hosts: Hosts,
-    /// The web configuration, where there is one.
+    /// The web configuration, if there is one.
     pub guard: Option<Arc<Guard>>,
     /// Who may send annotations.
     pub access: Access,
-    /// What is refused is counted here.
+    /// Counts the refused requests.
     pub stats: Arc<Stats>,
-    /// Who is refused is logged so often.
+    /// Limits the log lines about refused users.
     pub refusals: Refusals,
 }
 
-/// Lines of the log about refused users.
+/// The rate limit of log lines about refused users.
 #[derive(Debug, Default)]
 pub struct Refusals(Seldom);
 
-/// Lets a request pass, or answers it.
+/// Passes a request on, or answers it.
 pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().cloned();
     let local = peer.as_ref().map(|peer| peer.local.ip());
@@ -48,7 +48,7 @@ pub(super) async fn pass(State(gate): State<Arc<Gate>>, request: Request, next: 
         return gate.refuse(Refused::Host, misdirected(&host).into_response());
     }
     let Some(guard) = &gate.guard else { return next.run(request).await };
-    // Taken out first: a request cannot be looked at while something is waited for.
+    // Extracted first: the request cannot be borrowed across an await.
     let given = if gate.is_job(&request) { Given::Token } else { given(request.headers()) };
     let rules = guard.rules().await;
     let refused = match rules.take() {
@@ -71,7 +71,7 @@ impl Gate {
         answer
     }
 
-    /// Why the sender of this request may not ask, where it may not.
+    /// Why the sender of this request has no access, or `None` if it has.
     async fn unknown(&self, rules: &Rules, given: Given, peer: Option<Peer>) -> Option<(Refused, Response)> {
         let address = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.peer.ip());
         let entry = match given {
@@ -92,17 +92,17 @@ impl Gate {
         }
     }
 
-    /// Whether it has the token of annotations and asks for what that is for.
+    /// Whether it has the annotations' token and uses an endpoint that accepts it.
     fn is_job(&self, request: &Request) -> bool {
         let takes_tokens = request.method() == Method::POST && TAKE_TOKENS.contains(&request.uri().path());
         takes_tokens && self.access.has_token(request.headers())
     }
 }
 
-/// What a request has to show for itself.
+/// The credentials of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Given {
-    /// The token of annotations, where it opens something.
+    /// The annotations' token, at an endpoint that accepts it.
     Token,
     /// A user and a password.
     Password(String, Vec<u8>),
@@ -113,7 +113,7 @@ fn given(headers: &HeaderMap) -> Given {
     credentials(headers).map_or(Given::Nothing, |(user, password)| Given::Password(user, password))
 }
 
-/// User and password of basic authentication, whose scheme is written in any case.
+/// User and password of basic authentication, whose scheme is case-insensitive.
 fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
     let (scheme, encoded) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
@@ -127,7 +127,7 @@ fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
 
 fn misdirected(host: &str) -> Problem {
     let host: String = host.chars().take(100).collect();
-    let detail = format!("`{host}` is not a name of this daemon; the setting `web.hosts` lists those that are");
+    let detail = format!("`{host}` is not a name of this daemon; add it to the setting `web.hosts`");
     Problem::new(StatusCode::MISDIRECTED_REQUEST, detail)
 }
 

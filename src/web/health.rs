@@ -1,4 +1,4 @@
-//! Whether the daemon lives, and whether it has something to tell.
+//! Liveness and readiness.
 
 use super::Site;
 use super::problem::Problem;
@@ -11,7 +11,7 @@ pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// 200 once a source is open and its first sample taken, while a GPU answers; 503 with the reason otherwise.
+/// 200 once a source is open, its first sample has been taken, and a GPU answers; otherwise 503 with the reason.
 pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Problem> {
     let unready = |detail: String| Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
     let Some(node) = site.known().slot.node() else {
@@ -30,7 +30,7 @@ pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Prob
 
 fn trouble(gpu: &GpuState) -> String {
     match (gpu.health(), gpu.trouble()) {
-        (Health::Hung, _) => "a call on it has not come back".to_owned(),
+        (Health::Hung, _) => "a call on it has not returned".to_owned(),
         (_, trouble) if trouble.is_empty() => "lost".to_owned(),
         (_, trouble) => trouble,
     }

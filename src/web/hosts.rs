@@ -1,8 +1,8 @@
-//! Which names the daemon goes by: the `Host` of requests, checked against DNS rebinding.
+//! The daemon's names: checks the `Host` of requests, against DNS rebinding.
 //!
-//! A page of the web may let its own name lead to 127.0.0.1, and then read all that a daemon there serves, as a page of its
-//! own. The browser names that page's host in `Host`. An address in `Host` is harmless: no page has it for its name unless it
-//! came from there.
+//! A web page may make its own host name resolve to 127.0.0.1, and then read everything that a daemon there serves, as
+//! if it came from the page's own origin. The browser sends that name in `Host`. An address in `Host` is harmless: a
+//! page has an address for its host only if it was served from that address.
 
 use axum::http::{HeaderMap, Uri, header};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,17 +10,18 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The names that requests may have in `Host`, beside addresses, `localhost` and the machine's name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Hosts {
-    /// No more, for connections to a loopback address; any for others, whose names (of Services, of pods) are not known.
+    /// No others on connections to a loopback address; any on others, because the names of Services and pods are
+    /// unknown.
     #[default]
     OnLoopback,
-    /// These, for every connection.
+    /// These, on every connection.
     Named(Vec<String>),
     /// Any.
     Any,
 }
 
 impl Hosts {
-    /// Reads the setting: names with commas between, or `*` for any.
+    /// Parses the setting: names with commas between, or `*` for any.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -29,12 +30,12 @@ impl Hosts {
         match names.iter().find(|name| name.contains(['*', ':', '/', ' '])) {
             _ if names.is_empty() => Ok(Self::OnLoopback),
             _ if names == ["*"] => Ok(Self::Any),
-            Some(name) => Err(format!("`{name}` is not a host's name, without port, nor `*` alone")),
+            Some(name) => Err(format!("`{name}` is neither a host name without a port nor a single `*`")),
             None => Ok(Self::Named(names)),
         }
     }
 
-    /// Whether a request that came to `local` may have this head. `Err` has the host that it may not have.
+    /// Whether a request that came to `local` may have this head. `Err` contains the refused host.
     pub(super) fn check(&self, headers: &HeaderMap, uri: &Uri, local: Option<IpAddr>) -> Result<(), String> {
         let named: &[String] = match self {
             Self::Any => return Ok(()),
@@ -44,7 +45,7 @@ impl Hosts {
         };
         let given =
             headers.get_all(header::HOST).iter().map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
-        // A request without any is no browser's.
+        // Browsers always send a host, so a request without one passes.
         for host in given.chain(uri.authority().map(ToString::to_string)) {
             let name = without_port(&host);
             if !is_address(name) && !is_own(&plain(name)) && !named.contains(&plain(name)) {
@@ -104,7 +105,7 @@ mod tests {
         {
             assert!(!takes(&Hosts::OnLoopback, host, LOOPBACK), "{host}");
             assert!(!takes(&Hosts::OnLoopback, host, IpAddr::V6(Ipv4Addr::LOCALHOST.to_ipv6_mapped())), "{host}");
-            assert!(takes(&Hosts::OnLoopback, host, POD), "{host}: what leads to a pod is not known");
+            assert!(takes(&Hosts::OnLoopback, host, POD), "{host}: the names of a pod are not known");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `/`: what this is and where to look.
+//! `/`: the daemon's state, and links.
 
 use super::Site;
 use axum::extract::State;
@@ -38,7 +38,7 @@ pub(super) async fn page(State(site): State<Site>) -> Html<String> {
     Html(HEAD.replace("{version}", env!("CARGO_PKG_VERSION")).replace("{state}", &state))
 }
 
-/// What goes on, in words.
+/// The active findings, as text.
 fn findings(site: &Site) -> String {
     let board = site.known().findings.board();
     let told = board.active().map(|finding| {

@@ -1,4 +1,4 @@
-//! `GET /api/v1/jobs/{job}/layers`: what is known of each rank's layers, all that ended of a name together.
+//! `GET /api/v1/jobs/{job}/layers`: statistics of each rank's layers, one row per name.
 
 use super::Site;
 use super::phases::know;
@@ -21,7 +21,7 @@ pub(super) async fn layers(State(site): State<Site>, Path(job): Path<String>) ->
 struct Left {
     site: Site,
     job: Arc<str>,
-    /// The rank and the name that came last.
+    /// The rank and the name of the last row.
     after: Option<(u32, Arc<str>)>,
 }
 
@@ -39,7 +39,7 @@ impl Page for Left {
     }
 }
 
-/// Layers of a job behind this one.
+/// Layers of a job after this one.
 fn of_job<'a>(
     log: &'a Log,
     job: &'a str,
@@ -54,7 +54,7 @@ fn of_job<'a>(
     })
 }
 
-/// A layer of one rank. Bytes, nanoseconds and seconds; `null` where not known.
+/// A layer of one rank. Bytes, nanoseconds and seconds; `null` if unknown.
 #[derive(Serialize)]
 struct Row<'a> {
     rank: u32,
@@ -67,7 +67,7 @@ struct Row<'a> {
     last: Last,
 }
 
-/// The last one of them.
+/// The last occurrence of the layer.
 #[derive(Serialize)]
 struct Last {
     step: Option<u64>,

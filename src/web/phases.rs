@@ -16,7 +16,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 use std::sync::Arc;
 
-/// Phases that one answer has unless asked otherwise.
+/// Phases in one answer by default.
 const PHASES: usize = 1000;
 
 /// The query.
@@ -38,11 +38,11 @@ pub(super) async fn phases(
     Ok(pieces::list(&left.job.clone(), "phases", left))
 }
 
-/// Refuses a job that nothing is known of.
+/// Refuses a job that is unknown.
 pub(super) fn know(site: &Site, job: &str) -> Result<(), Problem> {
     let ledger = &site.known().ledger;
     if !ledger.open().by_name().contains_key(job) && !ledger.ended().has_job(job) {
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` has been heard of")));
+        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` is known")));
     }
     Ok(())
 }
@@ -50,7 +50,7 @@ pub(super) fn know(site: &Site, job: &str) -> Result<(), Problem> {
 struct Left {
     site: Site,
     job: String,
-    /// Only those with lower numbers are left.
+    /// Only phases with lower numbers are left.
     before: u64,
     left: usize,
 }
@@ -72,7 +72,7 @@ impl Page for Left {
     }
 }
 
-/// One that ended.
+/// One step or phase that ended.
 #[derive(Serialize)]
 struct Phase<'a> {
     rank: u32,
@@ -88,7 +88,7 @@ struct Phase<'a> {
     gpus: Vec<OnGpu<'a>>,
 }
 
-/// Its memory on one GPU. Bytes, nanoseconds, joules and seconds; `null` where not known.
+/// Its memory on one GPU. Bytes, nanoseconds, joules and seconds; `null` if unknown.
 #[derive(Serialize)]
 struct OnGpu<'a> {
     gpu: Option<&'a str>,

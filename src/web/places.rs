@@ -1,9 +1,10 @@
-//! Places for connections: how many there are, who has one, and who gives way when another client comes.
+//! Places for connections: how many there are, which connections have them, and which is closed when another client
+//! comes.
 //!
-//! Enters: clients, and each sign of life of theirs. Leaves: a place for everyone who comes. When all are taken, the
-//! connection that has been silent longest gives way at once. Those whose request is being answered give way after all
-//! others while they have no more than half of the places. Beyond that the longest silent of them is the next, so that
-//! clients who ask for much and take nothing cannot leave one single place for all who come.
+//! Enters: clients, and the activity of their connections. Leaves: a place for every client. When all are taken, the
+//! connection that has been silent longest is closed at once. Connections whose request is being answered are closed
+//! after all others, as long as they have no more than half of the places. Beyond that the longest silent of them is
+//! next, so that clients that request much and read nothing cannot reduce the places for all others to a single one.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
 use super::seat::{Seat, Turn};
@@ -15,10 +16,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep_until, timeout};
 
-/// How long to wait for one who gives way before another one has to: its task may be busy.
+/// How long to wait for an evicted connection to end before another one is evicted: its task may be busy.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long one who is being answered may be silent where descriptors are short.
+/// How long a connection that is being answered may be silent when descriptors are short.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// All places of one listener.
@@ -54,7 +55,7 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one who has come; whoever has been silent longest gives way where there is none.
+    /// A place for a new client. If none is free, the connection that has been silent longest is evicted.
     pub(super) async fn take(self: &Arc<Self>) -> Option<Place> {
         let permit = loop {
             match Arc::clone(&self.free).try_acquire_owned() {
@@ -72,7 +73,7 @@ impl Places {
         Some(Place { seat, places: Arc::clone(self), _permit: permit })
     }
 
-    /// Who gives way to another client.
+    /// The connection to evict for another client.
     fn next_of_all(&self) -> Option<Arc<Seat>> {
         let taken = self.taken();
         let answering = taken.iter().filter(|seat| seat.turn() == Turn::Answer).count();
@@ -81,7 +82,7 @@ impl Places {
         of_class.min_by_key(|seat| seat.heard()).cloned()
     }
 
-    /// Who gives way to the system: nobody who is being answered at this moment.
+    /// The connection to evict when descriptors are short: none that is being answered and recently active.
     fn next_but_answered(&self) -> Option<Arc<Seat>> {
         let taken = self.taken();
         let may_go = |seat: &&Arc<Seat>| seat.turn() != Turn::Answer || seat.is_silent_for(ANSWER_PATIENCE);
@@ -97,12 +98,12 @@ impl Places {
                 listener = self.listener.label(),
                 places = self.most,
                 closed = since,
-                "every place for connections is taken; those that are silent longest give way"
+                "every place for connections is taken; the longest silent ones are closed"
             );
         }
     }
 
-    /// Sends one away; returns whether there is one.
+    /// Evicts a connection; returns whether there is one.
     fn evict(&self, seat: Option<Arc<Seat>>) -> bool {
         let Some(seat) = seat else { return false };
         self.taken().retain(|taken| !Arc::ptr_eq(taken, &seat));
@@ -110,8 +111,8 @@ impl Places {
         true
     }
 
-    /// Sends one away and waits until it has gone, where the system has no room for another connection. Returns whether
-    /// one went.
+    /// Evicts a connection and waits until it has ended, when the system has no room for another one. Returns whether
+    /// one ended.
     pub(super) async fn make_room(&self) -> bool {
         let left = self.left.notified();
         self.evict(self.next_but_answered()) && timeout(LEAVE_PATIENCE, left).await.is_ok()
@@ -119,7 +120,7 @@ impl Places {
 }
 
 impl Place {
-    /// Runs the connection until it ends, its client is too slow, or it has to give way.
+    /// Runs the connection until it ends, its client is too slow, or it is evicted.
     pub(super) async fn keep(self, connection: impl Future<Output = Ending>) {
         let seat = Arc::clone(&self.seat);
         let ending = {
@@ -142,7 +143,7 @@ impl Place {
             })
             .await
         };
-        // The connection is closed by now; only then its place is free.
+        // The place becomes free only now that the connection is closed.
         self.places.stats.connections(self.places.listener).end(ending);
     }
 }
@@ -209,12 +210,12 @@ mod tests {
         seats[1].asked(true);
         tokio::time::advance(Duration::from_millis(1)).await;
         seats[2..].iter().for_each(|seat| seat.read());
-        // The body of the second has not come, so that it is silent.
+        // The body of the second has not arrived, so that it counts as silent.
         drop(places.take().await);
         assert!(is_there(&places, &seats[0]) && !is_there(&places, &seats[1]));
     }
 
-    /// Else one place would be left, and each who comes would push out the one who came before.
+    /// Otherwise one place would be left, and each new client would evict the one before.
     #[tokio::test(start_paused = true)]
     async fn those_who_are_being_answered_keep_half_of_the_places() {
         let places = places();
@@ -233,7 +234,7 @@ mod tests {
         let places = places();
         let place = places.take().await.expect("a place");
         let begun = Instant::now();
-        // Drips, and never ends its head.
+        // Sends slowly, and never completes its head.
         let seat = Arc::clone(&place.seat);
         place
             .keep(async {
@@ -266,7 +267,7 @@ mod tests {
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         fill_rest(&places, MOST - 2).await;
-        // The two are the longest silent, and are not polled, so that the third is sent away in the end.
+        // The two are the longest silent, and are not polled, so that the third is evicted eventually.
         assert!(places.take().await.is_some());
         assert_eq!(ended(&places, Ending::Evicted), 1);
     }

@@ -1,6 +1,6 @@
-//! One connection's signs of life: what it waits for, when it was last heard of, and until when it is waited for.
+//! The activity of one connection: what it waits for, when it was last active, and its deadline.
 //!
-//! Enters: what the stream and the server see of it. Leaves: its silence and its deadline, for its place.
+//! Enters: events from the stream and the server. Leaves: its silence and its deadline, for its place.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How long a client may take for TLS's handshake and the head of its request.
+/// How long a client may take for the TLS handshake and the head of its request.
 pub(super) const HEAD_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a kept connection may say nothing.
+/// How long a kept connection may be silent.
 pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(20);
-/// How long one connection lives at most: scrapers open another one.
+/// The longest lifetime of one connection: scrapers open another one.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 /// What a connection waits for.
@@ -25,24 +25,24 @@ pub(super) enum Turn {
     Idle,
     /// The rest of a request's body.
     Body,
-    /// The answer, or that the client takes it.
+    /// The answer, or its client to read it.
     Answer,
 }
 
-/// One connection's signs of life.
+/// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Seat {
     begin: Instant,
-    /// When it last took or gave a byte, or its turn changed: microseconds after `begin`.
+    /// When it last received or sent a byte, or its turn changed: microseconds after `begin`.
     heard_us: AtomicU64,
     /// When its turn began: microseconds after `begin`.
     since_us: AtomicU64,
     turn: AtomicU8,
-    /// Whether the whole answer is with the stream that writes it.
+    /// Whether the whole answer has been handed to the stream.
     is_answered: AtomicBool,
-    /// Whether its client took nothing for too long.
+    /// Whether its client read nothing for too long.
     has_stalled: AtomicBool,
-    /// Signalled where it has to give way.
+    /// Signalled when it is evicted.
     pub leave: Notify,
     born: Instant,
 }
@@ -86,17 +86,17 @@ impl Seat {
         self.turn.store(turn as u8, Relaxed);
     }
 
-    /// When it was last heard of; compares with that of others.
+    /// When it was last active, comparable with other connections.
     pub(super) fn heard(&self) -> u64 {
         self.heard_us.load(Relaxed)
     }
 
-    /// Whether it has been silent for longer than that.
+    /// Whether it has been silent for longer than this.
     pub(super) fn is_silent_for(&self, time: Duration) -> bool {
         u128::from(self.now_us().saturating_sub(self.heard())) > time.as_micros()
     }
 
-    /// Until when it is waited for, if nothing changes.
+    /// When it times out, if nothing changes.
     pub(super) fn deadline(&self) -> Instant {
         let since = self.begin + Duration::from_micros(self.since_us.load(Relaxed));
         let end = self.born + LIFETIME;
@@ -107,50 +107,50 @@ impl Seat {
         }
     }
 
-    /// Some bytes came from the client.
+    /// Bytes arrived from the client.
     pub(super) fn read(&self) {
         if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.wrote() }
     }
 
-    /// The client took some bytes.
+    /// The client read some bytes.
     pub(super) fn wrote(&self) {
         self.heard_us.store(self.now_us(), Relaxed);
     }
 
-    /// The client has taken nothing for too long.
+    /// The client has read nothing for too long.
     pub(super) fn stall(&self) {
         self.has_stalled.store(true, Relaxed);
     }
 
-    /// Whether the client took nothing for too long.
+    /// Whether the client read nothing for too long.
     pub(super) fn has_stalled(&self) -> bool {
         self.has_stalled.load(Relaxed)
     }
 
-    /// TLS was agreed on.
+    /// The TLS handshake succeeded.
     pub(super) fn shook_hands(&self) {
         self.begin_turn(Turn::Head);
     }
 
-    /// The head of a request came, and its body, if it has one, is still to come.
+    /// The head of a request arrived, and its body, if it has one, is still to come.
     pub(super) fn asked(&self, has_body: bool) {
         self.is_answered.store(false, Relaxed);
         self.begin_turn(if has_body { Turn::Body } else { Turn::Answer });
     }
 
-    /// The whole request is there, or is answered without the rest of it.
+    /// The whole request has arrived, or is answered without the rest of it.
     pub(super) fn heard_all(&self) {
         if self.turn() == Turn::Body {
             self.begin_turn(Turn::Answer);
         }
     }
 
-    /// The whole answer is with the stream.
+    /// The whole answer has been handed to the stream.
     pub(super) fn answered(&self) {
         self.is_answered.store(true, Relaxed);
     }
 
-    /// The stream has given the kernel all that it had.
+    /// The stream has handed all its bytes to the kernel.
     pub(super) fn flushed(&self) {
         if self.turn() == Turn::Answer && self.is_answered.load(Relaxed) {
             self.begin_turn(Turn::Idle);

@@ -1,7 +1,8 @@
-//! Which user of this node sends over TCP, by the kernel's own table of connections.
+//! Finds the user of a TCP client on this node, from the kernel's own table of connections.
 //!
-//! Over loopback both ends of a connection are in one network namespace, so that the kernel has the client's socket too,
-//! with its user. It is asked by netlink (`sock_diag(7)`), which anybody may. A client elsewhere has an address alone.
+//! Over loopback both ends of a connection are in one network namespace, so the kernel knows the client's socket too,
+//! with its user. It is queried by netlink (`sock_diag(7)`), which any user may do. A client elsewhere has only an
+//! address.
 
 use super::serve::Peer;
 use highwater_core::jobs::Sender;
@@ -16,13 +17,13 @@ const NLM_F_REQUEST: u16 = 1;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// Where the user stands in an answer: after a netlink header (16 bytes), four bytes, the connection's ends (48 bytes), and
-/// three numbers of four bytes.
+/// Offset of the user in an answer: after a netlink header (16 bytes), four bytes, the connection's ends (48 bytes),
+/// and three numbers of four bytes.
 const UID_AT: usize = 16 + 4 + 48 + 12;
-/// How long the kernel is waited for, which answers at once.
+/// How long to wait for the kernel, which answers at once.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Who sends over this connection. The kernel is asked once for each, which takes it some ten microseconds.
+/// The sender on this connection. The kernel is queried once per connection, which takes it some ten microseconds.
 pub(super) fn sender(peer: &Peer) -> Sender {
     let (client, server) = (peer.peer, peer.local);
     let uid = *peer.user.get_or_init(|| if is_here(client.ip()) { uid_of(client, server) } else { None });
@@ -33,7 +34,7 @@ fn is_here(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// The user of the socket at this end of a connection; `None` where the kernel does not say.
+/// The user of the socket at this end of a connection; `None` if the kernel does not report it.
 fn uid_of(client: SocketAddr, server: SocketAddr) -> Option<u32> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG)).ok()?;
@@ -45,7 +46,7 @@ fn uid_of(client: SocketAddr, server: SocketAddr) -> Option<u32> {
     parse(answer.get(..length)?)
 }
 
-/// Asks for the socket at `client` that is connected to `server`.
+/// A request for the socket at `client` that is connected to `server`.
 fn request(client: SocketAddr, server: SocketAddr) -> Option<Vec<u8>> {
     let octets = |address: IpAddr| match address {
         IpAddr::V4(address) => [address.octets().as_slice(), &[0; 12]].concat(),
@@ -64,7 +65,7 @@ fn request(client: SocketAddr, server: SocketAddr) -> Option<Vec<u8>> {
         &server.port().to_be_bytes(),
         &octets(client.ip()),
         &octets(server.ip()),
-        // On any interface, and of any cookie.
+        // On any interface, and with any cookie.
         &[0; 4],
         &[u8::MAX; 8],
     ]
@@ -75,14 +76,14 @@ fn request(client: SocketAddr, server: SocketAddr) -> Option<Vec<u8>> {
     Some([head, body].concat())
 }
 
-/// The user of an answer; `None` of an error.
+/// The user in an answer; `None` for an error.
 fn parse(answer: &[u8]) -> Option<u32> {
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
     if kind != SOCK_DIAG_BY_FAMILY {
         return None;
     }
     let number = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
-    // A client that has closed its end has no file any more, and the kernel writes 0 for its user, which is not root.
+    // A client that has closed its end no longer has a file, and the kernel writes 0 for its user, which is not root.
     let has_file = number(UID_AT + 4)? != 0;
     number(UID_AT).filter(|_| has_file)
 }
@@ -109,7 +110,7 @@ mod tests {
         }
     }
 
-    /// The kernel then says 0, which as root would look right.
+    /// The kernel then reports 0, which looks like root.
     #[test]
     fn a_client_that_has_closed_its_end_has_no_user() {
         let (client, peer) = connected("127.0.0.1:0").expect("loopback");

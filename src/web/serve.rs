@@ -1,8 +1,9 @@
-//! The HTTP server: accepts connections, and bounds what each may take.
+//! The HTTP server: accepts connections, and limits what each may use.
 //!
-//! Enters: listeners and their routes. Leaves: nothing, when told to stop. Everyone who comes gets a place at once
-//! (`places`); a client that sends its request slowly, opens connections and says nothing, or takes nothing of its answer, is
-//! cut off, and gives way before that when others come. Invariant: accepting waits for no client and no handler.
+//! Enters: listeners and their routes. Leaves: nothing; it ends when stopped. Every client gets a place at once
+//! (`places`). A client that sends its request slowly, opens connections without sending anything, or does not read its
+//! answer is cut off, and is evicted before that when other clients need its place. Invariant: accepting waits for no
+//! client and no handler.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
 use super::guard::Guard;
@@ -33,25 +34,25 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tower_service::Service as _;
 
-/// Connections that the kernel completes before they are accepted: those of a burst, while each is given a place.
+/// Connections that the kernel completes before they are accepted: those of a burst, while each gets a place.
 const BACKLOG: u32 = 4096;
-/// How long an answer may wait for a client who takes none of it.
+/// How long an answer may wait for a client that does not read.
 pub const TAKE_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a client may take for the body of its request.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest head, bytes.
 pub(crate) const MOST_HEAD_BYTES: usize = 16 << 10;
-/// How long to wait where accepting fails and no connection can give way.
+/// How long to wait if accepting fails and no connection can be evicted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
-/// Both ends of the connection that a request came over: an extension of every request.
+/// Both ends of the connection of a request: an extension of every request.
 #[derive(Debug, Clone)]
 pub struct Peer {
     /// The client's address.
     pub peer: SocketAddr,
     /// The address that it connected to.
     pub local: SocketAddr,
-    /// The client's user, once the kernel has been asked for it: `None` in it where the kernel does not say.
+    /// The client's user, once the kernel has been queried; inside it, `None` if the kernel does not report it.
     pub user: Arc<OnceLock<Option<u32>>>,
 }
 
@@ -63,26 +64,26 @@ impl Peer {
     }
 }
 
-/// One listener and what it serves.
+/// One listener and its routes.
 pub struct Server {
-    /// Which one it is, for metrics.
+    /// The listener's name, for metrics.
     pub name: Listener,
-    /// Where clients come.
+    /// Where clients connect.
     pub listener: TcpListener,
-    /// What they may ask.
+    /// What they may request.
     pub routes: Router,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub places: usize,
-    /// What becomes of them.
+    /// Counts of connections.
     pub stats: Arc<Stats>,
-    /// The web configuration, whose TLS they speak.
+    /// The web configuration, with its TLS settings.
     pub guard: Option<Arc<Guard>>,
 }
 
-/// The body that `read` reads, if it comes in time.
+/// The body that `read` reads, if it arrives in time.
 ///
 /// # Errors
-/// That it did not.
+/// It did not.
 pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
     tokio::time::timeout(BODY_PATIENCE, read).await.map_err(|_| {
         let detail = format!("the body did not arrive within {} s", BODY_PATIENCE.as_secs());
@@ -90,22 +91,23 @@ pub async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Problem> {
     })
 }
 
-/// Listens on `address`. A client who takes nothing of its answer for `patience` is cut off by the kernel, which knows what was
-/// taken; kernels before 5.11 without the mend of that version wait for as long as a client says that it has no room.
+/// Listens on `address`. The kernel cuts off a client that reads nothing of its answer for `patience`, because it knows
+/// what was acknowledged. Kernels before 5.11 without that version's fix wait as long as the client reports a full
+/// window.
 ///
 /// # Errors
-/// Where it cannot be had.
+/// The address cannot be bound.
 pub fn listen(address: SocketAddr, patience: Duration) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
-    // Connections have it from their listener.
+    // Connections inherit this from their listener.
     sockopt::set_tcp_user_timeout(&socket, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
 impl Server {
-    /// Serves until `stop`, then waits until requests under way are answered.
+    /// Serves until `stop`, then waits until requests in progress are answered.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let places = Places::new(self.name, self.places, Arc::clone(&self.stats));
         let graceful = GracefulShutdown::new();
@@ -146,16 +148,16 @@ impl Server {
                     speak(stream, service, watcher).await
                 }
                 Err(error) => {
-                    tracing::debug!(peer = %client, %error, "TLS was not agreed on");
+                    tracing::debug!(peer = %client, %error, "the TLS handshake failed");
                     Ending::HandshakeFailed
                 }
             }
         })
     }
 
-    /// Counts and logs that the system gave no connection, and makes room where it has none.
+    /// Counts and logs a failed accept, and makes room if the system has none.
     async fn failed(&self, error: &io::Error, places: &Places, failing: &Seldom) {
-        // The kernel looks for a free descriptor first, and fails without one also where nobody has come.
+        // The kernel looks for a free descriptor first, and fails without one even if no client is waiting.
         if !has_come(&self.listener) {
             return tokio::time::sleep(ACCEPT_RETRY).await;
         }
@@ -173,7 +175,7 @@ impl Server {
     }
 }
 
-/// Whether somebody waits to be accepted, as far as the kernel tells.
+/// Whether a client waits to be accepted, as far as the kernel reports it.
 fn has_come(listener: &TcpListener) -> bool {
     let mut polled = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
@@ -182,12 +184,12 @@ fn has_come(listener: &TcpListener) -> bool {
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let (stream, peer) = listener.accept().await?;
     let local = stream.local_addr()?;
-    // Answers are written whole; without this a small one may wait for the client's acknowledgement.
+    // Answers are written at once; without this, a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
     Ok((stream, Peer::new(peer, local)))
 }
 
-/// The stream inside TLS, where that is spoken.
+/// The stream inside TLS, if enabled.
 async fn secured(stream: Watched, guard: Option<Arc<Guard>>) -> io::Result<Box<dyn Stream>> {
     let Some(guard) = guard else { return Ok(Box::new(stream)) };
     match guard.rules().await.tls() {
@@ -198,12 +200,12 @@ async fn secured(stream: Watched, guard: Option<Arc<Guard>>) -> io::Result<Box<d
 
 /// HTTP/1 on one stream.
 async fn speak(stream: Box<dyn Stream>, service: Routes, watcher: Watcher) -> Ending {
-    // The head's time is the place's to measure: this server's own timer would count a kept connection's silence to it.
+    // The place measures the time for the head: hyper's own timer would count a kept connection's silence too.
     let connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_buf_size(MOST_HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service);
-    // How a connection ends is the client's affair.
+    // Errors at the end of a connection are the client's concern.
     let _ = watcher.watch(connection).await;
     Ending::Closed
 }
@@ -235,7 +237,7 @@ impl Service<Request<Incoming>> for Routes {
     }
 }
 
-/// A request's body, which tells its place when all of it has come.
+/// A request's body, which notifies its seat when all of it has arrived.
 struct Asked {
     body: Incoming,
     seat: Arc<Seat>,
@@ -262,7 +264,7 @@ impl hyper::body::Body for Asked {
     }
 }
 
-/// An answer's body, which tells its place when all of it is with the stream.
+/// An answer's body, which notifies its seat when all of it has been handed to the stream.
 struct Answer {
     body: Body,
     seat: Arc<Seat>,
@@ -324,7 +326,7 @@ mod tests {
         assert!(answer.ends_with(&format!("{peer} {local}")), "{answer}");
     }
 
-    /// More than the kernel's buffers take.
+    /// More than fits the kernel's buffers.
     const LONG: usize = 64 << 20;
 
     #[tokio::test]
@@ -333,12 +335,12 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
         client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("sent");
         let routes = Router::new().route("/", axum::routing::get(|| async { vec![b'x'; LONG] }));
-        // Told to stop when the answer begins, it waits for the client, who takes none of it.
+        // Stopped when the answer begins, it waits for the client, which does not read.
         let begun = async { client.readable().await.expect("connected") };
         let stats = serve(listener, routes, begun).await;
         assert_eq!(stats.connections(Listener::Http).ended(Ending::TimedOut), 1);
         let mut taken = Vec::new();
-        // It may be cut off rather than ended.
+        // It may be reset instead of closed.
         let _ = client.read_to_end(&mut taken).await;
         assert!(!taken.is_empty() && taken.len() < LONG, "{} bytes", taken.len());
     }

@@ -1,4 +1,4 @@
-//! The stream of one connection: tells its place of each byte, and of a client that the kernel gave up.
+//! The stream of one connection: reports each transfer, and a client that the kernel timed out, to its seat.
 
 use super::seat::Seat;
 use std::io;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A connection and its place.
+/// A connection and its seat.
 pub(super) struct Watched {
     stream: TcpStream,
     seat: Arc<Seat>,
@@ -28,7 +28,7 @@ impl Watched {
         written
     }
 
-    /// The kernel's time for clients who take nothing is over, which whoever reads or writes first gets to know.
+    /// The kernel's timeout for clients that do not read; the first read or write after it gets the error.
     fn failed(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
             self.seat.stall();

@@ -1,4 +1,4 @@
-//! A real Alertmanager with the configuration that docs/alerts.md shows, whose webhooks lead to the story.
+//! A real Alertmanager with the configuration in docs/alerts.md. Its webhooks lead to the test.
 
 use crate::daemon::{agent, answer};
 use crate::http_server::HttpServer;
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long it may take until it listens.
+/// How long Alertmanager may take until it listens.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
-/// Debian's Alertmanager reads its templates from this place only, so where its package is merely unpacked it is shown
-/// them there, in a mount namespace that it alone sees.
+/// Debian's Alertmanager reads its templates only from this path. If the package is merely unpacked, a private mount
+/// namespace puts the templates there.
 const TEMPLATES: &str = "/usr/share/prometheus/alertmanager";
 const WITH_TEMPLATES: &str = "mount -t tmpfs tmpfs /usr/share && mkdir -p /usr/share/prometheus && \
                               ln -s \"$1\" /usr/share/prometheus/alertmanager && shift && exec \"$@\"";
@@ -30,7 +30,7 @@ pub struct Alertmanager {
     _directory: TempDir,
 }
 
-/// What a receiver was told of one alert.
+/// What a receiver was sent about one alert.
 #[derive(Debug, Clone)]
 pub struct Notice {
     /// The receiver: the webhook's path.
@@ -39,12 +39,12 @@ pub struct Notice {
     pub status: String,
     /// The alert's labels, `alertname` among them.
     pub labels: BTreeMap<String, String>,
-    /// Its texts.
+    /// The alert's annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Alertmanager {
-    /// Starts the Alertmanager at `program`; gives it once it listens.
+    /// Starts the Alertmanager at `program`; returns once it listens.
     pub fn start(program: &Path) -> Self {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let received = Arc::clone(&notices);
@@ -72,7 +72,7 @@ impl Alertmanager {
         self.base.trim_start_matches("http://")
     }
 
-    /// Waits for a notice that `wanted` takes; panics after `within` with all that came.
+    /// Waits for a notice that `wanted` accepts. Panics after `within` with all notices that came.
     pub fn notice(&self, within: Duration, what: &str, wanted: impl Fn(&Notice) -> bool) -> Notice {
         let all = || self.notices.lock().expect("no panic while held").clone();
         let mut last = Vec::new();
@@ -85,7 +85,7 @@ impl Alertmanager {
         found.unwrap_or_else(|_| panic!("no {what}: {last:#?}"))
     }
 
-    /// The alerts that it holds, as its API tells them.
+    /// The alerts that it holds, as its API returns them.
     pub fn alerts(&self) -> Vec<Value> {
         let (status, body) = answer(agent().get(format!("{}/api/v2/alerts", self.base)).call(), "alerts");
         assert_eq!(status, 200, "{body}");
@@ -100,7 +100,7 @@ pub fn documented_configuration() -> String {
     begin.split_once("```").expect("the block ends").0.to_owned()
 }
 
-/// `configuration` with its waits shortened, and its receivers at `webhook`.
+/// `configuration` with shorter waits, and with its receivers at `webhook`.
 fn hastened(configuration: &str, webhook: &str) -> String {
     let text = configuration
         .replace("group_wait: 30s", "group_wait: 100ms")

@@ -1,6 +1,6 @@
-//! The alerts that ship, read as Prometheus reads them: each whole, explained, and seen to fire and not to fire.
+//! The shipped alerts, read as Prometheus reads them: each is complete, explained, and tested to fire and not to fire.
 //!
-//! Absent: whether a threshold suits a site. That the daemon raises the findings that alerts follow is tested with it.
+//! Not covered: whether a threshold suits a site. Other tests cover that the daemon raises the findings behind alerts.
 
 mod delivery;
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What Prometheus has by itself.
+/// Series that Prometheus itself creates.
 const PROMETHEUS_OWN: [&str; 1] = ["up"];
 
 /// One rule and its file.
@@ -58,13 +58,13 @@ fn each_alert_is_tested_both_ways() {
         }
     }
     let names: BTreeSet<String> = alerts().iter().filter_map(|rule| rule.alert().map(str::to_owned)).collect();
-    assert_eq!(tested.keys().cloned().collect::<BTreeSet<_>>(), names, "tests are of alerts that there are");
+    assert_eq!(tested.keys().cloned().collect::<BTreeSet<_>>(), names, "the alerts and their tests correspond");
     for (name, ways) in tested {
         assert_eq!(
             ways.len(),
             2,
-            "{name} is seen {}",
-            if ways.contains(&true) { "not to fire only" } else { "to fire only" }
+            "{name} is only tested {}",
+            if ways.contains(&true) { "not to fire" } else { "to fire" }
         );
     }
 }
@@ -160,7 +160,7 @@ fn each_xid_has_one_alert_and_its_line_in_the_runbook() {
     let critical = codes("HighwaterXidCritical", "=~");
     let application = codes("HighwaterXidApplication", "=~");
     assert!(critical.is_disjoint(&application));
-    assert_eq!(codes("HighwaterXid", "!~"), &critical | &application, "the third alert has the rest");
+    assert_eq!(codes("HighwaterXid", "!~"), &critical | &application, "the third alert has all other codes");
     let runbook = read(&tools::root().join("docs/runbooks/xid.md"));
     let row_codes = |row: &str| numbers(row.split('|').nth(2).unwrap_or_default());
     let mut class = "";
@@ -219,7 +219,7 @@ fn recorded() -> BTreeSet<String> {
     rules().iter().filter_map(|rule| rule.json["record"].as_str().map(str::to_owned)).collect()
 }
 
-/// Every series name that docs/metrics.md tells of, those of histograms included.
+/// Every series name in docs/metrics.md, those of histograms included.
 fn catalogue() -> BTreeSet<String> {
     let text = read(&tools::root().join("docs/metrics.md"));
     let mut names = BTreeSet::new();
@@ -237,7 +237,7 @@ fn known_names() -> BTreeSet<String> {
     catalogue().into_iter().chain(recorded()).chain(extra).collect()
 }
 
-/// The series that an expression, or the queries in a template, name: those of highwater, of its process, and recorded.
+/// The series that an expression, or the queries in a template, use: those of highwater, of its process, and recorded.
 fn names_of(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
     let own = |word: &&str| {
@@ -249,7 +249,7 @@ fn names_of(expression: &str) -> BTreeSet<String> {
     words.filter(own).map(str::to_owned).collect()
 }
 
-/// The numbers in `text`; `144–150` is all seven.
+/// The numbers in `text`; `144–150` stands for all seven.
 fn numbers(text: &str) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     for part in text.split(',').map(str::trim) {
@@ -275,7 +275,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs it and gives all that it said; panics with that where it fails.
+/// Runs it and returns everything that it printed; panics with that if it fails.
 fn succeeds(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! An authority that only its own story trusts, and certificates of it.
+//! A certificate authority that only one test trusts, and certificates that it issued.
 
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// PEM files of one party.
+/// The PEM files of one party.
 pub struct Files {
     /// The authority's certificate.
     pub authority: PathBuf,
@@ -35,13 +35,13 @@ impl Authority {
     pub fn issue(&self, name: &str) -> (Certificate, KeyPair) {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-        // OpenSSL takes a certificate that is called what its authority is called for signed by itself.
+        // OpenSSL takes a certificate that has the same name as its authority for self-signed.
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
         (params.signed_by(&key, &self.0).expect("signed"), key)
     }
 
-    /// Its certificate, and one for `name` with its key, as files in `folder`.
+    /// Writes its certificate, and one for `name` with its key, into `folder`.
     pub fn write(&self, folder: &Path, name: &str) -> Files {
         let (certificate, key) = self.issue(name);
         let texts = [("ca.pem", self.0.pem()), ("own.pem", certificate.pem()), ("own.key", key.serialize_pem())];

@@ -1,5 +1,5 @@
-//! The flight recorder: what is asked for, what an `oom` mark leaves, what a kill leaves, and what a disk that takes no
-//! more does. Files are looked at with the plain `sqlite3` program.
+//! The flight recorder: captures on request, a capture of an `oom` mark, what a kill leaves behind, and a full disk.
+//! The tests read the files with the plain `sqlite3` program.
 
 use crate::daemon::{Daemon, agent, command};
 use crate::process::{Process, eventually};
@@ -28,7 +28,7 @@ fn finished(daemon: &Daemon, wanted: impl Fn(&Value) -> bool) -> Value {
     })
 }
 
-/// Saves what the API gives under this name.
+/// Downloads this capture to `into`.
 fn download(daemon: &Daemon, id: &str, into: &Path) {
     let url = format!("http://{}/api/v1/captures/{id}", daemon.address());
     let mut response = agent().get(url).call().expect("an answer");
@@ -39,7 +39,7 @@ fn download(daemon: &Daemon, id: &str, into: &Path) {
     std::fs::write(into, bytes).expect("writable");
 }
 
-/// What the plain program prints; panics where it fails.
+/// What the plain `sqlite3` program prints; panics if it fails.
 fn sqlite(program: &Path, file: &Path, sql: &str) -> String {
     let output = Command::new(program).arg("-batch").arg(file).arg(sql).output().expect("it runs");
     assert!(output.status.success(), "{}: {output:?}", file.display());
@@ -69,7 +69,7 @@ fn memory_of(daemon: &Daemon, gpu: usize, from_ns: i64, to_ns: i64) -> Vec<(i64,
 fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     let Some(program) = tools::find("sqlite3") else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    // A finding would begin or lengthen one.
+    // Without detection, since a finding would begin or extend a capture.
     let daemon = Daemon::start(&["serve", "--source", "sim", "--set", "detect.enabled=false"]);
     eventually(WITHIN, "steps", || daemon.get("/metrics").contains("highwater_job_steps_total").then_some(()));
     let (status, answer) =
@@ -78,7 +78,7 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     let id = json_of(&answer)["id"].as_str().expect("an id").to_owned();
     let (status, busy) = daemon.post("/api/v1/captures", &json!({}));
     assert_eq!((status, &json_of(&busy)["id"]), (409, &json!(id)), "one at a time");
-    assert_eq!(daemon.ask(&format!("/api/v1/captures/{id}")).0, 409, "it is not whole yet");
+    assert_eq!(daemon.ask(&format!("/api/v1/captures/{id}")).0, 409, "it is not complete yet");
     let capture = finished(&daemon, |capture| capture["id"] == id);
     assert_eq!(
         (&capture["state"], &capture["note"], &capture["reason"]),
@@ -106,10 +106,10 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
             .collect();
         let mut told = memory_of(&daemon, gpu, begin_ns, end_ns);
         told.retain(|(at_ns, _)| *at_ns > begin_ns);
-        // The ring tells nothing before the daemon's first sample, where the file tells that there is nothing.
+        // The ring has nothing from before the daemon's first sample. The file has a gap there.
         let first = told.first().map_or(begin_ns, |(at_ns, _)| *at_ns);
         let mut kept: Vec<_> = kept.into_iter().filter(|(at_ns, _)| *at_ns >= first).collect();
-        // A gap that begins at the very first reading is all that the ring tells of that time.
+        // Where a gap begins at the very first reading, the ring returns the gap alone.
         if let [(one_ns, _), (other_ns, _), ..] = kept.as_slice()
             && one_ns == other_ns
         {
@@ -120,7 +120,7 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     }
     let ticks = number(&program, &file, "SELECT count(*) FROM ticks");
     let rows = number(&program, &file, "SELECT count(*) FROM samples_by_tick WHERE gpu = 2 AND used_bytes IS NOT NULL");
-    assert_eq!(rows, ticks, "each sweep has its reading");
+    assert_eq!(rows, ticks, "each sweep has a reading");
     assert!(ticks > 1_000, "{ticks}");
     for (table, least) in [("annotations", 10), ("phases", 5), ("phase_memory", 5), ("ranks", 4), ("usage", 20)] {
         assert!(number(&program, &file, &format!("SELECT count(*) FROM {table}")) >= least, "{table}");
@@ -143,7 +143,7 @@ fn an_oom_mark_is_captured_once_and_again_only_after_the_cooldown() {
     assert_eq!(listed(&daemon).len(), 1);
 }
 
-/// As it was done on a node: asked for again and again, until the captures that told of trouble were gone.
+/// Repeats what happened on a node: repeated requests, until the captures of real trouble were gone.
 #[test]
 fn asking_again_and_again_is_refused_and_erases_no_evidence() {
     let settings = ["--set", "captures.after=200ms", "--set", "captures.before=1s", "--set", "captures.most_files=5"];
@@ -153,7 +153,7 @@ fn asking_again_and_again_is_refused_and_erases_no_evidence() {
     let evidence = finished(&daemon, |capture| capture["reason"] == "oom");
     let (mut taken, mut waits) = (0, Vec::new());
     for _ in 0..22 {
-        // One at a time; the last one may be listed as complete a moment before the next is taken.
+        // One capture at a time. The last one may be listed as complete a moment before the next is accepted.
         let mut answer = eventually(WITHIN, "an answer", || {
             let url = format!("http://{}/api/v1/captures", daemon.address());
             let asked = json!({"seconds_before": 0, "seconds_after": 0});
@@ -177,7 +177,7 @@ fn asking_again_and_again_is_refused_and_erases_no_evidence() {
     assert!((count(&daemon, "highwater_captures_total{outcome=\"too_often\"}") - waits.len() as f64).abs() < 0.1);
 }
 
-/// The demo's second job runs short of memory ten seconds after it began.
+/// The demo's second job runs short of memory ten seconds after it begins.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
@@ -224,10 +224,10 @@ fn what_cannot_be_asked_for_is_a_problem() {
     let off = Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.directory=none"]);
     let (status, problem) = off.post("/api/v1/captures", &json!({}));
     assert!(status == 503 && problem.contains("captures.directory"), "{status} {problem}");
-    assert!(!off.get("/metrics").contains("highwater_captures"), "what is off is not counted");
+    assert!(!off.get("/metrics").contains("highwater_captures"), "captures are off");
 }
 
-/// A program whose captures go into `folder`, once it listens; and where.
+/// Starts a program whose captures go into `folder`. Returns it and its base URL once it listens.
 fn start_in(folder: &Path, mut command: Command, more: &[&str]) -> (Process, String) {
     command.args(["--listen", "127.0.0.1:0", "--annotations-socket", "none", "--set"]);
     command.arg(format!("captures.directory={}", folder.display())).args(more);
@@ -238,7 +238,7 @@ fn start_in(folder: &Path, mut command: Command, more: &[&str]) -> (Process, Str
     (process, base)
 }
 
-/// Where nothing waits for a disk, if there is such a place.
+/// A folder in memory, where nothing waits for a disk, or any folder if there is none.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
 }
@@ -248,14 +248,14 @@ fn partial(folder: &Path) -> Option<PathBuf> {
     entries.into_iter().find(|path| path.to_string_lossy().ends_with(".partial.sqlite"))
 }
 
-/// Killed at any moment of a capture, what is left opens with the plain program, and if it has anything it has all of
-/// the past.
+/// The daemon is killed at various moments of a capture. The plain program can open what is left, which contains either
+/// nothing or all of the past.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
     let Some(program) = tools::find("sqlite3") else { return };
     let (mut with_past, mut finished) = (0, 0);
-    // On a slow machine the first commit comes late, and more rounds are needed.
+    // On a slow machine the first commit comes late, so more rounds are needed.
     for round in 0..40_u64 {
         if round >= 12 && with_past >= 5 {
             break;
@@ -285,17 +285,17 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
         }
         with_past += 1;
         let trigger_ns = "(SELECT value FROM meta WHERE key = 'trigger_ns')";
-        // A sweep that is told has its readings, whose times are floored to the microsecond.
+        // Each sweep in the file has its readings, whose times are rounded down to the microsecond.
         let sweep = format!("SELECT max(begin_ns) FROM ticks WHERE begin_ns <= {trigger_ns}");
         let past = format!("SELECT min(known_until_ns) > ({sweep}) - 1000 FROM gpus");
         assert_eq!(number(&program, &left, &past), 1, "after {moment:?}");
-        // The rings had just passed the moment of the request, but for a sampler that was kept from its processor.
+        // The rings had just passed the moment of the request, unless the sampler was kept off its core.
         let near = format!("SELECT ({sweep}) >= {trigger_ns} - 500000000");
         assert_eq!(number(&program, &left, &near), 1, "after {moment:?}");
         let untold = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
         assert_eq!(number(&program, &left, untold), 0, "after {moment:?}");
 
-        // The next daemon makes one file of it.
+        // The next daemon makes one file of what is left.
         let mut daemon = command();
         daemon.args(["serve", "--source", "sim:spike"]);
         let (_process, base) = start_in(folder.path(), daemon, &[]);
@@ -330,7 +330,7 @@ fn a_daemon_that_stops_ends_its_capture_and_leaves_one_file() {
     assert_eq!(sqlite(&program, files[0], "SELECT value FROM meta WHERE key = 'state'"), "cut_short");
 }
 
-/// A file system that takes no more: here the process may write no file beyond 200 KB.
+/// Simulates a full file system: the process may write no file beyond 200 KB.
 #[test]
 fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -351,7 +351,7 @@ fn a_disk_that_takes_no_more_is_counted_and_costs_nothing_else() {
         metric("highwater_captures_total{outcome=\"failed\"}").filter(|failed| *failed > 0.5)
     });
     let warnings = || process.printed().lines().filter(|line| line.contains("WARN")).count();
-    eventually(WITHIN, "that it is told", || (warnings() > 0).then_some(()));
+    eventually(WITHIN, "a warning", || (warnings() > 0).then_some(()));
     let mut listed = agent().get(format!("{base}/api/v1/captures")).call().expect("an answer");
     let listed = json_of(&listed.body_mut().read_to_string().expect("text"))["captures"][0].clone();
     assert_eq!(listed["state"], "failed", "{listed}");
@@ -398,7 +398,7 @@ fn a_capture_that_comes_to_nothing_after_its_202_says_why() {
         (&listed["captures"][0]["state"], &listed["captures"][0]["trouble"]),
         (&json!("failed"), &json!(trouble))
     );
-    assert_eq!(download(&whole).0, 200, "what was opened stays the same folder");
+    assert_eq!(download(&whole).0, 200, "the daemon keeps the folder that it opened");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! A real OpenTelemetry Collector: it takes OTLP over gRPC and HTTP and writes what it took to a file, which is read here.
+//! A real OpenTelemetry Collector. It accepts OTLP over gRPC and HTTP and writes it to a file, which is read here.
 //!
-//! It keeps nothing back: a request is answered when its lines are in the file. So what was answered outlives a kill,
-//! and what was not is the sender's to send again.
+//! It buffers nothing: it answers a request only once the lines are in the file. So what it answered survives a kill,
+//! and the sender must send the rest again.
 
 use crate::authority::Files;
 use crate::process::Process;
@@ -15,27 +15,27 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long it may take until it listens.
+/// How long the collector may take until it listens.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
-/// Attributes by name. A value is as text, since no story asks for its type.
+/// Attributes by name. Values are text, since no test needs their types.
 pub type Attributes = BTreeMap<String, String>;
 
-/// How a daemon speaks to a collector.
+/// The protocol between a daemon and a collector.
 #[derive(Debug, Clone, Copy)]
 pub enum Protocol {
     Grpc,
     Http,
 }
 
-/// A collector, ended when dropped. It keeps its ports and what it wrote when it is killed and started again.
+/// A collector, ended when dropped. It keeps its ports and its output when it is killed and started again.
 pub struct Collector {
     program: PathBuf,
     grpc: Port,
     http: Port,
     secured: Option<Files>,
     process: Option<Process>,
-    /// How often it was started; each time it writes to another file.
+    /// How often it was started. Each start writes to a new file.
     starts: usize,
     directory: TempDir,
 }
@@ -49,13 +49,13 @@ pub struct Point {
     pub unit: String,
     /// `gauge`, `sum`, `histogram`, `exponentialHistogram` or `summary`.
     pub kind: String,
-    /// Of the resource that it is of.
+    /// The attributes of its resource.
     pub resource: Attributes,
-    /// Its own.
+    /// Its own attributes.
     pub attributes: Attributes,
     /// Nanoseconds of Unix time.
     pub time_ns: i64,
-    /// Its value, where it is a number's point.
+    /// Its value, if it is a number.
     pub value: Option<f64>,
     /// The whole point, as OTLP writes it in JSON.
     pub json: Value,
@@ -75,19 +75,20 @@ pub struct Span {
     pub begin_ns: i64,
     /// Nanoseconds of Unix time.
     pub end_ns: i64,
-    /// Of the resource that it is of.
+    /// The attributes of its resource.
     pub resource: Attributes,
-    /// Its own.
+    /// Its own attributes.
     pub attributes: Attributes,
 }
 
 impl Collector {
-    /// Starts the collector at `program`; gives it once it listens.
+    /// Starts the collector at `program`; returns once it listens.
     pub fn start(program: &Path) -> Self {
         Self::start_as(program, None)
     }
 
-    /// As [`start`](Self::start), inside TLS: it shows these files' certificate, and wants one of the same authority.
+    /// Like [`start`](Self::start), with TLS: it presents the certificate in these files, and requires one from the
+    /// same authority.
     pub fn start_secured(program: &Path, files: Files) -> Self {
         Self::start_as(program, Some(files))
     }
@@ -100,7 +101,7 @@ impl Collector {
         collector
     }
 
-    /// Kills it, so that it can neither finish nor say anything. Its ports refuse connections from then on.
+    /// Sends SIGKILL. Its ports refuse connections from then on.
     pub fn kill(&mut self) {
         self.process.take().expect("it runs").kill();
     }
@@ -125,7 +126,7 @@ impl Collector {
         self.environment_through(protocol, self.port(protocol))
     }
 
-    /// The variables that make a daemon push to what listens on another port, as if it was this.
+    /// The variables that make a daemon push to another port of this host, with this collector's protocol and scheme.
     pub fn environment_through(&self, protocol: Protocol, port: u16) -> [(&'static str, String); 2] {
         let scheme = if self.secured.is_some() { "https" } else { "http" };
         let name = match protocol {
@@ -138,7 +139,7 @@ impl Collector {
         ]
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub fn port(&self, protocol: Protocol) -> u16 {
         match protocol {
             Protocol::Grpc => self.grpc.number,
@@ -146,13 +147,13 @@ impl Collector {
         }
     }
 
-    /// All that it has taken, as it is now: to be read at leisure.
+    /// Everything that it has accepted so far, to be parsed later.
     pub fn taken(&self) -> Taken {
-        // The file is made when the first request comes.
+        // The file is created with the first request.
         Taken((1..=self.starts).map(|start| std::fs::read_to_string(self.file(start)).unwrap_or_default()).collect())
     }
 
-    /// Every point that it has taken, in the order in which they came.
+    /// Every point that it has accepted, in order of arrival.
     pub fn points(&self) -> Vec<Point> {
         self.taken().points()
     }
@@ -162,7 +163,7 @@ impl Collector {
         self.points().into_iter().filter(|point| point.metric == metric).collect()
     }
 
-    /// Every span that it has taken, in the order in which they came.
+    /// Every span that it has accepted, in order of arrival.
     pub fn spans(&self) -> Vec<Span> {
         self.taken().spans()
     }
@@ -171,8 +172,8 @@ impl Collector {
         self.directory.path().join(format!("taken-{start}.jsonl"))
     }
 
-    /// No batches and no queue; and a file that rotates, far beyond any story's size, because only that one is written
-    /// without a buffer.
+    /// No batches and no queue. The file rotates, at a size far above any test's, because only a file that rotates is
+    /// written without a buffer.
     fn configuration(&self) -> String {
         let (grpc, http, file) = (self.grpc.number, self.http.number, self.file(self.starts));
         let tls = self.secured.as_ref().map_or_else(String::new, |files| {
@@ -195,33 +196,33 @@ impl Collector {
     }
 }
 
-/// What a collector had taken at a moment, as it wrote it: the text of each start.
+/// What a collector had accepted at one moment: the raw output of each start.
 pub struct Taken(Vec<String>);
 
 impl Taken {
-    /// Every point, in the order in which they came.
+    /// Every point, in order of arrival.
     pub fn points(&self) -> Vec<Point> {
         let requests = self.requests();
         let metrics = nested(&requests, ["resourceMetrics", "scopeMetrics", "metrics"]);
         metrics.into_iter().flat_map(|(resource, metric)| points_of(&resource, metric)).collect()
     }
 
-    /// Every span, in the order in which they came.
+    /// Every span, in order of arrival.
     pub fn spans(&self) -> Vec<Span> {
         let requests = self.requests();
         let spans = nested(&requests, ["resourceSpans", "scopeSpans", "spans"]);
         spans.into_iter().map(|(resource, span)| span_of(resource, span)).collect()
     }
 
-    /// The requests, one a line. A line without an end is still being written, or never will be: it was not answered.
+    /// The requests, one a line. A line without an end is incomplete, so its request was not answered.
     fn requests(&self) -> Vec<Value> {
         let whole = self.0.iter().map(|text| text.rsplit_once('\n').map_or("", |(whole, _)| whole));
         whole.flat_map(str::lines).map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect()
     }
 }
 
-/// A port of 127.0.0.1 that is taken, although nothing listens on it. The system gives it to nobody who asks for any
-/// port; who asks for this one, and reuses addresses as Go's listeners do, gets it.
+/// A reserved port of 127.0.0.1, on which nothing listens. The system does not assign it to programs that ask for any
+/// free port. A program that asks for this port and reuses addresses, as Go's listeners do, gets it.
 pub struct Port {
     /// Its number.
     pub number: u16,
@@ -229,7 +230,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes one.
+    /// Reserves one.
     pub fn reserve() -> Self {
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
@@ -241,7 +242,7 @@ impl Port {
     }
 }
 
-/// What lies three lists deep in OTLP's requests, each with its resource's attributes.
+/// The entries three lists deep in OTLP's requests, each with its resource's attributes.
 fn nested<'a>(requests: &'a [Value], lists: [&str; 3]) -> Vec<(Attributes, &'a Value)> {
     let mut found = Vec::new();
     for of_resource in requests.iter().flat_map(|request| list(&request[lists[0]])) {
@@ -291,7 +292,7 @@ fn attributes(list_of: &Value) -> Attributes {
     list(list_of).iter().map(|pair| (text(&pair["key"]), value(&pair["value"]))).collect()
 }
 
-/// OTLP's JSON has integers of 64 bits as text.
+/// OTLP's JSON encodes 64-bit integers as text.
 fn integer(value: &Value) -> i64 {
     value.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("not an integer: {value}"))
 }
@@ -319,7 +320,7 @@ fn what_it_took_before_a_kill_is_still_there_after_it() {
     assert!(points.iter().all(|point| point.attributes["n"] == "7" && point.resource["host.name"] == "here"));
 }
 
-/// One point at `time_ns` whose value is its time, over HTTP.
+/// Sends one point at `time_ns`, whose value is its time, over HTTP.
 fn send(collector: &Collector, time_ns: u64) {
     let point = serde_json::json!({"timeUnixNano": time_ns.to_string(), "asInt": time_ns.to_string(),
         "attributes": [{"key": "n", "value": {"intValue": "7"}}]});

@@ -1,4 +1,4 @@
-//! Clients that open connections and do no good with them: nobody else waits for an answer because of that.
+//! Clients that open connections and misuse them. Nobody else must wait for an answer because of them.
 
 use crate::crowd::Crowd;
 use crate::daemon::{Daemon, agent, answer};
@@ -7,13 +7,13 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// What the kubelet waits for one probe at least.
+/// The shortest timeout that the kubelet has for a probe.
 const PROBE_WITHIN: Duration = Duration::from_secs(1);
-/// A hundred thousand would measure nothing else.
+/// More probes would measure nothing else.
 const PROBES: usize = 100;
 const CROWD: usize = 10_000;
 
-/// Asks a hundred times, each over a connection of its own, and gives the longest time that one took. Prints it.
+/// Sends a hundred requests, each over its own connection. Prints and returns the longest time that one took.
 fn probe(addresses: &[(&str, &str)], among: &str) -> Duration {
     let longest = (0..PROBES).map(|number| {
         let (address, path) = addresses[number % addresses.len()];
@@ -29,7 +29,7 @@ fn probe(addresses: &[(&str, &str)], among: &str) -> Duration {
     longest
 }
 
-/// Past the harness's capture: figures are there to be read.
+/// Prints past the test harness's capture, so that people see the figures.
 fn say(what: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("\n    {what}\n").as_bytes());
 }
@@ -47,11 +47,11 @@ fn probes_are_answered_among_520_idle_connections() {
     probe(&[(&address, "/healthz"), (&address, "/metrics")], "520 idle connections");
     let metrics = daemon.get("/metrics");
     let evicted = metric(&metrics, r#"highwater_http_connections_total{listener="http",outcome="evicted"}"#);
-    // 520 and those of the probes, less the 256 that have a place, and those that were closed after their answer.
+    // 520 and those of the probes, less the 256 slots, and less those that were closed after their answer.
     assert!(evicted >= 520 - 256, "{evicted}");
     let log = daemon.printed();
     assert_eq!(log.matches("every place for connections is taken").count(), 1, "one line a minute: {log}");
-    // Each of them is ended: the first at once, the last after its three seconds.
+    // Each connection is closed: the first at once, the last after its three seconds.
     for (number, stream) in idle.iter_mut().enumerate() {
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         let read = stream.read(&mut [0]);
@@ -86,7 +86,7 @@ fn metrics_bytes(metrics: &str) -> u64 {
     metric(metrics, "process_resident_memory_bytes")
 }
 
-/// Those of the health listener are its own: who fills it keeps out neither the kubelet nor a scrape.
+/// The health listener has its own slots. A client that fills them delays neither the kubelet nor a scrape.
 #[test]
 fn the_health_listener_serves_probes_alone_and_gives_way_likewise() {
     let daemon = Daemon::start(&["serve", "--source", "sim", "--set", "health.listen=127.0.0.1:0"]).ready();
@@ -97,13 +97,13 @@ fn the_health_listener_serves_probes_alone_and_gives_way_likewise() {
     assert_eq!(status, 404, "{body}");
 }
 
-/// Where there are too few files for its places, it makes room rather than waiting for somebody to go.
+/// With fewer file descriptors than slots, the daemon closes a connection instead of waiting for a client to leave.
 #[test]
 fn it_serves_when_it_has_no_file_descriptors_left() {
     let daemon = Daemon::start_limited(&["serve", "--source", "sim"], 64).ready();
     let open = metric(&daemon.get("/metrics"), "process_open_fds");
     drop(daemon);
-    // Counting them took two itself, so that there is room for two connections where there are places for four.
+    // The count itself took two descriptors, so there is room for two connections, while there are slots for four.
     let daemon = Daemon::start_limited(&["serve", "--source", "sim"], open);
     let address = daemon.address().to_owned();
     let _idle: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
@@ -116,7 +116,7 @@ fn it_serves_when_it_has_no_file_descriptors_left() {
     assert_eq!(log.matches("connections could not be accepted").count(), 1, "one line a minute: {log}");
 }
 
-/// A kept connection may say nothing for twenty seconds; once it begins a request it has three.
+/// A kept-alive connection may be silent for 20 seconds. Once it begins a request, it has three.
 #[test]
 fn a_request_that_is_begun_and_never_finished_is_cut_off() {
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
@@ -127,7 +127,7 @@ fn a_request_that_is_begun_and_never_finished_is_cut_off() {
     let length = stream.read(&mut answered).expect("answered");
     assert!(answered[..length].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answered));
     stream.write_all(b"GET / HT").expect("sent");
-    // Ended and not silent: a timeout of the read is neither.
+    // The connection must be closed: a timeout of the read matches neither case.
     let read = stream.read(&mut answered);
     assert!(matches!(read, Ok(0)) || read.as_ref().is_err_and(is_reset), "{read:?}");
     let ended = r#"highwater_http_connections_total{listener="http",outcome="timed_out"}"#;

@@ -1,10 +1,10 @@
-//! The image, built by a real builder from the repository's Dockerfile, and run.
+//! Builds the image from the repository's Dockerfile with a real builder, and runs it.
 //!
-//! The base is Debian made from Debian's packages, as `make test-peers` puts it into target/tools/containers. Both targets are
-//! built with the program that cargo has just built: `prebuilt` with it in the context, `image` with a builder whose cargo
-//! hands it out. So two things of the Dockerfile are NOT covered: that its own builder compiles, because compiling
-//! everything again would take longer than all other tests together; and the default base images, because there is no
-//! registry to pull them from.
+//! The base image is made from Debian's packages; `make test-peers` puts it into target/tools/containers. Both targets
+//! are built with the program that cargo has just built: `prebuilt` has it in the context, and `image` has a builder
+//! whose cargo installs it. So two parts of the Dockerfile are NOT covered: that its own builder compiles, because
+//! compiling everything again would take longer than all other tests together; and the default base images, because
+//! there is no registry to pull them from.
 
 use crate::authority::Authority;
 use crate::daemon::{agent, answer};
@@ -17,10 +17,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const IMAGE: &str = "localhost/highwater-test:latest";
-/// Of the target `image`, and the builder that stands in for Rust's.
+/// The result of the target `image`, and the builder that stands in for Rust's.
 const FROM_SOURCE: &str = "localhost/highwater-test:from-source";
 const BUILDER: &str = "localhost/highwater-test-builder:latest";
-/// What the stand-in's cargo is called with, and does.
+/// The stand-in's cargo: the arguments that it accepts, and what it does.
 const CARGO: &str = r#"#!/bin/sh
 [ "$*" = "build --release --locked --bin highwater" ] && install -D -m 0755 /usr/lib/highwater target/release/highwater
 "#;
@@ -68,7 +68,7 @@ fn the_image_from_source_trusts_whom_its_builder_trusts() {
     answers_while_it_runs(&buildah, &container, &["--env", "OTEL_EXPORTER_OTLP_ENDPOINT=https://127.0.0.1:9"]);
 }
 
-/// Chroot isolation leaves the container in this machine's network, so it is asked on its own loopback port.
+/// With chroot isolation the container shares this machine's network, so the request goes to this machine's loopback.
 fn answers_while_it_runs(buildah: &Buildah, container: &Container<'_>, environment: &[&str]) {
     let mut command = buildah.command(&["run"]);
     command.args(environment).args([&container.id, "--", "/usr/local/bin/highwater"]);
@@ -115,7 +115,7 @@ struct Container<'a> {
 }
 
 impl Buildah {
-    /// `None`, told or panicked as [`tools::missing`] does, where it cannot work here.
+    /// `None`, or a panic, as in [`tools::missing`], if buildah cannot work here.
     fn find() -> Option<Self> {
         let buildah = Self {
             program: tools::find("buildah")?,
@@ -133,7 +133,7 @@ impl Buildah {
         Some(buildah)
     }
 
-    /// Builds a target of the Dockerfile, with no more than `.dockerignore` lets through, and tags it.
+    /// Builds a target of the Dockerfile, with only what `.dockerignore` lets through, and tags it.
     fn build<'a>(&'a self, target: &str, arguments: &[&str], tag: &'a str) -> Image<'a> {
         let context = TempDir::new().expect("a temporary directory");
         for file in ["Dockerfile", ".dockerignore"] {
@@ -146,9 +146,9 @@ impl Buildah {
         self.build_in(context.path(), &[&["--target", target, "--build-arg", &runtime], arguments].concat(), tag)
     }
 
-    /// Builds what a folder's Dockerfile tells, and tags it.
+    /// Builds from a folder's Dockerfile, and tags the image.
     fn build_in<'a>(&'a self, context: &Path, arguments: &[&str], tag: &'a str) -> Image<'a> {
-        // Where cache mounts are kept.
+        // Buildah stores cache mounts here.
         let scratch = TempDir::new().expect("a temporary directory");
         let mut command = self.command(&["build", "--isolation", "chroot", "--network", "host", "--pull-never"]);
         command.env("TMPDIR", scratch.path());
@@ -189,8 +189,8 @@ impl<'a> Image<'a> {
     }
 }
 
-// What is left behind takes room until the next installation of the tools prunes it; a panic would hide the failure that
-// is told.
+// Failures are ignored. What is left behind takes space until the next installation of the tools prunes it; a panic
+// would hide the failure of the test.
 impl Drop for Image<'_> {
     fn drop(&mut self) {
         let _ = self.buildah.command(&["rmi", self.tag]).output();

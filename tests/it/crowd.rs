@@ -1,7 +1,7 @@
-//! A crowd of bad clients: a process of its own that holds thousands of connections and does no good with any.
+//! A crowd of bad clients: a separate process that holds thousands of connections and misuses all of them.
 //!
-//! It is this test program once more, run with [`CLIENT`] alone, because one process may not open as many files as the
-//! story needs on both sides. It goes when its standard input ends, and stays on loopback.
+//! It is this test program again, run with [`CLIENT`] alone, because one process may not open enough files for both
+//! sides of the test. It ends when its standard input ends, and uses loopback only.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{BufRead as _, BufReader, ErrorKind, Lines, Read as _, Write as _};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 /// The test that is the client.
 const CLIENT: &str = "crowd::the_client";
-/// The variables that make it one: where to, and how many.
+/// The variables that turn the test into a client: the address, and the number of connections.
 const VARIABLES: [&str; 2] = ["CROWD_ADDRESS", "CROWD_SIZE"];
-/// Files that the client opens beside its connections.
+/// Files that the client opens besides its connections.
 const OTHER_FILES: u64 = 64;
-/// How long it waits for one connection. The kernel drops a client for whom its queue has no room.
+/// Timeout of one connection attempt. The kernel drops a client if its queue is full.
 const CONNECT_WITHIN: Duration = Duration::from_millis(300);
-/// Connections that it opens anew in a second for those that were closed, and in all.
+/// How many closed connections it replaces, per second and in all.
 const ANEW_EACH_SECOND: usize = 400;
 const ANEW: usize = 12_000;
 
@@ -26,7 +26,7 @@ const ANEW: usize = 12_000;
 pub struct Crowd {
     child: Child,
     stdin: Option<ChildStdin>,
-    // Its harness prints in the end, and fails where nobody reads.
+    // Kept open: the child's harness prints at its end, and fails if nothing reads the pipe.
     _stdout: Lines<BufReader<ChildStdout>>,
     /// How many connections it could open.
     pub size: usize,
@@ -45,7 +45,7 @@ impl Crowd {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let told =
             lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once("crowd of ")?.1.to_owned()));
-        let size = told.and_then(|size| size.trim().parse().ok()).expect("it says how many it is");
+        let size = told.and_then(|size| size.trim().parse().ok()).expect("it prints its size");
         Self { child, stdin, _stdout: lines, size }
     }
 }
@@ -58,7 +58,7 @@ impl Drop for Crowd {
     }
 }
 
-/// What a client does to stay. Which one does what follows from its number.
+/// How a client keeps its connection open. It depends on the client's number.
 #[derive(Clone, Copy)]
 enum Manner {
     Idle,
@@ -87,12 +87,12 @@ impl Manner {
 fn connect(address: SocketAddr, number: usize) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECT_WITHIN).ok()?;
     stream.set_nonblocking(true).ok()?;
-    // It may be sent away before it has said a word.
+    // The daemon may close the connection before the first byte.
     let _ = stream.write(Manner::of(number).begin());
     Some(stream)
 }
 
-/// Whether the daemon still has it; the dripping ones drip.
+/// Whether the daemon still has the connection. A dripping client sends its next byte.
 fn stays(stream: &mut TcpStream, number: usize) -> bool {
     let mut buffer = [0; 512];
     let is_open = match stream.read(&mut buffer) {
@@ -103,7 +103,7 @@ fn stays(stream: &mut TcpStream, number: usize) -> bool {
 }
 
 #[test]
-#[ignore = "a client of other stories"]
+#[ignore = "a client of other tests"]
 fn the_client() {
     let [Ok(address), Ok(wanted)] = VARIABLES.map(std::env::var) else { return };
     let (address, wanted) = (address.parse().expect("an address"), wanted.parse::<u64>().expect("a number"));
@@ -114,7 +114,7 @@ fn the_client() {
     let mut crowd: Vec<_> =
         (0..size as usize).map(|number| connect(address, number).or_else(|| connect(address, number))).collect();
     println!("crowd of {}", crowd.iter().flatten().count());
-    // Without a thread of its own the end of stdin would be waited for in place of the connections.
+    // A separate thread waits for the end of stdin, since this one is busy with the connections.
     static ENDING: AtomicBool = AtomicBool::new(false);
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
@@ -132,7 +132,7 @@ fn the_client() {
             }
         }
         anew -= opened;
-        // A second of a client's time, not of the story's.
+        // One round a second. The test itself does not wait for this.
         let end = round + Duration::from_secs(1);
         while Instant::now() < end && !ENDING.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! The program under test, running: `highwater` with a port and an annotations socket of its own.
+//! The program under test as a process: `highwater` with its own port and annotations socket.
 
 use crate::process::{Process, eventually};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long it may take until it listens; a debug build on a busy machine needs more than the figure of 300 ms.
+/// How long it may take until it listens. A debug build on a busy machine needs more than the target of 300 ms.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A running daemon, ended with SIGTERM when dropped.
@@ -18,20 +18,20 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// `highwater ARGUMENTS… --listen 127.0.0.1:0 --annotations-socket …`, once it listens. No setting of the
-    /// environment reaches it.
+    /// Starts `highwater ARGUMENTS… --listen 127.0.0.1:0 --annotations-socket …`; returns once it listens. No setting
+    /// of the environment reaches it.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_with(arguments, &[])
     }
 
-    /// As [`start`](Self::start), with these variables and no other setting in its environment.
+    /// Like [`start`](Self::start), with these variables and no other setting in its environment.
     pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = command();
         command.envs(environment.iter().copied());
         Self::run(command, arguments)
     }
 
-    /// As [`start`](Self::start), where the system lets it open so many files and no more.
+    /// Like [`start`](Self::start), with a limit of open files.
     pub fn start_limited(arguments: &[&str], descriptors: u64) -> Self {
         let program = command();
         let mut limited = Command::new("sh");
@@ -55,7 +55,7 @@ impl Daemon {
         Self { process, base, directory }
     }
 
-    /// The same, once it reads memory: before, no GPU is known.
+    /// Waits until it reads memory. Before that, no GPU is known.
     pub fn ready(self) -> Self {
         eventually(LISTENS_WITHIN, "memory", || (self.ask("/readyz").0 == 200).then_some(()));
         self
@@ -66,12 +66,12 @@ impl Daemon {
         self.process.printed()
     }
 
-    /// `127.0.0.1:PORT`: what Prometheus calls the instance.
+    /// `127.0.0.1:PORT`, which is Prometheus's `instance` label.
     pub fn address(&self) -> &str {
         self.base.split_once("://").map_or(&*self.base, |(_, address)| address)
     }
 
-    /// The address that its log names on the line with `what`, as `serving probes`.
+    /// The address in the line of its log that contains `what`, such as `serving probes`.
     pub fn address_of(&self, what: &str) -> String {
         let printed = self.printed();
         let line = printed.lines().find(|line| line.contains(what));
@@ -85,7 +85,7 @@ impl Daemon {
         socket_in(self.directory.path())
     }
 
-    /// The body at `path`; panics where the answer is not 200.
+    /// The body at `path`; panics unless the status is 200.
     pub fn get(&self, path: &str) -> String {
         let (status, body) = self.ask(path);
         assert_eq!(status, 200, "GET {path}: {body}\n{}", self.process.printed());
@@ -107,18 +107,18 @@ impl Daemon {
         self.process.kill();
     }
 
-    /// Its process's number.
+    /// Its process ID.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Sends SIGTERM; gives how it ended and after how long.
+    /// Sends SIGTERM; returns the exit status and how long it took.
     pub fn stop(mut self) -> (ExitStatus, Duration) {
         self.process.terminate()
     }
 }
 
-/// The program, without any of its settings in the environment.
+/// The program, with none of its settings in the environment.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_highwater"));
     let settings = std::env::vars_os().map(|(name, _)| name);
@@ -130,14 +130,14 @@ pub fn command() -> Command {
     command
 }
 
-/// A client that gives every status as an answer and waits at most ten seconds.
+/// A client that returns every status as an answer and waits at most ten seconds.
 pub fn agent() -> ureq::Agent {
     let config =
         ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(10)));
     config.build().into()
 }
 
-/// Status and body of an answer; panics where there was none.
+/// Status and body of an answer; panics if there was none.
 pub fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>, what: &str) -> (u16, String) {
     let mut response = result.unwrap_or_else(|error| panic!("{what}: {error}"));
     let body = response.body_mut().read_to_string().unwrap_or_else(|error| panic!("{what}: {error}"));

@@ -1,7 +1,7 @@
-//! The dashboards that ship, read as Grafana reads them: whole, explained, and with data in every panel.
+//! The shipped dashboards, read as Grafana reads them: complete, explained, and with data in every panel.
 //!
-//! Absent: Grafana itself, which neither Debian nor a language registry carries. So how a panel looks is not tested;
-//! that each of its queries returns data from a real Prometheus is.
+//! Not covered: Grafana itself, which neither Debian nor a language registry carries. So the look of a panel is not
+//! tested; that each of its queries returns data from a real Prometheus is.
 
 use crate::daemon::Daemon;
 use crate::scraper::{Sample, Scraper};
@@ -17,12 +17,12 @@ struct Dashboard {
     json: Value,
 }
 
-/// One expression and where it stands.
+/// One expression and where it occurs.
 #[derive(Debug, Clone)]
 struct Query {
     place: String,
     expression: String,
-    /// The label whose values a variable lists; none for a panel's query.
+    /// The label whose values a variable lists; `None` for a panel's query.
     label: Option<String>,
 }
 
@@ -36,9 +36,9 @@ fn each_is_whole() {
             format!("{}.json", uid.trim_start_matches("highwater-")),
             "the uid is stable: it is the file's name"
         );
-        assert!(uids.insert(uid.to_owned()), "{file}: {uid} is another's");
+        assert!(uids.insert(uid.to_owned()), "{file}: another dashboard has the uid {uid}");
         assert!(json["schemaVersion"].as_i64() >= Some(39), "{file}: schemaVersion");
-        assert!(json["id"].is_null() && json.get("__inputs").is_none(), "{file}: it is provisioned as it stands");
+        assert!(json["id"].is_null() && json.get("__inputs").is_none(), "{file}: it can be provisioned unchanged");
         assert!(
             !text(&json["description"]).is_empty() && !text(&json["title"]).is_empty(),
             "{file}: title and description"
@@ -103,10 +103,10 @@ fn each_query_keeps_to_the_variables() {
     for Dashboard { file, json } in dashboards() {
         let names: BTreeSet<String> =
             list(&json["templating"]["list"]).iter().map(|v| text(&v["name"]).to_owned()).collect();
-        // Everything on a page is about what its first query variable chose.
+        // Every query on a page is restricted to what its first query variable selects.
         let scope = format!("${}", text(&json["templating"]["list"][1]["name"]));
         for Query { place, expression, label } in queries(&file, &json) {
-            assert!(label.is_some() || expression.contains(&scope), "{place} does not look at {scope}: {expression}");
+            assert!(label.is_some() || expression.contains(&scope), "{place} not restricted to {scope}: {expression}");
             for name in variables_of(&expression) {
                 assert!(names.contains(&name) || name.starts_with("__"), "{place}: no variable ${name}: {expression}");
             }
@@ -131,12 +131,12 @@ fn each_link_leads_somewhere() {
     }
 }
 
-/// The daemons that every query is asked of, and which of them has what.
+/// The daemons that answer the queries.
 struct Nodes {
     demo: Daemon,
-    /// Where most things go wrong.
+    /// The daemon on which most things go wrong.
     troubled: Daemon,
-    /// Without a driver, so with nothing to read.
+    /// A daemon without a driver, so with nothing to read.
     driverless: Daemon,
 }
 
@@ -154,7 +154,7 @@ impl Nodes {
         [&self.demo, &self.troubled, &self.driverless]
     }
 
-    /// The demo, unless the query is about what does not befall it.
+    /// The daemon that has data for a query: the demo, unless the query is about a fault that the demo does not have.
     fn with_data_for(&self, expression: &str) -> &Daemon {
         match expression {
             xid if xid.contains("highwater_gpu_xid_") => &self.troubled,
@@ -180,7 +180,7 @@ fn every_query_returns_data_from_the_demo() {
             waiting.push(Query { expression, ..query });
         }
     }
-    // Some are about events, such as a phase that is active at a scrape: each has to return data once.
+    // Some queries are about events, such as a phase that is active at a scrape. Each query has to return data once.
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
         waiting.retain(|query| !returns_data(&scraper.query(&query.expression), query.label.as_deref()));
@@ -193,7 +193,7 @@ fn every_query_returns_data_from_the_demo() {
     every_metric_is_exposed(&nodes);
 }
 
-/// A query can return data and still name a metric that nobody has, behind an `or`.
+/// With an `or`, a query can return data although it names a metric that does not exist.
 fn every_metric_is_exposed(nodes: &Nodes) {
     let known = metric_names(&nodes.all().map(|node| node.get("/metrics")).concat());
     for Dashboard { file, json } in dashboards() {
@@ -209,7 +209,7 @@ fn returns_data(samples: &[Sample], label: Option<&str>) -> bool {
     samples.iter().any(|sample| !sample.value.is_nan() && label.is_none_or(|name| sample.labels.contains_key(name)))
 }
 
-/// `expression` as Grafana sends it, with `node` chosen, the node's jobs, and all of everything else.
+/// `expression` as Grafana sends it: with `node` and its jobs selected, and everything else set to all.
 fn substitute(expression: &str, node: &Daemon, scraper: &Scraper) -> String {
     let instance = node.address();
     let jobs = scraper.query(&format!("highwater_job_info{{instance={instance:?}}}"));
@@ -242,7 +242,7 @@ fn dashboards() -> Vec<Dashboard> {
         .collect()
 }
 
-/// The dashboards' files, in order of name.
+/// The dashboards' files, sorted by name.
 pub fn files() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(tools::root().join("dashboards")).expect("dashboards/");
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("readable").path()).collect();
@@ -298,13 +298,13 @@ fn variables_of(expression: &str) -> BTreeSet<String> {
     expression.split('$').skip(1).filter_map(|rest| identifiers(rest).next()).map(str::to_owned).collect()
 }
 
-/// Every name that an exposition has a type or a sample for.
+/// Every name for which an exposition has a type or a sample.
 fn metric_names(exposition: &str) -> BTreeSet<String> {
     let line_name = |line: &str| line.trim_start_matches("# TYPE ").split(['{', ' ']).next().map(str::to_owned);
     exposition.lines().filter_map(line_name).collect()
 }
 
-/// The dashboards that data links anywhere inside `json` lead to.
+/// The dashboards to which data links anywhere inside `json` lead.
 fn links_in(json: &Value) -> Vec<&str> {
     match json {
         Value::String(link) => link.strip_prefix("/d/").and_then(|rest| rest.split('?').next()).into_iter().collect(),

@@ -1,4 +1,4 @@
-//! Jobs that end: over each door the next job on a GPU has what is found there, as soon as it speaks.
+//! Jobs that end. Over each transport, a finding on a GPU moves to the next job as soon as that job sends an event.
 
 use crate::daemon::Daemon;
 use crate::process::eventually;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sends each line that it reads over one door, and says so; lives until it is killed, as a job does.
+/// Sends each line that it reads over one transport, then prints `sent`. It runs until it is killed, as a job does.
 const SENDER: &str = r#"
 import socket, sys, urllib.request
 door, where = sys.argv[1:]
@@ -26,7 +26,7 @@ for line in sys.stdin.buffer:
     print("sent", flush=True)
 "#;
 
-/// A daemon over a GPU that is full from the start, whoever runs there.
+/// A daemon over a GPU that is full from the start, whichever job runs there.
 fn full() -> (Daemon, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let scenario = folder.path().join("full.toml");
@@ -79,7 +79,7 @@ impl Job {
     }
 }
 
-/// Waits until the finding that the GPU is full is this job's.
+/// Waits until the finding that the GPU is full belongs to this job.
 fn wait_until_full_for(daemon: &Daemon, job: &str) -> String {
     eventually(PATIENCE, &format!("the GPU is full for {job}"), || {
         let metrics = daemon.get("/metrics");
@@ -91,7 +91,7 @@ fn wait_until_full_for(daemon: &Daemon, job: &str) -> String {
     })
 }
 
-/// A first job on the GPU that is over by `end`, and a second one right after, of which one step is enough.
+/// Runs a first job on the GPU, ends it with `end`, and starts a second one, of which one step is enough.
 fn followed_over(door: &str, end: impl FnOnce(Job)) -> String {
     let (daemon, _scenario) = full();
     let mut first = Job::start("first", door, &daemon);
@@ -103,7 +103,7 @@ fn followed_over(door: &str, end: impl FnOnce(Job)) -> String {
     second.step(0);
     let metrics = wait_until_full_for(&daemon, "second");
     assert!(metrics.contains("highwater_job_steps_total{job=\"second\",rank=\"0\"} 1"), "within one step: {metrics}");
-    // What the first one did can still be scraped.
+    // The series of the first job can still be scraped.
     assert!(metrics.contains("highwater_job_steps_total{job=\"first\",rank=\"0\"} 3"), "{metrics}");
     second.kill();
     metrics
@@ -158,7 +158,7 @@ fn a_script_that_starts_a_program_for_each_mark_keeps_what_it_has_open() {
         program.say(json!({"event": event, "name": "eval"}));
         program.kill();
         let accepted = if event == "begin" { 1 } else { 2 };
-        eventually(PATIENCE, "it is taken", || {
+        eventually(PATIENCE, "the event is accepted", || {
             daemon
                 .get("/metrics")
                 .contains(&format!("highwater_annotations_total{{outcome=\"{outcome}\"}} {accepted}\n"))

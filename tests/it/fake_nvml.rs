@@ -1,8 +1,8 @@
-//! The fake NVML for stories: built once, and copied for each story.
+//! The fake NVML for tests: built once, and copied for each test.
 //!
-//! The loader takes a copy at another path for another library, with its own GPUs, counts and clock, and the copy reads
-//! the control file beside itself. So stories run side by side in one process, and no environment variable is shared.
-//! [`Control::library`] is what `--nvml-library` or `nvml::open` gets.
+//! The loader treats a copy at another path as another library, with its own GPUs, counts and clock. Each copy reads
+//! the control file beside itself. So tests can run at the same time in one process, and share no environment variable.
+//! [`Control::library`] is the path for `--nvml-library` or `nvml::open`.
 
 use serde_json::Value;
 use std::ffi::{CStr, CString};
@@ -34,7 +34,7 @@ fn built_library(message: &str) -> Option<PathBuf> {
     files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".so")).map(PathBuf::from)
 }
 
-/// From this binary's own path, `TARGET/PROFILE/deps/it-…`.
+/// Derived from this binary's own path, `TARGET/PROFILE/deps/it-…`.
 fn target_and_profile() -> (PathBuf, String) {
     let own = std::env::current_exe().expect("a test knows its own path");
     let mut folders = own.ancestors().skip(2);
@@ -53,7 +53,7 @@ pub struct Control {
 type Calls = unsafe extern "C" fn(*const libc::c_char) -> u64;
 type Reload = unsafe extern "C" fn() -> u32;
 
-/// The copy as the loader has it. It stays loaded, so that its counts outlive the source that used it.
+/// The copy as this process has loaded it. It stays loaded, so that its counts outlive the source that used it.
 struct Loaded {
     calls: Calls,
     reload: Reload,
@@ -74,33 +74,33 @@ impl Control {
         &self.library
     }
 
-    /// The control file's path, for a `HIGHWATER_FAKE_NVML` that names it outright.
+    /// The control file's path, for a `HIGHWATER_FAKE_NVML` that names it explicitly.
     pub fn file(&self) -> PathBuf {
         let mut path = self.library.clone().into_os_string();
         path.push(".json");
         path.into()
     }
 
-    /// Puts another control file in place: at once for this process, within milliseconds for any other.
+    /// Replaces the control file. This process sees the change at once, any other within milliseconds.
     pub fn set(&self, control: &Value) {
         assert!(self.accepts(control), "the fake refuses {control}");
     }
 
-    /// Puts another control file in place, and tells whether the fake can read it.
+    /// Replaces the control file; returns whether the fake can read it.
     pub fn accepts(&self, control: &Value) -> bool {
         self.put(control);
         // SAFETY: the fake's own function, of this type.
         unsafe { (self.loaded().reload)() == 0 }
     }
 
-    /// Puts another control file in place, and leaves it to the fake to notice.
+    /// Replaces the control file, and leaves it to the fake to notice.
     pub fn put(&self, control: &Value) {
         let next = self.file().with_extension("next");
         std::fs::write(&next, control.to_string()).expect("the control file is written");
         std::fs::rename(next, self.file()).expect("the control file is put in place");
     }
 
-    /// How often this process called NVML's function `name` in this copy, or asked for `field:N`.
+    /// How often this process called NVML's function `name` in this copy, or requested `field:N`.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the fake's own function, of this type, with a C string.

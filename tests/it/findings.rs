@@ -1,4 +1,4 @@
-//! What the program finds: on a real recording whose truth is known, and in simulations.
+//! What the program finds on real recordings whose truth is known.
 
 use crate::daemon::{Daemon, command};
 use crate::process::eventually;
@@ -25,11 +25,11 @@ fn lines_of(path: &str) -> impl Iterator<Item = String> + use<> {
     BufReader::new(GzDecoder::new(file)).lines().map(|line| line.expect("a line of text"))
 }
 
-/// A copy of a recording without what allocators counted.
+/// A copy of a recording without the allocators' counters.
 fn without_counters(recording: &str, ranks: u32) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["nvml_1khz.csv.gz", "gpus.json"] {
-        // The older recording does not say how large its GPUs were.
+        // The older recording has no sizes of its GPUs.
         let _ = fs::copy(format!("{recording}/{name}"), folder.path().join(name));
     }
     for rank in 0..ranks {
@@ -39,12 +39,12 @@ fn without_counters(recording: &str, ranks: u32) -> TempDir {
     folder
 }
 
-/// Everything found in a recording, in the order in which it was raised.
+/// All findings of a recording, in the order in which they were raised.
 fn found(recording: &str) -> Vec<Value> {
     let source = format!("replay:{recording}");
     let daemon = Daemon::start(&["serve", "--source", source.as_str(), "--replay-speed", "max"]);
     eventually(PATIENCE, "the end of the recording", || {
-        daemon.printed().contains("the recording is over").then_some(())
+        daemon.printed().contains("the recording has ended").then_some(())
     });
     let (status, body) = daemon.ask("/api/v1/findings?limit=1000");
     assert_eq!(status, 200);
@@ -54,7 +54,7 @@ fn found(recording: &str) -> Vec<Value> {
     found
 }
 
-/// A finding in short: kind, certainty, rank, step, and the configuration that ran when it began.
+/// A finding in one line: certainty, severity, kind, rank, step, and the configuration that ran when it began.
 fn short(finding: &Value, configurations: &[(i64, String)]) -> String {
     let begin = finding["begin_unix_nano"].as_i64().expect("a time");
     let configuration = configurations.iter().rev().find(|(at, _)| *at <= begin).map_or("none", |(_, name)| name);
@@ -87,8 +87,8 @@ fn shorts(recording: &str) -> String {
     found(recording).iter().map(|finding| short(finding, &configurations) + "\n").collect()
 }
 
-/// Three allocator retries, each with the collective that waited for it where it waited long; the first steps in which
-/// rank 0 mapped its memory, as what they are; and nothing in any steady step.
+/// Three allocator retries, each with the collective that waited for it, if it waited long; the first steps in which
+/// rank 0 mapped its memory, with severity `info`; and nothing in any steady step.
 #[test]
 fn the_recording_has_what_its_allocator_counted_and_nothing_else() {
     expect_test::expect![[r#"
@@ -103,7 +103,7 @@ fn the_recording_has_what_its_allocator_counted_and_nothing_else() {
     .assert_eq(&shorts(RECORDING));
 }
 
-/// The same without what the allocator counted: memory alone tells.
+/// The same recording without the allocators' counters, so that memory is the only evidence.
 #[test]
 fn without_the_allocators_counters_its_flushes_are_suspected() {
     let folder = without_counters(RECORDING, 2);
@@ -119,7 +119,7 @@ fn without_the_allocators_counters_its_flushes_are_suspected() {
     .assert_eq(&shorts(&folder.path().display().to_string()));
 }
 
-/// A job that empties its cache with plenty of memory free looks as if it thrashed, but for what was free.
+/// A job that empties its cache looks like thrashing. That plenty of memory was free shows that it is not.
 #[test]
 fn a_cache_emptied_on_purpose_is_not_suspected() {
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200-findings/uneven-eight");
@@ -143,13 +143,13 @@ fn hide_counters(source: &str, target: &Path) {
     out.finish().expect("written");
 }
 
-/// Each finding says in words and numbers what was seen, and the metrics tell the same.
+/// Each finding describes in words and numbers what was seen, and the metrics agree with it.
 #[test]
 fn a_finding_has_its_words_its_numbers_and_its_series() {
     let source = format!("replay:{RECORDING}");
     let daemon = Daemon::start(&["serve", "--source", source.as_str(), "--replay-speed", "max"]);
     eventually(PATIENCE, "the end of the recording", || {
-        daemon.printed().contains("the recording is over").then_some(())
+        daemon.printed().contains("the recording has ended").then_some(())
     });
     let answer: Value = serde_json::from_str(&daemon.ask("/api/v1/findings?limit=1000").1).expect("JSON");
     let thrash = answer["findings"].as_array().expect("a list").iter().find(|one| one["finding"] == "allocator_thrash");
@@ -174,7 +174,7 @@ fn a_finding_has_its_words_its_numbers_and_its_series() {
     assert_eq!(status, 400);
 }
 
-/// On all recordings whose truth is known, at least nine of ten of what is there are found, and of what is found is there.
+/// On all recordings whose truth is known, precision and recall are at least nine in ten.
 #[test]
 fn precision_and_recall_hold_on_every_recording() {
     let (holds, scores, trouble) = evaluate(&[]);
@@ -182,8 +182,8 @@ fn precision_and_recall_hold_on_every_recording() {
     expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores.txt")].assert_eq(&scores);
 }
 
-/// The command shows what a threshold does, to each kind by itself: with one that nothing reaches, its findings are missed,
-/// which those of the other kinds do not make up for.
+/// The command judges each kind by itself. With a threshold that nothing reaches, a kind's findings are missed, and the
+/// findings of the other kinds do not make up for them.
 #[test]
 fn a_kind_that_is_not_found_fails_the_evaluation_by_its_name() {
     for (setting, kind) in [("detect.lag=1000", "straggler"), ("detect.comm_slowdown=1000", "comm_starvation")] {
@@ -192,7 +192,7 @@ fn a_kind_that_is_not_found_fails_the_evaluation_by_its_name() {
     }
 }
 
-/// `replay-eval` over all recordings: whether it holds, its table, and what it says is wrong.
+/// Runs `replay-eval` over all recordings; returns whether it passes, its table, and its errors.
 fn evaluate(more: &[&str]) -> (bool, String, String) {
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
     let recordings = fs::read_dir(format!("{data}/h200-findings")).expect("recordings");

@@ -1,6 +1,6 @@
-//! The chart, linted and rendered by a real Helm: what an operator gets by default, with everything on, and when wrong.
+//! The chart, linted and rendered by a real Helm: with its defaults, with everything on, and with invalid values.
 //!
-//! Absent: a cluster. That the daemon takes the very arguments and settings that the chart renders is tested with it.
+//! Not covered: a cluster. That the daemon accepts the arguments and settings that the chart renders is covered.
 
 use crate::{daemon, tools};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use yaml_rust2::{Yaml, YamlLoader};
 
-/// Everything that is off by default, on.
+/// Turns on everything that is off by default.
 const EVERYTHING: &str = r#"
 config: {sampling: {period: 2ms}}
 annotations: {port: 10452, socket: {hostPath: {enabled: true, path: /run/hw}}, token: {existingSecret: hw-token, key: bearer}}
@@ -53,12 +53,12 @@ fn by_default_the_pod_can_do_nothing_but_read_gpus() {
     assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
     assert_eq!(container["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
     assert_eq!(pod["automountServiceAccountToken"], false);
-    assert_eq!(pod["enableServiceLinks"], false, "a Service's HIGHWATER_PORT is no setting");
+    assert_eq!(pod["enableServiceLinks"], false, "a Service's HIGHWATER_PORT must not become a setting");
     for host in ["hostPID", "hostNetwork", "hostIPC"] {
         assert!(pod[host].is_null(), "{host}");
     }
     let volumes = pod["volumes"].as_array().expect("volumes");
-    assert!(volumes.iter().all(|volume| volume["hostPath"].is_null()), "no path of the host: {volumes:?}");
+    assert!(volumes.iter().all(|volume| volume["hostPath"].is_null()), "no path on the host: {volumes:?}");
     assert!(container["resources"]["limits"]["nvidia.com/gpu"].is_null(), "it takes no GPU from a job");
 }
 
@@ -77,7 +77,7 @@ fn by_default_it_runs_where_gpus_are_and_can_be_watched() {
     let env = container["env"].as_array().expect("env");
     assert!(env.contains(&json!({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})), "{env:?}");
     let node = json!({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}});
-    assert!(env.contains(&node), "what OTLP tells of the pod: {env:?}");
+    assert!(env.contains(&node), "OTLP's resource names the node: {env:?}");
     assert!(env.contains(&json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"})), "{env:?}");
     assert_eq!(container["livenessProbe"]["httpGet"], json!({"path": "/healthz", "port": "health"}));
     assert_eq!(container["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": "health"}));
@@ -116,16 +116,16 @@ fn everything_can_be_switched_on() {
     let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
     assert!(mounts.iter().any(|mount| mount["mountPath"] == "/etc/highwater/otlp"), "{mounts:?}");
     for mount in mounts {
-        assert!(volume(mount["name"].as_str().unwrap_or_default()).is_some(), "{mount} has its volume");
+        assert!(volume(mount["name"].as_str().unwrap_or_default()).is_some(), "{mount} has a volume");
     }
     let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
     assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
     assert_eq!((&endpoint["scheme"], &endpoint["tlsConfig"]["insecureSkipVerify"]), (&json!("https"), &json!(true)));
     assert_eq!(volume("web").expect("web")["secret"]["secretName"], "hw-web");
-    assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series survive the pod");
+    assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series outlive the pod");
 }
 
-/// Whatever else is set: who may scrape, who may send annotations, and the kubelet each have a port.
+/// Whatever else is set: scrapers, senders of annotations, and the kubelet each have a separate port.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn the_network_policy_keeps_its_ports_apart() {
@@ -155,7 +155,7 @@ fn the_network_policy_keeps_its_ports_apart() {
     assert!(!kinds(&render("networkPolicy: {enabled: false}").expect("Helm is there")).contains(&"NetworkPolicy"));
 }
 
-/// Else what is pushed would wait for ever for a receiver that the policy hides.
+/// Without a way out, pushed data would wait forever for a receiver that the policy blocks.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn otlp_needs_a_way_out_of_the_network_policy() {
@@ -176,7 +176,7 @@ fn otlp_needs_a_way_out_of_the_network_policy() {
     }
 }
 
-/// The kubelet's socket is root's; nothing else of what root could do comes with it.
+/// The kubelet's socket belongs to root. The container gets root's user ID, and none of root's other privileges.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn with_the_kubelet_it_is_root_without_any_capability() {
@@ -194,7 +194,7 @@ fn with_the_kubelet_it_is_root_without_any_capability() {
     assert!(has(&container["args"], &argument), "{container}");
     let mount = json!({"name": "pod-resources", "mountPath": "/var/lib/kubelet/pod-resources", "readOnly": true});
     assert!(has(&container["volumeMounts"], &mount), "{container}");
-    assert!(!pod.to_string().contains("/var/log/containers"), "without the host's processes nobody is looked up there");
+    assert!(!pod.to_string().contains("/var/log/containers"), "without the host's processes it is not needed");
     let Some(objects) = render("{kubelet: {enabled: true, podResources: /k0s/pod-resources}, hostPID: true}") else {
         return;
     };
@@ -205,7 +205,7 @@ fn with_the_kubelet_it_is_root_without_any_capability() {
     assert!(has(&pod["containers"][0]["volumeMounts"], &mount), "{pod}");
 }
 
-/// The root file system is read-only, so captures need a place of their own, with more room than they keep to.
+/// The root file system is read-only, so captures need their own volume. It is larger than the captures' size limit.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn captures_have_a_place_unless_they_are_off() {
@@ -247,7 +247,7 @@ fn the_alerts_that_it_ships_are_the_repositorys() {
     let Some(objects) = render(EVERYTHING) else { return };
     let rule = one(&objects, "PrometheusRule");
     assert_eq!(rule["metadata"]["labels"]["release"], "kps");
-    assert_eq!(rule["spec"]["groups"], json!(groups_of_alerts()), "not a word of them is changed");
+    assert_eq!(rule["spec"]["groups"], json!(groups_of_alerts()), "the rules are unchanged");
     let linked = "prometheusRule: {enabled: true, runbookBase: 'https://git.example/highwater/'}";
     let Some(objects) = render(linked) else { return };
     let rendered = one(&objects, "PrometheusRule")["spec"]["groups"].to_string();
@@ -263,7 +263,7 @@ fn a_packaged_chart_has_the_dashboards_and_the_alerts() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let output = run(Command::new(&helm).arg("package").arg(chart()).arg("--destination").arg(directory.path()));
     assert!(output.status.success(), "{}", said(&output));
-    // The chart has its files by a link that leads out of it; a package has to have them itself.
+    // The chart has these files through a link that leads out of it. A package has to contain them.
     let package = directory.path().join(format!("highwater-{}.tgz", env!("CARGO_PKG_VERSION")));
     let values = directory.path().join("values.yaml");
     std::fs::write(&values, EVERYTHING).expect("writable");
@@ -275,7 +275,7 @@ fn a_packaged_chart_has_the_dashboards_and_the_alerts() {
     assert_eq!(dashboards.count(), crate::dashboards::files().len());
 }
 
-/// The groups of every rule file, in the order in which Helm comes to them.
+/// The groups of every rule file, in the order in which Helm renders them.
 fn groups_of_alerts() -> Vec<Value> {
     let texts = crate::alerts::files().into_iter().map(|file| std::fs::read_to_string(file).expect("readable"));
     texts.flat_map(|text| documents(&text)[0]["groups"].as_array().expect("groups").clone()).collect()
@@ -290,7 +290,7 @@ fn the_daemon_takes_what_the_chart_renders() {
         let arguments = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["args"];
         let config = objects.iter().find_map(|object| object["data"]["highwater.yaml"].as_str());
         let config = config.map(|text| {
-            // What the pod mounts, under names that exist here.
+            // Replaces paths that the pod mounts with paths that exist here.
             let (file, token) = (directory.path().join("highwater.yaml"), directory.path().join("token"));
             std::fs::write(&token, "secret-secret-secret").expect("writable");
             std::fs::write(&file, text.replace("/etc/highwater/token/token", &token.display().to_string()))
@@ -333,12 +333,12 @@ fn values_that_cannot_work_are_refused() {
         ("{terminationGracePeriodSeconds: 1}", "/terminationGracePeriodSeconds"),
     ] {
         let output = template(&helm, values);
-        assert!(!output.status.success(), "{values} is taken");
+        assert!(!output.status.success(), "{values} is accepted");
         assert!(said(&output).contains(told), "{values}: {}", said(&output));
     }
 }
 
-/// The objects that the chart makes of these values, default values below them; `None` without Helm.
+/// The objects that the chart renders with these values on top of the defaults; `None` without Helm.
 fn render(values: &str) -> Option<Vec<Value>> {
     let output = template(&tools::find("helm")?, values);
     assert!(output.status.success(), "{}", said(&output));
@@ -384,7 +384,7 @@ fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     object
 }
 
-/// The documents of a YAML text; panics where it is none.
+/// The documents of a YAML text; panics if it is invalid.
 pub fn documents(text: &str) -> Vec<Value> {
     let documents = YamlLoader::load_from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     documents.iter().map(to_json).collect()

@@ -1,6 +1,6 @@
-//! The daemon attacked from the node that it runs on: what each attack makes it take, and what honest senders notice.
+//! Attacks on the daemon from its own node: how much memory each one makes it use, and what honest senders notice.
 //!
-//! The figures are those of the issue that asks for them: at most 96 MiB resident at the peak, whatever is sent. All traffic
+//! The limit comes from the issue that asks for it: at most 96 MiB resident at the peak, whatever is sent. All traffic
 //! stays on this machine and ends by itself.
 
 use crate::daemon::{Daemon, agent, answer};
@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The most that the daemon may be resident under any attack, KiB.
+/// Limit of the daemon's resident memory under any attack, KiB.
 const MOST_KIB: u64 = 96 << 10;
 const WITHIN: Duration = Duration::from_secs(60);
-/// The user `nobody` of every Linux.
+/// The user `nobody` on every Linux.
 const NOBODY: u32 = 65_534;
 
 fn simulated() -> Daemon {
-    // No captures: what they take is another story's.
+    // No captures: another test covers what they take.
     Daemon::start(&["serve", "--source", "sim:spike", "--set", "captures.directory=none"]).ready()
 }
 
-/// A line of `/proc/PID/status`, KiB.
+/// A value in `/proc/PID/status`, KiB.
 fn status_kib(pid: i32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
@@ -43,11 +43,11 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hostile").join(name)
 }
 
-/// A Python program under attack's orders, which ends when its standard input does.
+/// A Python program that attacks. It ends when its standard input does.
 struct Attacker(Child);
 
 impl Attacker {
-    /// Starts it as this user, where this one may, and waits for its first line.
+    /// Starts it, as user `uid` if there is one, and waits for its first line.
     fn start(name: &str, arguments: &[&str], uid: Option<u32>) -> Self {
         let mut command = Command::new("python3");
         command.arg(script(name)).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -70,11 +70,11 @@ impl Drop for Attacker {
     }
 }
 
-/// Another user for attackers, where this one may change; else the story runs as one user, and says so.
+/// Another user for attackers, if this user may switch. Otherwise the test runs as one user, and prints that.
 fn other_user() -> Option<u32> {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("NOT ROOT: the attackers of this story run as the honest sender's own user");
+        eprintln!("NOT ROOT: the attackers of this test run as the honest sender's own user");
     }
     is_root.then_some(NOBODY)
 }
@@ -94,7 +94,7 @@ fn a_process_whose_environment_has_no_end_costs_its_bound() {
     let socket = daemon.socket().display().to_string();
     let _attackers: Vec<_> =
         (0..8).map(|_| Attacker::start("environment.py", &["6000000000", &socket], None)).collect();
-    // Nobody else is kept waiting meanwhile, nor one whose job its environment names.
+    // No other sender is delayed meanwhile, not even one whose job its environment names.
     let honest = UnixDatagram::unbound().expect("a socket");
     honest.send_to(br#"{"event":"begin","name":"forward","job":"honest"}"#, daemon.socket()).expect("sent");
     let sends = "import socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\ns.sendto(b'{\"event\":\"mark\",\"name\":\"m\"}',sys.argv[1])\nsys.stdin.read()";
@@ -104,7 +104,7 @@ fn a_process_whose_environment_has_no_end_costs_its_bound() {
     for job in ["honest", "by-environment"] {
         eventually(WITHIN, job, || daemon.get("/api/v1/jobs").contains(job).then_some(()));
     }
-    // Their environments name no job: each is refused once it was read, to its bound.
+    // The attackers' environments name no job. Each event is refused once its environment was read up to the limit.
     eventually(WITHIN, "eight refusals", || (outcome(&daemon, "malformed") >= 8.0).then_some(()));
     check_peak(&daemon, "8 environments of 6 GB");
 }
@@ -128,19 +128,19 @@ fn a_body_of_nonsense_costs_neither_memory_nor_a_scrape() {
             slowest = slowest.max(begun.elapsed());
         }
         println!("{}…: slowest scrape {slowest:?}", &body[..6]);
-        // It was 5.7 s behind one such body; here are four at once, on a debug build.
+        // It was 5.7 s during one such body. Here are four at once, on a debug build.
         assert!(slowest < Duration::from_secs(2), "{slowest:?}");
         assert!(posts.into_iter().all(|post| post.join().expect("answered") == 400));
     }
     check_peak(&daemon, "16 bodies of 1 MiB of nonsense");
 }
 
-/// Sends the head of a post of `length` bytes, and `body` of it.
+/// Sends the head of a POST of `length` bytes, and `body` as a part of it.
 fn stall(daemon: &Daemon, length: usize, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(daemon.address()).expect("it listens");
     let head =
         format!("POST /api/v1/annotations HTTP/1.1\r\nhost: {}\r\ncontent-length: {length}\r\n\r\n", daemon.address());
-    // It may be cut off meanwhile, which is as good.
+    // The daemon may cut it off meanwhile, which is just as good.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     stream
 }
@@ -196,7 +196,7 @@ fn series_at_their_bound_and_readers_that_take_nothing_stay_within_memory() {
         let events: Vec<_> = (0..32).flat_map(|n| [event("begin", n), event("end", n)]).collect();
         daemon.post("/api/v1/annotations", &json!(events));
     }
-    // A phase has its series when its memory is known.
+    // A phase gets its series once its memory is known.
     let is_active = |line: &&str| line.starts_with("highwater_phase_active{");
     let text = eventually(Duration::from_secs(20), "half of the series, for one user", || {
         let text = daemon.get("/metrics");
@@ -210,7 +210,7 @@ fn series_at_their_bound_and_readers_that_take_nothing_stay_within_memory() {
         for _ in 0..80 {
             let mut stream = TcpStream::connect(daemon.address()).expect("it listens");
             let _ = write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", daemon.address());
-            // Its first byte shows that it is being answered.
+            // The first byte shows that the daemon is answering.
             stream.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
             let _ = stream.read(&mut [0]);
             deaf.push(stream);
@@ -220,7 +220,8 @@ fn series_at_their_bound_and_readers_that_take_nothing_stay_within_memory() {
     check_peak(&daemon, "1,024 phases with series, 240 readers that take nothing");
 }
 
-/// Sends events of one honest job for some seconds, 200 a second, and returns how many were sent and not taken by the kernel.
+/// Sends events of one honest job for some seconds, 200 a second. Returns how many were sent, and how many of these the
+/// kernel did not take.
 fn send_honestly(send: impl Fn(&[u8]) -> bool) -> (usize, usize) {
     let (mut sent, mut lost) = (0, 0);
     let begun = Instant::now();
@@ -230,7 +231,7 @@ fn send_honestly(send: impl Fn(&[u8]) -> bool) -> (usize, usize) {
         sent += 1;
         lost += usize::from(!send(json.to_string().as_bytes()));
         let due = Duration::from_millis(5 * (n + 1));
-        // Paced, as a job is: not waiting for anything.
+        // Paced like a job, which waits for nothing.
         std::thread::sleep(due.saturating_sub(begun.elapsed()));
     }
     (sent, lost)
@@ -261,7 +262,7 @@ fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
         Attacker::start("flood.py", &["dgram", &datagrams], other),
         Attacker::start("flood.py", &["seqpacket", &text, "100"], other),
     ];
-    // It never waits: what the kernel has no room for is lost.
+    // The sender never waits: what the kernel has no room for is lost.
     let (sent, lost) = send_honestly(|json| send(&honest, json, SendFlags::DONTWAIT).is_ok());
     let flooded = outcome(&daemon, "accepted_without_gpu") + outcome(&daemon, "over_rate");
     drop(attackers);
@@ -275,7 +276,7 @@ fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
     });
     println!("honest: {sent} sent, {lost} lost, {ended} phases; the others: {flooded} events taken or refused");
     assert!(flooded > 10_000.0, "they did flood: {flooded}");
-    assert!(phases(&daemon.get("/api/v1/jobs/honest/phases?limit=10000")) > 0, "its log is not the others'");
+    assert!(phases(&daemon.get("/api/v1/jobs/honest/phases?limit=10000")) > 0, "the flood displaced its phases");
 }
 
 #[test]
@@ -301,5 +302,5 @@ fn one_user_cannot_speak_for_the_job_of_another() {
     eventually(WITHIN, "three refusals", || (outcome(&daemon, "not_owner") == 3.0).then_some(()));
     assert_eq!(count(&daemon, &format!("highwater_annotations_refused_total{{sender=\"uid {NOBODY}\"}}")), 3.0);
     assert!(daemon.printed().contains(&format!("uid {NOBODY}")), "the log names the culprit");
-    assert!(daemon.get("/api/v1/jobs").contains("\"open\":[\"forward\"]"), "it goes on");
+    assert!(daemon.get("/api/v1/jobs").contains("\"open\":[\"forward\"]"), "its phase is still open");
 }

@@ -1,16 +1,16 @@
-//! The house has one direction: modules side by side import each other in no circle, at any depth, and the core needs
-//! nothing that does I/O. `make map` prints what imports what.
+//! Dependencies: sibling modules never import each other in a cycle, at any depth, and the core needs nothing that does
+//! I/O. `make map` prints the imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// A module by the names on the way to it from its crate's root.
+/// A module, as the names on the path from its crate's root.
 type Module = Vec<String>;
-/// What each of some modules side by side imports of the others.
+/// What each of some sibling modules imports from the others.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Every module of a crate with its text.
+/// Every module of a crate, with its text.
 fn modules(root: &Path) -> BTreeMap<Module, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![(root.to_owned(), Module::new())];
@@ -32,21 +32,23 @@ fn modules(root: &Path) -> BTreeMap<Module, String> {
     found
 }
 
-/// Modules in files of their own that a module declares for tests only.
+/// The modules in files of their own that a module declares for tests only.
 fn tests_of(module: &Module, text: &str) -> Vec<Module> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let declared = lines.windows(2).filter(|two| two[0] == "#[cfg(test)]");
-    let name = |two: &[&str]| Some(two[1].trim_start_matches("pub(crate) ").strip_prefix("mod ")?.strip_suffix(';')?.to_owned());
+    let name = |two: &[&str]| {
+        Some(two[1].trim_start_matches("pub(crate) ").strip_prefix("mod ")?.strip_suffix(';')?.to_owned())
+    };
     declared.filter_map(name).map(|name| module.iter().cloned().chain([name]).collect()).collect()
 }
 
-/// A module's text without comments and without what is for tests only.
+/// A module's text without comments and without test-only code.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// Every path of the crate that a text names, in `use` or anywhere else.
+/// Every path of the crate in a text, in `use` or anywhere else.
 fn paths(text: &str) -> Vec<String> {
     let begins = |word: &str| text.match_indices(word).map(|(at, _)| at).collect::<Vec<_>>();
     let mut found = Vec::new();
@@ -59,7 +61,7 @@ fn paths(text: &str) -> Vec<String> {
     found
 }
 
-/// The paths of a tree of imports that a text begins with; returns what follows it.
+/// Collects the paths of the import tree at the beginning of a text; returns the text after it.
 fn expand<'a>(prefix: &str, text: &'a str, found: &mut Vec<String>) -> &'a str {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(text.len());
     let (path, mut rest) = (format!("{prefix}{}", &text[..end]), &text[end..]);
@@ -71,14 +73,14 @@ fn expand<'a>(prefix: &str, text: &'a str, found: &mut Vec<String>) -> &'a str {
     while !rest.is_empty() && !rest.starts_with('}') {
         let before = rest.len();
         rest = expand(&path, rest, found);
-        // Renamings and commas.
+        // Skips renamings and commas.
         rest = rest.trim_start_matches(|c: char| c != ',' && c != '}').trim_start_matches(',').trim_start();
-        assert!(rest.len() < before, "imports that nobody can read: {text:.80}");
+        assert!(rest.len() < before, "cannot parse the imports: {text:.80}");
     }
     rest.strip_prefix('}').unwrap_or(rest)
 }
 
-/// The module that a path named in `from` leads to.
+/// The module that a path in `from` refers to.
 fn target(path: &str, from: &Module, all: &BTreeMap<Module, String>) -> Module {
     let mut names = path.split("::").filter(|name| !name.is_empty()).peekable();
     let mut at = from.clone();
@@ -99,7 +101,7 @@ fn target(path: &str, from: &Module, all: &BTreeMap<Module, String>) -> Module {
     at
 }
 
-/// What modules side by side import of each other, by the module that they are in.
+/// What sibling modules import from each other, by their parent module.
 fn graphs(all: &BTreeMap<Module, String>) -> BTreeMap<Module, Graph> {
     let mut graphs: BTreeMap<Module, Graph> = BTreeMap::new();
     for (from, text) in all {
@@ -115,7 +117,7 @@ fn graphs(all: &BTreeMap<Module, String>) -> BTreeMap<Module, Graph> {
     graphs
 }
 
-/// Names in an order in which each imports only those before it, or those that are left in circles.
+/// The names in an order in which each imports only those before it, or else the names that are left in cycles.
 fn order(graph: &Graph) -> Result<Vec<String>, BTreeSet<String>> {
     let mut left: BTreeSet<String> = graph.iter().flat_map(|(one, uses)| uses.iter().chain([one])).cloned().collect();
     let mut order = Vec::new();
@@ -140,7 +142,7 @@ fn no_modules_import_each_other_in_a_circle() {
         for (within, graph) in graphs(&all) {
             let order = order(&graph).unwrap_or_else(|circle| {
                 let uses: Vec<_> = circle.iter().map(|one| format!("{one} → {:?}", &graph[one] & &circle)).collect();
-                panic!("{source}, {}: a circle among {}", within.join("::"), uses.join("; "));
+                panic!("{source}, {}: an import cycle: {}", within.join("::"), uses.join("; "));
             });
             if within.is_empty() {
                 println!("{source}, each module with those that it imports:");
@@ -170,7 +172,7 @@ fn a_circle_is_seen_however_it_is_written() {
     ]));
 }
 
-/// The manifest lists what the core needs, and the compiler holds it to that.
+/// The manifest lists what the core depends on, and the compiler enforces it.
 #[test]
 fn the_core_needs_nothing_that_does_io() {
     let manifest: toml::Table =
@@ -179,12 +181,13 @@ fn the_core_needs_nothing_that_does_io() {
     assert_eq!(needs, ["arc-swap", "rustix", "serde", "thiserror"]);
 }
 
-/// Cargo.toml has examples in documentation left out: an example would be one that nobody has compiled.
+/// Cargo.toml turns doctests off, so no example in the documentation would ever be compiled.
 #[test]
 fn documentation_has_no_example_that_would_not_be_compiled() {
     for source in ["core/src", "src"] {
         for (module, text) in modules(&root(source)) {
-            let fences = text.lines().filter_map(|line| line.trim().trim_start_matches(['/', '!']).trim().strip_prefix("```"));
+            let fences =
+                text.lines().filter_map(|line| line.trim().trim_start_matches(['/', '!']).trim().strip_prefix("```"));
             for (number, of) in fences.enumerate() {
                 assert!(number % 2 == 1 || of == "text", "{source}, {}: an example of `{of}`", module.join("::"));
             }

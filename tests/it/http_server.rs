@@ -1,6 +1,6 @@
-//! A small HTTP server of a story's own: what is asked of it goes to a function, and what that gives is the answer.
+//! A small HTTP server for one test. It passes each request to a function and answers with what the function returns.
 //!
-//! One request a connection, which is enough for a scrape and a webhook. It ends when dropped.
+//! It serves one request per connection, which is enough for a scrape and a webhook. It ends when dropped.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Listens on a free port of loopback. `answer` gets the path and the body of each request and gives plain text.
+    /// Listens on a free loopback port. `answer` gets the path and the body of each request and returns plain text.
     pub fn start(answer: impl Fn(&str, &str) -> String + Send + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("it listens");
@@ -31,7 +31,7 @@ impl HttpServer {
                 if told.load(Ordering::Acquire) {
                     return;
                 }
-                // A client that goes away in the middle asks again; the story waits for what comes of that.
+                // A client that disconnects midway asks again, and the test waits for the result.
                 let _ = connection.and_then(|connection| serve(connection, &answer));
             }
         });
@@ -50,7 +50,7 @@ impl Drop for HttpServer {
         // The connection only wakes the thread.
         let _ = TcpStream::connect(self.address);
         if let Some(accepting) = self.accepting.take() {
-            assert!(accepting.join().is_ok() || std::thread::panicking(), "the server of a story panicked");
+            assert!(accepting.join().is_ok() || std::thread::panicking(), "the test's server panicked");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A job in a pod names no GPU, and is joined with the one that the kubelet gave its container. The kubelet's service is
+//! A job in a pod names no GPU. It is joined with the GPU that the kubelet gave its container. The kubelet's service is
 //! Kubernetes' own package over Google's gRPC (`tests/kubelet`); there is no cluster behind it.
 
 use crate::daemon::Daemon;
@@ -10,17 +10,17 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a GPU may take to be found on a busy machine: the kubelet is asked at most once a second.
+/// How long it may take to find a GPU on a busy machine. The daemon asks the kubelet at most once a second.
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// The kubelet of a node, and what it tells.
+/// The kubelet of a node, and the pods that it lists.
 struct Node {
     program: PathBuf,
     folder: TempDir,
 }
 
 impl Node {
-    /// `None` where the kubelet's service is not installed, which is told.
+    /// `None` if the kubelet's service is not installed, which is reported.
     fn new() -> Option<Self> {
         let program = tools::find("kubelet-podresources")?;
         Some(Self { program, folder: tempfile::tempdir().expect("a folder") })
@@ -30,7 +30,7 @@ impl Node {
         self.folder.path().join("kubelet.sock")
     }
 
-    /// From now on these are the pods: namespace and name, container, its devices.
+    /// Sets the pods: namespace and name, container, its devices.
     fn set(&self, pods: &[(&str, &str, &str, &[String])]) {
         let pod = |(namespace, name, container, devices): &(&str, &str, &str, &[String])| {
             json!({"namespace": namespace, "name": name, "containers": [
@@ -42,7 +42,7 @@ impl Node {
             ]})
         };
         let text = json!({"podResources": pods.iter().map(pod).collect::<Vec<_>>()}).to_string();
-        // In one step: the kubelet may be reading it.
+        // Replaced atomically, since the kubelet may be reading it.
         std::fs::write(self.folder.path().join("new"), text).expect("written");
         std::fs::rename(self.folder.path().join("new"), self.file()).expect("renamed");
     }
@@ -84,7 +84,7 @@ fn uuids(daemon: &Daemon) -> Vec<String> {
     gpus["gpus"].as_array().expect("GPUs").iter().map(uuid).collect()
 }
 
-/// A begin with what a pod knows of itself: OpenTelemetry's attributes, from the downward API.
+/// A begin with what a pod knows about itself: OpenTelemetry's attributes, from the downward API.
 fn begin(job: &str, rank: u32, namespace: &str, pod: &str, more: &Value) -> Value {
     let mut attributes = json!({"k8s.namespace.name": namespace, "k8s.pod.name": pod});
     for (name, value) in more.as_object().into_iter().flatten() {
@@ -98,7 +98,7 @@ fn post(daemon: &Daemon, event: &Value) {
     assert_eq!(status, 200, "{answer}");
 }
 
-/// Says that a rank is still there, with nothing about where, until its GPUs are known, and gives their UUIDs.
+/// Sends marks of a rank, without any attributes, until its GPUs are known; returns their UUIDs.
 fn found(daemon: &Daemon, job: &str, rank: u32) -> Value {
     let begun = Instant::now();
     loop {
@@ -123,7 +123,7 @@ fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
     let gpus = uuids(&daemon);
     node.set(&[
         ("research", "one", "main", &gpus[3..]),
-        // In no order, as device plugins tell them, and shared.
+        // Unordered, as device plugins list them, and shared.
         ("research", "two", "main", &[gpus[2].clone(), format!("{}::4", gpus[1])]),
     ]);
     let kubelet = node.start();
@@ -133,12 +133,12 @@ fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
     }
     assert_eq!(found(&daemon, "one", 0), json!([gpus[3]]), "its first device, which is the node's fourth");
     assert_eq!(found(&daemon, "two", 1), json!([gpus[2]]));
-    // What is known for rank 1, which began to look later, is known for rank 0: its first event since finds it.
+    // What was found for rank 1, which began to look later, applies to rank 0 from its next event on.
     post(&daemon, &json!({"event": "end", "name": "forward", "job": "two"}));
     let gpu = || json_of(&daemon, "/api/v1/jobs/two/phases")["phases"][0]["gpus"][0].clone();
     wait_until(&daemon, || gpu()["peak_bytes"].is_u64());
     assert_eq!(gpu()["uuid"], json!(gpus[1]));
-    // Whose GPU is known does not make anybody ask.
+    // An event of a rank whose GPU is known causes no request.
     let lists = || kubelet.printed().matches("list").count();
     let before = lists();
     for _ in 0..1_000 {
@@ -154,9 +154,9 @@ fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
     let daemon = daemon(&node.socket());
     let gpus = uuids(&daemon);
     post(&daemon, &begin("late", 0, "research", "late", &json!({"CUDA_VISIBLE_DEVICES": "0"})));
-    wait_until(&daemon, || daemon.printed().contains("the kubelet does not tell"));
+    wait_until(&daemon, || daemon.printed().contains("cannot read the GPUs of pods"));
     assert!(daemon.printed().contains(&node.socket().display().to_string()), "{}", daemon.printed());
-    // It comes, and does not know the pod at first.
+    // The kubelet starts, and does not know the pod at first.
     node.set(&[("elsewhere", "late", "main", &gpus[..1])]);
     let kubelet = node.start();
     wait_until(&daemon, || {
@@ -165,10 +165,10 @@ fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
     });
     node.set(&[("elsewhere", "late", "main", &gpus[..1]), ("research", "late", "main", &gpus[2..3])]);
     assert_eq!(found(&daemon, "late", 0), json!([gpus[2]]));
-    wait_until(&daemon, || daemon.printed().contains("the kubelet tells which GPUs"));
+    wait_until(&daemon, || daemon.printed().contains("the kubelet reports the GPUs"));
     let printed = daemon.printed();
-    let before = printed.split("the kubelet tells which GPUs").next().unwrap_or_default();
-    assert_eq!(before.matches("the kubelet does not tell").count(), 1, "{printed}");
+    let before = printed.split("the kubelet reports the GPUs").next().unwrap_or_default();
+    assert_eq!(before.matches("cannot read the GPUs of pods").count(), 1, "{printed}");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
     assert_eq!(found(&daemon, "first", 0), json!([gpus[2]]), "the same rank, in another pod");
     post(&daemon, &json!({"event": "mark", "name": "here", "job": "first", "gpu": 3}));
     post(&daemon, &begin("first", 0, "research", "worker-0", &json!({})));
-    assert_eq!(found(&daemon, "first", 0), json!([gpus[3]]), "what a rank names goes before");
+    assert_eq!(found(&daemon, "first", 0), json!([gpus[3]]), "a GPU that the rank names takes precedence");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn an_index_of_a_sender_whose_container_is_not_known_tells_nothing() {
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
     };
     assert_eq!(without(), Some(1.0));
-    // It says so later, and has its GPU.
+    // The sender names its pod later, and gets its GPU.
     post(&daemon, &begin("far", 0, "research", "one", &json!({})));
     assert_eq!(found(&daemon, "far", 0), json!([gpus[2]]));
 }

@@ -1,4 +1,4 @@
-//! The whole daemon over the fake driver: one GPU that fails, is lost, or hangs costs the others nothing.
+//! The whole daemon over the fake driver: a GPU that fails, is lost, or hangs does not affect the others.
 
 use crate::daemon::Daemon;
 use crate::fake_nvml::Control;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
-/// How long a change may take to be told on a busy machine.
+/// How long a change may take to be exported on a busy machine.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 struct Node {
@@ -30,7 +30,7 @@ impl Node {
         value(&self.daemon.get("/metrics"), sample)
     }
 
-    /// Waits until `metrics` are as the story expects, and returns them.
+    /// Waits until `metrics` are as the test expects, and returns them.
     fn until(&self, what: &str, mut as_expected: impl FnMut(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
@@ -38,7 +38,7 @@ impl Node {
             if as_expected(&metrics) {
                 return metrics;
             }
-            assert!(begun.elapsed() < TOLD_WITHIN, "{what} is not told:\n{metrics}");
+            assert!(begun.elapsed() < TOLD_WITHIN, "not seen: {what}\n{metrics}");
             std::thread::yield_now();
         }
     }
@@ -75,7 +75,7 @@ fn a_lost_gpu_is_down_and_absent_and_comes_back() {
     control["gpus"][1]["lost"] = json!(false);
     node.control.put(&control);
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
-    // The time in between is a gap, and is told as one.
+    // The time in between is a gap, and is reported as one.
     let memory: Value = serde_json::from_str(&node.daemon.get("/api/v1/gpus/1/memory")).expect("JSON");
     assert!(memory["gap_ns"].as_i64().is_some_and(|gap| gap > 0), "{memory}");
     assert!(memory["points"].as_array().expect("points").iter().any(|point| point[1].is_null()), "{memory}");
@@ -86,7 +86,7 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     let mut control = gpus(3);
     let node = Node::start(&control, &["--set", "sampling.hang_after=200ms", "--set", "sampling.slow_period=100ms"]);
     node.until("GPU 1", |metrics| value(metrics, &used(1)).is_some());
-    // Every lane meets the hang, each with a call of its own.
+    // Each lane hangs, in a different call.
     let calls = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetRemappedRows"];
     control["gpus"][1]["hang"] = json!(calls);
     for gpu in [0, 2] {
@@ -96,7 +96,7 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     control["gpus"][2]["used"] = json!(7 * GIB);
     node.control.put(&control);
     let metrics = node.until("the hang", |metrics| value(metrics, &up(1)) == Some(0.0));
-    let taken = value(&metrics, "highwater_sampler_ticks_taken_total").expect("ticks are told");
+    let taken = value(&metrics, "highwater_sampler_ticks_taken_total").expect("ticks are exported");
     node.until("ticks after the hang", |metrics| {
         value(metrics, "highwater_sampler_ticks_taken_total").is_some_and(|now| now > taken + 100.0)
             && value(metrics, &used(2)) == Some(7.0 * GIB as f64)
@@ -115,22 +115,22 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
-/// The functions of the fast and of the medium lane. Each GPU's own thread meets the hang with its first call.
+/// Functions of the fast and of the medium lane. Each GPU's own thread hangs in its first call.
 const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"];
-/// Every second GPU of 64.
+/// Every second of 64 GPUs.
 const HUNG: fn(usize) -> bool = |gpu| gpu % 2 == 1;
 
-/// The others keep 99 % of 30 s: with a delay of 1 s for each GPU that hangs they would lose 32 s.
+/// The others keep 99 % of 30 s. With a delay of 1 s for each GPU that hangs, they would lose 32 s.
 #[test]
 fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let mut control = gpus(64);
-    // A period that 64 GPUs of the fake fit into, on two cores beside other stories, and no back-off from it.
+    // A period long enough for 64 GPUs of the fake, on two cores beside other tests, and without back-off.
     let settings = ["sampling.period=5ms", "sampling.max_period=5ms", "sampling.budget=1"];
     let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
     node.until("every GPU", |metrics| (0..64).all(|gpu| value(metrics, &used(gpu)).is_some()));
     let ticks = |metrics: &str| {
         ["due_total", "missed_total{cause=\"driver_blocked\"}"]
-            .map(|name| value(metrics, &format!("highwater_sampler_ticks_{name}")).expect("told"))
+            .map(|name| value(metrics, &format!("highwater_sampler_ticks_{name}")).expect("exported"))
     };
     let before = ticks(&node.daemon.get("/metrics"));
     for gpu in (0..64).filter(|gpu| HUNG(*gpu)) {
@@ -140,7 +140,7 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let down = |metrics: &str| (0..64).filter(|gpu| value(metrics, &up(*gpu)) == Some(0.0)).collect::<Vec<_>>();
     node.until("that 32 hang", |metrics| {
         let down = down(metrics);
-        assert!(down.iter().all(|gpu| HUNG(*gpu)), "one that answers is called down: {down:?}");
+        assert!(down.iter().all(|gpu| HUNG(*gpu)), "a GPU that answers is reported down: {down:?}");
         down.len() == 32
     });
     let metrics = node.until("6,000 ticks", |metrics| ticks(metrics)[0] >= before[0] + 6_000.0);
@@ -148,7 +148,7 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     println!("of {due} ticks due {blocked} were blocked; {} sampling threads", sampling_threads(&node));
     assert!(blocked <= 0.01 * due, "{blocked} of {due} ticks");
     assert_eq!(down(&metrics).len(), 32);
-    assert!(sampling_threads(&node) <= 33, "one for each GPU that hangs, at most");
+    assert!(sampling_threads(&node) <= 33, "at most one for each GPU that hangs, and one for the others");
     control["gpus"].as_array_mut().expect("GPUs").iter_mut().for_each(|gpu| gpu["hang"] = json!([]));
     node.control.put(&control);
     node.until("their return", |metrics| {
@@ -156,25 +156,25 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     });
 }
 
-/// How many threads of the daemon sample, or hang while they do.
+/// How many threads of the daemon are sampling, or hang in it.
 fn sampling_threads(node: &Node) -> usize {
     let threads = std::fs::read_dir(format!("/proc/{}/task", node.daemon.pid())).expect("threads");
     let names = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
     names.filter(|name| name.trim() == "hw-fast").count()
 }
 
-/// Deadlines are counted by what became of them. That none is forgotten is seen from the clock: as many are due as
-/// periods have passed, also while the driver blocks every sweep and while a thread hangs in it.
+/// Deadlines are counted by outcome. The clock shows that none is missing: as many are due as periods have passed, also
+/// while the driver blocks every sweep and while a thread hangs in one.
 #[test]
 fn every_deadline_is_due_and_a_blocked_driver_is_told() {
     let mut control = gpus(2);
     let settings = ["sampling.budget=1", "sampling.max_period=1ms", "sampling.hang_after=200ms"];
     let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
     node.until("ticks", |metrics| value(metrics, "highwater_sampler_ticks_taken_total").is_some());
-    let due = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("told");
+    let due = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("exported");
     let blocked = "highwater_sampler_ticks_missed_total{cause=\"driver_blocked\"}";
-    // How many periods there were lies between what passed from after the first look to before the last, and from before
-    // the first to after the last.
+    // The number of periods lies between two elapsed times: from after the first reading to before the last, and from
+    // before the first to after the last.
     let begun = Instant::now();
     let first = due(&node.daemon.get("/metrics"));
     let looked = Instant::now();
@@ -184,13 +184,13 @@ fn every_deadline_is_due_and_a_blocked_driver_is_told() {
     control["gpus"][0]["hang"] = json!(["nvmlDeviceGetMemoryInfo_v2"]);
     node.control.put(&control);
     node.until("the hang", |metrics| value(metrics, &up(0)) == Some(0.0));
-    let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_taken_total").expect("told");
+    let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_taken_total").expect("exported");
     let taken = ticks(&node.daemon.get("/metrics"));
     node.until("ticks after it", |metrics| ticks(metrics) > taken + 2_000.0);
     let least = looked.elapsed();
     let due = due(&node.daemon.get("/metrics")) - first;
     let periods = [least, begun.elapsed()].map(|elapsed| elapsed.as_secs_f64() * 1_000.0);
-    // The sweep that is under way has not been counted. Those that a hang of 200 ms held up have.
+    // The sweep in progress has not been counted. Those that a hang of 200 ms delayed have.
     let open = 150.0;
     assert!((periods[0] - open..=periods[1] + open).contains(&due), "{due} due in {periods:?} periods");
 }
@@ -208,7 +208,7 @@ fn a_gpu_that_only_fails_is_down_and_what_it_counted_stays() {
     control["gpus"][0]["errors"] = json!({"nvmlDeviceGetMemoryInfo_v2": 999});
     node.control.put(&control);
     node.until("that it is down", |metrics| value(metrics, &up(0)) == Some(0.0));
-    // Its only GPU is gone: NVML is closed and opened again.
+    // Its only GPU is gone, so NVML is closed and opened again.
     node.until("that NVML is closed", |metrics| metrics.contains("highwater_source_error{reason=\"all_gpus_lost\"} 1"));
     control["gpus"][0]["errors"] = json!({});
     node.control.put(&control);
@@ -225,8 +225,8 @@ fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
     node.control.put(&control);
     let metrics = node.until("that it is down", |metrics| value(metrics, &up(1)) == Some(0.0));
     assert_eq!((value(&metrics, &used(1)), value(&metrics, &up(0))), (None, Some(1.0)));
-    // And stays so, however often it is tried: three seconds are longer than it takes to be found failing.
-    let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("told");
+    // It stays down however often it is tried. Three seconds are longer than it takes to be found failing.
+    let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total").expect("exported");
     node.until("three seconds more", |now| {
         assert_eq!(value(now, &up(1)), Some(0.0));
         ticks(now) > ticks(&metrics) + 3_000.0
@@ -236,7 +236,7 @@ fn a_gpu_that_stops_supporting_the_memory_call_is_down_until_it_does_again() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
-/// As the GPU of MIG instances is for a process that may not read it, or one that shares the host's memory.
+/// Such a GPU exists: the parent of MIG instances, for a process that may not read it, or one that shares host memory.
 #[test]
 fn a_gpu_without_a_memory_call_that_is_lost_is_down_and_comes_back() {
     let mut control = gpus(2);
@@ -322,7 +322,7 @@ fn a_process_that_spreads_over_more_gpus_is_followed() {
     control["gpus"][1]["processes"] = holding(8 * GIB);
     let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
     let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
-    // Steps go on, as a job's do, and the driver's list is read now and then.
+    // Steps go on, as a job's do, and the driver's process list is read now and then.
     let mut step = 0;
     let mut until_on = |wanted: Value| {
         node.until("the rank's GPUs", |_| {
@@ -333,7 +333,7 @@ fn a_process_that_spreads_over_more_gpus_is_followed() {
             jobs["jobs"][0]["ranks"][0]["gpus"] == wanted
         });
     };
-    // On the first it has a context, as frameworks make there by accident.
+    // On the first GPU it has only a context, as frameworks create there by accident.
     until_on(json!(["GPU-1"]));
     control["gpus"][2]["processes"] = holding(2 * GIB);
     node.control.put(&control);

@@ -1,4 +1,4 @@
-//! How the daemon begins and ends, and what it tells without a GPU.
+//! How the daemon starts and ends, and what it reports without a GPU.
 
 use crate::daemon::{Daemon, command};
 use crate::fake_nvml::Control;
@@ -32,7 +32,7 @@ fn without_a_driver_it_says_so_and_serves() {
     assert!(daemon.get("/").contains("/nonexistent/libnvidia-ml.so.1"));
 }
 
-/// A GPU that answers is something to tell; none is not, however many there were.
+/// The daemon is ready while one GPU answers, and not ready while none does, however many there were.
 #[test]
 fn it_is_not_ready_while_no_gpu_answers() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -51,7 +51,7 @@ fn it_is_not_ready_while_no_gpu_answers() {
     fake.put(&gpus([true, true]));
     let why = eventually(SOON, "no GPU", || Some(daemon.ask("/readyz")).filter(|(status, _)| *status == 503)).1;
     assert!(why.contains("no GPU answers: 0: ") && why.contains("; 1: "), "{why}");
-    assert_eq!(daemon.ask("/healthz").0, 200, "a restart would mend nothing");
+    assert_eq!(daemon.ask("/healthz").0, 200, "a restart would not help");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
     let mut log = BufReader::new(child.0.stderr.take().expect("a pipe")).lines();
     let address = log.find_map(|line| Some(line.expect("a line").split_once("listening on ")?.1.to_owned()));
     let metrics = format!("{}/metrics", address.expect("it listens"));
-    // The reader goes away, and each of these is worth a line.
+    // Nothing reads the log any more, and each of these datagrams causes a line.
     drop(log);
     let sender = UnixDatagram::unbound().expect("a socket");
     let begun = Instant::now();
@@ -81,12 +81,12 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
     assert!(child.0.wait().expect("it ends").success());
 }
 
-/// A child that ends with its story, also where that fails.
+/// A child process that ends with its test, even if the test fails.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Refused where it has ended.
+        // Fails if the child has already ended.
         let _ = self.0.kill();
     }
 }
@@ -103,7 +103,7 @@ fn sigterm_ends_it_within_two_seconds() {
     assert!(!socket.exists(), "the socket is left behind");
 }
 
-/// It may come as soon as it says that it listens.
+/// SIGTERM may come as soon as the daemon logs that it listens.
 #[test]
 fn a_signal_that_comes_at_once_ends_it_as_any_other() {
     for _ in 0..10 {
@@ -122,12 +122,12 @@ fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
     for part in ["/metrics", "curl", "moe-tight", "used GiB"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
-    // Nor does ending look like an annotation that nobody sent, or that nobody heard.
+    // Nor does its end cause a message about a refused or unheard annotation.
     let logged = String::from_utf8_lossy(&output.stderr);
-    assert!(!logged.contains("refused") && !logged.contains("not heard"), "{logged}");
+    assert!(!logged.contains("refused") && !logged.contains("was lost"), "{logged}");
 }
 
-/// What it tells to type is not refused: an address that is not loopback takes nothing without a token.
+/// The command that it prints must work: an address that is not loopback accepts nothing without a token.
 #[test]
 fn the_demo_on_all_addresses_tells_what_works_there() {
     let output = command().args(["demo", "--for", "1s", "--listen", "0.0.0.0:0"]).output().expect("it runs");
@@ -160,7 +160,7 @@ fn unknown_paths_and_methods_are_problems() {
     assert_eq!(daemon.ask("/api/v1/jobs/nobody/phases").0, 404);
 }
 
-/// Somebody who knows the demonstration's process number prepares the folder that it once wrote to.
+/// An attacker who knows the demo's process ID prepares the folder that it once wrote to.
 #[test]
 fn the_demo_writes_to_nothing_that_others_prepared_and_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");

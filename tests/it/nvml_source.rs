@@ -18,10 +18,10 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// Long enough for any machine; a story that waits this long has failed.
+/// Long enough for any machine. A test that waits this long has failed.
 const EVENTUALLY: Duration = Duration::from_secs(5);
 
-/// A node whose GPUs a story can change.
+/// A node whose GPUs a test can change.
 struct Node {
     control: Control,
     _folder: TempDir,
@@ -174,7 +174,7 @@ fn an_unsupported_call_is_asked_once() {
         assert_eq!(node.control.calls(call), 1, "{call}");
     }
     assert_eq!(node.control.calls("nvmlDeviceGetUtilizationRates"), 5);
-    assert_eq!(calls.failures(highwater::source::Call::Temperature), 0, "not supported is no failure");
+    assert_eq!(calls.failures(highwater::source::Call::Temperature), 0, "an unsupported call is not a failure");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_lost_gpu_costs_no_other_and_comes_back() {
     assert!(matches!(nvml.memory_used(1, 0), Err(Error::Lost(_))));
     assert!(matches!(nvml.reacquire(1), Err(Error::Lost(_))));
     assert_eq!(nvml.memory_used(0, 0), Ok(GIB));
-    // After a reset the old handle stays dead: only a new one reads.
+    // After a reset the old handle stays dead: only a new one can read.
     node.control.set(&gpus(false, 1));
     assert!(matches!(nvml.memory_used(1, 0), Err(Error::Lost(_))));
     assert_eq!(nvml.reacquire(1), Ok(()));
@@ -296,7 +296,7 @@ fn one_bad_gpu_of_several_is_left_out_and_named() {
     let indexes: Vec<_> = nvml.devices().iter().map(|device| device.index.as_str()).collect();
     assert_eq!(indexes, ["0", "2"], "the others keep their own indexes");
     assert_eq!(nvml.memory_used(1, 0), Ok(3 * GIB));
-    assert_eq!(nvml.devices()[1].name, None, "a name that is not known does not cost the GPU");
+    assert_eq!(nvml.devices()[1].name, None, "a GPU whose name is not known is listed");
     assert_eq!(nvml.skipped().len(), 1);
     assert_eq!(nvml.skipped()[0].index, "1");
     assert!(nvml.skipped()[0].reason.contains("UNKNOWN"), "{}", nvml.skipped()[0].reason);
@@ -332,7 +332,7 @@ fn devices_differ_where_others_are_shown_and_not_where_a_gpu_does_not_answer() {
     for function in ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"] {
         assert!(
             !differ(one.clone(), json!({function: 15})),
-            "{function} fails: the GPU is lost, and stays what it was"
+            "{function} fails: the GPU is lost, and counts as unchanged"
         );
     }
     assert!(!differ(one, json!({"nvmlDeviceGetHandleByIndex_v2": 15})), "lost");
@@ -345,7 +345,7 @@ fn a_gpu_that_is_lost_at_the_start_is_listed_where_its_name_is_known() {
     assert_eq!(nvml.devices()[0].uuid, "GPU-a");
     assert_eq!(nvml.devices()[0].memory_total_bytes, None);
     assert!(matches!(nvml.memory_used(0, 0), Err(Error::Lost(_))));
-    assert!(matches!(nvml.reacquire(0), Err(Error::Lost(_))), "a handle alone is no GPU");
+    assert!(matches!(nvml.reacquire(0), Err(Error::Lost(_))), "a handle alone is not enough");
     node.control.set(&json!({"gpus": [{"uuid": "GPU-a", "used": GIB}]}));
     assert_eq!(nvml.reacquire(0), Ok(()));
     assert_eq!(nvml.memory_used(0, 0), Ok(GIB));
@@ -363,7 +363,7 @@ fn a_missing_library_tells_what_to_do() {
 fn a_library_that_is_not_nvml_is_told_apart() {
     let error = nvml::open(Some(std::path::Path::new("libc.so.6"))).expect_err("the C library is not NVML");
     assert_eq!(error.reason, "init_failed");
-    assert!(error.message.contains("no NVML library"), "{}", error.message);
+    assert!(error.message.contains("not an NVML library"), "{}", error.message);
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn each_refusal_at_the_start_has_its_reason_and_leaves_nothing_open() {
         let node = Node::with(json!({"errors": {"nvmlInit_v2": code}}));
         let error = node.refuses();
         assert_eq!(error.reason, reason);
-        assert!(error.message.contains("To mend it"), "{}", error.message);
+        assert!(error.message.contains("To fix it"), "{}", error.message);
     }
     let empty = Node::with(json!({"gpus": []}));
     assert_eq!(empty.refuses().reason, "no_gpus");
@@ -394,10 +394,10 @@ fn processes_of_both_kinds_are_merged_and_unknown_memory_stays_unknown() {
     ]}]}));
     let processes = node.open().processes(0, 0, &CallStats::default()).expect("a list");
     let listed: Vec<_> = processes.iter().map(|process| (process.pid, process.used_bytes)).collect();
-    assert_eq!(listed, [(100, None), (200, None), (300, Some(3 * GIB))], "a context takes some: 0 is not known");
+    assert_eq!(listed, [(100, None), (200, None), (300, Some(3 * GIB))], "a context takes memory: 0 means unknown");
 }
 
-/// Also where NVML writes eight bytes more a process than its header of the time says.
+/// This holds also if NVML writes eight bytes more per process than the header of that version declares.
 #[test]
 fn processes_are_all_listed_however_many_and_long_they_are() {
     let cases =
@@ -425,7 +425,7 @@ fn closing_gives_everything_back() {
     let calls = |name| node.control.calls(name);
     assert_eq!((calls("nvmlEventSetCreate"), calls("nvmlEventSetFree")), (1, 1));
     assert_eq!((calls("nvmlInit_v2"), calls("nvmlShutdown")), (1, 1));
-    // And it opens again, with the same library.
+    // It can be opened again, with the same library.
     assert_eq!(node.open().devices().len(), 1);
 }
 
@@ -464,6 +464,6 @@ fn a_control_file_that_changes_is_seen_without_being_told() {
     node.control.put(&json!({"gpus": [{"used": 2}]}));
     let begin = Instant::now();
     while nvml.memory_used(0, 0) != Ok(2) {
-        assert!(begin.elapsed() < EVENTUALLY, "the fake never looks at its file");
+        assert!(begin.elapsed() < EVENTUALLY, "the fake does not read its file again");
     }
 }

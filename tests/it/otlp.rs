@@ -1,4 +1,4 @@
-//! OTLP to receivers that are written here: both protocols, agreement with the exposition, raw points, spans, outages.
+//! OTLP to receivers inside these tests: both protocols, agreement with the exposition, raw points, spans, outages.
 
 mod agreement;
 mod bench;

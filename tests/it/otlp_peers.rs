@@ -1,8 +1,8 @@
 //! OTLP among the programs that people send it to: a real Collector and a real Prometheus 3, fed by the daemon.
 //!
-//! Absent: a program that only keeps traces, such as Jaeger; traces are looked at as the collector took them. And a kill
-//! between the moment at which a receiver has taken a request and the one at which it answers: then OTLP delivers twice,
-//! and no sender can know.
+//! Not covered: a program that stores only traces, such as Jaeger; traces are checked as the collector accepted them.
+//! Nor a kill between the moments at which a receiver accepts and answers a request: OTLP then delivers twice, and no
+//! sender can know.
 
 mod network;
 mod outage;
@@ -20,11 +20,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 
-/// Room for jobs to start, for steps to end and for several exports, on a busy machine.
+/// Enough time for jobs to start, for steps to end and for several exports, on a busy machine.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(60);
 const MILLISECOND_NS: i64 = 1_000_000;
 
-/// A node whose memory, steps and phases come to rest: two steps, and a third one that ends in a checkpoint of an hour.
+/// A node whose memory, steps and phases come to rest: two steps, and a third that ends in a checkpoint of an hour.
 const RESTING: &str = r#"
 [[gpus]]
 count = 2
@@ -74,7 +74,7 @@ fn written(scenario: &str) -> TempDir {
     folder
 }
 
-/// What a scrape told: samples by name and labels.
+/// The result of a scrape: samples by name and labels.
 type Exposition = BTreeMap<(String, Attributes), f64>;
 
 fn exposition(text: &str) -> Exposition {
@@ -83,7 +83,7 @@ fn exposition(text: &str) -> Exposition {
         let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
         let labels = labels.trim_end_matches('}').split_inclusive("\",").filter_map(|pair| {
             let (label, value) = pair.trim_end_matches(',').split_once('=')?;
-            // An empty label is none.
+            // An empty label counts as absent.
             let value = value.trim_matches('"');
             (!value.is_empty()).then(|| (label.to_owned(), value.to_owned()))
         });
@@ -92,7 +92,7 @@ fn exposition(text: &str) -> Exposition {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect()
 }
 
-/// What a scrape tells once the node of [`RESTING`] is at rest.
+/// The result of a scrape once the node of [`RESTING`] is at rest.
 fn rested(daemon: &Daemon) -> Exposition {
     eventually(DELIVERED_WITHIN, "the checkpoint of both ranks", || {
         let told = exposition(&daemon.get("/metrics"));
@@ -100,7 +100,7 @@ fn rested(daemon: &Daemon) -> Exposition {
             name == "highwater_phase_active" && labels["phase"] == "checkpoint" && **value == 1.0
         });
         let steps = told.iter().filter(|((name, _), value)| name == "highwater_job_steps_total" && **value == 2.0);
-        // The phases before it are told when their memory is.
+        // The phases before it are exported once their memory is known.
         let ended = told.iter().filter(|((name, labels), value)| {
             name == "highwater_phase_duration_seconds_count" && labels["phase"] == "comm" && **value == 3.0
         });
@@ -108,12 +108,12 @@ fn rested(daemon: &Daemon) -> Exposition {
     })
 }
 
-/// A sample of the daemon's own.
+/// One of the daemon's own samples; panics if it is absent.
 fn own(daemon: &Daemon, sample: &str) -> f64 {
     own_if_told(daemon, sample).unwrap_or_else(|| panic!("no {sample}"))
 }
 
-/// A sample of the daemon's own, where it is told.
+/// One of the daemon's own samples, if it is exported.
 fn own_if_told(daemon: &Daemon, sample: &str) -> Option<f64> {
     let metrics = daemon.get("/metrics");
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;

@@ -1,4 +1,4 @@
-//! A program that a story starts: waited for by what it prints on stderr, and always ended with SIGTERM.
+//! A program that a test starts. Tests wait for what it prints on stderr, and it is always ended with SIGTERM.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a program may take to end after SIGTERM before the story fails.
+/// How long a program may take to end after SIGTERM before the test fails.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running program.
@@ -21,7 +21,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it, its stderr read here and its stdout dropped.
+    /// Starts it. Its stderr is read here, its stdout discarded.
     pub fn start(mut command: Command) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -42,13 +42,13 @@ impl Process {
         Self { name, pid, lines, printed, ended, status: None }
     }
 
-    /// Its number.
+    /// Its process ID.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits for a line that `wanted` takes, and gives what it made of it; panics with all that was printed where the
-    /// program ends first or takes longer than `within`.
+    /// Waits for a line that `wanted` accepts, and returns what `wanted` made of it. Panics with everything printed if
+    /// the program ends first or takes longer than `within`.
     pub fn wait_for<T>(&self, within: Duration, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {
         let deadline = Instant::now() + within;
         loop {
@@ -63,7 +63,7 @@ impl Process {
         }
     }
 
-    /// Sends SIGTERM and waits; gives how it ended and after how long. Panics where it does not end.
+    /// Sends SIGTERM and waits; returns the exit status and how long it took. Panics if the program does not end.
     pub fn terminate(&mut self) -> (ExitStatus, Duration) {
         let begin = Instant::now();
         self.signal(Signal::TERM);
@@ -74,7 +74,7 @@ impl Process {
         (status, begin.elapsed())
     }
 
-    /// Sends SIGKILL, which no program can prepare for, and waits until it has ended.
+    /// Sends SIGKILL, which no program can catch, and waits until it has ended.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         assert!(self.wait(END_WITHIN).is_some(), "it does not end after SIGKILL; {}", self.printed());
@@ -83,12 +83,12 @@ impl Process {
     /// Sends `signal`, unless it has ended.
     fn signal(&mut self, signal: Signal) {
         if self.wait(Duration::ZERO).is_none() {
-            // It may end between the two; then there is nobody to signal, and nothing to do.
+            // It may end between the two. Then there is nothing to signal.
             let _ = kill_process(self.pid, signal);
         }
     }
 
-    /// How it ended, if it does within `within`.
+    /// Its exit status, if it ends within `within`.
     pub fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.ended.recv_timeout(within).ok();
@@ -96,7 +96,7 @@ impl Process {
         self.status
     }
 
-    /// All that it has printed on stderr, headed by its name.
+    /// Everything that it has printed on stderr, headed by its name.
     pub fn printed(&self) -> String {
         format!("stderr of {}:\n{}", self.name, self.printed.lock().expect("no panic while held"))
     }
@@ -113,8 +113,8 @@ impl Drop for Process {
     }
 }
 
-/// Asks `probe` again and again until it gives something; panics with `what` after `within`. For what can only be asked,
-/// such as a scrape that another program makes in its own time.
+/// Calls `probe` repeatedly until it returns something; panics with `what` after `within`. For state that can only be
+/// polled, such as a scrape that another program makes in its own time.
 pub fn eventually<T>(within: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + within;
     loop {

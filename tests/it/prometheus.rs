@@ -1,4 +1,4 @@
-//! A node with GPUs and jobs, scraped by a real Prometheus: what its users ask for comes back from the query API.
+//! A node with GPUs and jobs, scraped by a real Prometheus: the query API returns what its users ask for.
 
 use crate::daemon::Daemon;
 use crate::process::eventually;
@@ -11,7 +11,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Room for phases to end, for windows to fill and for a rate to be made of several scrapes.
+/// Enough time for phases to end, windows to fill and several scrapes to make a rate.
 const DATA_WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
@@ -28,7 +28,7 @@ fn prometheus_stores_what_a_node_says() {
     for metric in ["highwater_gpu_up", "highwater_gpu_memory_used_bytes", "highwater_gpu_memory_total_bytes"] {
         assert_eq!(labels(&scraper.query(metric), "uuid"), gpus, "{metric} for every GPU");
     }
-    // What each query gives where something is wrong; nothing is.
+    // Each query returns something only if something is wrong.
     for (wrong, why) in [
         ("up == 0", "a scrape failed"),
         ("highwater_gpu_up == 0", "no simulated GPU is lost"),
@@ -79,7 +79,7 @@ fn prometheus_stores_what_the_jobs_say() {
 #[ignore = "needs a peer: make test-peers"]
 fn what_a_job_sends_is_what_prometheus_stores() {
     let Some(program) = tools::find("prometheus") else { return };
-    // A node whose GPUs are there and whose only job is this test.
+    // A node with GPUs, whose only job is this test.
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
     let scraper = Scraper::of(&program, &[&daemon]);
     scraper.wait_for_scrapes(1, 2);
@@ -92,7 +92,7 @@ fn what_a_job_sends_is_what_prometheus_stores() {
         let (status, answer) = daemon.post("/api/v1/annotations", &annotation(0));
         assert_eq!(status, 200, "{answer}");
         socket.send_to(annotation(1).to_string().as_bytes(), daemon.socket()).expect("the daemon listens");
-        // A phase that has no sample inside has no peak either: each lasts for several of them.
+        // A phase without a sample inside has no peak either, so each lasts for several samples.
         scraper.wait_for_another_scrape();
     }
     for (ended, count) in [
@@ -143,7 +143,7 @@ fn every_metric_comes_with_its_type_and_its_help() {
 fn promtool_finds_nothing_to_say() {
     let Some(promtool) = tools::find("promtool") else { return };
     for source in ["sim", "nvml"] {
-        // Without a driver there is little to expose, and that little must be as clean. No machine has this library.
+        // Without a driver there is little to expose, and it must be just as clean. No machine has this library.
         let library = tools::root().join("target/no-such-library.so").display().to_string();
         let mut arguments = vec!["serve", "--source", source];
         if source == "nvml" {

@@ -1,4 +1,4 @@
-//! A capture that is played again: what was said of the live run is said of its recording.
+//! A capture that is replayed: the replay reports what the live run reported.
 
 use crate::daemon::Daemon;
 use crate::process::eventually;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two ranks, of which one's memory is nearly full for three seconds, so that its peers wait in their collectives; and a
-/// job beside them whose GPU reports an error and is lost for two seconds.
+/// Two ranks, one of which is nearly out of memory for three seconds, so that its peer waits in its collectives; and
+/// beside them a job whose GPU reports an error and is lost for two seconds.
 const SCENARIO: &str = r#"
 [[gpus]]
 count = 3
@@ -49,7 +49,7 @@ fn json_of(daemon: &Daemon, path: &str) -> Value {
     serde_json::from_str(&daemon.get(path)).expect("JSON")
 }
 
-/// A list of an answer, with only these fields of each row, in their order.
+/// The rows of a list in an answer, sorted, with only these fields, in this order.
 fn rows(daemon: &Daemon, path: &str, list: &str, fields: &[&str]) -> Vec<String> {
     let answer = json_of(daemon, path);
     let row = |row: &Value| fields.iter().map(|field| row[*field].to_string()).collect::<Vec<_>>().join(" ");
@@ -58,7 +58,7 @@ fn rows(daemon: &Daemon, path: &str, list: &str, fields: &[&str]) -> Vec<String>
     rows
 }
 
-/// Every step and phase that ended by `end_ns`, by its rank, name and begin, with its end and its memory.
+/// Every step and phase that ended by `end_ns`: its rank, name and begin, with its end and its memory.
 fn phases(daemon: &Daemon, job: &str, end_ns: i64) -> BTreeMap<String, String> {
     let answer = json_of(daemon, &format!("/api/v1/jobs/{job}/phases?limit=100000"));
     let ended = answer["phases"].as_array().expect("a list").iter();
@@ -82,13 +82,13 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     std::fs::write(&scenario, SCENARIO).expect("written");
     let captures = format!("captures.directory={}", folder.path().join("captures").display());
     let scenario = format!("sim:{}", scenario.display());
-    // It reaches back to the daemon's start.
+    // The capture reaches back to the daemon's start.
     let live = ["serve", "--source", &scenario, "--set", &captures, "--set", "captures.before=60s"];
     let live = Daemon::start(&live).ready();
     let found = "/api/v1/findings?limit=1000";
-    let capture = eventually(PATIENCE, "the findings to be over, and the capture of them whole", || {
+    let capture = eventually(PATIENCE, "every finding to end, and their capture to be complete", || {
         let findings = json_of(&live, found)["findings"].as_array().expect("a list").clone();
-        // An XID is told for minutes.
+        // An XID stays active for minutes.
         let is_over =
             findings.iter().all(|finding| finding["finding"] == "xid" || !finding["ended_unix_nano"].is_null());
         let listed = json_of(&live, "/api/v1/captures");
@@ -113,7 +113,7 @@ fn a_capture_is_played_with_the_same_peaks_and_findings() {
     drop(live);
     let replay = Daemon::start(&["serve", "--source", &recording, "--replay-speed", "max"]);
     eventually(PATIENCE, "the end of the recording", || {
-        replay.printed().contains("the recording is over").then_some(())
+        replay.printed().contains("the recording has ended").then_some(())
     });
     let phases_replayed = both(&replay);
     assert!(phases_live.len() > 400, "{}", phases_live.len());

@@ -1,4 +1,4 @@
-//! A network between a daemon and a receiver: it counts what it carries, and can lose all of it without a word.
+//! A network between a daemon and a receiver. It counts what it carries, and can drop everything silently.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub struct Relay {
 #[derive(Default)]
 struct State {
     loses: AtomicBool,
-    /// Rises with each loss: a connection of an earlier one is dead for good, as where a firewall forgot it.
+    /// Rises with each loss. A connection from before a loss stays dead, as if a firewall had forgotten it.
     losses: AtomicU64,
     sent_bytes: AtomicU64,
     connections: AtomicU64,
@@ -27,7 +27,7 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let relay = Self { port: listener.local_addr().expect("bound").port(), state: Arc::default() };
         let state = Arc::clone(&relay.state);
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 state.connections.fetch_add(1, SeqCst);
@@ -37,12 +37,12 @@ impl Relay {
         relay
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on nothing arrives, and nobody is told.
+    /// Drops everything from now on, without an error on either side.
     pub fn lose(&self) {
         self.state.loses.store(true, SeqCst);
         self.state.losses.fetch_add(1, SeqCst);
@@ -67,7 +67,7 @@ impl Relay {
 fn carry(stream: TcpStream, port: u16, state: &Arc<State>) {
     let born = state.losses.load(SeqCst);
     let target = if state.loses.load(SeqCst) { None } else { TcpStream::connect(("127.0.0.1", port)).ok() };
-    // A receiver that is not there refuses; a network that loses everything keeps the connection.
+    // A missing receiver refuses the connection; a network that loses everything keeps it.
     if target.is_none() && !state.loses.load(SeqCst) {
         return;
     }
@@ -85,7 +85,7 @@ fn carry(stream: TcpStream, port: u16, state: &Arc<State>) {
     });
 }
 
-/// Carries bytes until one side ends; swallows them once the connection is dead.
+/// Carries bytes until one side ends; discards them once the connection is dead.
 fn copy(mut from: TcpStream, mut to: Option<TcpStream>, count: impl Fn(u64), lives: impl Fn() -> bool) {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -103,7 +103,7 @@ fn copy(mut from: TcpStream, mut to: Option<TcpStream>, count: impl Fn(u64), liv
         }
     }
     if let Some(to) = to.filter(|_| lives()) {
-        // The other side may have ended first; then there is nothing to end.
+        // The other side may have ended first; then there is nothing to shut down.
         let _ = to.shutdown(Shutdown::Both);
     }
 }

@@ -1,4 +1,4 @@
-//! A real recording played through the program gives, for each phase of each step, the peak that its two files give.
+//! A real recording, replayed by the program: each phase of each step has the peak that follows from the two files.
 
 use crate::daemon::Daemon;
 use flate2::read::GzDecoder;
@@ -9,10 +9,10 @@ use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 const RECORDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200-ddp");
-/// How long a replay of 78 s as fast as possible may take on a busy machine.
+/// How long a replay of 78 s at full speed may take on a busy machine.
 const REPLAYED_WITHIN: Duration = Duration::from_secs(60);
 
-/// (rank, phase, begin, end): a step has a number, but configurations use the same numbers again.
+/// (rank, phase, begin, end). A step's number is not unique: each configuration uses the same numbers again.
 type PhaseKey = (u64, String, i64, i64);
 
 fn lines(name: &str) -> impl Iterator<Item = String> {
@@ -20,7 +20,7 @@ fn lines(name: &str) -> impl Iterator<Item = String> {
     BufReader::new(GzDecoder::new(file)).lines().map(|line| line.expect("a line of text"))
 }
 
-/// Change points by GPU, with nothing of the program under test.
+/// Change points by GPU, read without the program under test.
 fn memory() -> BTreeMap<u64, Vec<(i64, u64)>> {
     let mut points = BTreeMap::<u64, Vec<(i64, u64)>>::new();
     for line in lines("nvml_1khz.csv.gz").filter(|line| !line.starts_with('#')) {
@@ -53,7 +53,7 @@ fn peaks(memory: &BTreeMap<u64, Vec<(i64, u64)>>) -> BTreeMap<PhaseKey, u64> {
     peaks
 }
 
-/// The program's answer once the whole recording was played.
+/// The program's answer after the whole recording was replayed.
 fn replayed(arguments: &[&str], phases: usize) -> (Daemon, Value) {
     let source = format!("replay:{RECORDING}");
     let daemon = Daemon::start(&[&["serve", "--source", source.as_str()], arguments].concat());
@@ -65,7 +65,7 @@ fn replayed(arguments: &[&str], phases: usize) -> (Daemon, Value) {
             return (daemon, answer);
         }
         assert!(begun.elapsed() < REPLAYED_WITHIN, "the replay does not end: {status}");
-        // The answer is megabytes, and other stories need the processor.
+        // The answer is megabytes, and other tests need the CPU.
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -135,7 +135,7 @@ fn what_the_recording_does_not_tell_is_not_told() {
     let metrics = daemon.get("/metrics");
     for absent in ["highwater_nvml_", "highwater_gpu_memory_total_bytes", "highwater_gpu_power_watts", "sampler_ticks"]
     {
-        assert!(!metrics.lines().any(|line| line.contains(absent)), "{absent} is told of a replay");
+        assert!(!metrics.lines().any(|line| line.contains(absent)), "{absent} is exported for a replay");
     }
     assert!(metrics.contains("highwater_job_allocator_retries_total{job=\"h200-ddp\",rank=\"0\"} 3"));
 }
@@ -160,7 +160,7 @@ fn flushes_are_those_of_the_steps_with_an_allocator_retry() {
         .filter(|line| line.starts_with("highwater_gpu_memory_flushes_total{"))
         .map(|line| line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number"))
         .sum();
-    assert!((told - counted as f64).abs() < f64::EPSILON, "{told} told, {counted} counted");
+    assert!((told - counted as f64).abs() < f64::EPSILON, "{told} exported, {counted} counted");
 
     for step in answer["phases"].as_array().expect("phases").iter().filter(|phase| phase["phase"] == "step") {
         let retries = |memory: &str| step[memory]["alloc_retries"].as_u64().expect("retries are recorded");

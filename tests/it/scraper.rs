@@ -1,5 +1,5 @@
-//! A real Prometheus that scrapes daemons every second, with the configuration that people write: no honor_labels, so
-//! that a training job's label `job` arrives as `exported_job`. Or one that takes OTLP.
+//! A real Prometheus that scrapes daemons every second, configured as people do it: without honor_labels, so that a
+//! training job's label `job` arrives as `exported_job`. Or one that receives OTLP.
 
 use crate::daemon::{Daemon, agent, answer};
 use crate::process::{Process, eventually};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What Prometheus's guide to OTLP recommends, and the attribute that tells GPUs apart made a label of their series.
+/// The recommendation of Prometheus's guide to OTLP, plus the attribute that identifies a GPU as a label of its series.
 const TAKING_OTLP: &str = "otlp: {promote_resource_attributes: [service.name, service.instance.id, hw.id]}\n\
                            storage: {tsdb: {out_of_order_time_window: 30m}}\n";
 
@@ -24,26 +24,26 @@ pub struct Scraper {
 /// One series at one instant.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Its labels, `__name__` where it has one.
+    /// Its labels, including `__name__` if it has one.
     pub labels: BTreeMap<String, String>,
     /// Its value.
     pub value: f64,
 }
 
 impl Scraper {
-    /// Starts the Prometheus at `program` on these daemons, under the scrape job `highwater`.
+    /// Starts the Prometheus at `program`, which scrapes these daemons under the scrape job `highwater`.
     pub fn of(program: &Path, daemons: &[&Daemon]) -> Self {
         let addresses: Vec<&str> = daemons.iter().map(|daemon| daemon.address()).collect();
         Self::start(program, &scraping(&addresses), &[])
     }
 
-    /// Starts the Prometheus at `program` on one daemon, with more lines in its scrape configuration.
+    /// Starts the Prometheus at `program`, which scrapes one daemon, with more lines in its scrape configuration.
     pub fn with(program: &Path, daemon: &Daemon, lines: &str) -> Self {
         Self::start(program, &format!("{}{lines}", scraping(&[daemon.address()])), &[])
     }
 
-    /// Starts the Prometheus at `program` on what serves metrics at `address`, with the rules in the folder `rules`, which
-    /// it evaluates every second, and the Alertmanager at `alertmanager`.
+    /// Starts the Prometheus at `program`, which scrapes `address`, evaluates the rules in the folder `rules` every
+    /// second, and sends alerts to the Alertmanager at `alertmanager`.
     pub fn alerting(program: &Path, address: &str, rules: &Path, alertmanager: &str) -> Self {
         let configuration = format!(
             "{}rule_files: [{:?}]\nalerting: {{alertmanagers: [{{static_configs: [{{targets: [{alertmanager:?}]}}]}}]}}\n",
@@ -53,7 +53,7 @@ impl Scraper {
         Self::start(program, &configuration, &[])
     }
 
-    /// Starts the Prometheus 3 at `program`, which scrapes nothing and takes OTLP.
+    /// Starts the Prometheus 3 at `program`, which scrapes nothing and receives OTLP.
     pub fn taking_otlp(program: &Path) -> Self {
         Self::start(program, TAKING_OTLP, &["--web.enable-otlp-receiver"])
     }
@@ -79,7 +79,7 @@ impl Scraper {
         Self { base, _process: process, _directory: directory }
     }
 
-    /// Where it takes OTLP over HTTP; each signal has its own path below.
+    /// Its endpoint for OTLP over HTTP; each signal has its own path below.
     pub fn otlp_endpoint(&self) -> String {
         format!("{}/api/v1/otlp", self.base)
     }
@@ -100,7 +100,7 @@ impl Scraper {
         eventually(Duration::from_secs(20), "another scrape", || (scrapes() > before).then_some(()));
     }
 
-    /// What `expression` gives now; panics where Prometheus refuses it.
+    /// The result of `expression` now; panics if Prometheus refuses it.
     pub fn query(&self, expression: &str) -> Vec<Sample> {
         let data = self.api("query", &[("query", expression)]);
         let result = data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}"));
@@ -110,7 +110,7 @@ impl Scraper {
         result.iter().map(sample).collect()
     }
 
-    /// The `data` of an answer of Prometheus's API.
+    /// The `data` in an answer of Prometheus's API.
     pub fn api(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
         let mut request = agent().get(format!("{}/api/v1/{path}", self.base));
         for (name, value) in parameters {

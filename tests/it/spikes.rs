@@ -1,9 +1,9 @@
 //! A spike shorter than any scrape interval is in every window of every scraper.
 //!
-//! In simulated time, so that no machine is too busy: the sampler ticks exactly at its period, and two scrapers with
-//! different intervals look at the real exposition. A sampler sees instants: one that reads every millisecond sees a
-//! spike of half a millisecond only when a reading falls into it. So the first story reads every half millisecond,
-//! and the second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
+//! Time is simulated, so that no machine is too busy: the sampler ticks exactly at its period, and two scrapers with
+//! different intervals read the real exposition. A sampler sees instants: one that reads every millisecond sees a spike
+//! of half a millisecond only if a reading falls into it. So the first test reads every half millisecond, and the
+//! second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
 use highwater::export;
 use highwater::known::Known;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 const SPIKE_BYTES: f64 = 20.0 * 1024.0 * 1024.0 * 1024.0;
 
-/// The highest memory in the window as two scrapers told it over two minutes, scrape by scrape.
+/// The highest memory in the window, scrape by scrape, as two scrapers saw it over two minutes.
 fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -> [Vec<f64>; 2] {
     let text = format!(
         "[[spikes]]\ngpu = 0\noffset = \"{offset}\"\nevery = \"10 s\"\nduration = \"0.5 ms\"\nbytes = \"20 GiB\"\n"
@@ -53,7 +53,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
 fn max_of(exposition: &str, window: &str) -> f64 {
     let label = format!("window=\"{window}\"}}");
     let mut lines = exposition.lines().filter(|line| line.starts_with("highwater_gpu_memory_used_max_bytes{"));
-    let line = lines.find(|line| line.contains(&label)).expect("the window is told");
+    let line = lines.find(|line| line.contains(&label)).expect("the window is exported");
     line.rsplit(' ').next().expect("a value").parse().expect("a number")
 }
 
@@ -81,7 +81,7 @@ fn read_every_millisecond_a_spike_that_meets_a_reading_is_in_every_window() {
     every_scrape_has_the_spike("4.9999 s", MILLISECOND_NS);
 }
 
-/// The limit of any sampler: told, so that nobody believes otherwise.
+/// Demonstrates the limit of any sampler.
 #[test]
 fn read_every_millisecond_a_spike_between_two_readings_is_not_seen() {
     let told = scraped("5.0001 s", MILLISECOND_NS, "15s", [SECOND_NS, 15 * SECOND_NS]);

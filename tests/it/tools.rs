@@ -1,5 +1,5 @@
-//! Where the programs are that stories run beside the daemon. `make test-peers` installs them, and runs the stories that need
-//! them, which are ignored otherwise; `tests/tools.env` pins them.
+//! Paths of the programs that tests run beside the daemon. `make test-peers` installs them, and runs the tests that
+//! need them, which are ignored otherwise; `tests/tools.env` pins their versions.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What `tests/tools.env` says of `name`.
+/// The value of `name` in `tests/tools.env`.
 pub fn pinned(name: &str) -> &'static str {
     let lines = include_str!("../tools.env").lines();
     let value = lines.filter_map(|line| line.split_once('=')).find(|(key, _)| *key == name);
     value.unwrap_or_else(|| panic!("tests/tools.env has no {name}")).1
 }
 
-/// Where `tool` is: as `make test-peers` installs it, else as the machine has it. Where it is missing this panics if `CI` is
-/// set, and else says which story it skips and gives `None`.
+/// The path of `tool`: as `make test-peers` installs it, or else the machine's own. If it is missing, this panics if
+/// `CI` is set, and otherwise reports the test that is skipped and returns `None`.
 pub fn find(tool: &str) -> Option<PathBuf> {
     let found = search(tool);
     if found.is_none() {
@@ -26,16 +26,16 @@ pub fn find(tool: &str) -> Option<PathBuf> {
     found
 }
 
-/// Panics if `CI` is set, and else says on stderr, past the test harness's capture, that a story is skipped and why.
+/// Panics if `CI` is set, and otherwise reports on stderr, past the harness's capture, that a test is skipped and why.
 pub fn missing(reason: &str) {
-    let story = std::thread::current().name().unwrap_or("a story").to_owned();
+    let story = std::thread::current().name().unwrap_or("a test").to_owned();
     assert!(
         env::var_os("CI").is_none(),
-        "{reason}: `make test-peers` installs the peers of stories, and curl is the machine's"
+        "{reason}: `make test-peers` installs the peers of tests, and curl must be installed"
     );
     // The harness captures `eprintln!` of a test that passes; a skip must be seen.
     let notice = format!(
-        "\n*** SKIPPED {story}: {reason}: `make test-peers` installs the peers of stories, and curl is the machine's\n"
+        "\n*** SKIPPED {story}: {reason}: `make test-peers` installs the peers of tests, and curl must be installed\n"
     );
     let _ = std::io::Write::write_all(&mut std::io::stderr(), notice.as_bytes());
 }
@@ -52,7 +52,7 @@ fn search(tool: &str) -> Option<PathBuf> {
         tools.join("alertmanager/usr/bin"),
     ];
     let path = env::var_os("PATH").unwrap_or_default();
-    // Debian keeps debootstrap where only root's PATH looks.
+    // Debian installs debootstrap in a directory that only root's PATH has.
     let places = own.into_iter().chain(env::split_paths(&path)).chain([PathBuf::from("/usr/sbin")]);
     places.map(|place| place.join(tool)).find(|candidate| candidate.is_file())
 }

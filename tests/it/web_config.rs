@@ -1,4 +1,4 @@
-//! Who may look: TLS, passwords, a rate of requests and names of hosts, as clients of the daemon meet them.
+//! Access control: TLS, passwords, request rates and host names, as clients of the daemon see them.
 
 use crate::authority::{Authority, Files};
 use crate::daemon::{Daemon, agent, answer, command};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
-/// A user whose password is `wonder`, hashed at the lowest cost that there is.
+/// A user whose password is `wonder`, hashed at bcrypt's lowest cost.
 fn alice() -> String {
     let hash = bcrypt::hash_with_salt("wonder", 4, [7; 16]).expect("a hash");
     format!("basic_auth_users: {{alice: {hash}}}\n")
@@ -30,7 +30,7 @@ impl Config {
         self.0.path().join("web.yaml")
     }
 
-    /// As people replace files: by another one of the same name.
+    /// Renames a new file over the old one, as people replace files.
     fn write(&self, text: &str) {
         let next = self.0.path().join("next.yaml");
         std::fs::write(&next, text).expect("written");
@@ -44,14 +44,14 @@ impl Config {
     }
 }
 
-/// One answer: its status, and all of it, head and body.
+/// One answer: its status, and its whole text, head and body.
 #[derive(Debug)]
 struct Answer {
     status: u16,
     text: String,
 }
 
-/// Asks with curl: a client with a TLS of its own. `None` where curl gets no answer at all, as where TLS fails.
+/// Sends a request with curl, which has its own TLS. `None` if curl gets no answer at all, as when TLS fails.
 fn curl(curl: &Path, arguments: &[&str]) -> Option<Answer> {
     let output = Command::new(curl).args(["-sS", "-i", "--max-time", "10", "--http1.1"]).args(arguments).output();
     let output = output.expect("curl runs");
@@ -81,11 +81,11 @@ fn a_client_with_tls_is_served_and_one_without_is_not() {
     let answer = curl(&program, &["--cacert", &authority, &url]).expect("TLS");
     assert!(answer.status == 200 && answer.text.contains("highwater_build_info"), "{answer:?}");
     assert!(answer.text.to_lowercase().contains("x-frame-options: deny"), "{answer:?}");
-    assert!(curl(&program, &[&url]).is_none(), "nobody else's authority is taken");
+    assert!(curl(&program, &[&url]).is_none(), "the authority is not trusted by default");
     assert!(curl(&program, &["--cacert", &authority, "--tls-max", "1.2", &url]).is_none(), "TLS 1.2 is off");
-    assert!(curl(&program, &[&format!("http://{address}/metrics")]).is_none(), "nothing is served in the clear");
+    assert!(curl(&program, &[&format!("http://{address}/metrics")]).is_none(), "nothing is served without TLS");
     let health = format!("http://{}/healthz", daemon.address_of("serving probes"));
-    assert_eq!(curl(&program, &[&health]).expect("an answer").status, 200, "but probes");
+    assert_eq!(curl(&program, &[&health]).expect("an answer").status, 200, "except probes");
     let failed = curl(&program, &["--cacert", &authority, &url]).expect("TLS").text;
     assert!(
         failed.contains(r#"highwater_http_connections_total{listener="http",outcome="handshake_failed"}"#),
@@ -132,25 +132,25 @@ fn a_certificate_that_is_replaced_is_used_and_a_broken_one_is_not() {
     let url = format!("https://{}/metrics", daemon.address());
     let trusts = |authority: &Path| curl(&program, &["--cacert", &authority.display().to_string(), &url]);
     assert_eq!(trusts(&files.authority).expect("TLS").status, 200);
-    // Its certificate first, which does not belong to the key that is still there: nothing changes.
+    // First the certificate alone. It does not match the old key, so nothing changes.
     let old = folder.path().join("old.pem");
     std::fs::copy(&files.authority, &old).expect("copied");
     let (certificate, key) = second.issue("127.0.0.1");
     std::fs::write(&files.certificate, certificate.pem()).expect("written");
     eventually(SOON, "a refused configuration", || {
-        let metrics = trusts(&old).expect("the old certificate goes on").text;
+        let metrics = trusts(&old).expect("the old certificate still works").text;
         (!metrics.contains(r#"highwater_web_config_reads_total{outcome="refused"} 0"#)).then_some(())
     });
-    assert!(daemon.printed().contains("the one before stays in force"), "{}", daemon.printed());
+    assert!(daemon.printed().contains("the previous one stays in force"), "{}", daemon.printed());
     std::fs::write(&files.key, key.serialize_pem()).expect("written");
     let new = folder.path().join("new.pem");
     std::fs::write(&new, second.certificate().pem()).expect("written");
     eventually(SOON, "the new certificate", || trusts(&new).filter(|answer| answer.status == 200));
     assert!(trusts(&old).is_none(), "the old one is gone");
-    // The file itself may go wrong too, and TLS does not go away while it runs.
+    // The configuration file may become invalid too. TLS stays on while the daemon runs.
     config.write("tls_server_config: {cert_file: /nope}\n");
-    eventually(SOON, "a line about it", || daemon.printed().contains("cannot be used").then_some(()));
-    assert_eq!(trusts(&new).expect("TLS goes on").status, 200);
+    eventually(SOON, "a line about it", || daemon.printed().contains("cannot use the web configuration").then_some(()));
+    assert_eq!(trusts(&new).expect("TLS stays on").status, 200);
 }
 
 #[test]
@@ -172,11 +172,11 @@ fn a_wrong_password_is_refused_and_a_new_one_is_taken() {
     let health = format!("http://{}/readyz", daemon.address_of("serving probes"));
     eventually(SOON, "probes need none", || curl(&program, &[&health]).filter(|answer| answer.status == 200));
     config.write(&alice().replace("alice", "bob"));
-    eventually(SOON, "the user who came", || (ask("bob:wonder").status == 200).then_some(()));
-    assert_eq!(ask("alice:wonder").status, 401, "the user who went");
+    eventually(SOON, "the new user", || (ask("bob:wonder").status == 200).then_some(()));
+    assert_eq!(ask("alice:wonder").status, 401, "the removed user");
 }
 
-/// A job has a token and no user; the token opens nothing but what it is for.
+/// A job has a token and no user. The token gives access to annotations only.
 #[test]
 fn a_token_opens_annotations_and_nothing_else() {
     let Some(program) = tools::find("curl") else { return };
@@ -193,7 +193,7 @@ fn a_token_opens_annotations_and_nothing_else() {
         curl(&program, &all).expect("an answer").status
     };
     assert_eq!([post(&["-H", good]), post(&["-H", bad]), post(&[])], [200, 401, 401]);
-    assert_eq!(post(&["-u", "alice:wonder"]), 401, "who may look may not write");
+    assert_eq!(post(&["-u", "alice:wonder"]), 401, "a user who may read may not write");
     let get = |path: &str| curl(&program, &["-H", good, &url(path)]).expect("an answer").status;
     assert_eq!([get("/metrics"), get("/api/v1/captures"), get("/api/v1/annotations")], [401, 401, 401]);
 }
@@ -210,7 +210,7 @@ fn more_requests_than_the_rate_are_told_when_to_come_again() {
     assert!(answers[4].text.to_lowercase().contains("retry-after: 3"), "{answers:?}");
 }
 
-/// A page of the web whose name leads to this machine.
+/// A web page can have a name that resolves to this machine.
 #[test]
 fn a_name_that_is_not_the_daemons_is_misdirected() {
     let Some(program) = tools::find("curl") else { return };
@@ -229,11 +229,11 @@ fn a_name_that_is_not_the_daemons_is_misdirected() {
     assert_eq!([ask(&daemon, "gpu-1.example").status, ask(&plain, "gpu-1.example").status], [200, 421]);
 }
 
-/// Guesses are checked one at a time, away from the threads that answer.
+/// Passwords are checked one at a time, off the threads that answer.
 #[test]
 fn a_flood_of_wrong_passwords_keeps_nobody_waiting() {
     let Some(program) = tools::find("curl") else { return };
-    // As slow as it may be: a second or so for each guess.
+    // The highest cost that is accepted: about a second for each guess.
     let hash = bcrypt::hash_with_salt("wonder", 4, [7; 16]).expect("a hash").to_string().replace("$04$", "$14$");
     let config = Config::new(&format!("{}  bob: {hash}\n", alice().replace(": {alice", ":\n  alice").replace('}', "")));
     let daemon = config.start(&["--set", "health.listen=127.0.0.1:0"]);
@@ -242,7 +242,7 @@ fn a_flood_of_wrong_passwords_keeps_nobody_waiting() {
     assert_eq!(ask("alice:wonder").status, 200, "and she is known from now on");
     let mut guesses: Vec<_> = (0..40).map(|number| guess(&program, &url, &format!("bob:{number}"))).collect();
     let busy = r#"highwater_http_requests_refused_total{reason="busy"} 0"#;
-    eventually(SOON, "guesses that find no room", || {
+    eventually(SOON, "guesses that are refused as busy", || {
         let answer = ask("alice:wonder");
         (answer.status == 200 && !answer.text.contains(busy)).then_some(())
     });
@@ -261,20 +261,20 @@ fn a_flood_of_wrong_passwords_keeps_nobody_waiting() {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes());
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     guesses.iter_mut().for_each(|guess| {
-        // It may have ended.
+        // It may already have ended.
         let _ = guess.kill();
         guess.wait().expect("our child");
     });
 }
 
-/// A guess under way.
+/// Starts a guess.
 fn guess(curl: &Path, url: &str, user: &str) -> std::process::Child {
     let mut command = Command::new(curl);
     command.args(["-s", "-o", "/dev/null", "--retry", "100", "--retry-delay", "0", "-u", user, url]);
     command.spawn().expect("curl runs")
 }
 
-/// Jobs have a port of their own, and whoever reads has none of theirs.
+/// Jobs have their own port. It serves nothing to readers, and the readers' port accepts no annotations.
 #[test]
 fn annotations_are_taken_at_their_own_listener_alone() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "annotations.listen=127.0.0.1:0"]).ready();
@@ -282,7 +282,7 @@ fn annotations_are_taken_at_their_own_listener_alone() {
     let (status, body) = daemon.post("/api/v1/annotations", &event);
     assert!(status == 403 && body.contains("annotations.listen"), "{status} {body}");
     assert_eq!(daemon.post("/api/v1/captures", &serde_json::json!({})).0, 403);
-    assert_eq!(daemon.ask("/api/v1/captures").0, 200, "what there is can be read all the same");
+    assert_eq!(daemon.ask("/api/v1/captures").0, 200, "captures can still be listed");
     let address = daemon.address_of("taking annotations over TCP");
     let url = |path: &str| format!("http://{address}{path}");
     let (status, body) = answer(agent().post(url("/api/v1/annotations")).send_json(&event), "annotations");
@@ -294,7 +294,7 @@ fn annotations_are_taken_at_their_own_listener_alone() {
     assert!(daemon.get("/metrics").contains(r#"highwater_http_open_connections{listener="annotations"}"#));
 }
 
-/// At the start and by `--check-config` alike.
+/// At startup and with `--check-config` alike.
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     let config =
@@ -311,7 +311,7 @@ fn what_is_not_supported_is_refused_by_name() {
     }
 }
 
-/// The same file's counterpart in Prometheus's own words.
+/// Prometheus's own settings match those of this file.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn prometheus_scrapes_with_tls_and_a_password() {

@@ -1,9 +1,10 @@
-// The kubelet's PodResources service with Kubernetes' own messages and Google's own gRPC, and no kubelet behind it: it
-// answers each List with what a JSON file says at that time, and tells each on stderr.
+// The kubelet's PodResources service with Kubernetes' own messages and Google's own gRPC, but without a kubelet. It
+// answers each List with the current content of a JSON file, and logs each call on stderr.
 //
 //	kubelet SOCKET FILE
 //
-// FILE has the answer in protobuf's JSON form; where it cannot be read, List fails with the reason. An interrupt or SIGTERM ends it.
+// FILE contains the answer in protobuf's JSON form. If it cannot be read, List fails with the reason. An interrupt or
+// SIGTERM ends it.
 package main
 
 import (

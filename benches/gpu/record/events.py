@@ -1,4 +1,4 @@
-"""What one rank of a recorded job says: the lines of `annotations_rank<N>.jsonl`."""
+"""The events of one rank of a recorded job: the lines of `annotations_rank<N>.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EventLog:
         self.cfg = "warmup"
 
     def emit(self, event: str, phase: str, step: int, **more: Any) -> int:
-        """Writes one line; its time."""
+        """Writes one line; returns its time."""
         now_ns = time.time_ns()
         head = {"ts": now_ns, "rank": self._rank, "cfg": self.cfg, "ev": event, "phase": phase, "step": step}
         self._file.write(json.dumps({**head, **self._counters(), **more}) + "\n")
@@ -28,17 +28,17 @@ class EventLog:
 
     @contextmanager
     def span(self, phase: str, step: int, finish: Callable[[], None], **more: Any) -> Iterator[None]:
-        """A phase from its begin to its end, before which `finish` waits for the device. After an exception it has
-        no end, as that of a process that dies."""
+        """A phase from its begin to its end. `finish` waits for the device before the end. After an exception the phase
+        has no end, like that of a process that dies."""
         self.emit("begin", phase, step, **more)
         yield
         finish()
         self.emit("end", phase, step)
 
     def flush(self) -> None:
-        """Writes out what is buffered."""
+        """Flushes the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._file.close()

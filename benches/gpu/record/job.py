@@ -1,7 +1,7 @@
 """One rank of a recorded job, started by `record.py`.
 
-It imports PyTorch at once, and waits for its gate, a file that holds the port to meet the other ranks on, before it
-touches a GPU: so the next job can get ready while one is being recorded.
+It imports PyTorch at once. Before it touches a GPU it waits for its gate, a file that contains the port to meet the
+other ranks on. So the next job can get ready while one is being recorded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def prepare_environment(rank: int, ranks: int, allocator: str) -> None:
-    """What PyTorch and NCCL read when they are imported."""
+    """Sets the variables that PyTorch and NCCL read when they are imported."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # As NVML counts, so that rank r runs on its GPU r.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -56,7 +56,7 @@ def prepare_environment(rank: int, ranks: int, allocator: str) -> None:
 
 
 def wait_for_gate(gate: Path, parent: int) -> str:
-    """What the gate's file holds, once it is there."""
+    """The content of the gate's file, once it exists."""
     while not gate.exists():
         if os.getppid() != parent:
             raise SystemExit("the recorder is gone")
@@ -65,7 +65,7 @@ def wait_for_gate(gate: Path, parent: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Has the kernel end this process when the recorder dies, where the kernel can."""
+    """Makes the kernel end this process when the recorder dies, if the kernel can."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):

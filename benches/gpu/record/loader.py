@@ -1,5 +1,5 @@
-"""A data loader that prefetches in a thread, as real ones do: a batch that is ready costs the step nothing, and one
-that takes longer to make than the step lasts is waited for."""
+"""A data loader that prefetches in a thread, as real ones do. A batch that is ready costs the step nothing. If making
+a batch takes longer than the step, the step waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Loader:
-    """Batches that `make` makes, `ready` of them ahead. `seconds` is what each takes besides."""
+    """Batches that `make` makes, `ready` of them ahead. Each takes `seconds` in addition."""
 
     def __init__(self, make: Callable[[], Any], ready: int = 2) -> None:
         self.seconds = 0.0

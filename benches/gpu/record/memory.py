@@ -1,7 +1,7 @@
 """The memory of one rank's GPU, as the job uses it: the allocator's counters, a ballast, a second pool, a leak.
 
-`DeviceMemory` is a real GPU. `PretendedMemory` answers likewise without one, so that every path of the scripts can be
-tried on a CPU; it tells nothing about a GPU.
+`DeviceMemory` is a real GPU. `PretendedMemory` behaves alike without one, so that every path of the scripts can be
+tried on a CPU; its figures mean nothing for a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from device_memory import GIB, MIB, Driver
 
 BLOCKS = 12
-"""Tensors of the auxiliary pass: each is a segment that the allocator can give back by itself."""
+"""Tensors of the auxiliary pass. Each is a segment that the allocator can release by itself."""
 
 
 class DeviceMemory:
@@ -41,7 +41,7 @@ class DeviceMemory:
         }
 
     def clear_cache(self) -> int:
-        """Gives what the allocator keeps back to the driver and forgets peaks; the bytes that stay reserved."""
+        """Returns the allocator's cache to the driver and resets peaks; returns the bytes that stay reserved."""
         self.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -52,7 +52,7 @@ class DeviceMemory:
         return torch.cuda.max_memory_reserved(self._device)
 
     def leave(self, free_bytes: int) -> int:
-        """Grows or shrinks the ballast until about `free_bytes` are free; the bytes that are."""
+        """Grows or shrinks the ballast until about `free_bytes` are free; returns the bytes that are."""
         while self._ballast and self._driver.free_bytes() < free_bytes:
             self._drop()
         for size in (GIB, 32 * MIB):
@@ -61,7 +61,7 @@ class DeviceMemory:
         return self._driver.free_bytes()
 
     def relieve(self, at_least_bytes: int) -> bool:
-        """Gives that much of the ballast back, after an allocation failed; false where there is not so much of it."""
+        """Releases that much of the ballast after an allocation failed; false if there is not that much."""
         released = 0
         while self._ballast and released < at_least_bytes:
             released += self._drop()
@@ -74,21 +74,21 @@ class DeviceMemory:
         return size
 
     def auxiliary(self, size_bytes: int) -> None:
-        """Takes memory on the second stream, writes all of it and lets go of it."""
+        """Allocates memory on the second stream, writes all of it and frees it."""
         with torch.cuda.stream(self._second_stream):
             blocks = [self._block(size_bytes // BLOCKS) for _ in range(BLOCKS)]
         self.synchronize()
         del blocks
 
     def keep(self, size_bytes: int) -> None:
-        """Takes memory for ever."""
+        """Allocates memory and never frees it."""
         self._kept.append(self._block(size_bytes))
 
     def _block(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device).zero_()
 
     def facts(self) -> dict[str, Any]:
-        """What the allocator is made of."""
+        """The allocator's properties."""
         return {"expandable_segments": self.expandable()}
 
     def expandable(self) -> bool:

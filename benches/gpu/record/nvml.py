@@ -1,6 +1,6 @@
-"""What NVML tells at its own slow pace, beside the raw memory log: GPU utilisation and power, ten times a second.
+"""What NVML reports at its own slow pace, beside the raw memory log: GPU utilisation and power, ten times a second.
 
-Leaves: `utilization.csv`, lines `realtime_ns,gpu,utilization_percent,power_mw`. Utilisation is the share of NVML's own
+Output: `utilization.csv`, lines `realtime_ns,gpu,utilization_percent,power_mw`. Utilisation is the share of NVML's own
 last sample period in which a kernel ran; power is in milliwatts and averaged by the driver. A value that the driver
 refuses is left empty.
 """
@@ -27,14 +27,14 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlError(RuntimeError):
-    """A call without which there is no recording failed."""
+    """A call that a recording cannot do without failed."""
 
 
 class Gpus(Protocol):
-    """GPUs that can be asked."""
+    """GPUs that can be read."""
 
     def facts(self) -> list[dict[str, Any]]:
-        """As `gpus.json` holds them."""
+        """Their entries in `gpus.json`."""
 
     def load(self, gpu: int) -> tuple[int | None, int | None]:
         """Utilisation in percent and power in milliwatts."""
@@ -54,7 +54,7 @@ class Nvml:
             self._handles.append(handle)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Name and size of each GPU. The size is that of the raw log's bytes, which count the driver's part as used."""
+        """Name and size of each GPU. The size fits the raw log's bytes, which count the driver's part as used."""
         found = []
         for index, handle in enumerate(self._handles):
             memory, name = _Memory(), ctypes.create_string_buffer(96)
@@ -75,11 +75,11 @@ class Nvml:
     @staticmethod
     def _require(call: str, status: int) -> None:
         if status != 0:
-            raise NvmlError(f"{call} answered {status}")
+            raise NvmlError(f"{call} returned {status}")
 
 
 class PretendedGpus:
-    """For trying the scripts without a GPU."""
+    """Stands in for GPUs when the scripts are tried without one."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -105,7 +105,7 @@ class LoadLog(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Polls at a fixed pace; a turn that comes late is not made up for."""
+        """Polls at a fixed pace. Late turns are not made up for."""
         with self._path.open("w", buffering=1) as out:
             out.write(HEADER + "\n")
             due = time.monotonic()
@@ -117,6 +117,6 @@ class LoadLog(threading.Thread):
                     out.write(f"{self._now_ns()},{gpu},{','.join(fields)}\n")
 
     def stop(self) -> None:
-        """Ends it; the file is complete then."""
+        """Ends it. The file is complete then."""
         self._ended.set()
         self.join(5)

@@ -1,10 +1,11 @@
-"""Records training jobs with known truth on real GPUs, each into a folder that `--source replay:` plays again.
+"""Records training jobs with known truth on real GPUs, each into a folder that `--source replay:` can replay.
 
     python3 benches/gpu/record/record.py --out recordings/
     python3 benches/gpu/record/record.py --out recordings/ --scenarios fsdp,slow-rank,ballast-ddp --deadline 240
     python3 benches/gpu/record/record.py --out recordings/ --truth-only
 
-One scenario runs after the other, beside a raw 1 kHz log of memory; one that fails says so and costs only itself.
+One scenario runs after the other, beside a raw 1 kHz log of memory. One that fails reports its error, and the others
+still run.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from scenarios import Scenario, build, tiny
 
 PERIOD_US = 1000
 TAIL_S = 0.5
-"""How long memory is logged after a job's end, so that its fall is in it."""
+"""How long memory is logged after a job's end, so that the log contains its fall."""
 FORMAT = 1
 
 
 class Ranks:
-    """The processes of one job, waiting for their gate."""
+    """The processes of one job, which wait for their gate."""
 
     def __init__(self, scenario: Scenario, folder: Path, dry_run: bool) -> None:
         self.folder = folder
@@ -59,7 +60,7 @@ class Ranks:
             child.wait_for(": ready", max(1.0, deadline - time.monotonic()))
 
     def run(self, timeout_s: float) -> str | None:
-        """Opens the gate and waits for the job's end; what went wrong, or None."""
+        """Opens the gate and waits for the job's end; returns what went wrong, or None."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -70,7 +71,7 @@ class Ranks:
         while any(child.alive() for child in self.children):
             failed = [rank for rank, child in enumerate(self.children) if child.process.poll()]
             if failed or time.monotonic() >= deadline:
-                time.sleep(1.0 if failed else 0.0)  # Lets the others write their own reason.
+                time.sleep(1.0 if failed else 0.0)  # So that the others can write their own reason.
                 self.end()
                 return f"rank {failed[0]} failed" if failed else f"not over after {timeout_s:.0f} s"
             time.sleep(0.02)
@@ -78,13 +79,13 @@ class Ranks:
         return f"rank {failed[0]} failed" if failed else None
 
     def end(self) -> None:
-        """Ends what still runs."""
+        """Ends what is still running."""
         for child in self.children:
             if child.alive():
                 child.kill()
 
     def output(self, characters: int = 1500) -> str:
-        """The last words of each."""
+        """The end of each one's output."""
         return "\n".join(f"-- {child.log.name}\n{child.output()[-characters:]}" for child in self.children)
 
 
@@ -108,7 +109,7 @@ class Recorder:
         return Ranks(scenario, folder, self.options.dry_run)
 
     def record(self, scenario: Scenario, ranks: Ranks, limit_s: float) -> dict[str, Any]:
-        """Runs a job beside the logs, and writes its folder; its truth."""
+        """Runs a job beside the logs and writes its folder; returns its truth."""
         begin = time.monotonic()
         ranks.wait_ready(min(limit_s, 90.0))
         (ranks.folder / "gpus.json").write_text(json.dumps(self.gpus.facts()[: scenario.gpus]))
@@ -141,7 +142,7 @@ class Recorder:
         return child
 
     def _keep(self, scenario: Scenario, folder: Path, problem: str | None, seconds: float) -> dict[str, Any]:
-        """Packs what was recorded into the scenario's folder of the output, with its truth."""
+        """Compresses what was recorded into the scenario's folder of the output, with its truth."""
         target = self.options.out / scenario.name
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -179,7 +180,7 @@ def whole_lines(text: str) -> str:
 
 
 def pack(path: Path, text: str) -> None:
-    """Writes a packed file that is the same for the same text."""
+    """Writes a compressed file that is the same for the same text."""
     path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
@@ -199,7 +200,7 @@ def gather(out: Path) -> dict[str, Any]:
 
 
 def archive(out: Path, target: Path) -> None:
-    """All folders as one file, replaced whole, so that it is never half written."""
+    """Writes all folders into one file. It is replaced as a whole, so that it is never half written."""
     unfinished = target.with_name(target.name + ".new")
     with tarfile.open(unfinished, "w") as tar:
         tar.add(out, arcname=out.name)
@@ -211,11 +212,11 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Records training jobs with known truth.")
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for the recordings, one folder each")
-    add("--scenarios", default="", help="which, with commas between, in this order; without, all")
-    add("--healthy-seconds", type=float, default=600.0, help="length of the healthy one")
+    add("--scenarios", default="", help="scenarios to record, with commas between, in this order; default: all")
+    add("--healthy-seconds", type=float, default=600.0, help="length of the healthy scenario")
     add("--deadline", type=float, default=1800.0, help="end everything this many seconds from now")
     add("--archive", type=Path, help="after each scenario, write all recordings into this tar file too")
-    add("--truth-only", action="store_true", help="derive the truth of the recordings that are there anew")
+    add("--truth-only", action="store_true", help="derive the truth of existing recordings again")
     add("--dry-run", action="store_true", help="try the scripts on a CPU: tiny jobs, made-up counters and memory")
     return parser.parse_args()
 
@@ -231,7 +232,7 @@ def wanted_scenarios(options: argparse.Namespace) -> list[Scenario]:
 
 
 def record_all(options: argparse.Namespace, work: Path) -> list[str]:
-    """All scenarios; the names of those that failed. The next job's processes start while one is recorded."""
+    """Records all scenarios; returns those that failed. The next job's processes start while one is recorded."""
     scenarios = wanted_scenarios(options)
     recorder = Recorder(options, work, scenarios)
     deadline = time.monotonic() + options.deadline
@@ -248,7 +249,7 @@ def record_all(options: argparse.Namespace, work: Path) -> list[str]:
                 raise TimeoutError("no time was left")
             derived = recorder.record(scenario, ranks, min(left, scenario.limit_seconds))
             failed += [scenario.name] if derived["problem"] else []
-        except Exception:  # Whatever a scenario meets, the others still run.
+        except Exception:  # Whatever fails in a scenario, the others still run.
             traceback.print_exc()
             print(ranks.output(), flush=True)
             failed.append(scenario.name)
@@ -261,7 +262,7 @@ def record_all(options: argparse.Namespace, work: Path) -> list[str]:
 
 
 def main() -> int:
-    """Records, or derives truth anew, and prints the table; 1 if a scenario failed."""
+    """Records, or derives truth again, and prints the table; 1 if a scenario failed."""
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """A recording's folder read back: steps, phases and counters of each rank, and each GPU's memory.
 
-Enters: the files that `record.py` wrote. Leaves: plain data for `truth.py`. Nothing here judges.
+Input: the files that `record.py` wrote. Output: plain data for `truth.py`. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scenarios import Scenario, from_document
 
 @dataclass
 class Phase:
-    """One phase of one step. A phase in which the process died ends at its last word and is `open`."""
+    """One phase of one step. A phase in which the process died ends at its last event and is `open`."""
 
     name: str
     begin_ns: int
@@ -29,7 +29,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Its duration."""
         return (self.end_ns - self.begin_ns) / 1e9
 
 
@@ -48,7 +48,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Its duration."""
         return (self.end_ns - self.begin_ns) / 1e9
 
     @property
@@ -70,14 +70,14 @@ class Memory:
         self._used = [used for _, used in ordered]
 
     def within(self, begin_ns: int, end_ns: int) -> list[int]:
-        """Bytes in use at the begin, and at each change until the end; empty where the log knows nothing."""
+        """Bytes in use at the begin, and at each change until the end; empty if the log has no data."""
         first = max(0, bisect_right(self._times, begin_ns) - 1)
         return self._used[first : bisect_right(self._times, end_ns)]
 
 
 @dataclass
 class Recording:
-    """All that a folder holds."""
+    """The content of a folder."""
 
     scenario: Scenario
     design: dict[str, Any]
@@ -88,7 +88,7 @@ class Recording:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file, packed (`.gz`) or not, whichever is there."""
+    """The lines of a file, compressed (`.gz`) or not, whichever exists."""
     packed = path.with_name(path.name + ".gz")
     text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text()
     return text.splitlines()
@@ -145,7 +145,7 @@ def read_steps(events: Iterable[dict[str, Any]]) -> list[Step]:
 
 
 def follow(step: Step, event: dict[str, Any]) -> None:
-    """Takes the end of a phase, or a mark, into its step."""
+    """Adds the end of a phase, or a mark, to its step."""
     if event["ev"] == "oom":
         step.ooms_ns.append(event["ts"])
     if step.phases and step.phases[-1].open:

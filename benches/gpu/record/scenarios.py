@@ -1,7 +1,7 @@
-"""What each recording is made of: a job, and its segments one after the other.
+"""What each recording consists of: a job, and its segments one after the other.
 
-Enters: nothing. Leaves: scenarios as plain data, which `truth.py` reads again from a recording's `design.json`. A
-segment says what the job does in it; what the allocator makes of that is measured, not planned. Times are seconds or
+Input: none. Output: scenarios as plain data, which `truth.py` reads again from a recording's `design.json`. A segment
+defines what the job does in it; what the allocator makes of that is measured, not planned. Times are seconds or
 milliseconds as named, sizes GiB or MiB as named.
 """
 
@@ -20,23 +20,23 @@ class Segment:
     steps: int | None = None
     seconds: float | None = None
     healthy: bool = False
-    """Whether nothing may be found in it, but in its first steps."""
+    """Whether nothing may be found in it, except in its first steps."""
     spare: float | None = None
     """Tight: leave this share more than one step needs on the ballast's GPU, so that a second pool does not fit."""
     free_gib: float | None = None
-    """Leave this much on the ballast's GPU. Where this and `spare` are None, memory stays as it is."""
+    """Leave this much on the ballast's GPU. If this and `spare` are None, memory stays as it is."""
     loader_ms: float = 0.0
-    """What the loader takes to make one batch."""
+    """How long the loader takes to make one batch."""
     slow_rank: int | None = None
     slow_share: float = 0.0
     """How much longer that rank computes, as a share of its healthy forward and backward pass."""
     leak_mib: int = 0
-    """What is kept for ever in each step."""
+    """Memory that each step keeps and never frees."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One recording: a folder of its own, and a job that is named after it."""
+    """One recording: a folder, and a job that is named after it."""
 
     name: str
     about: str
@@ -60,7 +60,7 @@ class Scenario:
     """Settings of PyTorch's allocator."""
     ends_in_oom: bool = False
     limit_seconds: float = 120.0
-    """When it is ended, however far it is, counted from the start of its processes."""
+    """When it is ended, however far it has come, counted from the start of its processes."""
     seed: int = 1
 
     def document(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def from_document(document: dict[str, Any]) -> Scenario:
 
 
 def eased(cfg: str = "eased") -> Segment:
-    """A healthy segment after a tight one: the ballast gives way."""
+    """A healthy segment after a tight one: the ballast is reduced."""
     return Segment(cfg, 40, healthy=True, free_gib=40.0)
 
 
@@ -147,7 +147,7 @@ def build(healthy_seconds: float) -> dict[str, Scenario]:
 
 
 def tiny(scenario: Scenario) -> Scenario:
-    """The same on a CPU, to try the scripts: a few steps of a model of no size."""
+    """The same on a CPU, to try the scripts: a few steps of a tiny model."""
     segments = tuple(
         replace(
             one,

@@ -1,6 +1,6 @@
 """The training loop of one rank of a recorded job.
 
-Enters: a scenario. Leaves: `annotations_rank<N>.jsonl` and `facts_rank<N>.json` in its folder. All ranks make the
+Input: a scenario. Output: `annotations_rank<N>.jsonl` and `facts_rank<N>.json` in its folder. All ranks make the
 same steps on sequences of the same length, and agree after each step whether the segment is over. The device is
 synchronised at the end of each phase, so that a phase holds the time and the memory that it used.
 """
@@ -27,7 +27,7 @@ from scenarios import Scenario, Segment
 from train import Transformer
 
 LEAST_SPARE_BYTES = 512 * MIB
-"""What a tight segment leaves at least beside one step's need, so that rounding and fragments fit."""
+"""What a tight segment leaves at least besides one step's need, so that rounding and fragments fit."""
 
 
 class Training:
@@ -54,7 +54,7 @@ class Training:
         self.facts: dict[str, Any] = {"rank": rank, "segments": [], "ooms_met": []}
 
     def run(self) -> None:
-        """All segments, or as many as there is memory for."""
+        """Runs all segments, or as many as memory allows."""
         self._warm_up()
         self.log.flush()
         need = f"a step needs {self.need_bytes / GIB:.2f} GiB" if self.need_bytes else "its need was not measured"
@@ -78,8 +78,8 @@ class Training:
             dist.destroy_process_group()
 
     def _warm_up(self) -> None:
-        """Every length once, so that kernels are loaded and pools have their size; then what one step needs is
-        measured, and the second pool takes its memory."""
+        """Runs every length once, so that kernels are loaded and pools have their size. Then measures what one step
+        needs, and the second pool takes its memory."""
         lengths = self.scenario.lengths
         for length in (lengths[-1], *lengths, lengths[-1]):
             self._one_step(Segment("warmup"), length, auxiliary=False)
@@ -108,7 +108,7 @@ class Training:
         print(f"rank {self.rank}: {segment.cfg}: steps {first} to {self.step - 1}", flush=True)
 
     def _arrange_memory(self, segment: Segment) -> int | None:
-        """Gives the ballast its size for this segment; what it leaves free."""
+        """Sets the size of the ballast for this segment; returns what it leaves free."""
         if self.rank != self.scenario.ballast_rank or (segment.spare is None and segment.free_gib is None):
             return None
         if segment.spare is None:
@@ -137,7 +137,7 @@ class Training:
         self.step += 1
 
     def _passes(self, segment: Segment, batch: Tensor, auxiliary: bool) -> bool:
-        """Forward and backward; false where memory ran out and the ballast could give way, to be tried again."""
+        """Forward and backward pass. False if memory ran out and the ballast was reduced: the pass is tried again."""
         phase = "forward"
         begin = time.perf_counter()
         try:
@@ -160,7 +160,7 @@ class Training:
             if segment.healthy and not auxiliary:
                 self.healthy_compute_s.append(time.perf_counter() - begin)
             return True
-        # Outside of the handler, since the exception holds the tensors of the pass that failed.
+        # Outside the handler, since the exception holds the tensors of the failed pass.
         loss = None
         self.optimizer.zero_grad(set_to_none=True)
         self.facts["ooms_met"].append({"step": self.step, "phase": phase})
@@ -183,7 +183,7 @@ class Training:
             self.facts["extra_compute"] = {"healthy_s": healthy_s, "products": self.extra.products}
 
     def _is_over(self, segment: Segment, done: int, elapsed_s: float) -> bool:
-        """Whether the segment is over, agreed by all ranks: one that left alone would leave others in a collective."""
+        """Whether the segment is over, agreed by all ranks: one that left alone would leave others waiting."""
         over = segment.steps is not None and done >= segment.steps
         over = over or (segment.seconds is not None and elapsed_s >= segment.seconds)
         if not dist.is_initialized():
@@ -212,7 +212,7 @@ class Training:
         return DeviceMemory(self.device, driver)
 
     def _build_model(self) -> torch.nn.Module:
-        """Made on the device: on a CPU its random weights alone would take many seconds."""
+        """Created on the device: on a CPU its random weights alone would take many seconds."""
         one = self.scenario
         torch.set_default_dtype(torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         with torch.device(self.device):
@@ -230,7 +230,7 @@ class Training:
 
 
 def shard(layers: Sequence[torch.nn.Module], model: torch.nn.Module, device_type: str, ranks: int) -> None:
-    """Shards each layer, and then what is left of the model, over all ranks."""
+    """Shards each layer, and then the rest of the model, over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -251,7 +251,7 @@ class ExtraCompute:
         self.products = 0
 
     def calibrate(self, memory: DeviceMemory | PretendedMemory, products: int = 10) -> None:
-        """Measures what one product takes."""
+        """Measures how long one product takes."""
         self.products = products
         self.run()
         memory.synchronize()
@@ -261,10 +261,10 @@ class ExtraCompute:
         self._seconds_each = (time.perf_counter() - begin) / products
 
     def aim(self, seconds: float) -> None:
-        """From now on a run takes about this long."""
+        """Sets how long a run takes, approximately."""
         self.products = max(1, round(seconds / self._seconds_each))
 
     def run(self) -> None:
-        """Multiplies, with the device's own pace."""
+        """Multiplies, at the device's own pace."""
         for _ in range(self.products):
             torch.mm(self._left, self._right, out=self._product)

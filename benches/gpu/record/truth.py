@@ -1,9 +1,9 @@
-"""What is true of a recording: what a detector must find in it, what it may find, and where it must find nothing.
+"""The truth of a recording: what a detector must find in it, what it may find, and where it must find nothing.
 
-Enters: a recording. Leaves: `truth.json`. An allocator flush is true because PyTorch's `num_alloc_retries` rose; a slow
-rank, a slow loader and a leak are true because the job was told to be so; a stretched communication phase and low
-memory are measured. What lies between clearly wrong and clearly right is put down with `must_find` false: to find it
-is neither asked for nor wrong. Outside of all findings of its kind and of `unjudged`, whatever is found is wrong.
+Input: a recording. Output: `truth.json`. An allocator flush is true because PyTorch's `num_alloc_retries` rose; a slow
+rank, a slow loader and a leak are true because the job was configured so; a stretched communication phase and low
+memory are measured. What lies between clearly wrong and clearly right is recorded with `must_find` false: finding it
+is neither required nor wrong. Outside all findings of its kind and outside `unjudged`, every finding is wrong.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from scenarios import Segment
 FIRST_STEPS = 2
 """Steps at the begin of a segment that are not judged: memory is mapped in them."""
 STRETCH_MUST, STRETCH_MAY = 3.0, 1.5
-"""How far over its healthy median a communication phase, or a step with none, lasts."""
+"""How many times its healthy median a communication phase, or a step without one, lasts."""
 LAG_MAY = 1.5
-"""How far over its peers' a rank's compute lasts."""
+"""How many times its peers' compute a rank's compute lasts."""
 LOW_MUST_BYTES = 512 << 20
 """Free memory below which NCCL cannot make a new communicator."""
 LOW_MAY_SHARE = 0.02
-"""Free memory, as a share of all, below which one may call it low."""
+"""Free memory, as a share of all memory, below which it may be called low."""
 LOW_STEPS = 3
-"""In how many steps, one after the other, memory must be so low until it must be found."""
+"""In how many consecutive steps memory must be so low until it must be found."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def thrash(recording: Recording) -> list[dict[str, Any]]:
 
 
 def swing(recording: Recording, gpu: int, phase: Phase) -> dict[str, int]:
-    """By how much memory in use fell within a phase, and grew again after its lowest."""
+    """By how much memory in use fell within a phase, and by how much it grew again after its low."""
     used = recording.memory[gpu].within(phase.begin_ns, phase.end_ns) if gpu in recording.memory else []
     if not used:
         return {}
@@ -112,7 +112,7 @@ def starvation(recording: Recording, judged: list[Judged]) -> list[dict[str, Any
 
 
 def waiting(step: Step, annotated: bool) -> float:
-    """Seconds of what holds the waiting for other ranks: the communication phase, or the step where there is none."""
+    """Seconds that include waiting for other ranks: the communication phase, or the step if there is none."""
     return step.spent("comm") if annotated else step.seconds
 
 
@@ -138,7 +138,7 @@ def low_headroom(recording: Recording, judged: list[Judged]) -> list[dict[str, A
 
 
 def longest_run(flags: Iterable[bool]) -> int:
-    """How many of these are true one after the other, at most."""
+    """The length of the longest run of true flags."""
     longest = run = 0
     for flag in flags:
         run = run + 1 if flag else 0
@@ -147,13 +147,13 @@ def longest_run(flags: Iterable[bool]) -> int:
 
 
 def least_free(recording: Recording, step: Step, total_bytes: int) -> int | None:
-    """Bytes that were free at least in a step; None where the log knows nothing."""
+    """The least free bytes during a step; None if the log has no data."""
     used = recording.memory[step.rank].within(step.begin_ns, step.end_ns)
     return total_bytes - max(used) if used else None
 
 
 def designed(judged: list[Judged]) -> list[dict[str, Any]]:
-    """A slow loader and a slow rank, where the job was told to be so."""
+    """A slow loader and a slow rank, where the job was configured so."""
     found = []
     for one in judged:
         if one.segment.loader_ms and not one.segment.healthy:
@@ -174,7 +174,7 @@ def designed(judged: list[Judged]) -> list[dict[str, Any]]:
 
 
 def growth(judged: list[Judged]) -> list[dict[str, Any]]:
-    """A leak, from its begin to the end of memory."""
+    """A leak, from its begin until memory is full."""
     found = []
     for one in judged:
         if one.segment.leak_mib:
@@ -202,7 +202,7 @@ def compute_lag(recording: Recording, judged: list[Judged]) -> list[dict[str, An
 
 
 def compute(step: Step) -> float:
-    """Seconds of a step without its communication and its data."""
+    """Seconds of a step without its communication and its data phase."""
     return step.seconds - step.spent("comm", "data")
 
 

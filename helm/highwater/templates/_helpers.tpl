@@ -48,20 +48,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default .Values.listen.port .Values.annotations.port -}}
 {{- end -}}
 
-{{/* Not empty where the values say that the daemon pushes over OTLP. */}}
+{{/* Not empty if the values make the daemon push over OTLP. */}}
 {{- define "highwater.pushes" -}}
 {{- with .Values.config.otlp }}{{ .endpoint }}{{ end -}}
 {{- range .Values.env }}{{ if regexMatch "^(HIGHWATER_OTLP|OTEL_EXPORTER_OTLP_(METRICS_|TRACES_)?)_?ENDPOINT$" .name }}{{ .name }}{{ end }}{{ end -}}
 {{- end -}}
 
-{{/* Room for captures: what the daemon keeps to, and a quarter more, because a pod that exceeds it is evicted. */}}
+{{/* Room for captures: the daemon's limit and a quarter more, because a pod that exceeds it is evicted. */}}
 {{- define "highwater.capturesLimit" -}}
 {{- $most := .Values.captures.mostBytes -}}
 {{- $mebibytes := mul (regexFind "^[0-9]+" $most | int64) (ternary 1024 1 (hasSuffix "Gi" $most)) -}}
 {{- printf "%dMi" (add1 (div (mul $mebibytes 5) 4)) -}}
 {{- end -}}
 
-{{/* The daemon's configuration file: `config`, and where the token is. Empty where there is nothing to say. */}}
+{{/* The daemon's configuration file: `config`, and the path of the token. Empty if neither is set. */}}
 {{- define "highwater.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if .Values.annotations.token.existingSecret -}}

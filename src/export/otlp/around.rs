@@ -1,11 +1,11 @@
-//! Raw points around findings alone: they wait until it is known whether a finding is near.
+//! Raw points around findings only. Points wait until it is known whether a finding is near.
 //!
-//! Enters: points as they are drawn, and the findings of the moment. Leaves: the points from [`MARGIN_NS`] before a
-//! finding to as long after its last sign, each once. Every GPU's points count, because a rank that waits for another is
-//! explained by that one's memory. What is sent of a curve ends with a point that says that there is no value, so that
-//! nobody draws a line to the next finding. Invariants: what waits is bounded, and what could not wait is counted; what
-//! was decided is not decided again. Absent on purpose: what a finding is, and the ring: points that have been let go are
-//! not read again for a finding that says that it began long ago.
+//! Enters: points as they are drawn, and the current findings. Leaves: the points from [`MARGIN_NS`] before a finding
+//! to as long after its last sign, each once. Every GPU's points are sent, because the memory of one rank explains why
+//! another waits for it. Each stretch that is sent ends with a point without a value, so that no graph draws a line to
+//! the next finding. Invariants: the number of waiting points is bounded, and points that could not wait are counted; a
+//! decision is final. Absent on purpose: what a finding is, and the ring: discarded points are not read again for a
+//! finding that began long ago.
 
 use super::near::{MARGIN_NS, Near};
 use super::raw::Drawn;
@@ -15,13 +15,13 @@ use highwater_core::gpu::Device;
 use highwater_core::ring::Point;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How long a point waits: a finding that begins within its margin can be raised this much later. Findings are raised
-/// half a second or a step after they began; five seconds are for that.
+/// How long a point waits. It leaves five seconds, after the margin, for a nearby finding to be raised. Findings are
+/// raised half a second or a step after they began.
 pub(super) const HELD_NS: i64 = MARGIN_NS + 5 * SECOND_NS;
-/// The most points that wait, of all GPUs: some 8 MiB.
+/// The most points that wait, over all GPUs: about 8 MiB.
 const MOST_HELD: usize = 1 << 18;
 
-/// What waits.
+/// The waiting points of each GPU, and the times near findings.
 #[derive(Default)]
 pub(super) struct Around {
     near: Near,
@@ -31,15 +31,15 @@ pub(super) struct Around {
 
 struct Curve {
     device: Device,
-    /// Points and what makes their times Unix times, in order.
+    /// Points in order, each with the shift that makes its time Unix time.
     waiting: VecDeque<(Point, i64)>,
     period_ns: i64,
-    /// Where the value that was sent last ends to be known, unless what follows is sent too.
+    /// Until when the value sent last is known, unless the point that follows is sent too.
     open_until_ns: Option<i64>,
 }
 
 impl Around {
-    /// Lets what was drawn wait.
+    /// Adds drawn points to those that wait.
     pub fn hold(&mut self, drawn: Vec<Drawn>) {
         for Drawn { device, points, shift_ns, period_ns } in drawn {
             let curve = self.curves.entry(device.uuid.clone()).or_insert_with(|| Curve::of(device));
@@ -48,7 +48,7 @@ impl Around {
         }
     }
 
-    /// Takes the findings of the moment; of those that go on, again at each turn.
+    /// Takes the current findings. A finding that goes on is passed again at each turn.
     pub fn look<'a>(&mut self, findings: impl Iterator<Item = &'a Finding>) {
         let oldest = self.curves.values().filter_map(|curve| curve.waiting.front());
         let Some(oldest_ns) = oldest.map(|(point, _)| point.at_ns).min() else { return };
@@ -58,8 +58,8 @@ impl Around {
         }
     }
 
-    /// Decides over the points before `until_ns`: those that are near a finding, with Unix times, and how many more could
-    /// not wait any longer and were let go before it is known.
+    /// Decides about the points before `until_ns`. Returns those that are near a finding, with Unix times, and how many
+    /// more could not wait any longer and were discarded undecided.
     pub fn release(&mut self, until_ns: i64) -> (Vec<Drawn>, u64) {
         let share = MOST_HELD / self.curves.len().max(1);
         let (mut released, mut lost) = (Vec::new(), 0);
@@ -84,7 +84,7 @@ impl Curve {
         Self { device, waiting: VecDeque::new(), period_ns: 0, open_until_ns: None }
     }
 
-    /// Decides over the first `count` points, of which `due` are old enough for that.
+    /// Decides about the first `count` points, of which `due` are old enough for that.
     fn decide(&mut self, count: usize, due: usize, near: &Near) -> (Vec<Point>, u64) {
         let (mut chosen, mut let_go) = (Vec::new(), 0);
         for (place, (point, shift_ns)) in self.waiting.drain(..count).enumerate() {
@@ -97,7 +97,7 @@ impl Curve {
                 let_go += 1;
             }
             if let Some(open_until_ns) = self.open_until_ns.take() {
-                // Before what follows, so that times only rise.
+                // Not after the point that follows, so that times only rise.
                 let at_ns = open_until_ns.min(point.at_ns).saturating_add(shift_ns);
                 chosen.push(Point { at_ns, used: None });
             }

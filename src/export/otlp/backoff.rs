@@ -5,8 +5,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Doubles from 1 s to 30 s, each wait shortened by up to a half at random, so that a fleet whose receiver returns does
-/// not return to it all at once.
+/// Waits double from 1 s to 30 s. Each is shortened by up to a half at random, so that a fleet does not return all at
+/// once to a receiver that is back.
 #[derive(Debug)]
 pub(super) struct Backoff {
     next: Duration,
@@ -18,7 +18,7 @@ impl Backoff {
         Self { next: FIRST, random: seed | 1 }
     }
 
-    /// Whether the last attempt went well.
+    /// Whether the last attempt succeeded.
     pub fn is_reset(&self) -> bool {
         self.next == FIRST
     }
@@ -27,8 +27,8 @@ impl Backoff {
         self.next = FIRST;
     }
 
-    /// The next wait. One that the receiver asked for is not shortened but stretched, by up to a tenth; and it is never
-    /// below the first of our own, so that a receiver that asks for none is not asked without a pause.
+    /// The next wait. A wait that the receiver asked for is never shortened, but stretched by up to a tenth. It is at
+    /// least the first of our own waits, so that a receiver that asks for no wait is not retried without a pause.
     pub fn wait(&mut self, asked: Option<Duration>) -> Duration {
         let random = self.random_share();
         let own = self.next;
@@ -39,7 +39,7 @@ impl Backoff {
         }
     }
 
-    /// 0 to 1, by xorshift.
+    /// A random number from 0 to 1, by xorshift.
     fn random_share(&mut self) -> f64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -63,7 +63,7 @@ mod tests {
         }
         let asked = backoff.wait(Some(Duration::from_secs(100))).as_secs_f64();
         assert!((100.0..110.0).contains(&asked));
-        assert!(backoff.wait(Some(Duration::ZERO)) >= FIRST, "no wait is not obeyed");
+        assert!(backoff.wait(Some(Duration::ZERO)) >= FIRST, "a request for no wait is ignored");
         backoff.reset();
         assert!(backoff.wait(None) <= FIRST);
     }

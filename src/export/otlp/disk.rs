@@ -1,10 +1,11 @@
-//! The queue's files: one for each request, so that a restart loses nothing.
+//! The queue's files, one for each request, so that a restart loses nothing.
 //!
-//! Enters: payloads. Leaves: the same, also to the next process. A file is written beside its name and renamed, so
-//! that a killed process leaves whole files or none; a checksum finds what a lost power supply tore. Files are not
-//! synced: they outlive the process, and the page cache outlives it too. A disk that refuses costs no point: the payload
-//! stays in memory, and that is logged once. A file that cannot be read for now stays too: only a wrong checksum, or that
-//! it is not there, is damage. Nobody else may write to the folder, and no link in it is followed ([`Folder`]).
+//! Enters: payloads. Leaves: the same payloads, to this process or the next. A file is written beside its name and
+//! renamed, so that a killed process leaves whole files or none; a checksum detects files that a power failure tore.
+//! Files are not synced: they outlive the process, because the page cache does. If the disk refuses a write, no point
+//! is lost: the payload stays in memory, and the failure is logged once. A file that cannot be read for now stays too:
+//! only a wrong checksum or a missing file is damage. No other user may write to the folder, and no link in it is
+//! followed ([`Folder`]).
 
 use super::stats::Signal;
 use crate::files::Folder;
@@ -14,13 +15,13 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Ends the name of a whole file: `NUMBER-SIGNAL-POINTS.otlp`.
+/// The end of a whole file's name: `NUMBER-SIGNAL-POINTS.otlp`.
 const SUFFIX: &str = ".otlp";
-/// Ends the name of a file that is being written.
+/// The end of the name of a file that is being written.
 const TORN_SUFFIX: &str = ".partial";
-/// Is locked by the process whose queue it is.
+/// The file that the process that owns the queue locks.
 const LOCK: &str = "otlp.lock";
-/// The checksum behind the payload, bytes.
+/// The size of the checksum behind the payload, bytes.
 const CHECKSUM_BYTES: usize = 4;
 
 /// A folder of requests.
@@ -33,14 +34,14 @@ pub struct Disk {
     _lock: OwnedFd,
 }
 
-/// What became of reading a request.
+/// The result of reading a request.
 #[derive(Debug)]
 pub(super) enum Read {
     /// The payload.
     Whole(Bytes),
-    /// It is not there, or not what was written.
+    /// It is missing, or not what was written.
     Damaged,
-    /// It cannot be read now, and may be later.
+    /// It cannot be read now, but may be later.
     Failed(io::Error),
 }
 
@@ -54,14 +55,14 @@ pub(super) struct Left {
 }
 
 impl Disk {
-    /// The folder, made if it is not there, and this process's alone. Files of other names are left alone.
+    /// Opens the folder for this process alone, and creates it if it is missing. Files with other names are left alone.
     ///
     /// # Errors
-    /// Where the folder cannot be made, written or listed, another process has it, others may write to it, or the name of
-    /// a request is taken by anything else than a file of this process's user. Each names the path.
+    /// If the folder cannot be created, written or listed, another process uses it, others may write to it, or the name
+    /// of a request belongs to something other than a file of this process's user. Each error names the path.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let folder = Folder::open(folder)?;
-        // Two daemons would send each other's requests, and write over them.
+        // Two daemons would send each other's requests, and overwrite them.
         let lock = folder.lock(LOCK, "another process keeps its queue here")?;
         let names = Default::default();
         let mut disk = Self { folder, names, left: Vec::new(), refuses: false, _lock: lock };
@@ -74,7 +75,7 @@ impl Disk {
             if name.strip_suffix(TORN_SUFFIX).is_some_and(|whole| whole.ends_with(SUFFIX)) {
                 self.folder.remove(&name)?;
             } else if let Some((number, signal, points)) = parse(&name) {
-                // One that has gone since it was listed is nobody's.
+                // A file that has disappeared since it was listed is ignored.
                 let Some(length) = self.folder.size(&name)? else { continue };
                 let bytes = usize::try_from(length).unwrap_or(usize::MAX).saturating_sub(CHECKSUM_BYTES);
                 self.left.push(Left { number, signal, points, bytes });
@@ -85,12 +86,12 @@ impl Disk {
         Ok(())
     }
 
-    /// What an earlier process left, oldest first.
+    /// The requests that an earlier process left, oldest first.
     pub(super) fn left(&self) -> Vec<Left> {
         self.left.clone()
     }
 
-    /// Writes a request; returns whether it is there.
+    /// Writes a request. Returns whether it is on disk.
     pub(super) fn write(&mut self, number: u64, signal: Signal, points: u64, payload: &[u8]) -> bool {
         let name = format!("{number:020}-{}-{points}{SUFFIX}", signal.label());
         match self.try_write(&name, payload) {
@@ -101,7 +102,11 @@ impl Disk {
             }
             Err(error) => {
                 if !self.refuses {
-                    tracing::warn!(%error, folder = %self.folder.path().display(), "otlp.queue_dir: kept in memory instead");
+                    tracing::warn!(
+                        %error,
+                        folder = %self.folder.path().display(),
+                        "otlp.queue_dir: cannot be written to; requests stay in memory"
+                    );
                 }
                 self.refuses = true;
                 false
@@ -117,17 +122,17 @@ impl Disk {
         let written = self.folder.create_anew(&torn).and_then(|mut file| file.write_all(&content));
         let written = written.and_then(|()| self.folder.rename(&torn, name));
         if written.is_err() {
-            // What is left of it is no whole file; the next start removes it where this one cannot.
+            // The rest is not a whole file. If it cannot be removed now, the next start removes it.
             let _ = self.folder.remove(&torn);
         }
         written
     }
 
-    /// The payload of a request of so many bytes.
+    /// The payload of a request of `bytes` bytes.
     pub(super) fn read(&self, number: u64, bytes: usize) -> Read {
         let Some(name) = self.names.get(&number) else { return Read::Damaged };
         let mut content = Vec::with_capacity(bytes + CHECKSUM_BYTES);
-        // One byte more than there should be is enough to know that it is damaged.
+        // Reading one byte more than expected is enough to detect damage.
         let most = (bytes + CHECKSUM_BYTES + 1) as u64;
         match self.folder.read(name).and_then(|file| file.take(most).read_to_end(&mut content)) {
             Ok(_) => whole(content).map_or(Read::Damaged, Read::Whole),
@@ -142,12 +147,12 @@ impl Disk {
         if let Err(error) = self.folder.remove(&name)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(%error, "otlp.queue_dir: a request that is done with cannot be removed");
+            tracing::warn!(%error, "otlp.queue_dir: a finished request cannot be removed");
         }
     }
 }
 
-/// What was written, without its checksum; `None` where that does not match.
+/// The payload without its checksum; `None` if the checksum does not match.
 fn whole(mut content: Vec<u8>) -> Option<Bytes> {
     let expected = content.split_off(content.len().checked_sub(CHECKSUM_BYTES)?);
     (expected == checksum(&content).to_le_bytes()).then(|| content.into())
@@ -164,7 +169,7 @@ fn parse(name: &str) -> Option<(u64, Signal, u64)> {
     let (number, label, points) = (parts.next()?, parts.next()?, parts.next()?);
     let signal = Signal::ALL.into_iter().find(|signal| signal.label() == label)?;
     let (number, points): (u64, u64) = (number.parse().ok()?, points.parse().ok()?);
-    // No process gets that far; a name that says so is somebody else's, and must not run a sum over.
+    // No process reaches such numbers. A name that has them is not ours, and must not overflow a sum.
     let is_ours = number <= u64::from(u32::MAX) << 16 && points <= u64::from(u32::MAX) && parts.next().is_none();
     is_ours.then_some((number, signal, points))
 }

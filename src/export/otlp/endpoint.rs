@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What receivers know us by.
+/// How requests identify this program to receivers.
 pub(super) const USER_AGENT: &str = concat!("highwater/", env!("CARGO_PKG_VERSION"));
 
 /// How requests travel.
@@ -19,7 +19,7 @@ pub enum Protocol {
     Grpc,
 }
 
-/// Headers of every request. They hold credentials, so that nothing prints their values.
+/// Headers of every request. They hold credentials, so their values are never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(HeaderName, HeaderValue)>);
 
@@ -50,17 +50,17 @@ pub struct Tls {
 /// One receiver of one signal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Endpoint {
-    /// Where requests go. gRPC has its paths by itself.
+    /// Where requests go. gRPC adds its own paths.
     pub uri: Uri,
     /// How they travel.
     pub protocol: Protocol,
-    /// What goes with each.
+    /// The headers of each request.
     pub headers: Headers,
     /// Whether they are compressed.
     pub gzip: bool,
-    /// How long one may take.
+    /// How long one request may take.
     pub timeout: Duration,
-    /// How the connection is secured, where the address begins with `https`.
+    /// How the connection is secured, if the address begins with `https`.
     pub tls: Tls,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Names {
     path: &'static str,
 }
 
-/// The address of every signal that has none of its own.
+/// The variable with the address of every signal that has none of its own.
 const GENERAL: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 pub(super) const METRICS: Names = Names { variable: "METRICS", path: "v1/metrics" };
 pub(super) const TRACES: Names = Names { variable: "TRACES", path: "v1/traces" };
@@ -80,12 +80,12 @@ fn own_endpoint(names: Names) -> String {
     format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", names.variable)
 }
 
-/// Whether an endpoint of a signal is set.
+/// Whether an endpoint is set for a signal.
 pub(super) fn is_set(names: Names, general: Option<&str>, environment: &Environment) -> bool {
     general.is_some() || [&*own_endpoint(names), GENERAL].into_iter().any(|name| environment.get(name).is_some())
 }
 
-/// The endpoint of a signal, where one is set. `general` takes the place of the general variable.
+/// The endpoint of a signal, if one is set. `general` takes the place of the general variable.
 pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Environment) -> Option<Endpoint> {
     let own = own_endpoint(names);
     let protocol = read(environment, names, "PROTOCOL", protocol).unwrap_or(Protocol::HttpProtobuf);
@@ -119,7 +119,7 @@ pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Env
     Some(Endpoint { uri, protocol, headers, gzip, timeout, tls })
 }
 
-/// A variable of the signal, or else the general one.
+/// Reads a variable of the signal, or else the general one.
 fn read<T>(
     environment: &mut Environment,
     names: Names,
@@ -132,11 +132,12 @@ fn read<T>(
     environment.read(&variable, read)
 }
 
-/// Reads an address. Only gRPC's may have no scheme; then `insecure` decides. `path` is added to a general address.
+/// Reads an address. Only a gRPC address may lack a scheme; then `insecure` decides. `path` is added to a general
+/// address.
 fn uri(text: &str, insecure: Option<bool>, path: Option<&str>) -> Result<Uri, String> {
     let (_, rest) = text.split_once("://").unwrap_or(("", text));
     if rest.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@')) {
-        // Not told: it is a password.
+        // The address is not quoted, because it may hold a password.
         return Err("has an `@`: credentials in an address are not sent; set OTEL_EXPORTER_OTLP_HEADERS".into());
     }
     let full = match insecure {
@@ -144,7 +145,7 @@ fn uri(text: &str, insecure: Option<bool>, path: Option<&str>) -> Result<Uri, St
         _ => text.to_owned(),
     };
     let full = path.map_or_else(|| full.clone(), |path| format!("{}/{path}", full.trim_end_matches('/')));
-    let uri: Uri = full.parse().map_err(|error| format!("`{text}` is no URL: {error}"))?;
+    let uri: Uri = full.parse().map_err(|error| format!("`{text}` is not a URL: {error}"))?;
     let is_http = uri.scheme() == Some(&Scheme::HTTP) || uri.scheme() == Some(&Scheme::HTTPS);
     if !is_http || uri.host().is_none_or(str::is_empty) {
         return Err(format!("`{text}` is not http://HOST:PORT or https://HOST:PORT"));
@@ -177,22 +178,22 @@ fn boolean(text: &str) -> Result<bool, String> {
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
-    let milliseconds: u64 = text.parse().map_err(|_| format!("`{text}` is no number of milliseconds"))?;
+    let milliseconds: u64 = text.parse().map_err(|_| format!("`{text}` is not a number of milliseconds"))?;
     if (1..=600_000).contains(&milliseconds) {
         return Ok(Duration::from_millis(milliseconds));
     }
     Err(format!("`{text}` is not between 1 and 600000 milliseconds"))
 }
 
-/// Reads `name=value,name=value`, with values percent-encoded. A fault names the header and never its value.
+/// Reads `name=value,name=value`, with values percent-encoded. A fault names the header but never its value.
 fn headers(text: &str) -> Result<Headers, String> {
     let mut headers = Vec::new();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or("has an entry without `=`")?;
         let name = name.trim();
-        let key: HeaderName = name.parse().map_err(|_| format!("`{name}` is no name of a header"))?;
+        let key: HeaderName = name.parse().map_err(|_| format!("`{name}` is not a header name"))?;
         let value = super::resource::percent_decode(value.trim()).ok_or(format!("`{name}` is not percent-encoded"))?;
-        let mut value = HeaderValue::from_str(&value).map_err(|_| format!("`{name}` has a value that is none"))?;
+        let mut value = HeaderValue::from_str(&value).map_err(|_| format!("`{name}` has an invalid value"))?;
         value.set_sensitive(true);
         headers.push((key, value));
     }

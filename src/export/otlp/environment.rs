@@ -1,4 +1,4 @@
-//! The environment's variables, and which of them cannot be understood.
+//! The environment's variables, and the faults in them.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The variables, empty ones as if they were not set, and what was found wrong.
+/// The variables, and the faults found so far. An empty variable counts as not set.
 pub(super) struct Environment<'a> {
     variables: &'a [(String, String)],
     pub faults: Vec<Fault>,
@@ -33,7 +33,7 @@ impl<'a> Environment<'a> {
         found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// Reads a variable; where it cannot be understood, notes that.
+    /// Reads a variable. If it cannot be understood, notes a fault.
     pub fn read<T>(&mut self, variable: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
         match read(self.get(variable)?) {
             Ok(value) => Some(value),

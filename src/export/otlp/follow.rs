@@ -1,11 +1,11 @@
-//! Where a reader of rings stands: what each ring has gained since it was last read.
+//! A reader's positions in rings: what each ring has gained since it was last read.
 
 use crate::node::Node;
 use highwater_core::ring::{Point, QueryError, Reader};
 use std::sync::Arc;
 
-/// Positions in the rings of a node. It holds the rings, and so what was read last before the node was gone, but not the
-/// node: its driver could not be opened again while somebody holds that.
+/// Positions in the rings of a node. It holds the rings, so it can read the last readings of a node that is gone. It
+/// does not hold the node, because the driver cannot be opened again while something holds it.
 #[derive(Default)]
 pub(super) struct Follow {
     rings: Arc<[Reader]>,
@@ -14,17 +14,17 @@ pub(super) struct Follow {
 
 /// What one ring has gained.
 pub(super) struct Stretch {
-    /// Whether it follows on the last one; if not, time in between was lost, or this is the first.
+    /// Whether it follows directly on the last one. If not, time in between was lost, or this is the first.
     pub continues: bool,
-    /// Its begin, and the value that came into it.
+    /// Its begin, and the value held at that time.
     pub begin: Point,
-    /// Every change from the begin on and before the end, one at the begin included. A gap begins at its last good
-    /// reading, so that a change may stand before it at the same time.
+    /// Every change from the begin on and before the end, including one at the begin. A gap begins at its last good
+    /// reading, so a change may come before it at the same time.
     pub changes: Vec<Point>,
-    /// The newest reading; without a value where a gap has begun at it. What changes there is among the next stretch's
-    /// changes again.
+    /// The newest reading; without a value if a gap has begun at it. A change at this time is also among the next
+    /// stretch's changes.
     pub end: Point,
-    /// What the newest reading told, also where a gap has begun at it.
+    /// The value of the newest reading, even if a gap has begun at it.
     pub last: Option<u64>,
 }
 
@@ -39,18 +39,18 @@ impl Follow {
         Arc::ptr_eq(&self.rings, &node.rings)
     }
 
-    /// What the ring at this position has gained; `None` where that is nothing.
+    /// What the ring at this position has gained; `None` if nothing.
     pub fn advance(&mut self, position: usize) -> Option<Stretch> {
         let (ring, read_until_ns) = (self.rings.get(position)?, self.read_until_ns.get_mut(position)?);
         let to_ns = ring.newest_ns()?;
         let mut begin_ns = read_until_ns.unwrap_or(ring.oldest_ns()?);
-        // What is lost while it is read is found lost at the next turn at the latest: the oldest time only rises.
+        // If data is lost while it is read, the next turn at the latest notices, because the oldest time only rises.
         for _ in 0..3 {
             if begin_ns >= to_ns {
                 return None;
             }
             let continues = *read_until_ns == Some(begin_ns);
-            // From just before, where there is something before: so that what changes at the begin is told as a change.
+            // From just before, if something comes before, so that what changes at the begin is reported as a change.
             let from_ns = if continues { begin_ns - 1 } else { begin_ns };
             match ring.points(from_ns, to_ns, usize::MAX) {
                 Ok(mut points) => {
@@ -59,7 +59,7 @@ impl Follow {
                     *read_until_ns = Some(to_ns);
                     let begin = Point { at_ns: begin_ns, used: held };
                     let end = Point { at_ns: to_ns, used: ring.at(to_ns).ok().flatten() };
-                    // What is not kept any more is not looked at again.
+                    // If the ring no longer keeps this time, it is not read again.
                     let last = ring.known_at(to_ns).ok().flatten();
                     return Some(Stretch { continues, begin, changes, end, last });
                 }

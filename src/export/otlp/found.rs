@@ -1,8 +1,9 @@
-//! Findings on steps: which of them a step has, and what its span says of each.
+//! Findings on steps: which findings a step has, and the span event of each.
 //!
-//! Enters: what ended, and findings. Leaves: span events. A finding is a step's where it names the step's rank, or names
-//! no rank and a GPU that the step ran on, and lasts into the step: from its begin to its last sign. The last sign may
-//! have been seen a moment after what it tells of, so that the step after may have the finding too.
+//! Enters: what ended, and findings. Leaves: span events. A finding belongs to a step if it names the step's rank, or
+//! the step's job and no rank, or no job and a GPU that the step ran on; and if it overlaps the step, from its begin to
+//! its last sign. The last sign may have been seen a moment after what it reports, so the next step may have the
+//! finding too.
 
 use super::context::Context;
 use highwater_core::detect::{Finding, Severity};
@@ -10,7 +11,7 @@ use highwater_core::phases::Attributed;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::Event;
 
-/// The findings that a step has, of those in the context.
+/// The context's findings that belong to a step.
 pub(super) fn findings_of<'a>(step: &'a Attributed, context: &Context<'a>) -> impl Iterator<Item = &'a Finding> {
     context.findings.iter().filter(move |finding| {
         let (sign, ended) = (&finding.sign, &step.ended);
@@ -28,13 +29,14 @@ pub(super) fn is_found(step: &Attributed, context: &Context) -> bool {
     findings_of(step, context).any(|finding| finding.sign.severity >= Severity::Warning)
 }
 
-/// Whether the step ran on the finding's GPU. By UUID: a position may mean another GPU once the driver came back.
+/// Whether the step ran on the finding's GPU. Compared by UUID, because a position may mean another GPU once the driver
+/// came back.
 fn is_on(step: &Attributed, finding: &Finding) -> bool {
     let Some((_, uuid)) = &finding.gpu else { return false };
     step.gpus.iter().any(|gpu| step.uuid_of(gpu) == Some(uuid.as_str()))
 }
 
-/// The event that tells a finding, at its begin, or at the step's where it began before.
+/// The event of a finding, at its begin, or at the step's begin if that is later.
 pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> Event {
     let sign = &finding.sign;
     let mut attributes = vec![

@@ -1,4 +1,4 @@
-//! What a receiver of OTLP answers, over HTTP and gRPC.
+//! The answer of an OTLP receiver, over HTTP and gRPC.
 
 use super::reply::{self, LONGEST_WAIT, Reply};
 use super::stats::Signal;

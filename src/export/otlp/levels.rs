@@ -1,7 +1,7 @@
-//! How long each GPU's memory was at which level: an exponential histogram fed from the ring.
+//! How long each GPU's memory was at each level: an exponential histogram fed from the ring.
 //!
-//! Enters: rings. Leaves: one histogram a GPU, with one count for every millisecond of which memory is known, whatever
-//! the sampler's period is: it is weighted by time. Invariant: it only reads; a gap counts for nothing.
+//! Enters: rings. Leaves: one histogram per GPU, with one count for every millisecond in which memory is known. It is
+//! weighted by time, so the sampler's period does not matter. Invariant: it only reads; gaps are not counted.
 
 use super::follow::Follow;
 use crate::node::Node;
@@ -20,7 +20,7 @@ pub struct Level {
     pub histogram: Exponential,
 }
 
-/// The levels of every GPU of the node of the moment.
+/// The levels of every GPU of the current node.
 #[derive(Default)]
 pub struct Levels {
     follow: Follow,
@@ -28,7 +28,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Adds what the rings have gained since the last call, and gives all levels.
+    /// Adds what the rings have gained since the last call, and returns all levels.
     pub fn advance(&mut self, node: Option<&Arc<Node>>) -> &[Level] {
         let Some(node) = node else {
             *self = Self::default();
@@ -48,7 +48,7 @@ impl Levels {
             let begins = [stretch.begin].into_iter().chain(stretch.changes.iter().copied());
             let ends = stretch.changes.iter().map(|point| point.at_ns).chain([stretch.end.at_ns]);
             for (point, end_ns) in begins.zip(ends) {
-                // Whole milliseconds of the timeline, so that each is counted once however the calls fall.
+                // Whole milliseconds of the timeline, so that each is counted once, whenever the calls are made.
                 let milliseconds = end_ns.div_euclid(MILLISECOND_NS) - point.at_ns.div_euclid(MILLISECOND_NS);
                 if let (Some(used_bytes), Ok(milliseconds)) = (point.used, u64::try_from(milliseconds)) {
                     #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]

@@ -1,7 +1,7 @@
-//! From the snapshot that Prometheus scrapes too to OTLP's data points.
+//! Turns the snapshot that Prometheus also scrapes into OTLP's data points.
 //!
-//! Enters: families, memory levels and exemplars. Leaves: one resource with one scope of metrics. Invariant: a value is
-//! the one that a scrape of the same snapshot tells. Absent on purpose: samples that are not known.
+//! Enters: families, memory levels and exemplars. Leaves: one resource with one scope of metrics. Invariant: each value
+//! is the one that a scrape of the same snapshot returns. Absent on purpose: samples that are not known.
 
 use super::levels::Level;
 use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, OtlpOnly};
@@ -21,10 +21,10 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use std::collections::HashMap;
 
-/// Exemplars by the labels of a duration's series: of the slowest since the last snapshot.
+/// Exemplars by the labels of a duration's series: those of the slowest since the last snapshot.
 pub type Exemplars = HashMap<Labels, Exemplar>;
 
-/// Turns snapshots into requests; keeps what was told last of every total.
+/// Turns snapshots into requests. Keeps the last exported value of every total.
 pub struct Mapper {
     temporality: Temporality,
     explicit: bool,
@@ -41,7 +41,7 @@ pub struct Snapshot<'a> {
     pub now_ns: i64,
     /// Its samples.
     pub families: Families,
-    /// How long each GPU's memory was at which level.
+    /// How long each GPU's memory was at each level.
     pub levels: &'a [Level],
     /// Traces of slow steps and phases.
     pub exemplars: &'a Exemplars,
@@ -62,13 +62,13 @@ impl Mapper {
         }
     }
 
-    /// Whether durations are told by fixed bounds, for receivers that have no exponential histograms.
+    /// Whether durations are exported with fixed bounds, for receivers that have no exponential histograms.
     #[must_use]
     pub fn with_explicit_histograms(self, explicit: bool) -> Self {
         Self { explicit, ..self }
     }
 
-    /// The request of a snapshot, and how many points it has.
+    /// The request of a snapshot, and its number of points.
     pub fn request(&mut self, snapshot: Snapshot) -> (ExportMetricsServiceRequest, u64) {
         let now_ns = snapshot.now_ns;
         let families = snapshot.families.into_ordered();
@@ -132,7 +132,7 @@ impl Mapper {
         for Sample { labels, value } in samples {
             let Value::Number(value) = value else { continue };
             let attributes = attributes(named, &labels);
-            // The begin of what rises and falls tells nothing, and is left out.
+            // The start time of a value that rises and falls carries no information, and is left out.
             let told = if is_total { self.numbers.tell((place, labels), value, moment) } else { Some(gauge(value)) };
             let Some(told) = told else { continue };
             data_points.push(point(attributes, told, now_ns, is_whole));
@@ -210,7 +210,7 @@ pub(super) fn only(declared: &OtlpOnly, data: Data) -> Metric {
     }
 }
 
-/// Memory in use as a share of the whole, of the GPUs of which both are known.
+/// Memory in use as a share of the total, for GPUs for which both are known.
 fn share(families: &[Family], now_ns: i64) -> Option<Metric> {
     let of = |metric| families.iter().find(|family| std::ptr::eq(family.metric, metric)).map(|family| &family.samples);
     let (used, total) = (of(&c::GPU_MEMORY_USED)?, of(&c::GPU_MEMORY_TOTAL)?);
@@ -295,7 +295,7 @@ fn temporality(delta: bool) -> i32 {
     (if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative }).into()
 }
 
-/// Adds the points of a metric to another one of the same name and shape.
+/// Adds the points of a metric to another metric of the same name and shape.
 fn join(known: &mut Metric, more: Metric) {
     match (&mut known.data, more.data) {
         (Some(Data::Gauge(known)), Some(Data::Gauge(more))) => known.data_points.extend(more.data_points),
@@ -304,7 +304,7 @@ fn join(known: &mut Metric, more: Metric) {
     }
 }
 
-/// How many points a metric has.
+/// The number of points of a metric.
 pub(super) fn count(metric: &Metric) -> u64 {
     let points = match &metric.data {
         Some(Data::Gauge(gauge)) => gauge.data_points.len(),
@@ -317,7 +317,7 @@ pub(super) fn count(metric: &Metric) -> u64 {
     points as u64
 }
 
-/// A time as OTLP has it; one before 1970 is not known.
+/// A time in OTLP's form. A time before 1970 becomes 0, which means not known.
 pub(super) fn unix(at_ns: i64) -> u64 {
     u64::try_from(at_ns).unwrap_or(0)
 }

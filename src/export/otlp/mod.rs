@@ -1,4 +1,4 @@
-//! OTLP: the snapshot that Prometheus pulls, pushed; steps as traces; and every change of memory at its own time.
+//! OTLP: the snapshot that Prometheus scrapes, pushed; steps as traces; and every change of memory at its own time.
 //!
 //! ```text
 //!  snapshots ─▶ metrics ─┐                                        ┌─ lane of metrics ─▶ receiver of metrics
@@ -7,19 +7,20 @@
 //!  jobs ──────▶ spans ───┘                    memory or disk      └─ lane of spans ───▶ receiver of traces
 //! ```
 //!
-//! Enters: snapshots, rings and ended phases, as a scrape reads them. Leaves: OTLP over gRPC or HTTP. Invariants: nothing
-//! runs where no endpoint is set; sampling is never touched; of every point it is known whether it was exported, waits,
-//! or was dropped and why.
+//! Enters: snapshots, rings and ended phases, read as a scrape reads them. Leaves: OTLP over gRPC or HTTP. Invariants:
+//! nothing runs if no endpoint is set; sampling is never affected; every point is known to be exported, waiting, or
+//! dropped, with the reason.
 //!
-//! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests (`span_requests`). Metrics are messages of
-//! `opentelemetry-proto`, made here, because the SDK (0.33) cannot make them: a `ResourceMetrics` comes from its own
-//! collection alone, which stamps every point with the time of collecting (raw points have times of their own), begins
-//! every total when the SDK began (a driver's totals and a job's did not), takes increments (what others count is a
-//! total), and has no exemplars; its `MetricProducer`, the way in for what others collect, is gone. Nor are its detectors
-//! used for the resource: they leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
+//! Spans are the SDK's `SpanData`, and `opentelemetry-otlp` makes their requests (`span_requests`). Metrics are
+//! messages of `opentelemetry-proto`, made here, because the SDK (0.33) cannot make them. It makes a `ResourceMetrics`
+//! only from its own collection, which stamps every point with the time of collection (raw points have times of their
+//! own), begins every total when the SDK began (the totals of a driver or a job did not), takes increments (what others
+//! count is a total), and has no exemplars. Its `MetricProducer`, the interface for values collected elsewhere, is
+//! gone. The SDK's detectors are not used for the resource either, because they leave `OTEL_RESOURCE_ATTRIBUTES`
+//! percent-encoded.
 //!
-//! The wire is tonic's and hyper's, for every signal alike: the exporter gives a request up after four attempts, and two
-//! ways out would be two queues to bound.
+//! All signals are sent by tonic and hyper. The SDK's exporter gives a request up after four attempts, and a second way
+//! to send would need a second bounded queue.
 
 mod around;
 mod backoff;

@@ -1,13 +1,13 @@
-//! What each metric of the catalogue is called over OTLP: one table, which a test holds complete.
+//! The OTLP name of each metric of the catalogue, in one table. A test checks that it is complete.
 //!
-//! Names of OpenTelemetry's hardware and process conventions where they mean the same, else `highwater.*` and
-//! `process.*`. Two that sound alike are not: `hw.gpu.memory.utilization` is memory in use as a share of all memory, so
-//! it is made of two metrics; NVML's memory utilization is how busy memory was, and is told as
+//! A metric has a name of OpenTelemetry's hardware and process conventions if one means the same, else `highwater.*`.
+//! Two names that sound alike differ: `hw.gpu.memory.utilization` is memory in use as a share of all memory, so it is
+//! made from two metrics; NVML's memory utilization is how busy memory was, and is exported as
 //! `highwater.gpu.memory.activity`.
 
 use crate::metrics::catalogue::{self as c, Metric};
 
-/// How a metric is told.
+/// How a metric is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instrument {
     /// A gauge of whole numbers.
@@ -39,9 +39,9 @@ pub struct Named {
     pub name: &'static str,
     /// Its unit, in UCUM.
     pub unit: &'static str,
-    /// How it is told.
+    /// How it is exported.
     pub instrument: Instrument,
-    /// Attributes that are the same on every point: several metrics of the catalogue may be one over OTLP.
+    /// Attributes that are the same on every point, because several metrics of the catalogue may share one OTLP name.
     pub constant: &'static [(&'static str, &'static str)],
 }
 
@@ -158,7 +158,7 @@ names! {
     PROCESS_START => "highwater.process.start_time" "s" Gauge;
 }
 
-/// A metric that no other exporter has: made of the ring, or of two metrics.
+/// A metric that no other exporter has, made from the ring or from two metrics.
 #[derive(Debug)]
 pub struct OtlpOnly {
     /// Its name.
@@ -175,17 +175,17 @@ pub static MEMORY_SHARE: OtlpOnly = OtlpOnly {
     unit: "1",
     help: "Share of the framebuffer in use at the last sample.",
 };
-/// How long memory was at which level.
+/// How long memory was at each level.
 pub static MEMORY_LEVEL: OtlpOnly = OtlpOnly {
     name: "highwater.gpu.memory.level",
     unit: "By",
-    help: "How many milliseconds memory in use was at which level: one count a millisecond that is known.",
+    help: "Milliseconds that memory in use spent at each level: one count for each millisecond that is known.",
 };
 /// Every change of memory.
 pub static MEMORY_RAW: OtlpOnly = OtlpOnly {
     name: "highwater.gpu.memory.raw",
     unit: "By",
-    help: "Memory in use at each change, at the time of the reading; held values between, and no value in a gap.",
+    help: "Memory in use at each change, at the time of the reading; a held value is repeated, a gap has no value.",
 };
 
 /// Every metric that only OTLP has.
@@ -242,17 +242,17 @@ mod tests {
             for other in NAMES.iter().filter(|other| other.name == named.name) {
                 assert_eq!((other.unit, other.instrument), (named.unit, named.instrument), "{}", named.name);
                 let apart = std::ptr::eq(other, named) || other.constant != named.constant;
-                assert!(apart, "{}: {} and {} cannot be told apart", named.name, other.metric.name, named.metric.name);
+                assert!(apart, "{}: {} and {} are not distinct", named.name, other.metric.name, named.metric.name);
             }
         }
     }
 
-    /// docs/otlp-metrics.md, made from the table.
+    /// docs/otlp-metrics.md, generated from the table.
     #[test]
     fn the_documented_names_are_the_table() {
         use std::fmt::Write as _;
         let mut table = String::from(
-            "# Metrics over OTLP\n\nMade from the table in `src/export/otlp/names.rs`; a test holds it equal. What each is: docs/metrics.md, under its Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
+            "# Metrics over OTLP\n\nGenerated from the table in `src/export/otlp/names.rs`; a test compares them. docs/metrics.md describes each metric under its Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
         );
         for named in NAMES {
             let labels = named.metric.labels.iter().map(|label| format!("`{}`", attribute_name(named.metric, label)));
@@ -269,7 +269,7 @@ mod tests {
         expect_test::expect_file!["../../../docs/otlp-metrics.md"].assert_eq(&table);
     }
 
-    /// The names that are not ours are the conventions'.
+    /// Names other than `highwater.*` are those of the conventions.
     #[test]
     fn names_of_the_conventions_are_theirs() {
         let conventions = [

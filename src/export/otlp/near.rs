@@ -1,27 +1,27 @@
-//! Which times are near a finding: what decides over raw points and steps that are sent only around findings.
+//! Which times are near a finding. This decides about raw points and steps that are sent only around findings.
 //!
-//! Enters: when findings began and ended. Leaves: whether an instant or an interval lies within a margin of one, and until
-//! when that is known. Invariants: it takes time as an argument; what it keeps is bounded by what still matters. Absent on
-//! purpose: what a finding is.
+//! Enters: when findings began and ended. Leaves: whether an instant or an interval lies within a margin of one.
+//! Invariants: it takes time as an argument; it keeps only what still matters, and that is bounded. Absent on purpose:
+//! what a finding is.
 
 use std::collections::VecDeque;
 
-/// How long before a finding begins, and after it ends, is near it.
+/// How long before a finding begins, and after it ends, counts as near it.
 pub const MARGIN_NS: i64 = 10 * highwater_core::clock::SECOND_NS;
 
-/// The most findings that are kept one by one; beyond it, the two oldest become one with the time between them, so that
-/// too much is near and never too little.
+/// The most findings that are kept separately. Beyond that, the two oldest are merged with the time between them, so
+/// that too much counts as near, never too little.
 const MOST: usize = 256;
 
 /// Times near findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Near {
-    /// Begin and end of each, margins included, nanoseconds; in order, and apart.
+    /// Begin and end of each stretch, margins included, nanoseconds; in order, and disjoint.
     stretches: VecDeque<(i64, i64)>,
 }
 
 impl Near {
-    /// Adds a finding from `begin_ns` to `end_ns`. One that goes on is added again with a later end.
+    /// Adds a finding from `begin_ns` to `end_ns`. A finding that goes on is added again with a later end.
     pub fn add(&mut self, begin_ns: i64, end_ns: i64) {
         let mut begin_ns = begin_ns.saturating_sub(MARGIN_NS);
         let mut end_ns = end_ns.saturating_add(MARGIN_NS).max(begin_ns);
@@ -38,15 +38,15 @@ impl Near {
         }
     }
 
-    /// Whether any of the time from `from_ns` to `to_ns`, both included, is near a finding: of one instant where they are
-    /// equal. A finding that begins up to [`MARGIN_NS`] later can still change a no.
+    /// Whether any of the time from `from_ns` to `to_ns`, both included, is near a finding. If both are equal, that is
+    /// one instant. A finding that begins up to [`MARGIN_NS`] later can still turn `false` into `true`.
     #[must_use]
     pub fn touches(&self, from_ns: i64, to_ns: i64) -> bool {
         let place = self.stretches.partition_point(|(_, end_ns)| *end_ns < from_ns);
         self.stretches.get(place).is_some_and(|(begin_ns, _)| *begin_ns <= to_ns)
     }
 
-    /// Forgets what no question about a time from `at_ns` on needs.
+    /// Forgets what no query for a time from `at_ns` on needs.
     pub fn forget_before(&mut self, at_ns: i64) {
         while self.stretches.front().is_some_and(|(_, end_ns)| *end_ns < at_ns) {
             self.stretches.pop_front();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: the answer is that of a list of all of them.
+        /// In whatever order findings come, the answer is that of a list of all of them.
         #[test]
         fn answers_are_those_of_every_single_finding(
             findings in prop::collection::vec((0..3_000_i64, 0..50_i64), 0..100),

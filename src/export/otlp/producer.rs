@@ -1,6 +1,6 @@
-//! What is to be exported, encoded and queued: the snapshot at each interval; raw points and spans every second.
+//! Encodes and queues what is exported: the snapshot at each interval; raw points and spans every second.
 //!
-//! Invariant: it looks at rings, jobs and readings as a scrape does, so that no tick is late because of it.
+//! Invariant: it reads rings, jobs and readings as a scrape does, so it never makes a tick late.
 
 use super::around::{self, Around};
 use super::context::Context;
@@ -21,7 +21,7 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message;
 use std::sync::Arc;
 
-/// The most spans of one request.
+/// The most spans in one request.
 const MOST_SPANS: usize = 2_000;
 
 /// Fills the queue.
@@ -40,17 +40,17 @@ pub struct Producer {
     snapshot_ns: Option<i64>,
 }
 
-/// What ends with a look at jobs and rings.
+/// What ends once jobs and rings have been read.
 #[derive(Clone, Copy)]
 enum End {
     /// One turn of many.
     Turn,
-    /// All turns: there is no later one to wait for.
+    /// The daemon: there is no later turn to wait for.
     Daemon,
 }
 
 impl Producer {
-    /// A producer that has told nothing yet; totals of this process began now.
+    /// A producer that has exported nothing yet. Totals of this process begin now.
     #[must_use]
     pub fn new(settings: Settings, snapshots: Snapshots, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
         let start_ns = snapshots.known.clock.now_ns() + snapshots.known.clock.unix_shift_ns();
@@ -83,7 +83,7 @@ impl Producer {
         let node = self.snapshots.known.slot.node();
         let clock = self.snapshots.known.clock_of(node.as_deref());
         let now_ns = clock.now_ns() + clock.unix_shift_ns();
-        // Time stands still once a recording is over: a second point at one time would be another truth about it.
+        // Time stands still once a recording is over. A second point at the same time would contradict the first.
         if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
             return;
         }
@@ -102,7 +102,7 @@ impl Producer {
     fn follow_until(&mut self, end: End) {
         let node = self.snapshots.known.slot.node();
         if self.settings.metrics.is_some() {
-            // A minute of a busy ring at once would be a peak of memory and time.
+            // Here too, because reading a minute of a busy ring at once would be a peak of memory and time.
             self.levels.advance(node.as_ref());
         }
         if self.settings.metrics.is_some() && self.settings.raw != Raw::Never {
@@ -133,13 +133,13 @@ impl Producer {
         }
     }
 
-    /// What was found that lasted until a moment or longer.
+    /// The findings that lasted until this time or longer.
     fn findings_since(&self, from_ns: i64) -> Vec<Finding> {
         let board = self.snapshots.known.findings.board();
         board.all().filter(|finding| finding.seen_ns >= from_ns).cloned().collect()
     }
 
-    /// Queues all that is known at the end, what waits for the end of its step included.
+    /// Queues everything known at the end, including what waits for the end of its step.
     pub fn finish(&mut self) {
         self.follow_until(End::Daemon);
         self.snapshot();
@@ -148,7 +148,7 @@ impl Producer {
     fn follow_jobs(&mut self, end: End) {
         let node = self.snapshots.known.slot.node();
         let clock = self.snapshots.known.clock_of(node.as_deref());
-        // Jobs are held for as long as it takes to copy what is new: pointers and a few marks.
+        // Jobs are locked only while new entries are copied: pointers and a few marks.
         let ledger = &self.snapshots.known.ledger;
         let new = self.traces.new_of(ledger);
         let begin_ns = self.traces.begin_ns(&new);
@@ -177,7 +177,7 @@ impl Producer {
         match self.span_requests.request(spans) {
             Ok(payload) => self.push(Signal::Spans, points, payload),
             Err(error) => {
-                tracing::error!(points, %error, "spans make no request that the queue could hold, and are dropped");
+                tracing::error!(points, %error, "spans are dropped: no request for them fits the queue");
                 self.stats.add_produced(Signal::Spans, points);
                 self.stats.add_dropped(Signal::Spans, Reason::TooLarge, points);
             }

@@ -1,10 +1,10 @@
-//! The one bounded queue before the wire: encoded requests of every signal, oldest dropped first.
+//! The one bounded queue of everything to be sent: encoded requests of every signal, oldest dropped first.
 //!
-//! Enters: encoded requests, each with the number of its points. Leaves: the same, one at a time for each signal.
+//! Enters: encoded requests, each with its number of points. Leaves: the same requests, one at a time for each signal.
 //! Invariants: at every moment, for each signal, points produced = exported + queued + dropped; bytes never exceed the
 //! cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
-//! dropped meanwhile: it may arrive. One whose file cannot be read for now keeps its place. Absent on purpose: time and
-//! retries, which the lanes ([`run`](super::run)) keep.
+//! dropped meanwhile, because it may arrive. A request whose file cannot be read for now keeps its place. Absent on
+//! purpose: time and retries, which the lanes ([`run`](super::run)) handle.
 
 use super::disk::{Disk, Read};
 use super::stats::{Reason, Signal, Stats};
@@ -28,15 +28,15 @@ pub struct Batch {
 /// What a lane gets from the queue.
 #[derive(Debug)]
 pub enum Next {
-    /// The oldest request. It must be acknowledged or given back before the next.
+    /// The oldest request. It must be acknowledged or given back before the next is taken.
     Batch(Batch),
-    /// There is none, or one is being sent.
+    /// There is no request, or one is being sent.
     Nothing,
-    /// The oldest one's file cannot be read for now. It is still the oldest: try again later.
+    /// The file of the oldest request cannot be read for now. It is still the oldest: try again later.
     Unreadable(io::Error),
 }
 
-/// The queue. Shared by the producer and one lane for each signal.
+/// The queue, shared by the producer and one lane for each signal.
 pub struct Queue {
     state: Mutex<State>,
     arrived: [Notify; Signal::ALL.len()],
@@ -55,11 +55,11 @@ struct State {
 struct Lane {
     waiting: VecDeque<Entry>,
     sending: Option<Entry>,
-    /// Of all of them.
+    /// Points of all its requests, including the one being sent.
     points: u64,
 }
 
-/// A request's place: its payload is here, or in the file of its number.
+/// A request's place. Its payload is here, or in the file with its number.
 struct Entry {
     number: u64,
     points: u64,
@@ -68,7 +68,7 @@ struct Entry {
 }
 
 impl Queue {
-    /// An empty queue of at most `cap_bytes`, or what `disk` has kept of an earlier one.
+    /// An empty queue of at most `cap_bytes`, or one with the requests that `disk` has from an earlier process.
     #[must_use]
     pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<Stats>) -> Self {
         let lanes = std::array::from_fn(|_| Lane::default());
@@ -78,7 +78,8 @@ impl Queue {
         Self { state: Mutex::new(state), arrived: std::array::from_fn(|_| Notify::new()), stats }
     }
 
-    /// Adds a request. Where it does not fit, the oldest ones go; if what is being sent leaves no room, it goes itself.
+    /// Adds a request. If it does not fit, the oldest requests are dropped; if those being sent leave no room, it is
+    /// dropped itself.
     pub fn push(&self, batch: Batch) {
         let signal = batch.signal;
         let mut state = self.state();
@@ -89,7 +90,7 @@ impl Queue {
         self.arrived[signal as usize].notify_one();
     }
 
-    /// Waits until the signal has a request, and takes the oldest; never [`Next::Nothing`].
+    /// Waits until the signal has a request, and takes the oldest. Never returns [`Next::Nothing`].
     pub async fn take(&self, signal: Signal) -> Next {
         loop {
             match self.try_take(signal) {
@@ -107,7 +108,7 @@ impl Queue {
         next
     }
 
-    /// The request that is being sent has arrived, less `rejected` of its points, which the receiver refused.
+    /// The request being sent has arrived, except `rejected` of its points, which the receiver refused.
     pub fn exported(&self, signal: Signal, rejected: u64) {
         self.finish(signal, |points| {
             let rejected = rejected.min(points);
@@ -116,12 +117,12 @@ impl Queue {
         });
     }
 
-    /// The request that is being sent will never be taken.
+    /// The receiver will never accept the request being sent.
     pub fn refused(&self, signal: Signal) {
         self.finish(signal, |points| self.stats.add_dropped(signal, Reason::Refused, points));
     }
 
-    /// The request that is being sent has not arrived: it is the oldest again.
+    /// The request being sent has not arrived. It is the oldest again.
     pub fn give_back(&self, signal: Signal) {
         let mut state = self.state();
         let lane = &mut state.lanes[signal as usize];
@@ -136,7 +137,7 @@ impl Queue {
         self.state().lanes.iter().all(|lane| lane.waiting.is_empty() && lane.sending.is_none())
     }
 
-    /// At the end: what is only in memory is lost, and counted. Returns its points.
+    /// Called at the end: requests that are only in memory are lost, and counted. Returns their points.
     pub fn abandon(&self) -> u64 {
         let mut state = self.state();
         let mut lost_points = 0;
@@ -247,7 +248,8 @@ impl State {
         }
     }
 
-    /// Queues what an earlier process left, oldest first. It counts as produced: this process answers for it now.
+    /// Queues the requests that an earlier process left, oldest first. They count as produced, because this process now
+    /// accounts for them.
     fn restore(&mut self, stats: &Stats) {
         let Some(disk) = &self.disk else { return };
         for left in disk.left() {

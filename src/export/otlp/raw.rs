@@ -1,11 +1,11 @@
-//! Every change of memory with the time of its reading: points that no SDK can make, since it stamps them itself.
+//! Every change of memory with the time of its reading. No SDK can make such points, because it stamps them itself.
 //!
-//! Enters: rings. Leaves: requests with one resource a GPU and no attributes on points, which would be repeated on each.
-//! A graph that joins points with lines must draw steps: where a value was held for longer than a period, its last
-//! moment has a point too, one period before the change; and the newest reading has one, so that a value that rests is
-//! not taken for one that is not known. A gap has no point within, and begins with one that says that there is no value,
-//! a period after the last good reading, so that nobody draws across it. Times of one GPU only rise. Invariant: it only
-//! reads, so that it never makes a tick late.
+//! Enters: rings. Leaves: requests with one resource per GPU. Points have no attributes, which would be repeated on
+//! each of them. A graph that joins points with lines must draw steps. So if a value was held for longer than a period,
+//! its last moment has a point too, one period before the change. The newest reading also has a point, so that a value
+//! at rest is not taken for an unknown one. A gap has no point inside. It begins with a point without a value, one
+//! period after the last good reading, so that no graph draws a line across it. Times of one GPU only rise. Invariant:
+//! it only reads, so it never makes a tick late.
 
 use super::follow::{Follow, Stretch};
 use super::metrics::{only, unix};
@@ -22,20 +22,21 @@ use opentelemetry_proto::tonic::metrics::v1::{DataPointFlags, Gauge, NumberDataP
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The most points of one request: some 400 kB, which every receiver takes.
+/// The most points in one request: about 400 kB, which every receiver accepts.
 const MOST_POINTS: usize = 20_000;
 
-/// A GPU without a reading for this long is told to have no value, before it is known whether one comes back.
+/// A GPU without a reading for this long is exported as having no value, before it is known whether a reading still
+/// comes.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
 
-/// Follows every ring of the node of the moment.
+/// Follows every ring of the current node.
 #[derive(Default)]
 pub struct RawPoints {
     follow: Follow,
     curves: Vec<Curve>,
-    /// What the last points needed to be Unix time.
+    /// What to add to the times of the last points to get Unix time.
     shift_ns: i64,
-    /// How far apart the last readings were.
+    /// The time between the last readings.
     period_ns: i64,
 }
 
@@ -43,27 +44,27 @@ pub struct RawPoints {
 #[derive(Debug, Clone)]
 struct Curve {
     device: Device,
-    /// Time of the last point, nanoseconds; no point is sent that does not lie after it.
+    /// Time of the last point, nanoseconds. Only later points are sent.
     last_ns: i64,
-    /// The newest reading that was looked at.
+    /// Time of the newest reading that was processed.
     newest_ns: i64,
     /// The value at the last point, bytes; `None` in a gap.
     held: Option<u64>,
-    /// The last good reading before a gap that has not been told yet.
+    /// The last good reading before a gap that has not been exported yet.
     gap_ns: Option<i64>,
 }
 
 /// Requests with their numbers of points.
 type Requests = Vec<(ExportMetricsServiceRequest, u64)>;
 
-/// What one GPU's curve has gained.
+/// The points that one GPU's curve has gained.
 pub(super) struct Drawn {
     pub device: Device,
     /// In order of time.
     pub points: Vec<Point>,
     /// What to add to their times to get Unix time.
     pub shift_ns: i64,
-    /// How far apart readings were.
+    /// The time between readings.
     pub period_ns: i64,
 }
 
@@ -98,8 +99,8 @@ impl RawPoints {
         all
     }
 
-    /// The node is gone, or another one has come: what was read since the last call is told, and that of no curve the
-    /// value is known any more.
+    /// The node is gone, or another one has come. The readings since the last call are exported, and every curve ends
+    /// with a point without a value.
     fn end_curves(&mut self, all: &mut Vec<Drawn>) {
         let (shift_ns, period_ns) = (self.shift_ns, self.period_ns);
         for (position, mut curve) in std::mem::take(&mut self.curves).into_iter().enumerate() {
@@ -116,7 +117,7 @@ impl RawPoints {
     }
 }
 
-/// The requests that carry what was drawn.
+/// The requests that carry the drawn points.
 pub(super) fn requests(drawn: &[Drawn], attributes: &[(String, String)]) -> Requests {
     let mut requests = Requests::new();
     for Drawn { device, points, shift_ns, .. } in drawn {
@@ -143,13 +144,14 @@ impl Curve {
             self.take(stretch.end, period_ns, drawn);
             self.hold_until(stretch.end.at_ns, period_ns, drawn);
         } else {
-            // A gap has begun at the newest reading, which may never end: what that one told is told before it.
+            // A gap has begun at the newest reading, and it may never end. The value of that reading is exported before
+            // the gap.
             self.take(Point { used: stretch.last, ..stretch.end }, period_ns, drawn);
             self.take(stretch.end, period_ns, drawn);
         }
     }
 
-    /// Nothing new was read: for how long already?
+    /// Called if nothing new was read. After `PATIENCE_NS` the curve has no value.
     fn rest(&mut self, now_ns: i64, period_ns: i64, drawn: &mut Vec<Point>) {
         if self.held.is_some() && now_ns - self.newest_ns > PATIENCE_NS {
             self.push(Point { at_ns: self.newest_ns + period_ns, used: None }, drawn);
@@ -178,8 +180,8 @@ impl Curve {
         }
     }
 
-    /// A point of the held value at `at_ns`, where the last one is further back than `period_ns`: readings wobble, so
-    /// that a bit more is none.
+    /// Adds a point of the held value at `at_ns`, if the last point is more than `period_ns` before it. Readings
+    /// jitter, so slightly more does not count.
     fn hold_until(&mut self, at_ns: i64, period_ns: i64, drawn: &mut Vec<Point>) {
         if self.held.is_some() && at_ns.saturating_sub(self.last_ns) > period_ns {
             self.push(Point { at_ns, used: self.held }, drawn);
@@ -194,12 +196,12 @@ impl Curve {
     }
 }
 
-/// Whether a gap is one: readings wobble by less than half a period.
+/// Whether a gap is long enough to be one: readings jitter by less than half a period.
 fn is_long(gap_ns: i64, period_ns: i64) -> bool {
     gap_ns > period_ns + period_ns / 2
 }
 
-/// Adds the points of one GPU to the last request, or to a new one where that is full.
+/// Adds the points of one GPU to the last request, or to a new one if that is full.
 fn add(requests: &mut Requests, device: &Device, attributes: &[(String, String)], points: &[Point], shift_ns: i64) {
     for points in points.chunks(MOST_POINTS) {
         let points: Vec<_> = points.iter().map(|point| data_point(*point, shift_ns)).collect();
@@ -222,7 +224,8 @@ fn data_point(point: Point, shift_ns: i64) -> NumberDataPoint {
     NumberDataPoint { time_unix_nano, value, flags, ..NumberDataPoint::default() }
 }
 
-/// One GPU's resource. Its instance is the GPU: some receivers know a series by nothing else of the resource.
+/// One GPU's resource. Its instance is the GPU, because some receivers identify a series by nothing else of the
+/// resource.
 fn of_gpu(device: &Device, attributes: &[(String, String)], data_points: Vec<NumberDataPoint>) -> ResourceMetrics {
     let of_process = |name: &str| attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
     let instance = match of_process("service.instance.id") {

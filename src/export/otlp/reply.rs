@@ -1,4 +1,4 @@
-//! What a receiver's answer means: the protocol's table of statuses, and how long to wait.
+//! The meaning of a receiver's response: the protocol's table of statuses, and how long to wait.
 
 use super::stats::Signal;
 use crate::dial::printable;
@@ -10,25 +10,25 @@ use prost::Message;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tonic::{Code, Status};
 
-/// The most of a response that is read, bytes: three lanes that each read one at once stay below 4 MiB. A true one has a
-/// number and a sentence.
+/// The most that is read of a response, bytes. Three lanes that read one each at the same time stay below 4 MiB. A
+/// genuine response has a number and a sentence.
 pub const MOST_RESPONSE_BYTES: usize = 1 << 20;
-/// The longest that a receiver can make us wait.
+/// The longest wait that a receiver can impose.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// It was taken, less `rejected` of its points; the receiver's word on that may be empty.
+    /// It was accepted, except `rejected` of its points. The receiver's message may be empty.
     Taken {
         /// Points that were refused.
         rejected: u64,
         /// Why, or a warning.
         message: String,
     },
-    /// It will never be taken.
+    /// It will never be accepted.
     Refused(String),
-    /// It was not taken, and may be later.
+    /// It was not accepted, but may be later.
     Retry {
         /// How long the receiver asks to wait.
         after: Option<Duration>,
@@ -37,7 +37,7 @@ pub enum Reply {
     },
 }
 
-/// What an HTTP response means.
+/// The meaning of an HTTP response.
 pub(super) fn of_http(signal: Signal, head: &http::response::Parts, body: &[u8]) -> Reply {
     match head.status.as_u16() {
         200..=299 => of_success(signal, body),
@@ -49,7 +49,7 @@ pub(super) fn of_http(signal: Signal, head: &http::response::Parts, body: &[u8])
     }
 }
 
-/// What the body of a success means. One that cannot be read tells of no rejection.
+/// The meaning of the body of a successful response. A body that cannot be decoded reports no rejection.
 pub(super) fn of_success(signal: Signal, body: &[u8]) -> Reply {
     let (rejected, message) = match signal {
         Signal::Metrics | Signal::Raw => {
@@ -65,13 +65,13 @@ pub(super) fn of_success(signal: Signal, body: &[u8]) -> Reply {
     Reply::Taken { rejected: u64::try_from(rejected).unwrap_or(0), message: printable(&message) }
 }
 
-/// What a gRPC status means.
+/// The meaning of a gRPC status.
 pub(super) fn of_grpc(status: &Status) -> Reply {
     let why = describe(status);
-    // The client's own troubles come as statuses too; those of the connection have a cause. That the answer is too long
-    // is no trouble that another attempt ends.
+    // The client's own errors are statuses too; those of the connection have a cause. An answer that is too long would
+    // be too long at the next attempt, so it is not retried.
     if has_cause::<LengthLimitError>(status) {
-        return Reply::Refused("gRPC: the answer is longer than any that is read".into());
+        return Reply::Refused("gRPC: the answer is longer than the limit".into());
     }
     if std::error::Error::source(status).is_some() {
         return Reply::Retry { after: None, why };
@@ -139,7 +139,7 @@ fn retry_after(value: &str) -> Option<Duration> {
     Some(wait.min(LONGEST_WAIT))
 }
 
-/// A date as HTTP writes it today: `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// A date in HTTP's current form: `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn http_date(text: &str) -> Option<SystemTime> {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let parts: Vec<&str> = text.split(' ').collect();
@@ -151,7 +151,7 @@ fn http_date(text: &str) -> Option<SystemTime> {
     if !(1970..=9999).contains(&year) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    // Days since 1970 of a date in the calendar that begins with March, where leap days come last.
+    // Days since 1970, in a calendar whose years begin in March, so that leap days come last.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = (y * 365 + y / 4 - y / 100 + y / 400 + (m * 153 + 2) / 5 + day).checked_sub(719_469)?;
     Some(UNIX_EPOCH + Duration::from_secs(days * 86_400 + hour * 3_600 + minute * 60 + second))

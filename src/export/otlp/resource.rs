@@ -1,4 +1,4 @@
-//! Who exports: the attributes of the resource, from the standard variables and the host.
+//! The attributes of the resource, which identify the exporter: from the standard variables and the host.
 //!
 //! The SDK's detectors are not used: they read the process's environment by themselves, which no test can set safely,
 //! and leave `OTEL_RESOURCE_ATTRIBUTES` percent-encoded.
@@ -8,14 +8,14 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 
-/// Variables that pods get from the downward API, and the attributes that they are.
+/// Variables that pods get from the downward API, and their attribute names.
 const KUBERNETES: [(&str, &str); 3] =
     [("NODE_NAME", "k8s.node.name"), ("POD_NAME", "k8s.pod.name"), ("POD_NAMESPACE", "k8s.namespace.name")];
 
-/// Variables beside `OTEL_*` that are looked at.
+/// Variables besides `OTEL_*` that are read.
 pub(super) const VARIABLES: [&str; 4] = ["KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"];
 
-/// The attributes of the resource. What the user says goes before what is found.
+/// The attributes of the resource. Those that the user sets take precedence over those that are detected.
 pub(super) fn detect(environment: &mut Environment) -> Vec<(String, String)> {
     let mut attributes: Vec<(String, String)> = Vec::new();
     if let Some(name) = environment.get("OTEL_SERVICE_NAME") {
@@ -46,7 +46,7 @@ fn attributes_of(text: &str) -> Result<Vec<(String, String)>, String> {
         let decode = |text: &str| percent_decode(text.trim()).ok_or_else(|| format!("`{pair}` is not percent-encoded"));
         Ok((decode(name)?, decode(value)?))
     };
-    // The last one of a name counts.
+    // The last value of a name counts.
     let mut pairs: Vec<(String, String)> =
         text.split(',').filter(|text| !text.trim().is_empty()).map(pair).collect::<Result<_, String>>()?;
     pairs.reverse();
@@ -58,7 +58,7 @@ fn host_name() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Undoes percent-encoding; `None` where it is broken or no UTF-8.
+/// Undoes percent-encoding; `None` if it is malformed or not UTF-8.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
@@ -74,24 +74,24 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-/// The resource of these attributes.
+/// A resource with these attributes.
 pub(super) fn resource<'a>(attributes: impl IntoIterator<Item = &'a (String, String)>) -> Resource {
     let attributes = attributes.into_iter().map(|(name, value)| text(name, value)).collect();
     Resource { attributes, ..Resource::default() }
 }
 
-/// The same for the SDK.
+/// The same resource for the SDK.
 pub(super) fn sdk_resource(attributes: &[(String, String)]) -> opentelemetry_sdk::Resource {
     let attributes = attributes.iter().map(|(name, value)| opentelemetry::KeyValue::new(name.clone(), value.clone()));
     opentelemetry_sdk::Resource::builder_empty().with_attributes(attributes).build()
 }
 
-/// What made the spans.
+/// The instrumentation scope of spans.
 pub(super) fn instrumentation() -> opentelemetry::InstrumentationScope {
     opentelemetry::InstrumentationScope::builder("highwater").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-/// What made the points: the same.
+/// The instrumentation scope of points, which is the same.
 pub(super) fn scope() -> InstrumentationScope {
     (instrumentation(), None).into()
 }

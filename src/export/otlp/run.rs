@@ -1,8 +1,8 @@
-//! The exporter at work: a producer on a timer, and a lane for each signal that empties the queue in order.
+//! The running exporter: a producer on a timer, and a lane for each signal that empties the queue in order.
 //!
-//! A lane sends one request at a time and the next one only when it is settled, so that points arrive in the order of
-//! their times. What fails for now is tried again until it is taken or falls out of the queue; there is no age at which
-//! it is given up. At the end everything that is known is queued and sent, for at most [`GRACE`].
+//! A lane sends one request at a time, and the next one only when the last is settled, so that points arrive in the
+//! order of their times. A request that fails for now is retried until it is accepted or drops out of the queue; it
+//! never becomes too old. At the end everything known is queued and sent, for at most [`GRACE`].
 
 use super::backoff::Backoff;
 use super::disk::Disk;
@@ -20,11 +20,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
-/// How long what is left may take at the end.
+/// How long sending the rest may take at the end.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// How often raw points and spans are looked for.
+/// How often raw points and spans are produced.
 const FOLLOW: Duration = Duration::from_secs(1);
-/// How often a lane logs at most what its receiver said of requests that it answered.
+/// The shortest time between two log lines of a lane about what its receiver or the disk reported.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// An exporter, ready to run.
@@ -39,7 +39,7 @@ impl Exporter {
     /// An exporter of `snapshots` that counts in `stats` and connects with `dial`.
     ///
     /// # Errors
-    /// Where TLS cannot be configured, or the queue's folder cannot be used.
+    /// If TLS cannot be configured, or the queue's folder cannot be used.
     pub fn new(
         settings: Settings,
         snapshots: Snapshots,
@@ -66,7 +66,7 @@ impl Exporter {
         Ok(Self { producer, interval, lanes, queue })
     }
 
-    /// Exports until `stop`, then what is left.
+    /// Exports until `stop`, then sends what is left.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
         let (closing, _) = watch::channel(false);
         let mut lanes = tokio::task::JoinSet::new();
@@ -93,12 +93,12 @@ impl Exporter {
         lanes.abort_all();
         let lost = self.queue.abandon();
         if lost > 0 {
-            tracing::warn!(points = lost, in_time = emptied.is_ok(), "OTLP: not sent before the end, and lost");
+            tracing::warn!(points = lost, in_time = emptied.is_ok(), "OTLP: points not sent before the end are lost");
         }
     }
 }
 
-/// One signal's way to its receiver.
+/// The lane of one signal to its receiver.
 struct Lane {
     signal: Signal,
     peer: Arc<Peer>,
@@ -121,7 +121,7 @@ impl Lane {
             let wait = match next {
                 Next::Nothing => continue,
                 Next::Unreadable(error) => {
-                    self.tell(&mut told, &format!("what waits cannot be read, will be tried again: {error}"));
+                    self.tell(&mut told, &format!("a queued request cannot be read, will be tried again: {error}"));
                     Some(reading.wait(None))
                 }
                 Next::Batch(batch) => {
@@ -135,13 +135,13 @@ impl Lane {
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                // One more attempt: the receiver may be back, and the disk.
+                // One more attempt: the receiver or the disk may be back.
                 () = closed(&mut closing) => {}
             }
         }
     }
 
-    /// Sends a request; returns how long to wait before the next attempt where it has to be tried again.
+    /// Sends a request. Returns how long to wait before the next attempt if it must be retried.
     async fn send(&self, batch: Batch, backoff: &mut Backoff, told: &mut Option<Instant>) -> Option<Duration> {
         let bytes = batch.payload.len() as u64;
         match self.peer.send(self.signal, batch.payload).await {
@@ -150,11 +150,11 @@ impl Lane {
                 self.stats.add_sent_bytes(self.signal, bytes);
                 self.queue.exported(self.signal, rejected);
                 if !backoff.is_reset() {
-                    tracing::info!(signal = self.signal.label(), "OTLP: the receiver takes points again");
+                    tracing::info!(signal = self.signal.label(), "OTLP: the receiver accepts points again");
                 }
                 backoff.reset();
                 if rejected > 0 || !message.is_empty() {
-                    let message = format!("of {} points {rejected} were rejected: {message}", batch.points);
+                    let message = format!("{rejected} of {} points were rejected: {message}", batch.points);
                     self.tell(told, &message);
                 }
                 None
@@ -176,8 +176,8 @@ impl Lane {
         }
     }
 
-    /// Logs what a receiver or the disk said, at most once a minute: its words are its own, and may be others each time. The
-    /// counters have all of it.
+    /// Logs what a receiver or the disk reported, at most once a minute, because the text may differ each time. The
+    /// counters include everything.
     fn tell(&self, told: &mut Option<Instant>, message: &str) {
         if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
             tracing::warn!(signal = self.signal.label(), "OTLP: {message}");
@@ -188,6 +188,6 @@ impl Lane {
 
 /// Waits until the exporter closes.
 async fn closed(closing: &mut watch::Receiver<bool>) {
-    // An exporter that is gone closes too.
+    // An exporter that was dropped closes too.
     let _ = closing.wait_for(|closing| *closing).await;
 }

@@ -1,32 +1,32 @@
-//! What was last told of each series that adds up: when it began, and what is new since.
+//! What was last exported of each series that adds up: when it began, and what is new since.
 //!
-//! A total that this process counts began at 0 when its series was first absent. One that began elsewhere (the driver's,
-//! a job's) has a begin that nobody knows: its first point says that it began at that very moment, as the data model has
-//! it for an unknown start, and its later ones count from there. A total that falls has begun anew. Series that are not
-//! told any more are forgotten, so that what jobs bring up leaves with them.
+//! A total that this process counts began at 0, at the last snapshot that did not have its series. A total that began
+//! elsewhere (in the driver, in a job) has an unknown begin: its first point has its own time as the start, which is
+//! how the data model marks an unknown start, and its later points count from there. A total that falls has begun anew.
+//! Series that are no longer exported are forgotten, so those of a job are gone when the job is.
 
 use crate::metrics::Labels;
 use highwater_core::histogram::{Counts, Exponential};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Which series: the place of its metric in the table of names, and its labels.
+/// Identifies a series: the place of its metric in the table of names, and its labels.
 pub(super) type Key = (usize, Labels);
 
 /// One point of a total.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Told<T> {
-    /// Since when, Unix nanoseconds.
+    /// When it began, Unix nanoseconds.
     pub start_ns: i64,
-    /// The total, or what is new where deltas are asked for.
+    /// The total, or its increase if deltas are asked for.
     pub value: T,
 }
 
 /// A value that adds up.
 pub(super) trait Total: Clone {
-    /// Whether it cannot have grown out of `earlier`.
+    /// Whether it cannot have grown from `earlier`.
     fn is_reset(&self, earlier: &Self) -> bool;
-    /// What came since `earlier`.
+    /// The increase since `earlier`.
     fn since(&self, earlier: &Self) -> Self;
 }
 
@@ -82,14 +82,14 @@ struct Last<T> {
     round: u64,
 }
 
-/// When a snapshot is taken, and what is asked for.
+/// When a snapshot is taken, and how its totals are exported.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     /// Now, Unix nanoseconds.
     pub now_ns: i64,
-    /// When the last snapshot was taken; the exporter's start before the first one.
+    /// When the last snapshot was taken; before the first one, when the exporter started.
     pub last_ns: i64,
-    /// Whether only what is new is told.
+    /// Whether only the increase is exported.
     pub delta: bool,
     /// Whether the totals began with this process.
     pub own: bool,
@@ -102,7 +102,7 @@ impl<T> Default for Series<T> {
 }
 
 impl<T: Total> Series<T> {
-    /// What is to be told of a total; `None` where deltas are asked for and there is none yet.
+    /// The point to export for a total; `None` if deltas are asked for and there is none yet.
     pub fn tell(&mut self, key: Key, value: T, moment: Moment) -> Option<Told<T>> {
         let Moment { now_ns, last_ns, delta, own } = moment;
         let round = self.round;
@@ -122,7 +122,7 @@ impl<T: Total> Series<T> {
         Some(Told { start_ns, value })
     }
 
-    /// Forgets series that were not told since the last call.
+    /// Forgets series that were not exported since the last call.
     pub fn end_round(&mut self) {
         let round = self.round;
         self.known.retain(|_, last| last.round == round);

@@ -1,9 +1,9 @@
-//! What is exported, and to whom: highwater's own keys, and the standard `OTEL_*` variables.
+//! What is exported, and where to: highwater's own keys, and the standard `OTEL_*` variables.
 //!
-//! Enters: [`Keys`] and the environment. Leaves: [`Settings`], every fault of the variables with the variable's name, or
-//! nothing where no endpoint is set. A variable of one signal goes before the general one, and `otlp.endpoint` takes the
-//! place of the general endpoint. Variables are looked at only where something is exported: they may be meant for
-//! others. Absent on purpose: default endpoints.
+//! Enters: [`Keys`] and the environment. Leaves: [`Settings`], every fault of the variables with the variable's name,
+//! or nothing if no endpoint is set. A variable of one signal takes precedence over the general one, and
+//! `otlp.endpoint` takes the place of the general endpoint. Variables are read only if something is exported, because
+//! they may be meant for other programs. Absent on purpose: default endpoints.
 
 use super::environment::Environment;
 use super::{endpoint, resource};
@@ -59,9 +59,9 @@ pub struct Keys {
     pub spans: Spans,
     /// Whether every change of memory is sent.
     pub raw: Raw,
-    /// The most that waits to be sent, bytes.
+    /// The most bytes that wait to be sent.
     pub queue_bytes: usize,
-    /// Where what waits is kept over a restart.
+    /// Where waiting requests are kept over a restart.
     pub queue_dir: Option<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ impl Default for Keys {
     }
 }
 
-/// Everything that the exporter needs to know.
+/// Everything that the exporter needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Where metrics go, raw ones too.
@@ -82,27 +82,27 @@ pub struct Settings {
     pub interval_ns: i64,
     /// How points relate to earlier ones.
     pub temporality: Temporality,
-    /// Whether durations are told by fixed bounds in place of exponential buckets.
+    /// Whether durations are exported with fixed bounds instead of exponential buckets.
     pub explicit_histograms: bool,
     /// Which steps become traces.
     pub spans: Spans,
     /// Whether every change of memory is sent.
     pub raw: Raw,
-    /// The most that waits, bytes.
+    /// The most bytes that wait to be sent.
     pub queue_bytes: usize,
-    /// Where it waits.
+    /// Where waiting requests are kept over a restart.
     pub queue_dir: Option<PathBuf>,
-    /// Who we are.
+    /// The attributes of the resource.
     pub resource: Vec<(String, String)>,
 }
 
-/// Whether a variable of the environment is one that [`resolve`] may look at.
+/// Whether [`resolve`] may read this variable of the environment.
 #[must_use]
 pub fn is_standard_variable(name: &str) -> bool {
     name.starts_with("OTEL_") || resource::VARIABLES.contains(&name)
 }
 
-/// The settings in force; `None` where nothing is to be exported.
+/// The settings in force; `None` if nothing is to be exported.
 ///
 /// # Errors
 /// Every variable that cannot be understood.
@@ -128,7 +128,7 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     let explicit = environment.read("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", explicit_histograms);
     let resource = resource::detect(&mut environment);
     if !environment.faults.is_empty() {
-        // A general variable is read for each signal, and told once.
+        // A general variable is read for each signal, but its fault is reported once.
         let mut faults: Vec<Fault> = Vec::new();
         for fault in environment.faults {
             if !faults.contains(&fault) {
@@ -151,7 +151,8 @@ pub fn resolve(keys: &Keys, variables: &[(String, String)]) -> Result<Option<Set
     }))
 }
 
-/// Whether a list of exporters has ours. One that has others alone leaves nothing to do here, and would be a surprise.
+/// Whether a list of exporters has ours. A list with only others is a fault, because exporting nothing would be a
+/// surprise.
 fn is_exporter(text: &str) -> Result<bool, String> {
     let mut names = text.split(',').map(str::trim);
     if names.clone().any(|name| name == "otlp") {
@@ -161,7 +162,7 @@ fn is_exporter(text: &str) -> Result<bool, String> {
 }
 
 fn interval(text: &str) -> Result<i64, String> {
-    let milliseconds: i64 = text.parse().map_err(|_| format!("`{text}` is no number of milliseconds"))?;
+    let milliseconds: i64 = text.parse().map_err(|_| format!("`{text}` is not a number of milliseconds"))?;
     if (100..=3_600_000).contains(&milliseconds) {
         return Ok(milliseconds * 1_000_000);
     }

@@ -1,4 +1,4 @@
-//! One span: what ended, with what memory did in it.
+//! One span: a step or phase that ended, with what memory did in it.
 
 use super::context::Context;
 use super::found;
@@ -13,7 +13,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The span of a step or phase at its place.
+/// The span of a step or phase, at its place in the trace.
 pub(super) fn span(
     attributed: &Attributed,
     own: SpanContext,
@@ -92,7 +92,7 @@ fn gpus(attributed: &Attributed, list: &mut Vec<KeyValue>) {
     }
 }
 
-/// What memory did: of several GPUs the highest, as the metrics of phases have it, and sums of what adds up.
+/// What memory did: the highest value of several GPUs, as in the metrics of phases, and sums of what adds up.
 fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
     let mut highest = |name: &'static str, of: fn(&PhaseMemory) -> Option<i64>| {
         list.extend(gpus.iter().filter_map(of).max().map(|value| KeyValue::new(name, value)));
@@ -132,7 +132,7 @@ fn allocator(begin: Option<Memory>, end: Option<Memory>, list: &mut Vec<KeyValue
     add("ooms.added", added(begin.ooms, end.ooms));
 }
 
-/// What leads from a duration to its span.
+/// The exemplar that leads from a duration to its span.
 pub(super) fn exemplar(ended: &Ended, own: &SpanContext, time_unix_nano: u64) -> Exemplar {
     #[allow(clippy::cast_precision_loss, reason = "seconds to a nanosecond")]
     let seconds = (ended.end_ns - ended.open.begin_ns) as f64 * 1e-9;
@@ -145,7 +145,7 @@ pub(super) fn exemplar(ended: &Ended, own: &SpanContext, time_unix_nano: u64) ->
     }
 }
 
-/// The duration that an exemplar has.
+/// The duration in an exemplar.
 pub(super) fn seconds_of(exemplar: &Exemplar) -> f64 {
     match exemplar.value {
         Some(exemplar::Value::AsDouble(seconds)) => seconds,

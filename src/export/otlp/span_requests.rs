@@ -1,9 +1,10 @@
 //! Requests of spans, made by the exporter of `opentelemetry-otlp`.
 //!
-//! Enters: the SDK's spans. Leaves: the bytes of a request. The exporter sends over a client, and this client hands back
-//! what it would send, for the one bounded queue from which both protocols are served: so outages, restarts and counts are
-//! those of every other signal. Absent on purpose: the exporter's address, headers, compression, time limit and retries,
-//! which are of sending; `endpoint` reads the variables for metrics and spans alike, and names the one that is wrong.
+//! Enters: the SDK's spans. Leaves: the bytes of a request. The exporter sends through a client, and this client hands
+//! back the request, for the one bounded queue that serves both protocols. So outages, restarts and counts are handled
+//! as for every other signal. Absent on purpose: the exporter's address, headers, compression, timeout and retries,
+//! which belong to sending; `endpoint` reads the variables for metrics and spans alike, and names the one that is
+//! wrong.
 
 use super::resource::sdk_resource;
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where the exporter is told to send to; nothing goes there.
+/// The address that the exporter is configured with; nothing is sent there.
 const NOWHERE: &str = "http://queue.invalid/v1/traces";
 
 /// Turns spans into requests.
@@ -27,10 +28,10 @@ pub(super) struct SpanRequests {
 }
 
 impl SpanRequests {
-    /// Requests of this resource, each of at most so many bytes.
+    /// Makes requests with this resource, each of at most `most_bytes`.
     ///
     /// # Panics
-    /// Where the exporter refuses its settings, none of which comes from outside.
+    /// If the exporter refuses its settings, none of which comes from outside.
     pub fn new(resource: &[(String, String)], most_bytes: usize) -> Self {
         let client = Client::default();
         let builder = SpanExporter::builder().with_http().with_http_client(client.clone()).with_endpoint(NOWHERE);
@@ -43,10 +44,10 @@ impl SpanRequests {
     /// The request with these spans, as protobuf.
     ///
     /// # Errors
-    /// Where it would be larger than allowed.
+    /// If it would be larger than allowed.
     pub fn request(&self, spans: Vec<SpanData>) -> Result<Bytes, OTelSdkError> {
         let unsent = || OTelSdkError::InternalFailure("the exporter sent no request".into());
-        // The client answers at once, so that nothing is waited for.
+        // The client answers at once, so this never waits.
         let exported: OTelSdkResult = self.exporter.export(spans).now_or_never().unwrap_or_else(|| Err(unsent()));
         exported.and_then(|()| self.client.take().ok_or_else(unsent))
     }

@@ -1,9 +1,9 @@
 //! Steps as traces: a span for each step of each rank, its phases below it, with the times that the job gave.
 //!
 //! Enters: ended steps and phases with their memory. Leaves: spans, and exemplars that lead from a duration's histogram
-//! to the trace of the slowest. A rank's phases wait until its step has ended, because only then it is known whether the
-//! step is slow and which phase lies within which. Invariants: what waits is bounded, and what does not fit is counted.
-//! Absent on purpose: layers, of which one step has thousands; recordings have them.
+//! to the trace of the slowest. A rank's phases wait until its step has ended, because only then is it known whether
+//! the step is slow and which phase lies within which. Invariants: the number of waiting phases is bounded, and those
+//! that do not fit are counted. Absent on purpose: layers, of which one step has thousands; recordings have them.
 
 use super::context::Context;
 use super::found::is_found;
@@ -23,14 +23,14 @@ use opentelemetry_sdk::trace::SpanData;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Phases that wait for the end of their steps, and steps that wait for a finding with theirs, over all ranks.
+/// The most phases that wait for the end of their steps, and steps with phases that wait for a finding, over all ranks.
 const MOST_WAITING: usize = 16_384;
-/// A phase that is in no open step, and whose step's end has not come this long after it, is sent without: attribution
-/// waits for 2 s at most.
+/// A phase that is in no open step is sent without its step if the step's end has not come this long after it.
+/// Attribution waits for 2 s at most.
 const PATIENCE_NS: i64 = 5 * SECOND_NS;
-/// Where only steps with a finding are sent, they wait this long for one to be raised.
+/// How long steps wait for a finding to be raised, if only steps with a finding are sent.
 const HELD_NS: i64 = 3 * SECOND_NS;
-/// Durations of a rank that was silent for this long are forgotten.
+/// The durations of a rank that was silent for this long are forgotten.
 const SILENCE_NS: i64 = 600 * SECOND_NS;
 /// Steps of a rank before any of them can be called slow.
 const FEWEST_STEPS: u64 = 20;
@@ -57,16 +57,16 @@ struct Waiting {
 #[derive(Default)]
 pub struct New {
     ended: Vec<Arc<Attributed>>,
-    /// How many more had ended, which the jobs do not keep any more.
+    /// How many more had ended but are no longer kept.
     lost: u64,
-    /// When the open step of each rank that has one began.
+    /// When the open step of each rank began, for ranks that have one.
     open_steps: HashMap<RankKey, i64>,
 }
 
-/// A job and which process of it.
+/// A job and the number of one of its ranks.
 type RankKey = (Arc<str>, u32);
 
-/// What one turn gives.
+/// The result of one turn.
 #[derive(Default)]
 pub struct Turn {
     /// Spans, children before parents.
@@ -76,13 +76,13 @@ pub struct Turn {
 }
 
 impl Traces {
-    /// No spans yet; what ended before is left alone.
+    /// No spans yet, for steps chosen by `which`.
     #[must_use]
     pub fn new(which: Spans) -> Self {
         Self { which, cursor: 0, waiting: 0, ranks: BTreeMap::new(), held: VecDeque::new() }
     }
 
-    /// Leaves alone what has ended so far.
+    /// Skips everything that has ended so far.
     pub fn skip_to(&mut self, log: &Log) {
         self.cursor = log.phases.count();
     }
@@ -95,7 +95,7 @@ impl Traces {
             self.cursor = log.phases.count();
             new
         };
-        // After what has ended: no step is told as ended and open at once.
+        // Read after the ended steps, so that no step is seen as ended and open at once.
         let jobs = ledger.open();
         let step = |(job, number, rank): (&Arc<str>, u32, &Rank)| {
             rank.open_step().map(|step| ((Arc::clone(job), number), step.begin_ns))
@@ -103,7 +103,7 @@ impl Traces {
         New { ended, lost, open_steps: jobs.ranks().filter_map(step).collect() }
     }
 
-    /// When the first of the steps began that this turn may decide over; no finding that was over before matters.
+    /// When the first of the steps began that this turn may decide about. Findings that ended before do not matter.
     #[must_use]
     pub fn begin_ns(&self, new: &New) -> Option<i64> {
         let steps = new.ended.iter().chain(self.held.iter().map(|(step, _)| step));
@@ -130,7 +130,7 @@ impl Traces {
         turn
     }
 
-    /// Makes spans of what has ended, and of the phases whose steps have not: the daemon ends before them.
+    /// Makes spans of what has ended, and of phases whose steps have not, because the daemon ends before them.
     pub fn finish(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
         let mut turn = self.advance(new, context, stats);
         self.send_held(i64::MAX, context, &mut turn);
@@ -160,7 +160,7 @@ impl Traces {
         rank.heard_ns = rank.heard_ns.max(ended.end_ns);
         let is_own = |phase: &Arc<Attributed>| is_within(&phase.ended, ended);
         let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut rank.phases).into_iter().partition(is_own);
-        // A phase of an earlier step, which never ended, goes without it.
+        // A phase of an earlier step that never ended is sent without it.
         let (orphans, later) = others.into_iter().partition::<Vec<_>, _>(|phase| phase.ended.end_ns <= ended.end_ns);
         rank.phases = later;
         self.waiting -= own.len() + orphans.len();
@@ -182,7 +182,7 @@ impl Traces {
         }
     }
 
-    /// Sends a step that is chosen, or lets it wait for a finding where it needs one and there is room.
+    /// Sends a chosen step, or lets it wait if it needs a finding and there is room.
     fn decide_step(&mut self, step: Arc<Attributed>, own: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
         let needs_finding = self.which == Spans::Findings;
         if needs_finding && self.waiting + own.len() < MOST_WAITING {
@@ -193,8 +193,8 @@ impl Traces {
         }
     }
 
-    /// Decides over the steps that ended before `until_ns`. Ranks end their steps at times of their own, so that all are
-    /// looked at.
+    /// Decides about the steps that ended before `until_ns`. Ranks end their steps at different times, so all are
+    /// checked.
     fn send_held(&mut self, until_ns: i64, context: &Context, turn: &mut Turn) {
         for (step, own) in std::mem::take(&mut self.held) {
             if step.ended.end_ns >= until_ns {
@@ -210,14 +210,14 @@ impl Traces {
 
     fn tell_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
         let place = place_of_step(&step.ended);
-        // Outer phases before inner ones.
+        // Outer phases come before inner ones.
         phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
         let mut around: Vec<(i64, SpanContext)> = Vec::new();
         for phase in &phases {
             around.retain(|(end_ns, _)| *end_ns >= phase.ended.end_ns);
             let inherited = || around.last().map_or(&place.own, |(_, span)| span).clone();
             let parent = own_parent(&phase.ended).unwrap_or_else(inherited);
-            // A phase that names another trace is in that one, with all that lie within it.
+            // A phase that names another trace is in that trace, with all phases within it.
             let own = trace::own(parent.trace_id(), span_of_phase(place.own.trace_id(), &phase.ended));
             around.push((phase.ended.end_ns, own.clone()));
             turn.add(phase, own, Some(&parent), context);
@@ -225,11 +225,11 @@ impl Traces {
         turn.add(step, place.own, place.parent.as_ref(), context);
     }
 
-    /// A phase outside of any step that ended: below the span that its step would have had, or by itself.
+    /// A phase outside any step that ended: below the span that its step would have had, or on its own.
     fn tell_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
         let ended = &phase.ended;
         let is_chosen = match self.which {
-            // Whether their step is one is not known.
+            // It is not known whether their step is one.
             Spans::Slow(_) | Spans::Findings => false,
             which => is_chosen(which, ended.open.step),
         };
@@ -279,7 +279,7 @@ impl Turn {
     }
 }
 
-/// Whether a step of this number is among those asked for, where that can be told before it ends.
+/// Whether a step of this number is among those asked for, as far as that can be decided before it ends.
 fn is_chosen(which: Spans, step: Option<u64>) -> bool {
     match which {
         Spans::Off => false,
@@ -296,7 +296,7 @@ fn is_within(phase: &Ended, step: &Ended) -> bool {
     same && phase.open.begin_ns >= step.open.begin_ns && phase.end_ns <= step.end_ns
 }
 
-/// Where a step's span is: its own place, and its parent's where a job named one.
+/// The place of a step's span: its own, and its parent's if the job named one.
 struct Place {
     own: SpanContext,
     parent: Option<SpanContext>,
@@ -326,7 +326,7 @@ fn own_parent(ended: &Ended) -> Option<SpanContext> {
     traceparent(attribute(ended, "traceparent")?)
 }
 
-/// Tells runs of one job apart.
+/// Distinguishes the runs of one job.
 fn run_of(ended: &Ended) -> &str {
     attribute(ended, "run_id").unwrap_or_default()
 }

@@ -1,10 +1,11 @@
-//! What became of every point: counted where it happens, told by the catalogue's `highwater_otlp_*`.
+//! What became of every point: counted where it happens, exported as the catalogue's `highwater_otlp_*`.
 
 use crate::metrics::{Collect, Families, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 highwater_core::labels! {
-    /// What a request carries; each has a lane of its own, so that one receiver's trouble is not the other's.
+    /// What a request carries. Each signal has a lane of its own, so that trouble with one receiver does not affect the
+    /// other.
     pub enum Signal {
         /// The snapshot, and memory levels.
         Metrics = "metrics",
@@ -22,7 +23,7 @@ highwater_core::labels! {
         Overflow = "overflow",
         /// One request was larger than the whole queue.
         TooLarge = "too_large",
-        /// The receiver took the request without these: a partial success.
+        /// The receiver accepted the request without these: a partial success.
         Rejected = "rejected",
         /// The receiver refused the request for good.
         Refused = "refused",
@@ -30,7 +31,7 @@ highwater_core::labels! {
         Shutdown = "shutdown",
         /// The queue's file was damaged or gone.
         Corrupt = "corrupt",
-        /// Too many ended at once to be looked at, waited for the end of their step, or for a finding.
+        /// Too many ended at once, waited for the end of their step, or waited for a finding.
         Overrun = "overrun",
     }
 }
@@ -38,9 +39,9 @@ highwater_core::labels! {
 highwater_core::labels! {
     /// How one attempt to send ended: the values of the label `outcome`.
     pub enum Attempt {
-        /// Taken, wholly or in part.
+        /// Accepted, wholly or in part.
         Sent = "sent",
-        /// To be tried again.
+        /// Failed, and will be retried.
         Failed = "failed",
         /// Refused for good.
         Refused = "refused",
@@ -80,11 +81,11 @@ macro_rules! counter {
 }
 
 impl Stats {
-    counter!(add_produced, produced, produced, "Points that were to be exported since the start.");
-    counter!(add_exported, exported, exported, "Points that a receiver took.");
-    counter!(add_sent_bytes, sent_bytes, sent_bytes, "Bytes of the requests that were taken, before compression.");
+    counter!(add_produced, produced, produced, "Points produced for export since the start.");
+    counter!(add_exported, exported, exported, "Points that a receiver accepted.");
+    counter!(add_sent_bytes, sent_bytes, sent_bytes, "Bytes of the requests that were accepted, before compression.");
 
-    /// A request's file could not be read for now.
+    /// Counts a request's file that could not be read for now.
     pub(super) fn add_read_failure(&self, signal: Signal) {
         self.signals[signal as usize].read_failures.fetch_add(1, Relaxed);
     }
@@ -135,14 +136,14 @@ impl Stats {
         Reason::ALL.into_iter().map(|reason| self.dropped(signal, reason)).sum()
     }
 
-    /// Attempts to send that ended so.
+    /// Attempts to send with this outcome.
     #[must_use]
     pub fn attempts(&self, signal: Signal, attempt: Attempt) -> u64 {
         self.signals[signal as usize].attempts[attempt as usize].load(Relaxed)
     }
 }
 
-/// What became of it, by the catalogue.
+/// Exports the counters as metrics of the catalogue.
 impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for signal in Signal::ALL {

@@ -1,6 +1,6 @@
-//! What TLS to a receiver trusts and shows: certificates from files, or the system's authorities.
+//! What TLS to a receiver trusts and presents: certificates from files, or the system's authorities.
 //!
-//! Enters: the endpoint's TLS settings. Leaves: rustls's configuration, with ring as its one provider.
+//! Enters: the endpoint's TLS settings. Leaves: rustls's configuration, with ring as its only provider.
 
 use super::settings::Tls;
 use std::path::Path;
@@ -9,10 +9,10 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
-/// The configuration of TLS: the given certificate authorities, or else the system's.
+/// The TLS configuration: with the given certificate authorities, or else the system's.
 ///
 /// # Errors
-/// What is wrong, with the file where one is at fault.
+/// What is wrong, with the path of the file if one is at fault.
 pub(super) fn tls_config(tls: &Tls, is_http2: bool) -> Result<ClientConfig, String> {
     let provider = Arc::new(crypto::ring::default_provider());
     let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -38,7 +38,7 @@ fn roots(tls: &Tls) -> Result<RootCertStore, String> {
         }
     } else {
         let found = rustls_native_certs::load_native_certs();
-        // A store of this size has some that no verifier takes; what matters is that there are others.
+        // A system's store has some certificates that no verifier accepts. The others are enough.
         roots.add_parsable_certificates(found.certs);
     }
     if roots.is_empty() {

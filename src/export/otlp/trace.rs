@@ -1,20 +1,20 @@
-//! Identities of traces and spans, derived so that processes that never talk to each other agree.
+//! IDs of traces and spans, derived so that processes that never communicate agree on them.
 //!
-//! Every rank of a step, on every node, has the trace of (job, run, step); the step's span is that of (trace, rank), so
-//! that phases know their parent before it has ended. A W3C `traceparent` goes before all of it.
+//! Every rank of a step, on every node, has the trace of (job, run, step). The step's span is that of (trace, rank), so
+//! phases know their parent before it has ended. A W3C `traceparent` takes precedence over all of this.
 
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 
-/// The trace that these parts name.
+/// The ID of the trace that these parts name.
 #[must_use]
 pub fn trace_of(parts: &[&str]) -> TraceId {
     TraceId::from(u128::from(hash(parts, 0)) << 64 | u128::from(hash(parts, 1)))
 }
 
-/// The span of a trace that these parts name.
+/// The ID of the span that these parts name in a trace.
 #[must_use]
 pub fn span_of(trace: TraceId, parts: &[&str]) -> SpanId {
     let trace = trace.to_string();
@@ -23,13 +23,13 @@ pub fn span_of(trace: TraceId, parts: &[&str]) -> SpanId {
     SpanId::from(hash(&all, 2))
 }
 
-/// The place of a span of ours.
+/// The context of one of our spans.
 #[must_use]
 pub fn own(trace: TraceId, span: SpanId) -> SpanContext {
     SpanContext::new(trace, span, TraceFlags::SAMPLED, false, TraceState::NONE)
 }
 
-/// Reads `00-TRACE-SPAN-FLAGS`; `None` where it is not that, or one of its ids is all zeros.
+/// Reads `00-TRACE-SPAN-FLAGS`; `None` if the text has another form, or one of its IDs is all zeros.
 #[must_use]
 pub fn traceparent(text: &str) -> Option<SpanContext> {
     let text = text.trim();
@@ -40,17 +40,18 @@ pub fn traceparent(text: &str) -> Option<SpanContext> {
     Some(context.span().span_context().clone()).filter(SpanContext::is_valid)
 }
 
-/// Whether the parts have the lengths and digits that W3C gives them. The propagator takes shorter ones and signs, too.
+/// Whether the parts have the lengths and digits that W3C requires. The propagator also accepts shorter parts and
+/// signs.
 fn is_well_formed(text: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     let parts: Vec<&str> = text.split('-').collect();
     let lengths = [2, 32, 16, 2];
-    // Later versions may say more; this one may not.
+    // Later versions may have more parts; this one may not.
     (parts.len() == lengths.len() || parts.len() > lengths.len() && parts[0] != "00")
         && parts.iter().zip(lengths).all(|(part, length)| part.len() == length && is_hex(part))
 }
 
-/// What the propagator looks into.
+/// The carrier that the propagator reads.
 struct Traceparent<'a>(&'a str);
 
 impl Extractor for Traceparent<'_> {
@@ -63,8 +64,8 @@ impl Extractor for Traceparent<'_> {
     }
 }
 
-/// FNV-1a with a finish that spreads every bit, over parts with their lengths: fixed for good, since two versions of the
-/// daemon must agree. Never 0, which is no id.
+/// FNV-1a over the parts and their lengths, with a final mix that spreads every bit. It must never change, because two
+/// versions of the daemon must agree. Never 0, which is not an ID.
 fn hash(parts: &[&str], seed: u64) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut add = |bytes: &[u8]| {

@@ -1,10 +1,10 @@
-//! One request to one receiver and what became of it: OTLP over HTTP/1.1 with protobuf, or over gRPC.
+//! Sends one request to one receiver: OTLP over HTTP/1.1 with protobuf, or over gRPC.
 //!
-//! Enters: an encoded request. Leaves: whether it was taken, refused for good, or is to be tried again and when.
-//! Requests are encoded once, when they are produced, so both protocols send the same bytes; gRPC goes through tonic
-//! with a codec that passes them on. What a receiver sends is untrusted: at most [`MOST_RESPONSE_BYTES`] of it are read,
-//! packed or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`](reply::LONGEST_WAIT). A connection on which an answer did
-//! not come in time is not used again. Absent on purpose: waiting itself, and redirects.
+//! Enters: an encoded request. Leaves: whether it was accepted, refused for good, or must be retried, and when.
+//! Requests are encoded once, when they are produced, so both protocols send the same bytes; gRPC uses tonic with a
+//! codec that passes them on. A receiver's answer is untrusted: at most [`MOST_RESPONSE_BYTES`] of it are read, packed
+//! or unpacked, and no wait that it asks for is longer than [`LONGEST_WAIT`](reply::LONGEST_WAIT). A connection on
+//! which an answer did not come in time is not used again. Absent on purpose: waiting itself, and redirects.
 
 use super::endpoint::USER_AGENT;
 use super::grpc;
@@ -32,10 +32,10 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A client that makes its connections with `dial`; none is made yet.
+    /// A client that makes its connections with `dial`. It makes none yet.
     ///
     /// # Errors
-    /// Where TLS cannot be configured.
+    /// If TLS cannot be configured.
     pub fn new(endpoint: Endpoint, dial: Arc<dyn Dial>) -> Result<Self, String> {
         let is_http2 = endpoint.protocol == Protocol::Grpc;
         let is_tls = endpoint.uri.scheme() == Some(&http::uri::Scheme::HTTPS);
@@ -64,11 +64,11 @@ impl Peer {
         }
     }
 
-    /// Makes new connections from now on. A network that loses everything closes none, and gRPC would go on to use the
-    /// one that it has until the kernel gives it up, a quarter of an hour later.
+    /// Makes new connections from now on. A network that loses everything closes no connection, and gRPC would go on
+    /// using the old one until the kernel gives it up, a quarter of an hour later.
     fn leave(&self, silent: &Arc<HttpClient>) {
         let fresh = Arc::new(client(self.connector.clone(), self.endpoint.protocol == Protocol::Grpc));
-        // Where the other lane has left it already, its new connection is kept.
+        // If the other lane has already left it, the other lane's new connection is kept.
         self.client.compare_and_swap(silent, fresh);
     }
 
@@ -84,7 +84,7 @@ impl Peer {
         let (head, body) = response.into_parts();
         match Limited::new(body, MOST_RESPONSE_BYTES).collect().await {
             Ok(body) => reply::of_http(signal, &head, &body.to_bytes()),
-            // The status was told, and it decides; what the body would have added is not known.
+            // The status is known, and it decides. The contents of the body are lost.
             Err(error) => {
                 tracing::debug!(%error, "the receiver's answer could not be read");
                 reply::of_http(signal, &head, &[])
@@ -117,7 +117,7 @@ fn client(connector: Connector, is_http2: bool) -> HttpClient {
 
 fn gzip(payload: &[u8]) -> Bytes {
     let mut packed = GzEncoder::new(Vec::with_capacity(payload.len() / 4), Compression::fast());
-    // Writing into memory does not fail.
+    // Writing to memory does not fail.
     let done = packed.write_all(payload).and_then(|()| packed.finish());
     done.map(Bytes::from).unwrap_or_default()
 }

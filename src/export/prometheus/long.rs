@@ -1,4 +1,5 @@
-//! Families of many series: what all lines of a series share is put together once, and so are the bounds of a family.
+//! Writes families with many series. The text that all lines of a series share is built once, and so are a family's
+//! bounds.
 
 use crate::metrics::catalogue::Kind;
 use crate::metrics::{Family, Sample, Value};
@@ -57,8 +58,8 @@ fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
     }
 }
 
-/// Bounds of buckets from the value of `le` to the space before the count, as they were last asked for: all histograms of
-/// a family have the same.
+/// The text of each bucket bound, from the value of `le` to the space before the count. It is kept from one histogram
+/// to the next, because all histograms of a family have the same bounds.
 #[derive(Default)]
 struct Bounds {
     bounds_s: &'static [f64],
@@ -66,7 +67,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// One for each count, the last of them without a bound.
+    /// One text for each count; the last is `+Inf`.
     fn of(&mut self, counts: &Counts) -> &[String] {
         if self.texts.is_empty() || !std::ptr::eq(self.bounds_s, counts.bounds_s) {
             self.bounds_s = counts.bounds_s;
@@ -77,7 +78,7 @@ impl Bounds {
     }
 }
 
-/// Everything of a line before its value.
+/// Writes everything on a line before its value.
 fn put_series(name: &[&[u8]], labels: &[u8], text: &mut Vec<u8>) {
     put(text, name);
     if !labels.is_empty() {
@@ -98,18 +99,18 @@ fn put_count(count: u64, text: &mut Vec<u8>) {
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "the way back must lead to the same value"
+    reason = "the conversion back must give the same value"
 )]
 fn put_value(value: f64, text: &mut Vec<u8>) {
     let whole = value as i64;
     if (whole as f64).to_bits() == value.to_bits() && value.abs() < 9e15 {
         put(text, &[itoa::Buffer::new().format(whole).as_bytes(), b"\n"]);
     } else {
-        writeln!(text, "{value}").expect("memory takes all");
+        writeln!(text, "{value}").expect("writing to memory does not fail");
     }
 }
 
-/// Appends a text in which a backslash stands before each of these characters, and `n` in place of the end of a line.
+/// Appends a text with a backslash before each of these characters, and `n` in place of each newline.
 fn escape(from: &str, special: &[u8], text: &mut Vec<u8>) {
     if !from.bytes().any(|byte| special.contains(&byte)) {
         return text.extend_from_slice(from.as_bytes());

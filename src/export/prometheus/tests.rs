@@ -1,4 +1,4 @@
-//! What `long` writes, beside what the crate writes of the same family.
+//! Compares the output of `long` with that of the crate for the same family.
 
 use super::*;
 use crate::metrics::Labels;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const BOUNDS_S: &[f64] = &[0.001, 0.25, 1.0, 2.5, 300.0];
 
-/// Any finite number, whole ones and those at the edge of what a double holds exactly among them.
+/// Any finite number, including whole ones and those at the edge of what a double holds exactly.
 fn number() -> impl Strategy<Value = f64> {
     let whole = prop_oneof![-100..100_i64, 8_999_999_999_999_990..9_007_199_254_740_999_i64, any::<i64>()];
     #[allow(clippy::cast_precision_loss, reason = "any number will do")]
@@ -16,7 +16,7 @@ fn number() -> impl Strategy<Value = f64> {
     prop_oneof![whole, prop::num::f64::NORMAL | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO, -1e3..1e3]
 }
 
-/// Texts with what must be escaped, and with what must not.
+/// Texts with characters that must be escaped, and with others.
 fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(prop_oneof![Just('\\'), Just('"'), Just('\n'), Just('}'), Just('é'), any::<char>()], 0..8)
         .prop_map(String::from_iter)
@@ -30,7 +30,7 @@ fn histogram() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A family as the catalogue could have it. What is made lives for ever, as the catalogue does.
+/// A family as the catalogue could have it. It is leaked, because the catalogue is static.
 fn family() -> impl Strategy<Value = Family> {
     const NAMES: [&[&str]; 3] = [&[], &["job"], &["job", "rank", "phase"]];
     let kind = prop_oneof![Just(Kind::Gauge), Just(Kind::Counter), Just(Kind::Histogram)];

@@ -1,12 +1,12 @@
-//! One event as bytes, through `postcard`: thousands of events are kept, and most of their numbers are small. Only this
-//! process ever reads what it wrote, so there is no version.
+//! Encodes one event as bytes, with `postcard`: thousands of events are kept, and most of their numbers are small. Only
+//! the process that wrote them ever reads them, so there is no version.
 
 use highwater_core::jobs::Event;
 use highwater_core::wire::{EventType, Kind, Memory, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// An event's fields, as they are kept. The wire's own types are for JSON: they leave out what is not there.
+/// An event's fields, as they are kept. The wire's own types are for JSON: they omit missing fields.
 #[derive(Serialize, Deserialize)]
 struct Kept<'a> {
     event: EventType,
@@ -90,7 +90,7 @@ impl From<Value<'_>> for Scalar {
 pub(in crate::intake) struct Events<'a>(&'a [u8]);
 
 impl<'a> Events<'a> {
-    /// Those that were appended to these bytes.
+    /// The events that were appended to these bytes.
     pub fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -100,7 +100,7 @@ impl Iterator for Events<'_> {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        // What this process wrote ends where nothing more can be read.
+        // The bytes end where no further event can be read.
         let (kept, rest) = postcard::take_from_bytes::<Kept<'_>>(self.0).ok()?;
         self.0 = rest;
         let attributes = kept.attributes.map(|all| all.into_iter().map(|(name, value)| (name.into(), value.into())));

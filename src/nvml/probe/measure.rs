@@ -1,4 +1,4 @@
-//! Times a call, and finds how often a counter really changes.
+//! Times a call, and measures how often a counter changes.
 //!
 //! Enters: [`Probe`]s. Leaves: percentiles of the calls' durations, and the spacing of distinct values. Invariant: a
 //! call that failed has no duration, and a counter that did not change has no period.
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 /// What one call costs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
-    /// Calls that were answered.
+    /// Calls that succeeded.
     pub answered: usize,
     /// Calls that failed.
     pub failed: usize,
-    /// Durations of the answered calls; `None` where there are none.
+    /// Durations of the successful calls; `None` if there are none.
     pub cost: Option<Cost>,
-    /// What NVML said to the first call that failed.
+    /// NVML's message for the first call that failed.
     pub fault: Option<String>,
-    /// The last answer, where it is a number.
+    /// The last answer, if it is a number.
     pub last: Option<u64>,
 }
 
@@ -37,9 +37,9 @@ pub struct Cost {
 pub struct Changes {
     /// How often it was read.
     pub polls: usize,
-    /// Median time between two reads: no shorter period can be seen.
+    /// Median time between two reads. A shorter period cannot be detected.
     pub poll_spacing: Duration,
-    /// How often a read gave another value than the one before.
+    /// How often a read returned another value than the one before.
     pub count: usize,
     /// Median time between two changes; `None` with fewer than two changes.
     pub period: Option<Duration>,
@@ -47,7 +47,7 @@ pub struct Changes {
 
 /// Makes a call again and again: at most `most` times, and for at most `budget` unless one call alone takes longer.
 pub fn time(probe: &mut Probe<'_>, most: usize, budget: Duration) -> Timing {
-    /// A call that was never answered so many times is not going to be.
+    /// Failures after which a call that never succeeded is given up.
     const PATIENCE: usize = 3;
     let mut timing = Timing { answered: 0, failed: 0, cost: None, fault: None, last: None };
     let mut durations = Vec::with_capacity(most);
@@ -76,8 +76,8 @@ pub fn time(probe: &mut Probe<'_>, most: usize, budget: Duration) -> Timing {
     timing
 }
 
-/// Reads all probes in turn for `watched`, with a pause between two rounds; an entry a probe, `None` where a probe
-/// never answered.
+/// Reads all probes in turn for `watched`, with a pause between two rounds. Returns one entry per probe, `None` if the
+/// probe never succeeded.
 pub fn watch(probes: &mut [&mut Probe<'_>], watched: Duration, pause: Duration) -> Vec<Option<Changes>> {
     let mut seen: Vec<Seen> = probes.iter().map(|_| Seen::default()).collect();
     let begin = Instant::now();

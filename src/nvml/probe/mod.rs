@@ -1,7 +1,7 @@
-//! Every NVML call that the daemon makes, and those that people ask why it does not make, each ready to be timed.
+//! Every NVML call that the daemon makes, and calls that it avoids but people ask about, each ready to be timed.
 //!
 //! Enters: one GPU's position. Leaves: a list of [`Probe`]s. Absent on purpose: clocks and statistics, which are in
-//! [`measure`], and tables, which are the command's.
+//! [`measure`], and tables, which belong to the command.
 
 pub mod measure;
 mod pcie;
@@ -16,7 +16,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id::NVML_FI_DEV_POWER_AVERAGE;
 
-/// Where the daemon makes a call.
+/// Which lane of the daemon makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MadeIn {
@@ -26,37 +26,37 @@ pub enum MadeIn {
     Medium,
     /// Each second.
     Slow,
-    /// Once a minute: while it lasts, it holds up every other call on its GPU.
+    /// Once a minute: the call blocks every other call on its GPU while it lasts.
     Minute,
-    /// Never: it is timed to show why, or because others use it.
+    /// Never. It is timed to show why, or because other tools use it.
     Never,
 }
 
-/// Whether and how a call's answer is a counter whose update period can be found.
+/// Whether a call's answer is a value whose update period can be measured, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
     /// The answer says nothing about an update period.
     No,
-    /// A cheap reading in this unit: it may be watched together with others.
+    /// A cheap reading in this unit. It may be watched together with others.
     Cheap(&'static str),
-    /// A reading in this unit that takes long enough to disturb others: it is watched alone.
+    /// A reading in this unit that takes long enough to disturb others. It is watched alone.
     Dear(&'static str),
 }
 
-/// The answer of a probe: a number that changes when the reading does, where there is one, or what NVML said.
+/// The answer of a probe: a number that changes when the reading does, if there is one, or NVML's error message.
 pub type Answer = Result<Option<u64>, String>;
 
 /// One call, ready to be made.
 pub struct Probe<'a> {
-    /// What it reads, for people.
+    /// What it reads, for display.
     pub name: &'static str,
-    /// NVML's function, with the fields where it has some.
+    /// NVML's function, with the field ids if it takes any.
     pub function: &'static str,
-    /// Where the daemon makes it.
+    /// Which lane of the daemon makes it.
     pub made_in: MadeIn,
     /// Whether its answer is worth watching.
     pub watch: Watch,
-    /// What there is to say of its answers, beside that they come.
+    /// Status text for the report, in place of a plain "ok".
     pub remark: Option<&'static str>,
     /// Makes the call once.
     pub ask: Box<dyn FnMut() -> Answer + 'a>,
@@ -70,7 +70,7 @@ impl Probe<'_> {
 }
 
 impl Nvml {
-    /// The probes of one GPU; empty where there is none at this position.
+    /// The probes of one GPU; empty if there is none at this position.
     #[must_use]
     pub fn probes(&self, gpu: usize) -> Vec<Probe<'_>> {
         let Some(unit) = self.units.get(gpu) else { return Vec::new() };
@@ -133,7 +133,7 @@ impl<'a> Builder<'a> {
             self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Minute, Dear("mJ"), |gpu| {
                 gpu.total_energy_consumption()
             })
-            .remarked("ok; holds up every other call on its GPU, so it is made once a minute"),
+            .remarked("ok; blocks every other call on its GPU, so it is made once a minute"),
             self.wrapped("BAR1", "nvmlDeviceGetBAR1MemoryInfo", Slow, No, |gpu| {
                 gpu.bar1_memory_info().map(|bar1| bar1.used)
             }),
@@ -212,7 +212,7 @@ fn said(code: Code) -> String {
     code.to_string()
 }
 
-/// One direction that is not there does not hide the other.
+/// The sum of both directions, or the only one that is available.
 fn sum(counters: [Result<Field, Code>; 2]) -> Result<u64, Code> {
     match counters {
         [Ok(first), Ok(second)] => Ok(first.value.wrapping_add(second.value)),

@@ -1,7 +1,7 @@
-//! The probes of what passes over PCIe: the GPU's own counters, and the rates that GPM tells instead.
+//! The probes of PCIe traffic: the GPU's own counters, and GPM's rates.
 //!
-//! Invariant: "made in" follows what the counters of this very GPU are, as the slow lane does: wide ones are read and
-//! GPM is not, narrow ones are not and GPM is.
+//! Invariant: "made in" depends on the counters of this GPU, as in the slow lane. If they are wide, the lane reads them
+//! and not GPM; if they are narrow, it reads GPM and not them.
 
 use super::{Answer, Builder, MadeIn, Probe, Watch, said, sum};
 use crate::nvml::errors::Code;
@@ -9,11 +9,11 @@ use crate::nvml::gpm::{Gpm, Sample};
 use crate::nvml::raw::Handle;
 
 const NARROW: &str = "narrow: wraps at 2^32, not used";
-/// One call tells both directions, of a sample that is taken for it.
+/// One call returns both directions, and needs a new sample.
 const RATES: &str = "nvmlGpmSampleGet, nvmlGpmMetricsGet(20,21)";
 
 impl<'a> Builder<'a> {
-    /// The counters and the rates of a GPU; `whole` where it is no MIG instance, of which the lane asks neither.
+    /// The counters and the rates of a GPU. `whole` is false for a MIG instance, for which the lane reads neither.
     pub(super) fn pcie(self, whole: bool) -> Vec<Probe<'a>> {
         let lane = |used: bool| if used && whole { MadeIn::Slow } else { MadeIn::Never };
         let widths = self.nvml.raw.pcie_counters(self.handle).map(|pair| pair.map(|one| one.map(|field| field.wide)));
@@ -45,7 +45,7 @@ impl<'a> Builder<'a> {
             })
         };
         [
-            // A sample is no number: it becomes some only with another sample beside it.
+            // A sample is not a number: rates are computed from two samples.
             probe(
                 "GPM sample",
                 "nvmlGpmSampleGet",
@@ -60,7 +60,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Rates since a first sample, which is taken early enough for GPM to have some to tell.
+/// Rates since a first sample, which is taken early so that GPM has a long enough window.
 struct Rates<'a> {
     gpm: &'a Gpm,
     handle: Handle,
@@ -72,7 +72,7 @@ impl<'a> Rates<'a> {
         Ok(Self { gpm, handle, first: gpm.sample(handle)? })
     }
 
-    /// Whole MiB a second, by direction: 0 transmitted, 1 received. Costs a sample as well, as it does in the lane.
+    /// Whole MiB a second, by direction: 0 transmitted, 1 received. Each call takes a sample too, as the lane does.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is finite and not below 0")]
     fn now(&self, direction: usize) -> Result<u64, Code> {
         let rates = self.gpm.pcie_rates(&self.first, &self.gpm.sample(self.handle)?)?;

@@ -1,4 +1,4 @@
-//! Which container a process runs in: its control group names the container, and the kubelet's log folder names its pod.
+//! Finds the container of a process: its control group names the container, and the kubelet's log folder names the pod.
 
 use highwater_core::jobs::Container;
 use std::io;
@@ -6,53 +6,53 @@ use std::io;
 /// Hexadecimal digits of a container's id.
 const ID_DIGITS: usize = 64;
 
-/// Characters of a link's name, without its ending, after which the kubelet cuts it.
+/// Characters after which the kubelet cuts a link's name, not counting its extension.
 const LINK_CHARACTERS: usize = 247;
-/// Digits of an id that are enough to know a container by.
+/// Digits of an id that are enough to identify a container.
 const ENOUGH_DIGITS: usize = 12;
 
-/// Where a process is.
+/// Where a process runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Home {
     /// In no container.
     Host,
-    /// In this one.
+    /// In this container.
     Container(Container),
-    /// Perhaps in one, of which nothing is known.
+    /// Possibly in a container, but in an unknown one.
     #[default]
     Unknown,
 }
 
 impl Home {
-    /// Where a process with these control groups (`/proc/PID/cgroup`) is. `links` are the names in the folder where the
-    /// kubelet keeps a link for each container, `POD_NAMESPACE_CONTAINER-ID.log`: nothing else on a node has both names
-    /// without asking the API server. They are asked for where there is a container only.
+    /// Where a process with these control groups (`/proc/PID/cgroup`) runs. `links` returns the names in the folder
+    /// where the kubelet keeps a link for each container, `POD_NAMESPACE_CONTAINER-ID.log`: nothing else on a node has
+    /// both names without asking the API server. It is called only if there is a container id.
     ///
     /// # Errors
-    /// Where the links cannot be had.
+    /// The links cannot be read.
     pub fn of_process(cgroups: &str, links: impl FnOnce() -> io::Result<Vec<String>>) -> io::Result<Self> {
         let ids: Vec<&str> = container_ids(cgroups).collect();
         if ids.is_empty() {
-            // One that is ending is shown in the root of every hierarchy, wherever it was.
+            // A process that is ending appears in the root of every hierarchy, wherever it was.
             let is_somewhere = cgroups.lines().any(|line| !line.ends_with(":/"));
             return Ok(if is_somewhere { Home::Host } else { Home::Unknown });
         }
         let links = links()?;
-        // The outermost first: a container inside a pod's container is not the kubelet's.
+        // The outermost first: a container inside a pod's container is not managed by the kubelet.
         let found = ids.iter().find_map(|id| links.iter().find_map(|link| parse(link, id)));
         Ok(found.map_or(Home::Unknown, Home::Container))
     }
 }
 
-/// What looks like a container's id in control groups: `cri-containerd-ID.scope`, `crio-ID.scope`, `docker-ID.scope`, or
-/// the bare id, wherever in the path.
+/// The container ids in control groups: `cri-containerd-ID.scope`, `crio-ID.scope`, `docker-ID.scope`, or the bare id,
+/// anywhere in the path.
 fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
     cgroups
         .split(|character: char| !character.is_ascii_hexdigit())
         .filter(|run| run.len() == ID_DIGITS && !run.bytes().any(|byte| byte.is_ascii_uppercase()))
 }
 
-/// The container whose link this is, if it is that of `id`. Neither namespaces nor pods may have an underscore.
+/// The container of this link, if its id is `id`. Neither namespaces nor pods may have an underscore.
 fn parse(link: &str, id: &str) -> Option<Container> {
     let stem = link.strip_suffix(".log")?;
     let (names, digits) = stem.rsplit_once('-')?;

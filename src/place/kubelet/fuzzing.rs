@@ -1,4 +1,4 @@
-//! What the kubelet answers, and the control groups of processes.
+//! Fuzzes the kubelet's answers and the control groups of processes.
 
 use super::container::Home;
 use super::{Listed, wire};
@@ -6,10 +6,10 @@ use highwater_core::fuzzing::parts;
 use highwater_core::jobs::Container;
 use prost::Message as _;
 
-/// Reads the parts of the input: the kubelet's answer, a process's control groups, and the names of links, a line each.
+/// Reads the parts of the input: a process's control groups, names of links (one per line), and the kubelet's answer.
 pub fn kubelet(data: &[u8]) {
     let mut parts = parts(data);
-    // The control groups first: they are text, and an answer may have any byte.
+    // The control groups come first, because they are text, while an answer may have any byte.
     let [cgroups, links] = [(); 2].map(|()| String::from_utf8_lossy(parts.next().unwrap_or_default()));
     let answer = parts.next().unwrap_or_default();
     let home = Home::of_process(&cgroups, || Ok(links.lines().map(str::to_owned).collect()));

@@ -1,9 +1,10 @@
-//! Which GPUs the kubelet gave to a container, for jobs whose GPU neither they nor the driver tell.
+//! Finds the GPUs that the kubelet gave to a container, for jobs whose GPU is known neither from them nor from the
+//! driver.
 //!
-//! Enters: the kubelet's PodResources socket; the container that somebody asks for. Leaves: UUIDs as NVML has them.
-//! Invariants: who asks never waits; the kubelet is asked only while somebody looks for a GPU, at most once a second, and
-//! ever more seldom for a container that it does not know; nobody is told what was so before they began to look, because a
-//! pod of the same name may have had others then. Absent on purpose: the API server.
+//! Enters: the kubelet's PodResources socket, and the container to look up. Leaves: UUIDs as NVML reports them.
+//! Invariants: a lookup never waits; the kubelet is asked only while a lookup needs it, at most once a second, and with
+//! growing pauses for a container that it does not know; a lookup never gets a list from before its `since_ns`, because
+//! an earlier pod of the same name may have had other GPUs. Absent on purpose: the API server.
 
 mod container;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
@@ -30,17 +31,17 @@ use std::time::Duration;
 
 /// The shortest time from one list to the next.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the kubelet may take, and a shutdown may be kept waiting for it.
+/// How long a call to the kubelet may take, and therefore how long it may delay a shutdown.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest time from one list to the next for a container that is in none.
+/// The longest time from one list to the next for a container that no list contains.
 const LONGEST_PATIENCE_NS: i64 = 60 * SECOND_NS;
-/// The most of an answer that is read, bytes: as much as the kubelet's own clients take.
+/// The largest answer that is read, bytes. It is the limit of the kubelet's own clients.
 const MOST_RESPONSE_BYTES: usize = 16 << 20;
 
-/// How the kubelet is asked.
+/// How to reach the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Its PodResources socket; `None` where it is not asked.
+    /// Its PodResources socket; `None` disables it.
     pub socket: Option<PathBuf>,
     /// The folder with a link for each container's log.
     pub container_logs: PathBuf,
@@ -58,9 +59,9 @@ pub struct Kubelet {
     socket: PathBuf,
     container_logs: PathBuf,
     listed: ArcSwapOption<Listed>,
-    /// Of when the newest list is that somebody wants, nanoseconds of the timeline.
+    /// The list must be of this time or later, nanoseconds of the timeline.
     wanted_ns: AtomicI64,
-    /// Whether it was told that the folder cannot be read.
+    /// Whether the log already says that the folder cannot be read.
     told_logs: AtomicBool,
     /// The thread that makes lists, once it runs.
     thread: OnceLock<Thread>,
@@ -69,12 +70,12 @@ pub struct Kubelet {
 /// One list: of each pod, by namespace and name, its containers with GPUs.
 #[derive(Debug)]
 struct Listed {
-    /// What it tells was so at this time or later, nanoseconds of the timeline.
+    /// The list was current at some moment at or after this time, nanoseconds of the timeline.
     at_ns: i64,
     pods: HashMap<(String, String), Vec<Given>>,
 }
 
-/// What one container was given.
+/// The GPUs that one container was given.
 #[derive(Debug)]
 struct Given {
     container: String,
@@ -100,7 +101,7 @@ impl Listed {
         let given = match (&container.name, containers.as_slice()) {
             (Some(wanted), _) => containers.iter().find(|given| given.container == *wanted)?,
             (None, [only]) => only,
-            // Several have GPUs, and which of them asks is not known: there is no guess.
+            // Several containers have GPUs, and it is unknown which of them the process is in. Do not guess.
             (None, _) => return None,
         };
         Some(given.uuids.clone())
@@ -108,7 +109,7 @@ impl Listed {
 }
 
 impl Kubelet {
-    /// A kubelet that has not been asked yet; `None` where it is not to be.
+    /// A kubelet that has not been asked yet; `None` if it is disabled.
     #[must_use]
     pub fn new(settings: &Settings) -> Option<Self> {
         Some(Self {
@@ -121,7 +122,7 @@ impl Kubelet {
         })
     }
 
-    /// Where a process with these control groups is.
+    /// Where a process with these control groups runs.
     #[must_use]
     pub fn home_of(&self, cgroups: &str) -> Home {
         let links = || {
@@ -131,15 +132,15 @@ impl Kubelet {
         Home::of_process(cgroups, links).unwrap_or_else(|error| {
             if !self.told_logs.swap(true, Ordering::Relaxed) {
                 let folder = self.container_logs.display();
-                tracing::warn!(%folder, %error, "no sender's pod is found by its process (kubelet.container_logs)");
+                tracing::warn!(%folder, %error, "cannot list container logs to find pods (kubelet.container_logs)");
             }
             Home::Unknown
         })
     }
 
-    /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once; that its pod has,
-    /// where the container is not known and only one has any. `None` where it has none and where that is not known yet:
-    /// then the kubelet is asked again, and who asks should do so too.
+    /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once. If the container
+    /// is unknown and only one container of its pod has GPUs, returns those. `None` if it has none, or if that is not
+    /// known yet: then the kubelet is asked again, and the caller should retry.
     #[must_use]
     pub fn gpus_of(&self, container: &Container, since_ns: i64, now_ns: i64) -> Option<Vec<String>> {
         let listed = self.listed.load();
@@ -148,7 +149,7 @@ impl Kubelet {
             return None;
         };
         let found = listed.find(container);
-        // A container without GPUs is looked for as long as its job runs: each time for twice as long, it is let be.
+        // A container without GPUs is looked up as long as its job runs. The pause doubles each time, up to a minute.
         let patience_ns = (listed.at_ns - since_ns).clamp(SECOND_NS, LONGEST_PATIENCE_NS);
         if found.is_none() && now_ns - listed.at_ns >= patience_ns {
             self.want(now_ns);
@@ -156,7 +157,7 @@ impl Kubelet {
         found
     }
 
-    /// Wants a list that is of this time or later.
+    /// Requests a list of this time or later.
     fn want(&self, at_ns: i64) {
         if self.wanted_ns.fetch_max(at_ns, Ordering::SeqCst) < at_ns
             && let Some(thread) = self.thread.get()
@@ -165,9 +166,9 @@ impl Kubelet {
         }
     }
 
-    /// Makes a list whenever one is wanted, until `stop`. To end it, its thread has to be unparked.
+    /// Makes a list whenever one is requested, until `stop`. To end it, unpark its thread.
     pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
-        // Only one thread runs this; a second one would not be woken, and nothing else.
+        // Only one thread runs this. A second one would not be woken, but would do no other harm.
         let _ = self.thread.set(thread::current());
         let (mut told, mut listed_ns) = (Told::default(), i64::MIN);
         while !stop.load(Ordering::Relaxed) {
@@ -175,11 +176,11 @@ impl Kubelet {
                 thread::park();
                 continue;
             }
-            // What it tells is so at some time after this.
+            // The answer is current at some moment after this.
             listed_ns = clock.now_ns();
             let pods = self.ask();
             told.tell(self, &pods);
-            // Without an answer nothing is known: what was so before may not be so any more.
+            // A failure clears the list: the previous one may be out of date.
             self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
             park_for(PAUSE, stop);
         }
@@ -189,7 +190,7 @@ impl Kubelet {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
         let answer = runtime.block_on(async {
-            // A connection of its own each time: the kubelet may have been restarted in between.
+            // A new connection each time: the kubelet may have been restarted in between.
             let connector = Connector::new(Arc::new(Unix(self.socket.clone())), None);
             let client = Client::builder(TokioExecutor::new()).http2_only(true).build(connector);
             let call = Call {
@@ -211,13 +212,13 @@ fn device_ids(container: &wire::ContainerResources) -> impl Iterator<Item = &str
     container.devices.iter().flat_map(|devices| devices.device_ids.iter().map(String::as_str))
 }
 
-/// Device plugins name devices as they like: NVIDIA's by UUID, with `::N` behind it where a GPU is shared.
+/// Device plugins choose device names. NVIDIA's uses the UUID, with `::N` appended if a GPU is shared.
 fn uuid(device_id: &str) -> Option<&str> {
     let uuid = device_id.split("::").next()?;
     (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")).then_some(uuid)
 }
 
-/// What the log has been told, so that it is told once.
+/// The warnings already logged, so that each is logged once.
 #[derive(Debug, Default)]
 struct Told {
     failing: bool,
@@ -230,20 +231,20 @@ impl Told {
         let pods = match pods {
             Err(error) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%socket, error, "the kubelet does not tell which GPUs pods have (kubelet.socket)");
+                    tracing::warn!(%socket, error, "cannot read the GPUs of pods from the kubelet (kubelet.socket)");
                 }
                 return;
             }
             Ok(pods) => pods,
         };
         if std::mem::replace(&mut self.failing, false) {
-            tracing::info!(%socket, "the kubelet tells which GPUs pods have");
+            tracing::info!(%socket, "the kubelet reports the GPUs of pods again");
         }
         let nvidias = |devices: &&wire::ContainerDevices| devices.resource_name.starts_with("nvidia.com/");
         let all = pods.pods.iter().flat_map(|pod| &pod.containers).flat_map(|container| &container.devices);
         let strange = all.filter(nvidias).flat_map(|devices| &devices.device_ids).find(|id| uuid(id).is_none());
         if let Some(id) = strange.filter(|_| !std::mem::replace(&mut self.without_uuids, true)) {
-            tracing::warn!(%socket, id, "the device plugin names GPUs otherwise than by UUID; jobs there have to name theirs");
+            tracing::warn!(%socket, id, "the device plugin does not name GPUs by UUID; jobs there must name theirs");
         }
     }
 }
@@ -272,7 +273,7 @@ mod tests {
     }
 
     impl Kubelet {
-        /// One that was asked at 0 and knows one pod with these GPUs: `research/llama-0`, container `trainer`.
+        /// A kubelet that was asked at 0 and knows one pod with these GPUs: `research/llama-0`, container `trainer`.
         pub(crate) fn with_one_pod(container_logs: PathBuf, gpus: &[&str]) -> Self {
             let settings = Settings { container_logs, ..Settings::default() };
             listed_with(settings, vec![pod("research", "llama-0", &[("trainer", &[("nvidia.com/gpu", gpus)])])])
@@ -290,7 +291,7 @@ mod tests {
 
     fn listed_with(settings: Settings, pods: Vec<wire::Pod>) -> Kubelet {
         let settings = Settings { socket: Some("/nowhere".into()), ..settings };
-        let kubelet = Kubelet::new(&settings).expect("it is to be asked");
+        let kubelet = Kubelet::new(&settings).expect("a socket is set");
         kubelet.listed.store(Some(Arc::new(Listed::new(0, &wire::Pods { pods }))));
         kubelet
     }
@@ -309,7 +310,7 @@ mod tests {
         let gpus = |namespace, pod, name| kubelet.gpus_of(&container(namespace, pod, name), 0, 0);
         assert_eq!(gpus("a", "train", Some("main")), Some(vec!["GPU-1".into(), "GPU-2".into()]));
         assert_eq!(gpus("a", "train", None), gpus("a", "train", Some("main")), "only one container has any");
-        assert_eq!(gpus("b", "train", None), Some(vec!["GPU-3".into()]), "shared, and told once");
+        assert_eq!(gpus("b", "train", None), Some(vec!["GPU-3".into()]), "shared, and listed once");
         assert_eq!(gpus("a", "mig", None), Some(vec!["MIG-4".into()]));
         assert_eq!(gpus("a", "train", Some("sidecar")), None);
         assert_eq!(gpus("c", "train", None), None);
@@ -329,9 +330,9 @@ mod tests {
         let kubelet = listed(vec![pod("a", "train", &[("main", &[("nvidia.com/gpu", &["GPU-1"])])])]);
         let gpus = |since_ns, now_ns| kubelet.gpus_of(&container("a", "train", None), since_ns, now_ns);
         assert!(gpus(0, 5 * SECOND_NS).is_some());
-        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), i64::MIN, "all is known");
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), i64::MIN, "no new list is needed");
         assert_eq!(gpus(1, 5), None);
-        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), 1, "a list that is under way since will do");
+        assert_eq!(kubelet.wanted_ns.load(Ordering::SeqCst), 1, "a list in progress is enough");
     }
 
     #[test]
@@ -351,7 +352,7 @@ mod tests {
         assert_eq!(lists.collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 124, 184]);
         assert_eq!(kubelet.gpus_of(&unknown, 190 * SECOND_NS, 190 * SECOND_NS), None);
         let wanted_ns = kubelet.wanted_ns.load(Ordering::SeqCst);
-        assert_eq!(wanted_ns, 190 * SECOND_NS, "another one that begins to look does not wait for it");
+        assert_eq!(wanted_ns, 190 * SECOND_NS, "a new lookup does not wait for that pause");
     }
 
     #[test]
@@ -359,14 +360,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let asked = |name: &str| {
             let settings = Settings { socket: Some(folder.path().join(name)), ..Settings::default() };
-            Kubelet::new(&settings).expect("it is to be asked").ask().expect_err("no list")
+            Kubelet::new(&settings).expect("a socket is set").ask().expect_err("no list")
         };
         assert!(asked("none").contains("No such file"), "{}", asked("none"));
         let _silent = std::os::unix::net::UnixListener::bind(folder.path().join("silent")).expect("bound");
         assert_eq!(asked("silent"), "no answer within 1s");
         let babbler = std::os::unix::net::UnixListener::bind(folder.path().join("babbler")).expect("bound");
         let babbling = thread::spawn(move || {
-            let (mut stream, _) = babbler.accept().expect("somebody asks");
+            let (mut stream, _) = babbler.accept().expect("a request arrives");
             std::io::Write::write_all(&mut stream, &[0xff; 4096]).expect("written");
         });
         assert!(!asked("babbler").is_empty());

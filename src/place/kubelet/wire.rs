@@ -1,7 +1,7 @@
-//! The part of the kubelet's PodResources API, version 1, that tells which devices a container was given.
+//! The part of the kubelet's PodResources API, version 1, that lists the devices of each container.
 //!
-//! Enters: the answer's bytes. Leaves: messages. Fields that are not here (processors, memory, topology) are skipped.
-//! Absent on purpose: claims of dynamic resource allocation, whose devices have names of their driver's and no UUID.
+//! Enters: the answer's bytes. Leaves: messages. Other fields (processors, memory, topology) are skipped. Absent on
+//! purpose: claims of dynamic resource allocation, whose devices have driver-specific names instead of UUIDs.
 
 /// The method that lists the devices of all containers of the node.
 pub(super) const LIST: &str = "/v1.PodResourcesLister/List";

@@ -1,4 +1,4 @@
-//! Stories of processes that are asked about, and of those that do not want to be read.
+//! Tests of processes that are looked up, including hostile ones.
 
 use super::*;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn the_first_variable_that_names_a_job_wins() {
     assert_eq!(parse(&endless), Peer { is_read: true, ..Peer::default() });
 }
 
-/// A process whose environment does not come: nobody writes to the other end.
+/// A process whose environment never arrives: nothing writes to the other end of the pipe.
 fn stuck_process(folder: &Path, pid: u32) {
     let process = folder.join(pid.to_string());
     std::fs::create_dir_all(&process).expect("a folder");
@@ -29,15 +29,15 @@ fn process(folder: &Path, pid: u32, environ: &[u8]) {
     std::fs::write(folder.join(format!("{pid}/environ")), environ).expect("written");
 }
 
-/// Lets the pipe's reader go on.
+/// Unblocks the pipe's reader.
 fn release(folder: &Path, pid: u32) {
     std::fs::write(folder.join(format!("{pid}/environ")), b"HIGHWATER_JOB=late").expect("written");
 }
 
-/// A process that was read, and what had waited for it.
+/// A process that was read, and the events that waited for it.
 type Read = (u32, Vec<u32>);
 
-/// Peers that one thread reads, which says which process it has read and what waited for it.
+/// Peers with one reader thread, which reports each process that it read and the events that waited for it.
 fn threaded(folder: &Path) -> (Arc<Peers<u32>>, std::sync::mpsc::Receiver<Read>) {
     let peers = Arc::new(Peers::<u32>::default().at(folder.to_owned()));
     peers.set_threaded();
@@ -71,7 +71,7 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let ask = |pid, account, event: u32, now_ns| peers.ask(pid, account, now_ns, &mut Some(event));
     assert!(matches!(ask(1, &hostile, 10, 0), Answer::Later));
     assert!(matches!(ask(1, &hostile, 11, 0), Answer::Later));
-    // The only thread hangs in process 1: what is asked next waits until that is given up.
+    // The only thread hangs in process 1: the next lookup waits until that read is given up.
     while !matches!(peers.state().lookups[&1].stage, Stage::Reading(_)) {
         std::thread::yield_now();
     }
@@ -80,7 +80,7 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     assert_eq!((overdue.pids.as_slice(), overdue.needs_reader), (&[1][..], true));
     let mut waited = Vec::new();
     peers.drain(1, |_, events| waited.extend(events));
-    assert_eq!(waited, [10, 11], "nothing is lost with it");
+    assert_eq!(waited, [10, 11], "no event is lost");
     let (tell, told_by_second) = std::sync::mpsc::channel();
     start_reader(&peers, tell);
     assert_eq!(told_by_second.recv().expect("it is read"), (2, vec![20]));
@@ -148,7 +148,7 @@ fn nothing_overtakes_what_waits() {
             assert_eq!(peer.job.as_deref(), Some("j"));
             taken.borrow_mut().extend(events);
             if asked.get() < 100 {
-                assert!(matches!(ask(asked.get()), Answer::Later), "behind those that are taken");
+                assert!(matches!(ask(asked.get()), Answer::Later), "behind those being taken");
                 asked.set(asked.get() + 1);
             }
         });
@@ -175,12 +175,12 @@ fn the_owner_with_the_fewest_reads_is_next_and_the_oldest_does_not_wait_for_one_
     assert!(peers.advance(IMPATIENCE_NS).needs_reader);
     assert_eq!(peers.state().next_of_least(0), Some(1));
     assert_eq!(peers.state().next_of_least(0), Some(50), "before the other eighteen");
-    // Reading has its own time; waiting for a turn is no reason to give up.
+    // Reading has a deadline of its own; waiting for a turn is no reason to give up.
     assert_eq!(peers.advance(DEADLINE_NS).pids.len(), 2);
     assert_eq!(peers.state().stuck.len(), 2);
     assert_eq!(peers.advance(WAIT_NS).pids.len(), 18);
     assert_eq!(peers.state().stuck.len(), 2);
-    // What was given up is not believed for long, and nothing is given up twice.
+    // A lookup that was given up is not trusted for long, and nothing is given up twice.
     assert!(peers.advance(10 * WAIT_NS).pids.is_empty());
     assert!(peers.believed(50, DEADLINE_NS + LOOK_AGAIN_NS, || None).is_none(), "it is being drained");
     peers.drain(50, |_, events| drop(events));
@@ -226,7 +226,7 @@ fn an_environment_without_end_is_read_to_its_bound() {
 #[test]
 fn what_waits_for_one_owner_is_bounded() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Nobody reads.
+    // There is no reader.
     let peers = Peers::<u32>::default().at(folder.path().to_owned());
     peers.set_threaded();
     let account = Account::alone();

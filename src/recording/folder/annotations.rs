@@ -1,7 +1,7 @@
-//! What the ranks of a recorded job said, from JSON lines.
+//! What the ranks of a recorded job sent, from JSON lines.
 //!
-//! A file is checked once and then read again as it is played, so that a recording of hours needs no more memory than
-//! one of seconds. Only a file whose times go back is kept whole, to be put in order.
+//! A file is checked once and then read again while it is played, so that a recording of hours needs no more memory
+//! than one of seconds. Only a file whose times go back is kept whole, to be sorted.
 
 use super::Folder;
 use crate::recording::lines::{File, SkippedLines};
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::sync::Arc;
 
-/// The largest file whose lines are put in order, bytes, unpacked. They take some ten times that in memory.
+/// The largest file whose lines are sorted, bytes, unpacked. In memory they take about ten times that.
 const MOST_SORTED_BYTES: u64 = 32 << 20;
 
-/// What every rank said.
+/// What every rank sent.
 #[derive(Debug)]
 pub(super) struct Ranks(Vec<RankFile>);
 
@@ -26,11 +26,11 @@ struct RankFile {
     job: Arc<Job>,
     file: File,
     span: (i64, i64),
-    /// All of them in order, where the file is not.
+    /// All annotations in order, if those in the file are not.
     sorted: Option<Arc<[Annotation]>>,
 }
 
-/// What the lines themselves do not tell.
+/// What the lines themselves do not contain.
 #[derive(Debug)]
 struct Job {
     name: String,
@@ -73,7 +73,7 @@ impl RankFile {
             },
         )?;
         if !ordered && bytes > MOST_SORTED_BYTES {
-            let problem = format!("its times go back, and it has more than {MOST_SORTED_BYTES} bytes to put in order");
+            let problem = format!("its times go back, and with over {MOST_SORTED_BYTES} bytes it is too large to sort");
             return Err(file.too_large(problem));
         }
         let mut rank = Self { job: Arc::clone(job), file, span: (begin_ns, end_ns), sorted: None };
@@ -90,20 +90,20 @@ impl RankFile {
             return Box::new((0..sorted.len()).filter_map(move |position| sorted.get(position).cloned()));
         }
         let job = Arc::clone(&self.job);
-        // What cannot be read has been told when the file was checked.
+        // Lines that cannot be read were reported when the file was checked.
         Box::new(self.file.lines().filter_map(move |(_, line)| job.annotation(line.ok()?.trim()).ok()))
     }
 }
 
 impl Ranks {
-    /// The first and the last time of each.
+    /// The first and the last time of each rank.
     pub(super) fn spans(&self) -> impl Iterator<Item = (i64, i64)> {
         self.0.iter().map(|rank| rank.span)
     }
 }
 
 impl Words for Ranks {
-    /// Of those at one time, in order of rank.
+    /// Annotations at the same time come in order of rank.
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
         let mut ranks: Vec<Peekable<_>> = self.0.iter().map(|rank| rank.in_order().peekable()).collect();
         Box::new(std::iter::from_fn(move || {
@@ -162,7 +162,7 @@ fn problem(error: &serde_json::Error) -> String {
     format!("column {}: {}", error.column(), text.strip_suffix(&place).unwrap_or(&text))
 }
 
-/// An attribute's value; a list or an object as its JSON text, `null` not at all.
+/// An attribute's value. A list or an object becomes its JSON text; `null` is left out.
 fn scalar(value: serde_json::Value) -> Option<Scalar> {
     use serde_json::Value;
     Some(match value {

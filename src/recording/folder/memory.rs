@@ -6,7 +6,7 @@ use crate::source::OpenError;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// GPUs of one recording; more are not those of a node.
+/// The most GPUs of one recording. A node does not have more.
 const MOST_GPUS: usize = 256;
 
 /// Reads all points, by GPU in order of its number.
@@ -20,7 +20,7 @@ pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Vec<Track>
     Ok(by_gpu.into_iter().map(|(gpu, points)| Track::new(gpu, points.into_iter().map(known))).collect())
 }
 
-/// What a file says of one GPU so far.
+/// What a file contains of one GPU so far.
 pub(super) fn gpu_of<T: Default>(by_gpu: &mut BTreeMap<u32, T>, gpu: u32) -> Result<&mut T, String> {
     if by_gpu.len() >= MOST_GPUS && !by_gpu.contains_key(&gpu) {
         return Err(format!("it has more than {MOST_GPUS} GPUs"));
@@ -37,7 +37,7 @@ fn parse(line: &str) -> Result<Option<(i64, u32, u64)>, String> {
     let (Some(at), Some(gpu), Some(used), None) = (fields.next(), fields.next(), fields.next(), fields.next()) else {
         return Err(format!("`{HEADER}` is expected"));
     };
-    let wrong = |name: &str, text: &str| format!("`{text}` is no {name}");
+    let wrong = |name: &str, text: &str| format!("`{text}` is not a {name}");
     Ok(Some((
         at.parse().map_err(|_| wrong("time in nanoseconds", at))?,
         gpu.parse().map_err(|_| wrong("GPU number", gpu))?,

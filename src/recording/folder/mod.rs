@@ -1,5 +1,6 @@
-//! A recording as a folder: `nvml_1khz.csv[.gz]` and, where a job annotated, one `annotations_rank<N>.jsonl[.gz]` a rank;
-//! `docs/scenarios.md` has the formats. Invariant: a line that cannot be read is counted and costs no other line.
+//! A recording as a folder: `nvml_1khz.csv[.gz]` and, if a job annotated, one `annotations_rank<N>.jsonl[.gz]` per
+//! rank; `docs/scenarios.md` has the formats. Invariant: a line that cannot be read is counted, and no other line is
+//! lost.
 
 mod annotations;
 mod memory;
@@ -18,7 +19,7 @@ const MEMORY: &str = "nvml_1khz.csv";
 const ANNOTATIONS: &str = "annotations_rank";
 const FACTS: &str = "gpus.json";
 const UTILIZATION: &str = "utilization.csv";
-/// The largest [`FACTS`].
+/// The largest size of [`FACTS`].
 const MOST_FACTS_BYTES: u64 = 1 << 20;
 
 /// A recording's folder.
@@ -27,14 +28,14 @@ struct Folder {
     /// Its own name, which is also the job's.
     name: String,
     memory: PathBuf,
-    /// One a rank, in order of rank.
+    /// One file per rank, in order of rank.
     annotations: Vec<PathBuf>,
-    /// Utilization and power, where the recording has them.
+    /// Utilization and power, if the recording has them.
     utilization: Option<PathBuf>,
     facts: PathBuf,
 }
 
-/// What `gpus.json` may tell of a GPU; nothing in it is recorded elsewhere.
+/// What `gpus.json` may contain about a GPU. Nothing of it is recorded elsewhere.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GpuFacts {
@@ -84,7 +85,7 @@ impl Folder {
         })
     }
 
-    /// What is known of the GPUs; nothing where there is no `gpus.json`.
+    /// What is known of the GPUs; empty if there is no `gpus.json`.
     fn gpu_facts(&self) -> Result<Vec<GpuFacts>, OpenError> {
         let text = match read_text(&self.facts, MOST_FACTS_BYTES) {
             Ok(text) => text,
@@ -98,8 +99,8 @@ impl Folder {
 /// Reads a recording.
 ///
 /// # Errors
-/// Where the folder or its memory file is missing, a file has no good line, a file is there twice, or `gpus.json` is
-/// wrong; and where a time lies more than 31 days from the others.
+/// If the folder or its memory file is missing, a file has no valid line, a file is there twice, or `gpus.json` is
+/// wrong; and if a time lies more than 31 days from the others.
 pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let folder = Folder::open(path)?;
     let mut skipped = SkippedLines::default();

@@ -10,7 +10,7 @@ use std::path::Path;
 
 const HEADER: &str = "realtime_ns,gpu,utilization_percent,power_mw";
 
-/// Reads a file of them.
+/// Reads such a file.
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Meters, OpenError> {
     let mut by_gpu = BTreeMap::new();
     File::open(path)?.parse(skipped, parse, |(gpu, reading)| {
@@ -32,12 +32,12 @@ fn parse(line: &str) -> Result<Option<(u32, UsagePoint)>, String> {
     };
     let number = |text: &str, name: &str| match text {
         "" => Ok(None),
-        _ => text.parse::<f64>().map(Some).map_err(|_| format!("`{text}` is no {name}")),
+        _ => text.parse::<f64>().map(Some).map_err(|_| format!("`{text}` is not a {name}")),
     };
     Ok(Some((
-        gpu.parse().map_err(|_| format!("`{gpu}` is no GPU number"))?,
+        gpu.parse().map_err(|_| format!("`{gpu}` is not a GPU number"))?,
         UsagePoint {
-            at_ns: at.parse().map_err(|_| format!("`{at}` is no time in nanoseconds"))?,
+            at_ns: at.parse().map_err(|_| format!("`{at}` is not a time in nanoseconds"))?,
             utilization_ratio: number(percent, "percentage")?.map(|percent| percent / 100.0),
             power_watts: number(milliwatts, "power")?.map(|milliwatts| milliwatts / 1000.0),
             throttle_reasons: None,
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(at(1_600_000_000), (None, Some(300.0)));
         assert_eq!(at(2_500_000_001), (None, None));
         assert_eq!(meters.at(1, 1_200_000_000), Medium::default());
-        // A recording may say any time.
+        // A recording may contain any time.
         std::fs::write(&path, format!("{}, 0, 50, 250000\n", i64::MIN)).expect("written");
         let meters = read(&path, &mut skipped).expect("readable");
         assert_eq!(meters.at(0, i64::MAX), Medium::default());

@@ -84,7 +84,7 @@ fn the_detectors_look_when_they_did() {
         ticks.push((next_ns, replay.is_turn(next_ns)));
         at_ns = next_ns;
     }
-    // Before and after what is known of them, they look at each tick.
+    // Before the first and after the last known turn, they look at each tick.
     let all = [(10, true), (25, true), (30, false), (60, true), (80, true), (90, true), (91, true)];
     assert_eq!(ticks, all);
 }
@@ -102,11 +102,11 @@ fn a_cell_that_cannot_be_read_costs_its_row_and_no_other() {
     let problems: Vec<String> =
         replay.skipped().first.iter().map(|skipped| format!("{}: {}", skipped.line, skipped.message)).collect();
     assert_eq!(replay.skipped().count, 5, "{problems:?}");
-    assert_eq!(problems[0], "2: table samples: used_bytes: Text where a whole number stands");
+    assert_eq!(problems[0], "2: table samples: used_bytes: Text instead of a whole number");
     assert_eq!(problems[1], "3: table samples: used_bytes: -5 is out of range");
     assert!(problems[2].starts_with("1: table annotations: event: unknown variant `begins`"), "{}", problems[2]);
     assert_eq!(problems[3], "2: table annotations: rank: -1 is out of range");
-    assert_eq!(problems[4], "2: table usage: power_watts: Text where a number stands");
+    assert_eq!(problems[4], "2: table usage: power_watts: Text instead of a number");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_became_of_gpus_comes_in_order_of_time_by_their_positions() {
     assert_eq!(problems, ["table health: `well` is none of up, lost and hung", "table health: there is no gpu 3"]);
 }
 
-/// Tables and columns came within the version of the format.
+/// Tables and columns were added without a new version of the format.
 #[test]
 fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
     let replay = open(&format!(
@@ -147,7 +147,7 @@ fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
 #[test]
 fn what_is_no_recording_is_refused_by_name() {
     for (sql, problem) in [
-        ("PRAGMA application_id = 7", "FILE: is no recording of highwater"),
+        ("PRAGMA application_id = 7", "FILE: is not a recording of highwater"),
         ("PRAGMA user_version = 2", "FILE: has format 2; this version of highwater plays format 1"),
         ("UPDATE meta SET value = 'writing' WHERE key = 'state'", "FILE: is still being written"),
         ("DROP TABLE samples", "FILE: table samples: no such table"),

@@ -1,4 +1,4 @@
-//! The watchdog over a driver whose calls return when the test lets them, with the time set by hand.
+//! Tests of the watchdog, with a driver whose calls return when the test allows it, and a clock set by hand.
 
 use super::*;
 use crate::sample::{TickStats, Ticked};
@@ -12,7 +12,7 @@ use std::thread::{ScopedJoinHandle, scope, yield_now};
 
 const HANG_AFTER_NS: i64 = SECOND_NS;
 
-/// A driver that keeps every call for some GPUs.
+/// A driver that blocks every call for some GPUs.
 #[derive(Default)]
 struct Driver {
     keeps: Mutex<HashSet<usize>>,
@@ -29,7 +29,7 @@ impl Driver {
 
 impl Source for Driver {
     fn description(&self) -> String {
-        "a driver that keeps calls".to_owned()
+        "a driver that blocks calls".to_owned()
     }
 
     fn devices(&self) -> &[Device] {
@@ -43,7 +43,7 @@ impl Source for Driver {
     }
 }
 
-/// So many GPUs, each a unit of its own.
+/// This many GPUs, each a unit of its own.
 struct Rig {
     driver: Arc<Driver>,
     clock: Arc<Manual>,
@@ -69,27 +69,27 @@ impl Rig {
         Self { driver, clock, stats, gpus, sampler, roll }
     }
 
-    /// The watchdog's look, so many milliseconds after the sweep that the driver keeps.
+    /// One check of the watchdog, this many milliseconds after the sweep that the driver blocks.
     fn look(&self, watchdog: &mut Watchdog<'_>, after_ms: i64) -> Option<Stuck> {
         self.clock.advance_to(SECOND_NS + after_ms * MILLISECOND_NS);
         watchdog.look(self.clock.now_ns())
     }
 
-    /// A sweep on a thread of its own, which the driver keeps.
+    /// A sweep on a thread of its own, which the driver blocks.
     fn sweep_into_the_hang<'scope>(
         &'scope self,
         threads: &'scope std::thread::Scope<'scope, '_>,
     ) -> ScopedJoinHandle<'scope, Ticked> {
         let mut sampler = self.sampler.share();
         let sweep = threads.spawn(move || sampler.tick(SECOND_NS, |_| ()));
-        // Those before it answer at once.
+        // The GPUs before it answer at once.
         let kept = self.driver.keeps.lock().expect("whole").clone();
         let hangs = |stuck: Stuck| kept.contains(&stuck.gpu) && self.gpus[stuck.gpu].is_in_fast_call();
         until(|| self.stats.stuck_since(SECOND_NS + 1).is_some_and(hangs));
         sweep
     }
 
-    /// Every GPU's own thread answers the roll. Returns once each has answered or is kept.
+    /// Every GPU's own thread answers the roll call. Returns once each has answered or is blocked.
     fn answer<'scope>(&'scope self, threads: &'scope std::thread::Scope<'scope, '_>) {
         for unit in self.roll.units() {
             threads.spawn(|| self.roll.answer(unit, &self.gpus, &*self.driver, SECOND_NS));
@@ -107,7 +107,7 @@ impl Rig {
     }
 }
 
-/// Lets every call return when a story ends, also by a failed assertion: its threads are waited for.
+/// Lets every call return when a test ends, even by a failed assertion, because its threads are joined.
 struct Release<'a>(&'a Driver);
 
 impl Drop for Release<'_> {
@@ -131,11 +131,11 @@ fn a_driver_that_blocks_every_call_hangs_no_gpu_and_gets_no_second_thread() {
         rig.driver.keep(0..8);
         let sweep = rig.sweep_into_the_hang(threads);
         assert_eq!(rig.look(&mut watchdog, 99), None);
-        assert!(!rig.gpus[3].is_doubted(), "nothing is asked before a call has taken long");
+        assert!(!rig.gpus[3].is_doubted(), "no roll call before a call has taken long");
         assert_eq!(rig.look(&mut watchdog, 101), None);
         rig.answer(threads);
         for after_ms in [103, 250, 400] {
-            assert_eq!(rig.look(&mut watchdog, after_ms), None, "nobody answers");
+            assert_eq!(rig.look(&mut watchdog, after_ms), None, "no GPU answers");
         }
         rig.driver.keep([]);
         assert_eq!(sweep.join().expect("whole"), Ticked::Taken, "the thread was not replaced");
@@ -158,13 +158,13 @@ fn gpus_that_hang_together_cost_the_others_one_delay() {
         rig.answer(threads);
         let stuck = rig.look(&mut watchdog, 103).expect("32 GPUs have answered, and the call has not returned");
         let mut successor = watchdog.replace(stuck);
-        // It would not return if it asked one of those that hang.
+        // It would not return if it read a GPU that hangs.
         for _ in 0..10 {
             assert_eq!(successor.tick(SECOND_NS, |_| ()), Ticked::Taken);
         }
-        assert_eq!(rig.stats.missed_driver.load(Ordering::Relaxed), 1103, "since the beginning of the accounts");
+        assert_eq!(rig.stats.missed_driver.load(Ordering::Relaxed), 1103, "since accounting began");
         assert_eq!(rig.look(&mut watchdog, 900), None);
-        assert!(rig.with_health(Health::Hung).is_empty(), "left alone, not yet called hung");
+        assert!(rig.with_health(Health::Hung).is_empty(), "skipped, not hung yet");
         assert_eq!(rig.look(&mut watchdog, 1_104), None);
         assert_eq!(rig.with_health(Health::Hung), hung);
         rig.driver.keep([]);
@@ -174,7 +174,7 @@ fn gpus_that_hang_together_cost_the_others_one_delay() {
     assert_eq!(rig.with_health(Health::Lost), hung, "each is tried before it is sampled again");
 }
 
-/// Its own thread hangs in another call, while the fast lane has read its memory since: it is not held back.
+/// Its own thread hangs in another call, while the fast lane has read its memory since: it is not skipped.
 #[test]
 fn a_gpu_whose_own_thread_has_long_waited_is_not_doubted() {
     let rig = Rig::new(3);
@@ -195,7 +195,7 @@ fn a_gpu_whose_own_thread_has_long_waited_is_not_doubted() {
     });
 }
 
-/// The only GPU there is: nobody else can show that the driver is not busy, so the limit alone decides.
+/// The only GPU: no other GPU can show that the driver is not busy, so the limit alone decides.
 #[test]
 fn a_gpu_that_is_alone_hangs_after_the_limit() {
     let rig = Rig::new(1);
@@ -227,7 +227,7 @@ fn what_a_thread_of_an_ended_node_reads_is_discarded() {
         let (source, clock): (Arc<dyn Source>, Arc<dyn Clock>) = (rig.driver.clone(), rig.clock.clone());
         let of_next_node =
             Sampler::new(source, clock, Arc::default(), Arc::clone(&rig.stats), Arc::clone(&rig.gpus), Vec::new());
-        assert_eq!(rig.stats.stuck_since(i64::MAX), None, "the call is none of the next node's");
+        assert_eq!(rig.stats.stuck_since(i64::MAX), None, "the call does not belong to the next node");
         rig.driver.keep([]);
         assert_eq!(sweep.join().expect("whole"), Ticked::Replaced);
         drop(of_next_node);

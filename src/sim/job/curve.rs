@@ -1,18 +1,18 @@
-//! How memory goes from one level to the next: the points of a curve.
+//! Moves memory from one level to the next: the points of a curve.
 
 use crate::sim::random::Random;
 use crate::sim::scenario::Shape;
 
-/// What a caching allocator asks the driver for is a multiple of this.
+/// A caching allocator requests memory from the driver in multiples of this.
 const GRANULE_BYTES: u64 = 2 << 20;
 /// A curve has at most this many points.
 const RAMP_POINTS: u64 = 64;
-/// An uneven curve has one point for this many bytes, within limits.
+/// An uneven curve has one point per this many bytes, within limits.
 const BYTES_A_STEP: u64 = 1 << 30;
 const STEPS_POINTS: u64 = 24;
 
 /// The changes (time, level) of a curve between two levels, in order of time. The last one is exactly the target and
-/// comes before the time is over; the levels go one way only.
+/// comes before the end of the time; the levels are monotonic.
 pub(super) fn points(
     shape: Shape,
     (from_bytes, to_bytes): (u64, u64),
@@ -43,14 +43,14 @@ pub(super) fn points(
     times.into_iter().zip(shares).map(|(time, share)| (at(time), level(share))).collect()
 }
 
-/// Shares of the way are parts of this.
+/// The whole distance, in which shares are expressed.
 const WHOLE: u64 = 1 << 16;
 
 fn scaled(whole: u64, share: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
 }
 
-/// Shares of time and of the way, evenly spread; the time is never quite over.
+/// Shares of time and of the distance, evenly spread; the last time is before the end.
 fn even(count: u64) -> (Vec<u64>, Vec<u64>) {
     let times = (0..count).map(|i| i * WHOLE / count).collect();
     let shares = (1..=count).map(|i| i * WHOLE / count).collect();

@@ -1,4 +1,4 @@
-//! The ends of a job's life: its processes start, end, or die of OOM and start again.
+//! The beginnings and ends of a job's life: its processes start, end, or die of OOM and start again.
 
 use super::{GAP_NS, PEERS_DIE_NS, Rank, Stage, State, TEARDOWN_NS, Timeline};
 use crate::sim::scenario::Shape;
@@ -15,7 +15,7 @@ pub(super) struct Death {
 }
 
 impl Timeline {
-    /// Processes appear, take their contexts, then load what they keep between steps.
+    /// Processes appear, allocate their contexts, then load the memory that they keep between steps.
     pub(super) fn start_up(&mut self) {
         let plan = Arc::clone(&self.plan);
         let (begin_ns, lasting_ns) = (self.at_ns, plan.job.startup.0);
@@ -30,7 +30,7 @@ impl Timeline {
         self.stage = Stage::Steps;
     }
 
-    /// The job has made all its steps.
+    /// Ends the job after its last step.
     pub(super) fn exit(&mut self) {
         for rank in 0..self.ranks.len() {
             self.change(rank, self.at_ns + TEARDOWN_NS, |state| *state = State::default());
@@ -38,14 +38,14 @@ impl Timeline {
         self.stage = Stage::Over;
     }
 
-    /// What was generated beyond a rank's death does not happen: it marks `oom` and goes, its peers are killed, and
-    /// perhaps the job starts again.
+    /// Discards what was generated beyond a rank's death: the rank marks `oom` and ends, its peers are killed, and the
+    /// job may start again.
     pub(super) fn die(&mut self, death: Death) {
         let last_ns = |rank| if rank == death.rank { death.at_ns } else { death.at_ns + PEERS_DIE_NS };
         self.queue.retain(|moment| moment.at_ns <= last_ns(moment.rank));
         let dying = &mut self.ranks[death.rank];
         dying.state.allocator_bytes = death.allocator_bytes;
-        // The allocator flushes its cache and tries once more before it gives up.
+        // The allocator flushes its cache and retries once before it gives up.
         dying.alloc_retries += 1;
         dying.ooms += 1;
         self.say(death.rank, death.at_ns, EventType::Mark, Kind::Phase, Some("oom"));

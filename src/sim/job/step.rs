@@ -1,7 +1,7 @@
-//! One step of a job: its phases on every rank, and what goes wrong in them.
+//! One step of a job: its phases on every rank, and the troubles in them.
 //!
-//! A collective phase ends for all ranks at once, after the last has come to it. So one rank's trouble shows as its
-//! peers' long collective, as it does on real nodes.
+//! A collective phase ends for all ranks at once, after the last rank has reached it. So one rank's trouble shows as
+//! its peers' long collective, as on real nodes.
 
 use super::life::Death;
 use super::{CHECKPOINT, GAP_NS, Plan, State, Timeline, Traffic};
@@ -10,15 +10,15 @@ use crate::sim::scenario::{NearOom, Phase, Shape};
 use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
 
-/// A dying rank never comes to the next collective phase; this is longer than its peers live.
+/// A dying rank never reaches the next collective phase; this is longer than its peers live.
 const NEVER_NS: i64 = 3_600_000_000_000;
 
-/// What goes wrong in one step.
+/// The troubles of one step.
 #[derive(Debug, Default)]
 struct Fate {
-    /// The rank whose allocator flushes, and in which phase.
+    /// The rank whose allocator flushes, and its phase.
     flushing: Option<(usize, usize)>,
-    /// The rank that dies, and in which phase.
+    /// The rank that dies, and its phase.
     dying: Option<(usize, usize)>,
 }
 
@@ -52,7 +52,7 @@ impl Timeline {
         }
     }
 
-    /// Decides what goes wrong in the step that begins now.
+    /// Decides the troubles of the step that begins now.
     fn fate(&mut self, plan: &Plan, begin_ns: i64) -> Fate {
         let mut fate = Fate::default();
         if let (Some(near), Some(window)) = (&plan.job.near_oom, &plan.near_oom) {
@@ -81,7 +81,7 @@ impl Timeline {
         (0..self.ranks.len()).find(tight).map(|rank| (rank, phase))
     }
 
-    /// Fills a rank's GPU up, so that its peak leaves as little as the scenario says, or gives that back.
+    /// Fills a rank's GPU up, so that its peak leaves as little as the scenario says, or removes that ballast.
     fn set_ballast(&mut self, plan: &Plan, rank: usize, at_ns: i64, near: Option<&NearOom>) {
         let held = self.ranks[rank].ballast_bytes;
         let wanted = near.map_or(0, |near| {
@@ -95,7 +95,7 @@ impl Timeline {
         self.change(rank, at_ns, |state| state.outside_bytes = state.outside_bytes - held + wanted);
     }
 
-    /// One phase on every rank; where a rank dies of it, how.
+    /// One phase on every rank. Returns the death if a rank dies in it.
     fn make_phase(&mut self, plan: &Plan, index: usize, phase: &Phase, fate: &Fate) -> Option<Death> {
         let end_ns = |timeline: &Self, rank: usize| {
             let own_ns = timeline.own_ns(plan, rank, index, phase);
@@ -111,7 +111,7 @@ impl Timeline {
         death
     }
 
-    /// The phase in which the step's checkpoint is written, where one is due.
+    /// The phase in which the step's checkpoint is written, if one is due.
     fn make_checkpoint(&mut self, plan: &Plan, fate: &Fate) {
         let (Some(checkpoint), Some(phase)) = (&plan.job.checkpoint, &plan.checkpoint) else { return };
         if !(self.step + 1).is_multiple_of(checkpoint.every_steps) {
@@ -122,7 +122,7 @@ impl Timeline {
         self.say(0, saved_ns, EventType::Mark, Kind::Phase, Some("checkpoint saved"));
     }
 
-    /// One phase on one rank, from where the rank is until `end_ns`; where the rank dies of it, how.
+    /// One phase on one rank, from the rank's time until `end_ns`. Returns the death if the rank dies in it.
     fn play(
         &mut self,
         plan: &Plan,
@@ -154,16 +154,16 @@ impl Timeline {
         death
     }
 
-    /// The allocator goes where the phase says. A peer of a dying rank may leak as much as that one does: it comes no
-    /// further than its GPU is large before it is killed.
+    /// Moves the allocator to the phase's level. A peer of a dying rank may leak as much as that rank does: its memory
+    /// is limited to its GPU's until it is killed.
     fn grow(&mut self, plan: &Plan, rank: usize, phase: &Phase, span: (i64, i64)) {
         if let Some(to) = phase.to {
             self.move_to(rank, to.0.min(self.room_bytes(plan, rank)), phase.shape, span);
         }
     }
 
-    /// Adds what leaks with each step. Where it does not fit the ballast yields, and where that is not enough the
-    /// next step dies.
+    /// Adds the leak of each step. If it does not fit, it takes from the ballast; if that is not enough, the next step
+    /// dies.
     fn leak(&mut self, plan: &Plan, rank: usize, at_ns: i64) {
         let free_bytes = self.room_bytes(plan, rank).saturating_sub(self.ranks[rank].state.allocator_bytes);
         let wanted_bytes = plan.job.leak_per_step.0;
@@ -190,7 +190,7 @@ impl Timeline {
         self.ranks[rank].alloc_retries += 1;
     }
 
-    /// The allocator takes all that is left, and that is not enough.
+    /// The allocator takes all memory that is left, which is not enough.
     fn fill_up(&mut self, plan: &Plan, rank: usize, (begin_ns, own_ns): (i64, i64)) -> Death {
         let level = self.ranks[rank].state.allocator_bytes;
         let allocator_bytes = self.room_bytes(plan, rank).max(level);
@@ -198,7 +198,7 @@ impl Timeline {
         Death { rank, at_ns: begin_ns + own_ns, allocator_bytes }
     }
 
-    /// How long a phase lasts on a rank by itself.
+    /// A phase's duration on a rank, without delays.
     fn own_ns(&self, plan: &Plan, rank: usize, index: usize, phase: &Phase) -> i64 {
         let key = [plan.seed, plan.index, self.life, self.step, rank as u64, index as u64];
         let drawn = phase.duration.0 + Random::keyed(&key).around(phase.jitter.0);
@@ -214,9 +214,9 @@ impl Timeline {
         stretched
     }
 
-    /// By how much trouble makes it longer.
+    /// The delay that troubles add to a phase.
     fn delay_ns(&self, plan: &Plan, rank: usize, (index, phase): (usize, &Phase), fate: &Fate) -> i64 {
-        // What delays one rank in a collective phase delays all.
+        // In a collective phase, a delay of one rank delays all.
         let delayed = |trouble: Option<(usize, usize)>| {
             trouble.is_some_and(|(who, place)| place == index && (who == rank || phase.collective))
         };
@@ -241,7 +241,7 @@ impl Plan {
         self.job.phases.iter().position(|phase| phase.name == name)
     }
 
-    /// By how much a flush delays its rank: long enough for memory to regrow, and for the peers to wait in the next
+    /// The delay of a rank by a flush: long enough for memory to regrow, and for the peers to wait in the next
     /// collective phase as long as the scenario says.
     fn flush_delay_ns(&self, index: usize) -> i64 {
         let Some(near) = &self.job.near_oom else { return 0 };

@@ -1,14 +1,14 @@
-//! What a scenario must satisfy beyond its syntax. Each fault is told with the key that is to be changed.
+//! Checks what a scenario must satisfy beyond its syntax. Each fault names the key to change.
 
 use super::fleet::Fleet;
 use super::{Fault, Job, Nanoseconds, Phase, Scenario, Shape};
 use std::collections::BTreeSet;
 
-/// Nothing lasts longer: sums of a few of these stay far from the end of 64-bit time.
+/// The longest duration: sums of a few of these stay far from the end of 64-bit time.
 const LONGEST_NS: i64 = 366 * 86_400 * 1_000_000_000;
-/// A phase is at least this long, so that time goes on.
+/// The shortest phase, so that time advances.
 const SHORTEST_PHASE_NS: i64 = 1_000;
-/// More of anything than a node has is a slip of the pen.
+/// The limit on counts. More than a node has is a typing error.
 const MOST: usize = 256;
 /// Larger than any framebuffer: 1 PiB.
 const LARGEST_BYTES: u64 = 1 << 50;
@@ -49,7 +49,7 @@ impl Faults {
     }
 
     fn lasts(&mut self, duration: Nanoseconds, shortest_ns: i64, key: String) {
-        self.require(duration.0 >= shortest_ns, key.clone(), "must be longer than nothing");
+        self.require(duration.0 >= shortest_ns, key.clone(), "is too short");
         self.require(duration.0 <= LONGEST_NS, key, "must be at most 366 d");
     }
 
@@ -91,7 +91,7 @@ fn check_job(job: &Job, at: &str, fleet: &Fleet, found: &mut Faults) {
 
 fn check_ranks(job: &Job, at: &str, fleet: &Fleet, found: &mut Faults) {
     if !(1..=MOST).contains(&job.ranks.count()) {
-        // Of so many none is looked at: a number that takes nine bytes would take gigabytes.
+        // Checked before the ranks are looked at: a number of nine bytes could stand for gigabytes.
         return found.add(format!("{at}.ranks"), format!("must be 1 to {MOST}"));
     }
     let listed = matches!(job.ranks, super::Ranks::On(_));
@@ -177,7 +177,7 @@ fn check_window(
     }
 }
 
-/// Something without a length of its own.
+/// The length of an event without a duration.
 const INSTANT: Nanoseconds = Nanoseconds(1);
 
 fn check_befalling(scenario: &Scenario, fleet: &Fleet, found: &mut Faults) {
@@ -206,7 +206,7 @@ fn check_befalling(scenario: &Scenario, fleet: &Fleet, found: &mut Faults) {
 }
 
 /// Every device must hold the most that its ranks ever take by themselves, and a rank that is driven to the limit of
-/// its GPU must have it alone.
+/// its GPU must be alone on it.
 fn check_room(scenario: &Scenario, fleet: &Fleet, found: &mut Faults) {
     let mut taken = vec![(0_u64, 0_usize); fleet.devices.len()];
     for (index, job) in scenario.jobs.iter().enumerate() {

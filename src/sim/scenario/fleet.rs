@@ -1,4 +1,4 @@
-//! The devices that a scenario's GPUs make: each GPU, followed by its MIG instances.
+//! The devices of a scenario's GPUs: each GPU, followed by its MIG instances.
 
 use super::{DeviceRef, GpuGroup, Scenario};
 use crate::sim::random::Random;
@@ -51,23 +51,23 @@ impl Fleet {
         }
     }
 
-    /// The position of a device; `None` where it is not there.
+    /// The position of a device; `None` if it does not exist.
     pub(in crate::sim) fn find(&self, device: &DeviceRef) -> Option<usize> {
         let index = device.to_string();
         self.devices.iter().position(|device| device.index == index)
     }
 
-    /// Whether a GPU is split in MIG instances.
+    /// Whether a GPU is split into MIG instances.
     pub(in crate::sim) fn is_split(&self, position: usize) -> bool {
         self.parents.contains(&Some(position))
     }
 
-    /// Bytes of a device that jobs can have; 0 where the device is not there.
+    /// Bytes of a device that jobs can use; 0 if the device does not exist.
     pub(in crate::sim) fn usable_bytes(&self, position: usize) -> u64 {
         self.devices.get(position).and_then(Device::usable_bytes).unwrap_or(0)
     }
 
-    /// The device itself and, for a GPU, its instances: where what happens to it is felt, or comes from.
+    /// The device itself and, for a GPU, its instances: the devices that an event on it affects or comes from.
     pub(in crate::sim) fn within(&self, position: usize) -> impl Iterator<Item = usize> {
         (0..self.devices.len()).filter(move |other| *other == position || self.parents[*other] == Some(position))
     }

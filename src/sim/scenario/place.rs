@@ -1,4 +1,4 @@
-//! Where each key of a TOML text stands, so that a fault can be told with its key and its line.
+//! Locates each key of a TOML text, so that a fault can be reported with its key and its line.
 
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
@@ -10,7 +10,7 @@ pub(super) struct Places<'a> {
 }
 
 struct Entry {
-    /// As `jobs[0].phases[1].duration`.
+    /// Such as `jobs[0].phases[1].duration`.
     path: String,
     /// The key; for a list element, the element.
     key: Range<usize>,
@@ -19,7 +19,7 @@ struct Entry {
 }
 
 impl<'a> Places<'a> {
-    /// The places of a text; none where it is no TOML at all.
+    /// The places of a text; none if it is not TOML.
     pub(super) fn of(text: &'a str) -> Self {
         let mut entries = Vec::new();
         if let Ok(table) = DeTable::parse(text) {
@@ -28,14 +28,14 @@ impl<'a> Places<'a> {
         Self { text, entries }
     }
 
-    /// The key that a stretch of the text belongs to: the innermost one around it.
+    /// The key that a span of the text belongs to: the innermost one around it.
     pub(super) fn path_at(&self, span: &Range<usize>) -> Option<&str> {
         let within = |outer: &Range<usize>| outer.start <= span.start && span.end <= outer.end;
         let holding = self.entries.iter().filter(|entry| within(&entry.key) || within(&entry.value));
         holding.min_by_key(|entry| (entry.value.len(), std::cmp::Reverse(entry.path.len()))).map(|e| e.path.as_str())
     }
 
-    /// The line, from 1, of a key, or of the nearest key around one that is not in the text.
+    /// The line, from 1, of a key, or of the nearest enclosing key if it is not in the text.
     pub(super) fn line_of(&self, path: &str) -> Option<usize> {
         let mut path = path;
         loop {
@@ -46,7 +46,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The line, from 1, of a place in the text.
+    /// The line, from 1, of an offset in the text.
     pub(super) fn line_at(&self, offset: usize) -> usize {
         1 + self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
     }

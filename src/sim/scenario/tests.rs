@@ -1,4 +1,4 @@
-//! What is a scenario, and what is none.
+//! Tests of valid and invalid scenarios.
 
 use super::parse::SHIPPED;
 use super::*;
@@ -123,7 +123,7 @@ fn what_cannot_be_played_is_refused() {
     }
 }
 
-/// As many as a number says are never made: these would take more memory than there is.
+/// Ranks are never created for a number this large: they would take more memory than there is.
 #[test]
 fn more_ranks_than_a_node_has_are_refused_before_they_are_made() {
     let text = "[[gpus]]\n[[jobs]]\nname = \"a\"\nranks = 4294967295\nphases = []\n";

@@ -1,8 +1,8 @@
-//! The exporters' common web configuration file, as Prometheus's exporter toolkit defines it, read and checked.
+//! Reads and checks the exporters' common web configuration file, as Prometheus's exporter toolkit defines it.
 //!
-//! Enters: YAML. Leaves: what it asks for, or every fault at once, each with its key. Invariant: a key or a value that is
-//! not supported is an error with its name, never ignored. docs/web-config.md lists what is supported. Absent on purpose:
-//! the files that it names, which `tls` reads.
+//! Enters: YAML. Leaves: the configuration, or every fault at once, each with its key. Invariant: a key or a value that
+//! is not supported is an error with its name, never ignored. docs/web-config.md lists the supported ones. Absent on
+//! purpose: the files that it names, which `tls` reads.
 
 use super::section::{Section, table};
 use super::tls_section::{self, Tls};
@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// The highest cost of a password's hash: one check takes a second or so. Each more takes twice as long.
+/// The highest cost of a password's hash: one check takes about a second. Each further step doubles it.
 const MOST_COST: u32 = 14;
-/// The headers that answers can be given, and their values where these are fixed.
+/// The headers that answers can be given, with the allowed values if those are fixed.
 const HEADERS: [(&str, &[&str]); 5] = [
     ("Content-Security-Policy", &[]),
     ("Strict-Transport-Security", &[]),
@@ -23,7 +23,7 @@ const HEADERS: [(&str, &[&str]); 5] = [
     ("X-XSS-Protection", &[]),
 ];
 
-/// What the file asks for.
+/// The contents of the file.
 #[derive(Default)]
 pub(super) struct File {
     pub tls: Option<Tls>,
@@ -41,7 +41,7 @@ pub(super) struct Rate {
     pub burst: u32,
 }
 
-/// Reads `text`; relative paths in it are below `folder`.
+/// Parses `text`; relative paths in it are below `folder`.
 pub(super) fn parse(text: &str, folder: &Path) -> Result<File, Vec<String>> {
     let mut faults = Vec::new();
     let file = {
@@ -83,7 +83,7 @@ fn users(mut section: Section<'_>) -> BTreeMap<String, String> {
     let mut users = BTreeMap::new();
     for name in section.keys() {
         let hash = section.text(&name).unwrap_or_default();
-        // Never with the value: a password in the place of its hash would be logged.
+        // Never with the value: a password in place of its hash would be logged.
         match hash.parse::<bcrypt::HashParts>() {
             Ok(parts) if parts.get_cost() > MOST_COST => {
                 let cost = parts.get_cost();

@@ -1,9 +1,9 @@
-//! Who may look: TLS, users and passwords, a rate of requests, and headers of answers, by the exporters' common web
+//! Access control: TLS, users and passwords, a rate limit, and headers of answers, by the exporters' common web
 //! configuration file.
 //!
-//! Enters: the file's path. Leaves: the rules of the moment, read again when the file or one that it names has changed.
-//! Invariant: a file that cannot be used changes nothing; the rules before it stay in force, and that is logged and
-//! counted. Absent on purpose: which requests the rules are for, which `gate` knows.
+//! Enters: the file's path. Leaves: the current rules, read again when the file or one that it names has changed.
+//! Invariant: a file that cannot be used changes nothing; the previous rules stay in force, and this is logged and
+//! counted. Absent on purpose: which requests the rules apply to, which `gate` decides.
 
 mod file;
 mod passwords;
@@ -30,21 +30,21 @@ use tokio_rustls::TlsAcceptor;
 
 /// The longest file, bytes.
 const MOST_BYTES: u64 = 1 << 20;
-/// How often is looked whether a file has changed, while there are requests.
+/// How often to check whether a file has changed, while there are requests.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The rules and where they come from.
+/// The rules and the files they come from.
 pub struct Guard {
     path: PathBuf,
     rules: ArcSwap<Rules>,
-    /// What the rules were read from; looked at by one at a time.
+    /// The files that were read; one thread at a time checks them.
     files: Mutex<Vec<Stamp>>,
     looked: Mutex<Instant>,
     stats: Arc<Stats>,
     broken: Seldom,
 }
 
-/// What is asked of clients at one moment.
+/// The current requirements on clients.
 pub(super) struct Rules {
     tls: Option<TlsAcceptor>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -52,11 +52,11 @@ pub(super) struct Rules {
     rate: Option<Arc<Bucket>>,
 }
 
-/// One file as it was when it was read.
+/// The state of one file when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
-    /// Which file it is, how long, and when it was written and changed; `None` where there is none.
+    /// Device, inode, length, and times of modification and change; `None` if there is no file.
     state: Option<[i64; 7]>,
 }
 
@@ -95,17 +95,17 @@ impl Guard {
         }))
     }
 
-    /// Whether connections are inside TLS, which is so for the life of the daemon.
+    /// Whether connections use TLS, which is fixed for the life of the daemon.
     #[must_use]
     pub fn has_tls(&self) -> bool {
         self.rules.load().tls.is_some()
     }
 
-    /// The rules of this moment, or of a second ago.
+    /// The rules, at most a second old.
     pub(super) async fn rules(self: &Arc<Self>) -> Arc<Rules> {
         if self.is_due() {
             let guard = Arc::clone(self);
-            // A disk that hangs keeps this one waiting, and no other. A look that panicked has changed nothing.
+            // If the disk hangs, only this request waits. A check that panicked has changed nothing.
             let _ = tokio::task::spawn_blocking(move || guard.look()).await;
         }
         self.rules.load_full()
@@ -133,15 +133,15 @@ impl Guard {
                 self.rules.store(Arc::new(rules));
                 *files = read;
                 self.stats.read_config(true);
-                tracing::info!(file = %self.path.display(), "the web configuration has changed and is in force");
+                tracing::info!(file = %self.path.display(), "the web configuration was reloaded");
             }
             Err(faults) => {
-                // Tried again at the next look: what is wrong may be in the middle of a change.
+                // Retried at the next check: the files may have been read in the middle of a change.
                 files.clear();
                 self.stats.read_config(false);
                 if self.broken.due().is_some() {
                     let (file, faults) = (self.path.display(), faults.join("; "));
-                    tracing::error!(%file, faults, "the web configuration cannot be used; the one before stays in force");
+                    tracing::error!(%file, faults, "cannot use the web configuration; the previous one stays in force");
                 }
             }
         }
@@ -149,14 +149,14 @@ impl Guard {
 }
 
 impl Rules {
-    /// The rules of the file at `path`; what has not changed goes on from those `before`. `files` gets the stamps of all
-    /// that was read, each taken before its file was read.
+    /// The rules of the file at `path`. Parts that have not changed are taken from `before`. `files` gets the stamps of
+    /// all files read, each taken before its file was read.
     fn read(path: &Path, before: Option<&Self>, files: &mut Vec<Stamp>) -> Result<Self, Vec<String>> {
         files.push(Stamp::of(path.to_owned()));
         let text = read(path).map_err(|problem| vec![problem])?;
         let File { tls, headers, users, rate } = file::parse(&text, path.parent().unwrap_or(Path::new(".")))?;
         if before.is_some_and(|before| before.tls.is_some() != tls.is_some()) {
-            return Err(vec!["tls_server_config: came or went, which needs a restart".to_owned()]);
+            return Err(vec!["tls_server_config: adding or removing it needs a restart".to_owned()]);
         }
         files.extend(tls.iter().flat_map(tls_section::Tls::files).map(Stamp::of));
         let tls = tls.as_ref().map(tls::config).transpose().map_err(|fault| vec![fault])?;
@@ -170,12 +170,12 @@ impl Rules {
         Ok(Self { tls: tls.map(|config| TlsAcceptor::from(Arc::new(config))), headers, passwords, rate })
     }
 
-    /// What agrees on TLS with clients, where it is spoken.
+    /// The TLS acceptor, if enabled.
     pub(super) fn tls(&self) -> Option<TlsAcceptor> {
         self.tls.clone()
     }
 
-    /// Takes one request of the rate, or returns how long until there is one.
+    /// Takes one request from the rate limit, or returns how long until one is available.
     pub(super) fn take(&self) -> Result<(), Duration> {
         self.rate.as_ref().map_or(Ok(()), |bucket| bucket.take())
     }
@@ -184,7 +184,7 @@ impl Rules {
         self.passwords.is_some()
     }
 
-    /// Checks a user and a password that somebody at `address` gave.
+    /// Checks a user and a password sent from `address`.
     pub(super) async fn check(&self, user: &str, password: &[u8], address: IpAddr) -> Entry {
         let Some(passwords) = &self.passwords else { return Entry::Open };
         match passwords.check(user, password, address).await {
@@ -195,7 +195,7 @@ impl Rules {
     }
 }
 
-/// Whether somebody may come in.
+/// Whether a client has access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     Open,
@@ -203,7 +203,7 @@ pub(super) enum Entry {
     Busy,
 }
 
-/// The text of a file of settings, which is a file and not too long.
+/// The text of a settings file, which must be a regular file and not too long.
 fn read(path: &Path) -> Result<String, String> {
     let opened =
         fs::metadata(path).and_then(|file| if file.is_file() { fs::File::open(path).map(Some) } else { Ok(None) });

@@ -1,8 +1,9 @@
 //! Users and their passwords: `basic_auth_users`.
 //!
-//! A check is slow on purpose, 50 to 1000 ms of a core. So one at a time runs, on a thread that no request waits on, few wait
-//! for it, and fewer of one address, so that a flood of wrong passwords costs one core at HTTP's low priority and nobody else's
-//! first request. What was right is remembered under a keyed hash: a scraper is checked once.
+//! A check is slow on purpose: it takes 50 to 1000 ms of a core. Only one check runs at a time, on a thread that blocks
+//! no request; few may wait for it, and fewer per address. So a flood of wrong passwords costs one core at HTTP's low
+//! priority, and does not block other clients' first requests. A password found right is remembered under a keyed hash:
+//! a scraper is checked once.
 
 use ring::hmac;
 use std::collections::{BTreeMap, HashMap};
@@ -10,41 +11,41 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
-/// Checks that wait at a time, and of one address.
+/// Limits on the checks that wait at a time, in total and per address.
 const MOST_WAITING: usize = 16;
 const MOST_OF_ADDRESS: usize = 4;
 
-/// What became of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Right,
     Wrong,
-    /// Too many checks wait.
+    /// Too many checks are waiting.
     Busy,
 }
 
 /// All users.
 pub(super) struct Passwords {
     users: BTreeMap<String, String>,
-    /// The hash that takes longest, checked for users who do not exist: they cannot be told by the time.
+    /// The slowest hash, checked for users who do not exist, so that timing does not reveal which users exist.
     decoy: String,
     key: hmac::Key,
-    /// The tag of the password that was right, of each user at most one.
+    /// The tag of each user's correct password, at most one per user.
     right: Mutex<HashMap<String, hmac::Tag>>,
     one_at_a_time: Arc<Semaphore>,
     waiting: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Passwords {
-    /// Those users; `None` where there are none.
+    /// These users; `None` if there are none.
     ///
     /// # Errors
-    /// Where the system gives no random key.
+    /// The system cannot generate a random key.
     pub(super) fn new(users: BTreeMap<String, String>) -> Result<Option<Self>, String> {
         let cost = |hash: &&String| hash.parse::<bcrypt::HashParts>().map_or(0, |parts| parts.get_cost());
         let Some(decoy) = users.values().max_by_key(cost).cloned() else { return Ok(None) };
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &ring::rand::SystemRandom::new());
-        let key = key.map_err(|_| "the system gives no random bytes".to_owned())?;
+        let key = key.map_err(|_| "the system provides no random bytes".to_owned())?;
         let one_at_a_time = Arc::new(Semaphore::new(1));
         Ok(Some(Self { users, decoy, key, right: Mutex::default(), one_at_a_time, waiting: Mutex::default() }))
     }
@@ -53,7 +54,7 @@ impl Passwords {
         self.users == *users
     }
 
-    /// Checks what somebody at `address` gave.
+    /// Checks the credentials sent from `address`.
     pub(super) async fn check(&self, user: &str, password: &[u8], address: IpAddr) -> Verdict {
         let told = [&(user.len() as u64).to_be_bytes(), user.as_bytes(), password].concat();
         if self.is_known(user, &told) {
@@ -61,13 +62,13 @@ impl Passwords {
         }
         let Some(_waiting) = Waiting::begin(&self.waiting, network(address)) else { return Verdict::Busy };
         let Ok(turn) = Arc::clone(&self.one_at_a_time).acquire_owned().await else { return Verdict::Busy };
-        // It may have been found right while this one waited.
+        // Another check may have confirmed it while this one waited.
         if self.is_known(user, &told) {
             return Verdict::Right;
         }
         let (hash, password) = (self.users.get(user).unwrap_or(&self.decoy).clone(), password.to_vec());
         let checked = tokio::task::spawn_blocking(move || {
-            // Held until the check is over, also where nobody waits for it any more.
+            // Held until the check is over, even if its request has been dropped.
             let _turn = turn;
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
@@ -85,7 +86,7 @@ impl Passwords {
     }
 }
 
-/// Whom an address belongs to: one who has an IPv6 address has 2⁶⁴ of them.
+/// The network of an address: the holder of an IPv6 address usually has 2⁶⁴ of them.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -143,12 +144,12 @@ mod tests {
         let passwords = passwords();
         assert_eq!(passwords.check("alice", b"builder", HERE).await, Verdict::Wrong);
         assert_eq!(passwords.check("carol", b"wonder", HERE).await, Verdict::Wrong);
-        // The password of the decoy is nobody's.
+        // The decoy's password belongs to no user.
         for password in ["wonder", "builder"] {
             assert_eq!(passwords.check("", password.as_bytes(), HERE).await, Verdict::Wrong);
         }
         assert_eq!(passwords.check("alice", b"wonder", HERE).await, Verdict::Right);
-        // Nobody can check any more, and it is known all the same; a wrong one is not.
+        // No check can run any more; a known password still passes, a wrong one does not.
         passwords.one_at_a_time.close();
         assert_eq!(passwords.check("alice", b"wonder", HERE).await, Verdict::Right);
         assert_eq!(passwords.check("alice", b"wonde", HERE).await, Verdict::Busy);
@@ -165,11 +166,11 @@ mod tests {
             tokio::spawn(async move { passwords.check(user, b"builder", address).await })
         };
         let guesses: Vec<_> = (0..100).map(|_| check("alice", HERE)).collect();
-        while passwords.waiting.lock().expect("held by nobody").get(&HERE) != Some(&MOST_OF_ADDRESS) {
+        while passwords.waiting.lock().expect("not poisoned").get(&HERE) != Some(&MOST_OF_ADDRESS) {
             tokio::task::yield_now().await;
         }
         let honest = check("bob", THERE);
-        while !passwords.waiting.lock().expect("held by nobody").contains_key(&THERE) {
+        while !passwords.waiting.lock().expect("not poisoned").contains_key(&THERE) {
             tokio::task::yield_now().await;
         }
         drop(turn);
@@ -179,7 +180,7 @@ mod tests {
             busy += usize::from(guess.await.expect("checked") == Verdict::Busy);
         }
         assert_eq!(busy, 100 - MOST_OF_ADDRESS);
-        assert!(passwords.waiting.lock().expect("held by nobody").is_empty());
+        assert!(passwords.waiting.lock().expect("not poisoned").is_empty());
     }
 
     #[test]

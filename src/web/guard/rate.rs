@@ -1,11 +1,11 @@
-//! How many requests are answered in a time: `rate_limit`'s bucket of tokens.
+//! The token bucket of `rate_limit`.
 
 use super::file::Rate;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A bucket that holds `burst` requests and gets one each `interval`.
+/// A bucket that holds `burst` requests and is refilled by one each `interval`.
 #[derive(Debug)]
 pub(super) struct Bucket {
     pub rate: Rate,
@@ -18,7 +18,7 @@ impl Bucket {
         Self { rate, full_at: Mutex::new(Instant::now()) }
     }
 
-    /// Takes one request, or returns how long until there is one to take.
+    /// Takes one request, or returns how long until one is available.
     pub(super) fn take(&self) -> Result<(), Duration> {
         let now = Instant::now();
         let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);

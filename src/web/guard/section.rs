@@ -1,13 +1,13 @@
-//! YAML as a tree of tables, of which each key is taken by whoever knows it, and every other is a fault.
+//! YAML as a tree of tables. Each known key is taken from it, and every key left over is a fault.
 //!
-//! Enters: text that is not trusted to be small once it is parsed. Leaves: values, and faults with the path of their key.
+//! Enters: untrusted text that could grow when parsed. Leaves: values, and faults with the path of their key.
 
 use config::{FileFormat, Map, Source as _, Value, ValueKind};
 
-/// Sequences inside one another on one line.
+/// Nested sequences allowed on one line.
 const MOST_DEPTH: usize = 16;
 
-/// The tree of a text, of which the parser makes no more than the text is long.
+/// Parses a text into a tree that is no larger than the text.
 pub(super) fn table(text: &str) -> Result<Map<String, Value>, String> {
     for (number, line) in text.lines().enumerate() {
         let told = |what: &str| Err(format!("line {}: {what}", number + 1));
@@ -21,7 +21,8 @@ pub(super) fn table(text: &str) -> Result<Map<String, Value>, String> {
     config::File::from_str(text, FileFormat::Yaml).collect().map_err(|error| error.to_string())
 }
 
-/// Whether an anchor, which aliases multiply, may begin on this line: no hash, certificate or header has the sign there.
+/// Whether an anchor, which aliases multiply, may begin on this line. Hashes, certificates and headers never have `&`
+/// there.
 fn has_anchor(line: &str) -> bool {
     let mut before = ' ';
     line.chars().any(|character| {
@@ -31,7 +32,7 @@ fn has_anchor(line: &str) -> bool {
     })
 }
 
-/// One table of the file, of which keys are taken until none is left.
+/// One table of the file, from which keys are taken until none is left.
 pub(super) struct Section<'a> {
     pub name: String,
     pub table: Map<String, Value>,
@@ -48,7 +49,7 @@ impl Section<'_> {
         self.faults.push(format!("{path}: {problem}"));
     }
 
-    /// The value of a key that has one.
+    /// The value of a key, if it has one.
     fn take(&mut self, key: &str) -> Option<Value> {
         self.table.remove(key).filter(|value| value.kind != ValueKind::Nil)
     }
@@ -84,7 +85,7 @@ impl Section<'_> {
         }
     }
 
-    /// A list of which each text is read by `read`, which tells what is wrong with one.
+    /// A list whose items are parsed by `read`, which returns what is wrong with an item.
     pub(super) fn list<T>(&mut self, key: &str, read: impl Fn(&str) -> Result<T, String>) -> Vec<T> {
         let Some(value) = self.take(key) else { return Vec::new() };
         let Ok(values) = value.into_array() else {
@@ -93,7 +94,7 @@ impl Section<'_> {
         };
         let mut list = Vec::new();
         for value in values {
-            let text = value.into_string().map_err(|_| "has something that is no text".to_owned());
+            let text = value.into_string().map_err(|_| "has an item that is not text".to_owned());
             match text.and_then(|text| read(&text)) {
                 Ok(one) => list.push(one),
                 Err(problem) => self.fault(key, problem),
@@ -102,14 +103,14 @@ impl Section<'_> {
         list
     }
 
-    /// The keys that nobody took yet, in order: a table has none.
+    /// The keys not taken yet, in order: a table has no order.
     pub(super) fn keys(&self) -> Vec<String> {
         let mut keys: Vec<_> = self.table.keys().cloned().collect();
         keys.sort_unstable();
         keys
     }
 
-    /// Tells of each key that nobody took.
+    /// Reports each key that was not taken.
     pub(super) fn finish(mut self) {
         for key in self.keys() {
             self.fault(&key, "is not supported");

@@ -1,4 +1,4 @@
-//! TLS as the web configuration file asks for it: rustls's configuration, with ring as its one provider.
+//! TLS as configured in the web configuration file: rustls's configuration, with ring as its only provider.
 
 use super::read;
 use super::tls_section::{Clients, Pem, Tls};
@@ -27,7 +27,7 @@ impl Tls {
     }
 }
 
-/// Reads the files of `tls` and makes a configuration of them.
+/// Reads the files of `tls` and builds a configuration from them.
 ///
 /// # Errors
 /// What is wrong, with its key and its file.
@@ -44,7 +44,7 @@ pub(super) fn config(tls: &Tls) -> Result<ServerConfig, String> {
     };
     let chain = certificates("cert", &tls.certificate)?;
     let key = parsed("key", &tls.key, |bytes| PrivateKeyDer::from_pem_slice(bytes).map_err(|error| error.to_string()))?;
-    // Refused where the two do not belong together, as in the middle of an exchange of both.
+    // Refused if the two do not match, for example while both are being replaced.
     let mut config = builder.with_single_cert(chain, key).map_err(fault)?;
     config.ignore_client_order = tls.is_server_order;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -81,7 +81,7 @@ fn certificates(key: &str, pem: &Pem) -> Result<Vec<CertificateDer<'static>>, St
     })
 }
 
-/// What `parse` makes of the text of `key`, or of the file of `key_file`.
+/// The result of `parse` on the text of `key`, or on the file of `key_file`.
 fn parsed<T>(key: &str, pem: &Pem, parse: impl Fn(&[u8]) -> Result<T, String>) -> Result<T, String> {
     match pem {
         Pem::Inline(text) => parse(text.as_bytes()).map_err(|problem| format!("tls_server_config.{key}: {problem}")),
@@ -91,7 +91,7 @@ fn parsed<T>(key: &str, pem: &Pem, parse: impl Fn(&[u8]) -> Result<T, String>) -
     }
 }
 
-/// Clients whose certificate is good and has one of these names.
+/// Accepts clients with a valid certificate that has one of these names.
 #[derive(Debug)]
 struct Named {
     verifier: Arc<dyn ClientCertVerifier>,

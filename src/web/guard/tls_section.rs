@@ -1,4 +1,4 @@
-//! `tls_server_config` of the web configuration file: which certificates, versions, suites and curves.
+//! `tls_server_config` of the web configuration file: certificates, versions, suites and curves.
 
 use super::section::Section;
 use std::net::IpAddr;
@@ -21,17 +21,17 @@ pub(super) struct Tls {
     pub is_server_order: bool,
 }
 
-/// Where PEM is.
+/// The source of a PEM text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Pem {
     Inline(String),
     File(PathBuf),
 }
 
-/// Which certificates of clients are asked for.
+/// Which client certificates are requested.
 pub(super) enum Clients {
     None,
-    /// Verified where one is shown.
+    /// Verified if the client sends one.
     IfGiven(Pem),
     Required(Pem),
 }
@@ -62,7 +62,7 @@ pub(super) fn read(mut section: Section<'_>, folder: &Path) -> Option<Tls> {
     Some(Tls { certificate: certificate?, key: key?, clients, names, versions, suites, groups, is_server_order })
 }
 
-/// What is given as `key` in the file itself, or as `key_file` beside it.
+/// The PEM given inline as `key`, or in a file as `key_file`.
 fn pem(section: &mut Section<'_>, key: &str, folder: &Path) -> Option<Pem> {
     let file_key = format!("{key}_file");
     match (section.text(key), section.text(&file_key)) {
@@ -125,7 +125,7 @@ fn versions(section: &mut Section<'_>) -> Vec<&'static SupportedProtocolVersion>
     all.into_iter().filter(|(number, _)| (least..=most).contains(number)).map(|(_, version)| version).collect()
 }
 
-/// A suite by Go's name.
+/// A suite by its name in Go.
 fn suite(name: &str) -> Result<SupportedCipherSuite, String> {
     let called = |suite: &SupportedCipherSuite| format!("{:?}", suite.suite()).replace("TLS13_", "TLS_");
     let found = ALL_CIPHER_SUITES.iter().find(|suite| called(suite) == name);
@@ -133,7 +133,7 @@ fn suite(name: &str) -> Result<SupportedCipherSuite, String> {
     found.copied().ok_or_else(|| format!("`{name}` is not supported; these are: {}", supported()))
 }
 
-/// Those of TLS 1.3, which are not chosen, and those of TLS 1.2 that are listed.
+/// All suites of TLS 1.3, which cannot be chosen, and the listed ones of TLS 1.2.
 fn suites(listed: Vec<SupportedCipherSuite>) -> Vec<SupportedCipherSuite> {
     if listed.is_empty() {
         return ALL_CIPHER_SUITES.to_vec();
@@ -142,7 +142,7 @@ fn suites(listed: Vec<SupportedCipherSuite>) -> Vec<SupportedCipherSuite> {
     of_13.chain(listed.into_iter().filter(|suite| suite.tls13().is_none())).collect()
 }
 
-/// A curve by Go's name.
+/// A curve by its name in Go.
 fn group(name: &str) -> Result<&'static dyn SupportedKxGroup, String> {
     match name {
         "X25519" => Ok(kx_group::X25519),

@@ -1,5 +1,5 @@
-//! From a scrape to somebody's pager: a real Prometheus with the rules, a real Alertmanager with the documented routes,
-//! and a webhook. Only durations differ from what ships, so that a story does not last for minutes.
+//! From a scrape to a pager: a real Prometheus with the rules, a real Alertmanager with the documented routes, and a
+//! webhook. Only durations differ from the shipped files, so that a test does not take minutes.
 
 use crate::alertmanager::Alertmanager;
 use crate::daemon::Daemon;
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Room for a near-OOM that comes once a minute, on a busy machine.
+/// Enough for a near-OOM that occurs once a minute, on a busy machine.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(150);
 
-/// Device 2 of a node and the rank on it, nearly out of memory.
+/// GPU 2 of a node and the rank on it, nearly out of memory.
 const SHORT: &str = r#"highwater_build_info{version="0.1.0",rustc="1.88.0"} 1
 highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
 highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 149700000000
@@ -44,7 +44,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
         })
     };
     let fired = near_oom("firing");
-    assert_eq!(fired.receiver, "chat", "a warning wakes nobody: {fired:?}");
+    assert_eq!(fired.receiver, "chat", "a warning goes to the chat alone: {fired:?}");
     for (label, value) in [("severity", "warning"), ("job", "highwater"), ("gpu", "2")] {
         assert_eq!(fired.labels[label], value, "{fired:?}");
     }
@@ -55,7 +55,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
     assert!(free.ends_with("Mi"), "less than a GiB: {description}");
     assert_eq!(fired.annotations["runbook_url"], "docs/runbooks/near-oom.md");
     let resolved = near_oom("resolved");
-    assert_eq!(resolved.labels, fired.labels, "what resolves is what fired");
+    assert_eq!(resolved.labels, fired.labels, "the alert that fired is the one that resolves");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn every_rule_can_be_evaluated_over_what_a_real_daemon_says() {
     let nobody = HttpServer::start(|_, _| String::new());
     let rules = hastened_rules();
     let prometheus = Scraper::alerting(&prometheus, daemon.address(), rules.path(), &nobody.address());
-    // These are the last of their chains, and need a series of every metric below them.
+    // These rules are the last of their chains. They have values only if every metric below them has a series.
     for (recorded, count) in [
         ("highwater:gpu_memory_headroom_bytes > 0", 4),
         ("highwater:sampler_ticks_missed_ratio:rate10m >= 0", 2),
@@ -110,14 +110,14 @@ fn every_rule_can_be_evaluated_over_what_a_real_daemon_says() {
     for rule in rules {
         assert_eq!(rule["health"], "ok", "{}: {}", rule["name"], rule["lastError"]);
     }
-    // The demo has a job that goes near OOM, and nothing else is wrong with it.
+    // The demo has one job that goes near OOM, and no other problem.
     let wrong =
         r#"ALERTS{alertname=~"Highwater(GpuLost|Xid.*|NothingToRead|Exporter.*|AnnotationsSilent|InputStall)"}"#;
     assert!(prometheus.query(wrong).is_empty(), "{:?}", prometheus.query(wrong));
 }
 
-/// Copies of the rules that ship with seconds for minutes: how long something must hold, how long it is remembered, how
-/// often groups are evaluated.
+/// Copies of the shipped rules with seconds instead of minutes: how long a condition must hold, how long an alert keeps
+/// firing, how often groups are evaluated, and how far expressions look back.
 fn hastened_rules() -> TempDir {
     let directory = TempDir::new().expect("a temporary directory");
     for file in super::files() {

@@ -1,4 +1,4 @@
-//! What the driver reports by itself.
+//! Events that the driver reports.
 
 use super::{EVENTUALLY, Node};
 use highwater::source::{Error, Event, Source};
@@ -36,7 +36,7 @@ fn a_gpu_that_came_back_reports_events_again() {
     assert_eq!(node.control.calls("nvmlDeviceRegisterEvents"), registered + 1);
 }
 
-/// NVML takes no GPU out of a set: one that is lost would silence all others.
+/// NVML cannot remove a GPU from an event set: a lost one would silence all others.
 #[test]
 fn a_lost_gpu_silences_no_other() {
     let gpus = |lost: bool| json!([{"lost": lost}, {}]);
@@ -44,11 +44,11 @@ fn a_lost_gpu_silences_no_other() {
     let nvml = node.open();
     assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None));
     node.control.set(&json!({"gpus": gpus(true)}));
-    assert!(matches!(nvml.wait_event(Duration::ZERO), Err(Error::Failed(_))), "it is told");
+    assert!(matches!(nvml.wait_event(Duration::ZERO), Err(Error::Failed(_))), "the loss is reported");
     let one = json!({"gpu": 1, "xid": 31});
     node.control.set(&json!({"gpus": gpus(true), "xids": [one]}));
     assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
-    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "and that one is lost is not told again");
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "the loss is not reported again");
     node.control.set(&json!({"gpus": gpus(false), "xids": [one, {"gpu": 0, "xid": 13}]}));
     assert_eq!(nvml.reacquire(0), Ok(()));
     assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));
@@ -57,7 +57,7 @@ fn a_lost_gpu_silences_no_other() {
     assert_eq!(sets, [2, 2]);
 }
 
-/// A set at which NVML failed with an unknown error is of no use.
+/// An event set in which NVML failed with an unknown error is unusable.
 #[test]
 fn a_gpu_that_spoils_the_set_is_left_out() {
     let gpus = json!([{"errors": {"nvmlDeviceRegisterEvents": 999}}, {}]);
@@ -65,8 +65,8 @@ fn a_gpu_that_spoils_the_set_is_left_out() {
     let nvml = node.open();
     assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 1, xid: 31 })));
     let sets = ["nvmlEventSetCreate", "nvmlEventSetFree"].map(|name| node.control.calls(name));
-    assert_eq!(sets, [2, 1], "the first was given back");
-    // Once it was got back it is tried again.
+    assert_eq!(sets, [2, 1], "the first was freed");
+    // The GPU is tried again once it has been reacquired.
     node.control.set(&json!({"gpus": [{}, {}], "xids": [{"gpu": 1, "xid": 31}, {"gpu": 0, "xid": 13}]}));
     assert_eq!(nvml.reacquire(0), Ok(()));
     assert_eq!(nvml.wait_event(EVENTUALLY), Ok(Some(Event::Xid { gpu: 0, xid: 13 })));

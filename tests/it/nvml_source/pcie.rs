@@ -1,4 +1,4 @@
-//! PCIe bytes: the GPU's own counters where they are wide, else GPM's rates times time.
+//! PCIe bytes: from the GPU's own counters where they are wide, otherwise from GPM's rates multiplied by time.
 
 use super::{MIB, Node};
 use crate::daemon::Daemon;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// A GPU as an H200 is: narrow counters, and rates by GPM.
+/// A GPU like an H200: narrow counters, and rates from GPM.
 fn gpu(sent_mib: u64, received_mib: u64) -> Value {
     let gpm = json!({"pcie_tx_mib_per_second": sent_mib, "pcie_rx_mib_per_second": received_mib});
     json!({"pcie_narrow": true, "gpm": gpm})
@@ -21,7 +21,7 @@ fn only(gpu: Value) -> Value {
     json!({"gpus": [gpu]})
 }
 
-/// What a turn at this second tells, in MiB: sent, received.
+/// What is read at this second, in MiB: sent, received.
 fn told(nvml: &Nvml, seconds: f64) -> (Option<u64>, Option<u64>) {
     #[allow(clippy::cast_possible_truncation, reason = "whole nanoseconds of small numbers")]
     let at_ns = (seconds * SECOND_NS as f64) as i64;
@@ -35,12 +35,12 @@ const NOTHING: (Option<u64>, Option<u64>) = (None, None);
 fn totals_grow_by_rate_times_time_in_the_gpus_view() {
     let node = Node::with(only(gpu(100, 40_000)));
     let nvml = node.open();
-    assert_eq!(told(&nvml, 1000.0), NOTHING, "one sample tells no rate");
+    assert_eq!(told(&nvml, 1000.0), NOTHING, "one sample gives no rate");
     assert_eq!(told(&nvml, 1001.0), (Some(100), Some(40_000)));
     assert_eq!(told(&nvml, 1003.5), (Some(350), Some(140_000)));
     node.control.set(&only(gpu(0, 2)));
     assert_eq!(told(&nvml, 1004.5), (Some(350), Some(140_002)));
-    assert_eq!(node.control.calls("field:197"), 1, "narrow counters are asked once");
+    assert_eq!(node.control.calls("field:197"), 1, "narrow counters are read once");
     assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 1);
 }
 
@@ -62,7 +62,7 @@ fn wide_counters_leave_gpm_alone() {
     let node = Node::with(only(json!({"gpm": gpm, "pcie_tx_bytes": 7 * MIB, "pcie_rx_bytes": 9 * MIB})));
     let nvml = node.open();
     assert_eq!([told(&nvml, 0.0), told(&nvml, 1.0)], [(Some(7), Some(9)); 2]);
-    // A counter that fails once counts from another beginning than GPM would.
+    // GPM does not stand in for a counter that fails: its total would start from another origin.
     let failing = json!({"gpm": gpm, "field_errors": {"197": 999, "198": 999}});
     node.control.set(&only(failing));
     assert_eq!([told(&nvml, 2.0), told(&nvml, 3.0)], [NOTHING; 2]);
@@ -82,7 +82,7 @@ fn a_gpu_with_neither_tells_nothing_and_is_asked_once() {
         }
         assert_eq!(node.control.calls("nvmlGpmQueryDeviceSupport"), 1);
         assert_eq!(node.control.calls("nvmlGpmSampleGet"), samples);
-        assert_eq!(calls.failures(Call::Gpm), 0, "not supported is no failure");
+        assert_eq!(calls.failures(Call::Gpm), 0, "an unsupported call is not a failure");
     }
 }
 
@@ -136,7 +136,7 @@ fn rates_that_fail_lose_one_window() {
     let node = Node::with(with(json!({})));
     let nvml = node.open();
     assert_eq!([told(&nvml, 0.0), told(&nvml, 1.0)], [NOTHING, (Some(100), Some(10))]);
-    // An invalid argument is a word about these two samples, not about the GPU.
+    // An invalid argument concerns these two samples, not the GPU.
     for (second, code) in [(2.0, 999), (3.0, 2)] {
         node.control.set(&with(json!({"nvmlGpmMetricsGet": code})));
         assert_eq!(told(&nvml, second), NOTHING);
@@ -151,7 +151,7 @@ fn a_lane_that_was_away_for_long_begins_anew() {
     let nvml = node.open();
     assert_eq!([told(&nvml, 0.0), told(&nvml, 10.0)], [NOTHING, (Some(1000), Some(100))]);
     assert_eq!([told(&nvml, 20.1), told(&nvml, 21.1)], [NOTHING, (Some(1100), Some(110))]);
-    assert_eq!([told(&nvml, 5.0), told(&nvml, 6.0)], [NOTHING, (Some(1200), Some(120))], "nor does time run back");
+    assert_eq!([told(&nvml, 5.0), told(&nvml, 6.0)], [NOTHING, (Some(1200), Some(120))], "also if time runs back");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn every_sample_is_freed() {
         }
     }
     let open = || node.control.calls("nvmlGpmSampleAlloc") - node.control.calls("nvmlGpmSampleFree");
-    assert_eq!(open(), 2, "one a GPU to count from");
+    assert_eq!(open(), 2, "one per GPU to count from");
     drop(nvml);
     assert_eq!((open(), node.control.calls("nvmlGpmSampleAlloc")), (0, 8));
 }

@@ -51,8 +51,8 @@ fn probe_reports_every_call_as_json() {
     assert_eq!(named("counters", "utilization")["status"], "constant while watched");
 }
 
-/// Watched by a thread that others keep from its processor, a counter seems to change more seldom than it does: one look
-/// of several is undisturbed.
+/// If others keep the watching thread off its core, a counter seems to change less often than it does. One attempt of
+/// several is undisturbed.
 #[test]
 fn probe_finds_how_often_a_counter_changes() {
     let node = probed_node();
@@ -65,7 +65,7 @@ fn probe_finds_how_often_a_counter_changes() {
     };
     let mut looks = std::iter::repeat_with(look).take(20);
     let is_found = looks.any(|period| period.is_some_and(|period| (9.0..=21.0).contains(&period)));
-    assert!(is_found, "the counter changes each 10 ms");
+    assert!(is_found, "the counter changes every 10 ms");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn probe_tells_that_energy_is_read_once_a_minute_and_why() {
     let calls = report["calls"].as_array().cloned().unwrap_or_default();
     let energy = calls.into_iter().find(|call| call["name"] == "energy").expect("an energy call");
     assert_eq!(energy["made_in"], "minute");
-    assert!(energy["status"].as_str().is_some_and(|status| status.contains("holds up every other call")), "{energy}");
+    assert!(energy["status"].as_str().is_some_and(|status| status.contains("blocks every other call")), "{energy}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The same instant as Prometheus scrapes it and as OTLP has it: the same values, name by name, for the whole catalogue.
+//! One instant, as scraped by Prometheus and as pushed over OTLP: the same values, name by name, for all metrics.
 
 use highwater::export::otlp::names::{Instrument, NAMES, attribute_name};
 use highwater::export::otlp::settings::Temporality;
@@ -18,7 +18,7 @@ const BOUNDS_S: &[f64] = &[0.001, 0.01, 0.1, 1.0, 10.0];
 const START_NS: i64 = 1_700_000_000_000_000_000;
 const NOW_NS: i64 = START_NS + 60_000_000_000;
 
-/// Every metric of the catalogue, twice, with values that no two have in common.
+/// Every metric of the catalogue, twice, each with a different value.
 fn everything() -> Families {
     let mut families = Families::default();
     for (number, metric) in ALL.iter().enumerate() {
@@ -43,7 +43,7 @@ fn everything() -> Families {
     families
 }
 
-/// Values of the exposition by sample, as `name{labels}`.
+/// The exposition's values by sample, as `name{labels}`.
 fn scraped(families: Families) -> BTreeMap<String, f64> {
     let text = String::from_utf8(prometheus::encode(families).expect("encoded")).expect("text");
     let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -70,7 +70,7 @@ fn key(metric: &Metric, suffix: &str, attributes: &[KeyValue]) -> String {
     }
 }
 
-/// What OTLP has, under the names of the exposition.
+/// OTLP's values, under the exposition's names.
 fn pushed(request: &ExportMetricsServiceRequest) -> BTreeMap<String, f64> {
     let mut told = BTreeMap::new();
     for metric in &request.resource_metrics[0].scope_metrics[0].metrics {
@@ -144,7 +144,7 @@ fn the_whole_catalogue_agrees_name_by_name() {
     check_agreement(false);
 }
 
-/// Durations by fixed bounds, where a receiver wants them so: then every bucket is compared.
+/// With durations by fixed bounds, for receivers that need them, every bucket is compared.
 #[test]
 fn explicit_histograms_agree_bucket_by_bucket() {
     check_agreement(true);
@@ -158,7 +158,7 @@ fn check_agreement(explicit: bool) {
     let snapshot = Snapshot { now_ns: NOW_NS, families: families.clone(), levels: &[], exemplars: &exemplars };
     let (request, points) = mapper.request(snapshot);
     let mut scraped = scraped(families);
-    // Exponential buckets stand for the explicit ones of durations; their counts and sums are compared.
+    // Exponential buckets replace the explicit ones of durations. Only their counts and sums are compared.
     let exponential = NAMES.iter().filter(|named| named.instrument == Instrument::Exponential && !explicit);
     for name in exponential.map(|named| format!("{}_bucket", named.metric.name)) {
         scraped.retain(|key, _| !key.starts_with(&name));
@@ -169,11 +169,11 @@ fn check_agreement(explicit: bool) {
         assert!((pushed[key] - value).abs() <= value.abs() * 1e-12, "{key}: {} and {value}", pushed[key]);
     }
     let samples: usize = everything().into_ordered().iter().map(|family| family.samples.len()).sum();
-    assert_eq!(points, samples as u64 + 2, "and the share of memory in use of two GPUs");
+    assert_eq!(points, samples as u64 + 2, "plus the share of memory in use of two GPUs");
 }
 
-/// Totals that this process counts began with it; one that began elsewhere begins, for all that is known, when it is first
-/// seen.
+/// Totals that this process counts start with the process. A total from elsewhere starts, as far as is known, when it
+/// is first seen.
 #[test]
 fn starts_of_totals_are_right_and_deltas_add_up() {
     use highwater::metrics::catalogue as c;
@@ -209,5 +209,5 @@ fn starts_of_totals_are_right_and_deltas_add_up() {
         run(Temporality::Delta),
         [(Some((0, 3.0)), None), (Some((10, 2.0)), Some((10, 200.0))), (Some((20, 1.0)), Some((20, 50.0)))]
     );
-    assert_eq!(run(Temporality::LowMemory), run(Temporality::Cumulative), "counters stay totals");
+    assert_eq!(run(Temporality::LowMemory), run(Temporality::Cumulative), "counters stay cumulative");
 }

@@ -1,5 +1,5 @@
-//! A daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime whose time stands still until
-//! everything waits, then leaps to the next moment that anything waits for.
+//! The daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime. Its time stands still until
+//! every task waits, then jumps to the next deadline.
 
 use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 pub const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 
-/// The runtime's time as a timeline.
+/// The runtime's time as a clock.
 pub struct Simulated(Instant);
 
 impl Clock for Simulated {
@@ -51,13 +51,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A node of `scenario` that exports through `dial`. Must be called on a runtime whose time is paused.
+    /// Starts a node of `scenario` that exports through `dial`. Must be called on a runtime whose time is paused.
     pub fn start(scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
         Self::start_reading(20, scenario, settings, dial)
     }
 
-    /// The same, with some so many readings at one moment, or exactly one: more is quicker, but then changes have times
-    /// in common.
+    /// Like [`start`](Self::start), with `at_once` readings at each moment. Many are faster, but changes then share
+    /// their times; with 1, each change has its own.
     pub fn start_reading(at_once: usize, scenario: &str, settings: Settings, dial: Arc<dyn Dial>) -> Self {
         let clock = Arc::new(Simulated(Instant::now()));
         let scenario = Scenario::parse(scenario, "otlp").expect("a scenario");
@@ -93,7 +93,7 @@ impl Bench {
         Self { clock, node, known, intake, stats, most_queued_bytes, stop, exporter }
     }
 
-    /// Ends the exporter, and gives how long that took.
+    /// Ends the exporter; returns how long that took.
     pub async fn stop(self) -> Duration {
         let begin = Instant::now();
         self.stop.send(()).expect("it runs");
@@ -101,7 +101,7 @@ impl Bench {
         begin.elapsed()
     }
 
-    /// Memory is known at every tick of the ten minutes that are kept.
+    /// Asserts that memory is known at every tick of the ten minutes that are kept.
     #[track_caller]
     pub fn check_no_tick_is_missing(&self) {
         for ring in self.node.rings.iter() {
@@ -111,7 +111,7 @@ impl Bench {
         }
     }
 
-    /// Points produced = exported + queued + dropped, for each signal.
+    /// Asserts for each signal that points produced = exported + queued + dropped.
     #[track_caller]
     pub fn check_accounts(&self) {
         check_accounts(&self.stats);
@@ -126,7 +126,7 @@ pub fn check_accounts(stats: &Stats) {
     }
 }
 
-/// What the daemon's threads do: ticks, what simulated jobs say, the join, and every 100 ms the search for causes.
+/// Does the work of the daemon's threads: ticks, simulated annotations, the join, and detection every 100 ms.
 async fn sample(
     at_once: usize,
     mut sampler: Sampler,
@@ -143,7 +143,7 @@ async fn sample(
         tokio::time::sleep(step).await;
         let now_ns = node.clock.now_ns();
         if at_once == 1 {
-            // A moment that was slept over is not made up for at the one after.
+            // Ticks that were slept over are not made up for.
             next_ns = now_ns;
         }
         while next_ns <= now_ns {

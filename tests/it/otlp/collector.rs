@@ -1,5 +1,5 @@
-//! A receiver that keeps what it gets: OTLP over HTTP and gRPC, on TCP or on a network of its own in memory, in which
-//! time is simulated and outages are made.
+//! A receiver that stores what it gets: OTLP over HTTP and gRPC, on TCP or on its own network in memory, on which time
+//! and outages are simulated.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -30,32 +30,32 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
-/// What the receiver, or the network before it, does with requests.
+/// How the receiver, or the network before it, handles requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Takes them.
+    /// Accepts each.
     Takes,
-    /// Nobody listens.
+    /// Nothing listens.
     Refuses,
-    /// Connections are made, and nothing ever comes back.
+    /// Accepts connections, and never answers.
     BlackHole,
-    /// 503, or gRPC's UNAVAILABLE, with the wait that it asks for.
+    /// Answers 503, or gRPC's UNAVAILABLE, and asks for this wait.
     Unavailable(Duration),
-    /// Takes each, after this time.
+    /// Accepts each, after this time.
     Slow(Duration),
-    /// Ends each connection in the middle of the first request.
+    /// Closes each connection in the middle of the first request.
     DiesMidStream,
-    /// Takes each, less this many points.
+    /// Accepts each, except this many points.
     Rejects(i64),
-    /// Refuses each for good.
+    /// Refuses each permanently.
     Denies,
-    /// Takes each, with a body that does not end; over gRPC, with a message that says it is a gigabyte.
+    /// Accepts each, with a body that does not end; over gRPC, with a message that claims to be a gigabyte.
     Endless,
-    /// Takes each, with a body that does not end; over gRPC, of empty messages.
+    /// Accepts each, with a body that does not end; over gRPC, of empty messages.
     Flood,
-    /// Takes each, with 64 MiB packed in an answer of 64 kB.
+    /// Accepts each, with 64 MiB compressed into an answer of 64 kB.
     Bomb,
-    /// Takes each, with megabytes of headers.
+    /// Accepts each, with megabytes of headers.
     Headers,
 }
 
@@ -177,7 +177,7 @@ impl axum::serve::Listener for Incoming {
             let Some(stream) = self.connections.recv().await else { return std::future::pending().await };
             match &self.tls {
                 None => return (Box::new(stream), ()),
-                // Who cannot shake hands is turned away.
+                // A client that fails the handshake is dropped.
                 Some(tls) => match tls.accept(stream).await {
                     Ok(stream) => return (Box::new(stream), ()),
                     Err(_) => continue,
@@ -196,7 +196,7 @@ async fn take(State(collector): State<Collector>, request: Request<Body>) -> Res
     let is_grpc = head.headers.get("content-type").is_some_and(|value| value == "application/grpc");
     let mode = collector.mode();
     match mode {
-        // Connections that are still open when the outage begins are of no use either.
+        // Connections that are still open when the outage begins get no answer either.
         Mode::Refuses | Mode::BlackHole | Mode::DiesMidStream => return std::future::pending().await,
         Mode::Unavailable(wait) => {
             collector.received.lock().expect("no panic").refused += 1;
@@ -280,7 +280,7 @@ fn grpc_status(code: u32, details: &[u8]) -> Response<Body> {
     answer.header("grpc-status-details-bin", base64(details)).body(Body::empty()).expect("a response")
 }
 
-/// `google.rpc.Status` with a `RetryInfo`, by hand: the receiver must not share the sender's code.
+/// `google.rpc.Status` with a `RetryInfo`, encoded by hand: the receiver must not share the sender's code.
 fn retry_info(wait: Duration) -> Vec<u8> {
     let seconds = u8::try_from(wait.as_secs()).expect("below 128");
     let info = [0x0a, 2, 0x08, seconds];
@@ -309,9 +309,9 @@ fn as_grpc(is_grpc: bool, mut answer: Response<Body>) -> Response<Body> {
     answer
 }
 
-/// Zeros, 64 MiB of them, packed; of gRPC, as a message.
+/// 64 MiB of zeros, compressed; over gRPC, as a message.
 fn bomb(is_grpc: bool) -> Response<Body> {
-    // Made once: whoever waits for an answer has only so much patience.
+    // Made once, since a client waits only so long for an answer.
     static PACKED: OnceLock<Vec<u8>> = OnceLock::new();
     let packed = PACKED.get_or_init(|| {
         let mut packed = GzEncoder::new(Vec::new(), Compression::best());
@@ -338,7 +338,7 @@ fn with_headers() -> Response<Body> {
     answer
 }
 
-/// Body of a success that never ends; of gRPC, a message that says it is a gigabyte.
+/// The body of a success that never ends; over gRPC, a message that claims to be a gigabyte.
 fn endless(is_grpc: bool) -> Body {
     let head = if is_grpc { vec![0, 0x40, 0, 0, 0] } else { Vec::new() };
     let chunk = Bytes::from(vec![0; 64 << 10]);

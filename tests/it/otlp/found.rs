@@ -1,4 +1,4 @@
-//! What is sent only around findings: a simulated job that runs nearly out of memory, and a receiver that counts.
+//! Exports around findings only: a simulated job that runs nearly out of memory, and a receiver that counts.
 
 use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Received};
@@ -24,14 +24,14 @@ const NEAR_OOM: &str = concat!(
     "near_oom = { offset = \"25 s\", for = \"4 s\", free = \"200 MiB\" }\n",
 );
 
-/// Begin and end of what is near a finding that is told; it is one stretch here.
+/// Begin and end of the time around the reported findings, which is one stretch here.
 fn stretch(findings: &[Finding]) -> (i64, i64) {
     let begin_ns = findings.iter().map(|finding| finding.sign.begin_ns).min().expect("findings");
     let end_ns = findings.iter().map(|finding| finding.seen_ns).max().expect("findings");
     (begin_ns - 10 * SECOND_NS, end_ns + 10 * SECOND_NS)
 }
 
-/// Raw points by the UUID of their GPU, in the order in which they came.
+/// Raw points by the UUID of their GPU, in order of arrival.
 fn raw_points(received: &Received) -> BTreeMap<String, Vec<(i64, Option<u64>)>> {
     let mut by_gpu: BTreeMap<String, Vec<(i64, Option<u64>)>> = BTreeMap::new();
     for one in received.metrics.iter().flat_map(|request| &request.resource_metrics) {
@@ -58,18 +58,18 @@ fn raw_points(received: &Received) -> BTreeMap<String, Vec<(i64, Option<u64>)>> 
 
 fn start(collector: &Collector) -> Bench {
     let keys = Keys { raw: Raw::Findings, spans: Spans::Findings, ..Keys::default() };
-    // One reading a moment, so that each change has a time of its own.
+    // One reading at each moment, so that each change has its own time.
     Bench::start_reading(1, NEAR_OOM, settings(&standard("http/protobuf"), keys), Arc::new(collector.clone()))
 }
 
 fn findings(bench: &Bench) -> Vec<Finding> {
     let board = bench.known.findings.board();
-    assert_eq!(board.active().count(), 0, "all of it is over");
+    assert_eq!(board.active().count(), 0, "every finding has ended");
     let told = board.ended().filter(|finding| finding.sign.severity >= Severity::Warning);
     told.cloned().collect()
 }
 
-/// Every change near the findings is received once, and not one beside.
+/// Every change near the findings is received once, and no other change.
 #[tokio::test(start_paused = true)]
 async fn raw_points_come_around_findings_alone() {
     let collector = Collector::in_memory();
@@ -80,13 +80,13 @@ async fn raw_points_come_around_findings_alone() {
     let (from_ns, to_ns) = stretch(&findings(&bench));
     assert!(from_ns > START_NS + 10 * SECOND_NS && to_ns < START_NS + 50 * SECOND_NS);
     let by_gpu = collector.received(raw_points);
-    assert_eq!(by_gpu.len(), 2, "also of the GPU that waits for the other one");
+    assert_eq!(by_gpu.len(), 2, "also from the GPU that waits for the other one");
     for (gpu, ring) in bench.node.gpus.iter().zip(bench.node.rings.iter()) {
         let points = &by_gpu[&gpu.device.uuid];
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "in order, and nothing twice");
         let (last, known) = points.split_last().expect("points");
         assert!(known.iter().all(|(at_ns, _)| (from_ns..=to_ns).contains(at_ns)), "nothing outside");
-        assert_eq!(last.1, None, "what follows is not told, which is not that nothing changed");
+        assert_eq!(last.1, None, "the last point has no value: what follows was not sent");
         let times: BTreeSet<i64> = points.iter().map(|(at_ns, _)| *at_ns).collect();
         let oldest_ns = ring.oldest_ns().expect("read");
         let all = ring.points(oldest_ns, START_NS + 70 * SECOND_NS, usize::MAX).expect("kept");
@@ -119,7 +119,7 @@ fn step_of(span: &Span) -> (u32, u64) {
     (u32::try_from(of("highwater.rank")).expect("small"), of("highwater.step"))
 }
 
-/// The steps of the simulation that have a finding, by rank and number, and how many steps there are.
+/// The simulated steps that have a finding, by rank and number, and how many steps there are.
 fn expected_steps(bench: &Bench, findings: &[Finding], until_ns: i64) -> (BTreeSet<(u32, u64)>, usize) {
     let (mut begun, mut expected, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
     let said = bench.node.source.annotations().filter(|one| one.kind == Kind::Step);
@@ -142,7 +142,7 @@ fn expected_steps(bench: &Bench, findings: &[Finding], until_ns: i64) -> (BTreeS
     (expected, count)
 }
 
-/// Exactly the steps with a finding are traces, each with what was found as events.
+/// Exactly the steps with a finding become traces, each with its findings as events.
 #[tokio::test(start_paused = true)]
 async fn steps_with_a_finding_are_traces_that_tell_it() {
     let collector = Collector::in_memory();

@@ -1,4 +1,4 @@
-//! What a running daemon's memory does while its receiver answers with all that it can.
+//! The memory of a running daemon while its receiver sends hostile answers.
 
 use super::collector::{Collector, Mode};
 use crate::daemon::Daemon;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const WITHIN: Duration = Duration::from_secs(90);
-/// The most that hostile answers may add to resident memory, bytes: all lanes at once, over all that follows.
+/// Limit of the resident memory that hostile answers may add, bytes: in all lanes at once, over all modes below.
 const MOST_ADDED: u64 = 8 << 20;
 
 #[test]
@@ -49,17 +49,17 @@ fn memory_is_bounded(protocol: &str) {
     assert!(most.saturating_sub(before) <= MOST_ADDED, "{protocol}: {before} bytes, then up to {most}");
     collector.set(Mode::Takes);
     let begin = took("metrics");
-    eventually(WITHIN, "that it is taken again", || (took("metrics") > begin).then_some(()));
+    eventually(WITHIN, "another accepted export", || (took("metrics") > begin).then_some(()));
 }
 
-/// The sum of attempts whose labels end so.
+/// The sum of attempts whose labels end with `labels`.
 fn attempts(daemon: &Daemon, labels: &str) -> f64 {
     let metrics = daemon.get("/metrics");
     let told = metrics.lines().filter_map(|line| line.strip_prefix("highwater_otlp_attempts_total")?.rsplit_once(' '));
     told.filter(|(of, _)| of.ends_with(labels)).map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
 }
 
-/// What the kernel tells of the daemon's memory, bytes.
+/// A field of the daemon's memory in `/proc`, bytes.
 fn memory(daemon: &Daemon, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every process");

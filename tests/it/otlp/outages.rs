@@ -1,4 +1,4 @@
-//! Outages of ten minutes in simulated time: what comes after each is as if it had not been.
+//! Outages of ten minutes in simulated time, and what is delivered after each.
 
 use super::bench::{Bench, START_NS};
 use super::collector::{Collector, Mode};
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 const INTERVAL_S: i64 = 10;
 
-/// Times of the points of the first GPU's memory in use, seconds since the start.
+/// The times of the points of the first GPU's memory in use, seconds since the start.
 fn usage_times(collector: &Collector) -> Vec<i64> {
     collector.received(|received| {
         let metrics = received.metrics_of("hw.gpu.memory.usage");
@@ -99,7 +99,7 @@ async fn killed_in_mid_stream_over_grpc() {
     outage("grpc", Mode::DiesMidStream, Raw::Always).await;
 }
 
-/// The wait that a receiver asks for is obeyed: no attempt comes sooner.
+/// The exporter obeys the wait that a receiver asks for: no attempt comes sooner.
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_obeyed() {
     for protocol in ["http/protobuf", "grpc"] {
@@ -113,7 +113,7 @@ async fn retry_after_is_obeyed() {
     }
 }
 
-/// Beyond the cap the oldest go, and exactly they are counted.
+/// Beyond the cap the oldest points are dropped, and exactly those are counted.
 #[tokio::test(start_paused = true)]
 async fn what_does_not_fit_is_dropped_oldest_first_and_counted() {
     let collector = Collector::in_memory();
@@ -130,7 +130,7 @@ async fn what_does_not_fit_is_dropped_oldest_first_and_counted() {
     assert!(missing.len() > 5 && missing.len() < 60, "{missing:?}");
     let first_missing = missing[0];
     assert!(missing.iter().enumerate().all(|(n, time)| *time == first_missing + n as i64 * INTERVAL_S), "the oldest");
-    assert_eq!(first_missing, 40, "what was sent before the outage stays sent");
+    assert_eq!(first_missing, 40, "what was sent before the outage is not lost");
     let received: u64 = collector.received(|received| received.metrics.iter().map(points).sum());
     let stats = &bench.stats;
     assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), stats.produced(Signal::Metrics) - received);
@@ -156,8 +156,8 @@ fn points(request: &opentelemetry_proto::tonic::collector::metrics::v1::ExportMe
     by_kind.values().sum::<usize>() as u64
 }
 
-/// Files that cannot be read for ten minutes, while the receiver is there again: directories are in their places, which
-/// root cannot read either.
+/// Files that cannot be read for ten minutes, while the receiver is up again. Directories take their places, which root
+/// cannot read either.
 #[tokio::test(start_paused = true)]
 async fn files_that_cannot_be_read_for_a_while_cost_no_point() {
     let folder = tempfile::tempdir().expect("a folder");

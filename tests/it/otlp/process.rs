@@ -13,8 +13,8 @@ fn without_an_endpoint_there_is_no_exporter() {
     assert!(!daemon.get("/metrics").contains("highwater_otlp_"));
 }
 
-/// Everything at once, over TCP: the demo's jobs as traces, raw points, and the snapshot at the end, which comes before the
-/// first interval is over.
+/// Everything at once, over TCP: the demo's jobs as traces, raw points, and the last snapshot, which is sent at the
+/// end, before the first interval is over.
 #[test]
 fn a_running_daemon_pushes_all_signals_and_its_last_snapshot_at_the_end() {
     for protocol in ["http/protobuf", "grpc"] {
@@ -64,7 +64,7 @@ shape = "ramp"
 release = true
 "#;
 
-/// Raw points are looked for once a second, but at the end they are all there: the newest is what the last snapshot tells.
+/// Raw points are collected once a second, but at the end none is missing: the newest equals the last snapshot.
 #[test]
 fn the_newest_change_is_pushed_at_the_end() {
     let folder = tempfile::TempDir::new().expect("a folder");

@@ -1,4 +1,4 @@
-//! Steps and raw points from job and sampler to the receiver.
+//! Steps and raw points, from the job and the sampler to the receiver.
 
 use super::bench::{Bench, START_NS};
 use super::collector::Collector;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Every change of memory, and where it rests, with the time of its reading: each point is what the ring has there.
+/// Raw points show every change of memory, and where it rests, at the times of the readings: each matches the ring.
 #[tokio::test(start_paused = true)]
 async fn raw_points_are_the_rings() {
     let scenario =
@@ -65,7 +65,7 @@ async fn raw_points_are_the_rings() {
     bench.check_accounts();
 }
 
-/// How long memory was at which level: one count for each millisecond of which it is known.
+/// How long memory was at each level: one count for each millisecond for which memory is known.
 #[tokio::test(start_paused = true)]
 async fn levels_count_every_millisecond_once() {
     let collector = Collector::in_memory();
@@ -128,11 +128,11 @@ async fn a_step_arrives_as_a_trace_with_its_memory_and_its_gpu() {
             assert_eq!(
                 step.events.iter().map(|event| event.name.as_str()).collect::<Vec<_>>(),
                 ["oom", "allocator_thrash"],
-                "its allocator tried again"
+                "its allocator retried"
             );
             let durations = received.metrics_of("highwater.job.step.duration").next().expect("durations");
             let Some(Data::ExponentialHistogram(histogram)) = &durations.data else { panic!("{durations:?}") };
-            assert_eq!(histogram.data_points[0].exemplars[0].trace_id, step.trace_id, "it leads to the trace");
+            assert_eq!(histogram.data_points[0].exemplars[0].trace_id, step.trace_id, "it links to the trace");
         });
         bench.check_accounts();
     }

@@ -1,5 +1,5 @@
-//! Daemons with their real threads, side by side: one whose receiver takes everything, and others whose receiver does not.
-//! They share the machine and its moment, so that what one of them misses for want of a processor they all do.
+//! Daemons with their real threads, side by side: one whose receiver accepts everything, and others whose receiver does
+//! not. They run on one machine at the same time, so all of them miss ticks if it lacks CPU.
 
 use super::collector::{Collector, Mode};
 use crate::collector::Port;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const WITHIN: Duration = Duration::from_secs(120);
-/// How many ticks each daemon is looked at for.
+/// How many ticks of each daemon one measurement covers.
 const TICKS: f64 = 15_000.0;
-/// How often they are looked at, at most.
+/// How many measurements there are at most.
 const MOST_LOOKS: usize = 3;
-/// How much more an outage may miss than no outage: half as much again, and this share of the ticks due. Between two
-/// daemons without any, a busy machine makes as much.
+/// How much more an outage may miss than no outage: half as much again, and this share of the ticks due. On a busy
+/// machine two daemons without an outage differ by as much.
 const MOST_MORE: f64 = 0.02;
 
 #[test]
@@ -29,7 +29,7 @@ fn an_outage_makes_no_tick_late() {
     let refusing = Port::reserve();
     let names = ["takes", "refuses", "black hole", "503"];
     let daemons = [port, refusing.number, black_hole.port(), busy_port].map(pushing);
-    // A processor that is taken away for a moment is a daemon's own bad luck, and strikes another one the next time.
+    // A daemon may lose its core for a moment by chance. The next measurement then hits another daemon.
     let mut always_more: Vec<&str> = names[1..].to_vec();
     for _ in 0..MOST_LOOKS {
         let shares = missed_shares(&daemons);
@@ -48,7 +48,7 @@ fn an_outage_makes_no_tick_late() {
     assert!(sum(&daemons[0], "highwater_otlp_exported_total{signal=\"raw\"}") > 0.0);
     assert!(healthy.received(|received| !received.metrics.is_empty()));
     for (name, queued) in names.iter().zip(&queued).skip(1) {
-        assert!(*queued > 0.0, "{name}: nothing waits");
+        assert!(*queued > 0.0, "{name}: nothing is queued");
     }
     for daemon in &daemons {
         let counted = sum(daemon, "highwater_otlp_dropped_total");
@@ -56,7 +56,7 @@ fn an_outage_makes_no_tick_late() {
     }
 }
 
-/// A daemon that pushes all it can, ten times a second, and reads each millisecond however busy the machine is.
+/// A daemon that pushes everything, ten times a second, and reads every millisecond however busy the machine is.
 fn pushing(port: u16) -> Daemon {
     let endpoint = format!("otlp.endpoint=http://127.0.0.1:{port}");
     let arguments = ["serve", "--source", "sim", "--set", "sampling.max_period=1ms", "--set", "otlp.raw=always"];
@@ -66,7 +66,7 @@ fn pushing(port: u16) -> Daemon {
     )
 }
 
-/// What part of the next ticks each daemon misses.
+/// The share of the next ticks that each daemon misses.
 fn missed_shares(daemons: &[Daemon]) -> Vec<f64> {
     let counts = || daemons.iter().map(|daemon| (due(daemon), missed(daemon))).collect::<Vec<_>>();
     let before = counts();
@@ -85,7 +85,7 @@ fn due(daemon: &Daemon) -> f64 {
     sum(daemon, "highwater_sampler_ticks_due_total")
 }
 
-/// The sum of the samples that begin so.
+/// The sum of the samples that begin with `prefix`.
 fn sum(daemon: &Daemon, prefix: &str) -> f64 {
     let metrics = daemon.get("/metrics");
     let told = metrics.lines().filter(|line| line.starts_with(prefix)).filter_map(|line| line.rsplit_once(' '));

@@ -1,4 +1,4 @@
-//! TLS: an authority that only this receiver has, and certificates on both sides.
+//! TLS with an authority that only this receiver uses, and certificates on both sides.
 
 use super::bench::Bench;
 use super::collector::Collector;
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-/// A server as `collector` that asks clients for certificates of this authority.
+/// The configuration of the server `collector`, which requires client certificates of this authority.
 fn server(authority: &Authority) -> ServerConfig {
     let (certificate, key) = authority.issue("collector");
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! What is on the wire: both protocols, compression, headers, partial success, hostile answers, the end.
+//! OTLP on the wire: both protocols, compression, headers, partial success, hostile answers, the end.
 
 use super::bench::{Bench, check_accounts};
 use super::collector::{Collector, Mode};
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 pub const GPUS: &str = "[[gpus]]\ncount = 2\n";
 
-/// Settings from variables, as a daemon reads them.
+/// Settings from variables, resolved as a daemon does.
 pub fn settings(variables: &[(&str, &str)], keys: Keys) -> Settings {
     let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
     resolve(&keys, &variables).expect("valid").expect("an endpoint")
@@ -73,8 +73,8 @@ async fn partial_success_and_refusal_are_counted_with_their_reasons() {
     }
 }
 
-/// A body without an end, a message of a gigabyte, messages without an end or 64 MiB in 64 kB: each is read to its bound
-/// and no further, and no attempt is made again for it.
+/// A body without an end, a message of a gigabyte, messages without an end or 64 MiB in 64 kB: each is read to its
+/// limit and no further, and is not attempted again.
 #[tokio::test(start_paused = true)]
 async fn a_hostile_answer_is_bounded() {
     let modes = [Mode::Endless, Mode::Flood, Mode::Bomb];
@@ -123,7 +123,7 @@ async fn a_queue_on_disk_loses_nothing_over_a_restart() {
     bench.stop().await;
     let left = stats.queued(Signal::Metrics) + stats.queued(Signal::Raw);
     assert_eq!(left, stats.produced(Signal::Metrics) + stats.produced(Signal::Raw));
-    // What a killed process tore, and what is damaged, costs itself alone.
+    // A file torn by a kill, or a damaged one, loses only its own contents.
     std::fs::write(folder.path().join("00000000000000000099-raw-5.otlp.partial"), "torn").expect("written");
     std::fs::write(folder.path().join("00000000000000000098-raw-5.otlp"), "damaged").expect("written");
 

@@ -6,8 +6,8 @@ use crate::relay::Relay;
 
 const TOKEN: (&str, &str) = ("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a%20b");
 
-/// The daemon trusts the authority that signed the collector's certificate and shows one of its own; one that shows none,
-/// or does not trust it, delivers nothing. Everything is packed.
+/// The daemon trusts the authority that signed the collector's certificate, and presents one of its own. A daemon that
+/// presents none, or does not trust the authority, delivers nothing. Everything is compressed.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn inside_tls_of_an_own_authority_and_packed_a_collector_takes_all_signals() {
@@ -50,7 +50,7 @@ fn inside_tls_of_an_own_authority_and_packed_a_collector_takes_all_signals() {
     }
 }
 
-/// Over both ways a collector takes what is packed, and at most a third of it is on the wire.
+/// Over both protocols a collector accepts compressed requests, and at most a third of their size is on the wire.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn packed_requests_are_taken_and_small() {
@@ -76,8 +76,8 @@ fn packed_requests_are_taken_and_small() {
     }
 }
 
-/// A network that loses everything, as where a firewall forgets its connections or a receiver's machine is gone: nothing
-/// tells the daemon, and no connection of before works again.
+/// A network that loses everything, as when a firewall forgets its connections or a receiver's machine is gone: the
+/// daemon gets no notification, and no earlier connection works again.
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn after_a_network_that_lost_its_connections_every_point_is_there() {
@@ -99,10 +99,10 @@ fn after_a_network_that_lost_its_connections_every_point_is_there() {
         eventually(DELIVERED_WITHIN, "two attempts that fail", || (own(&daemon, failed) >= 2.0).then_some(()));
         relay.heal();
         let healed_ns = now_ns();
-        eventually(DELIVERED_WITHIN, &format!("{protocol:?}: exports of after it"), || {
+        eventually(DELIVERED_WITHIN, &format!("{protocol:?}: exports after the outage"), || {
             snapshots().last().is_some_and(|time_ns| *time_ns > healed_ns).then_some(())
         });
-        assert!(relay.connections() > connections, "{protocol:?}: a connection of its own");
+        assert!(relay.connections() > connections, "{protocol:?}: a new connection");
         let times = snapshots();
         let widest = times.windows(2).map(|two| two[1] - two[0]).max().expect("several");
         assert!(widest < 3_000 * MILLISECOND_NS, "{protocol:?}: {widest} ns between two exports");

@@ -5,7 +5,7 @@ use crate::collector::Point;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// A second, in which raw points and spans are exported at once with the snapshot.
+/// One second. Raw points and spans are then exported together with the snapshot.
 const INTERVAL: (&str, &str) = ("OTEL_METRIC_EXPORT_INTERVAL", "1000");
 const SIGNALS: [&str; 3] = ["metrics", "raw", "spans"];
 
@@ -18,7 +18,7 @@ fn a_collector_that_is_killed_and_comes_back_has_every_point_once() {
     let environment = [INTERVAL, (protocol.0, &protocol.1), (endpoint.0, &endpoint.1)];
     let daemon = pushing_with(&["--source", "sim", "--set", "otlp.raw=always"], &environment);
     for outage in 1..=2 {
-        // Right after an export, so that no request is taken and not answered.
+        // Kills right after an export, so that no request is accepted and unanswered.
         let (mut exported, mut exports) = (0.0, 0);
         eventually(DELIVERED_WITHIN, "three more exports, and nothing under way", || {
             let metrics = exposition(&daemon.get("/metrics"));
@@ -64,7 +64,7 @@ fn times(points: &[Point]) -> BTreeSet<i64> {
     points.iter().filter(|point| point.metric == "hw.gpu.memory.usage").map(|point| point.time_ns).collect()
 }
 
-/// How many of `signal` the daemon has produced and exported, and all that the collector took, each as text, at one time.
+/// How many of `signal` the daemon has produced and exported, and all that the collector accepted, at one time.
 fn settled(daemon: &Daemon, collector: &Collector, signal: &str) -> (f64, Vec<String>) {
     let count = |name: &str| own(daemon, &format!("highwater_otlp_{name}{{signal=\"{signal}\"}}"));
     let (produced, taken) = eventually(DELIVERED_WITHIN, &format!("a moment without {signal} under way"), || {
@@ -82,13 +82,13 @@ fn settled(daemon: &Daemon, collector: &Collector, signal: &str) -> (f64, Vec<St
     (produced, points.iter().filter(is_its).map(key).collect())
 }
 
-/// Every change that the ring has is there, at its nanosecond, and nothing else is told.
+/// Every change in the ring was delivered, at its nanosecond, and nothing else.
 fn raw_points_are_the_ring(daemon: &Daemon, collector: &Collector, gpu: usize) {
     let points = collector.points_named("highwater.gpu.memory.raw");
     let of_gpu = points.iter().filter(|point| point.resource["highwater.gpu.index"] == gpu.to_string());
     let told: Vec<(i64, Option<f64>)> = of_gpu.map(|point| (point.time_ns, point.value)).collect();
     let (first, last) = (told.first().expect("points").0, told.last().expect("points").0);
-    // An interval's changes are those before its end.
+    // An interval contains the changes before its end.
     let path = format!("/api/v1/gpus/{gpu}/memory?from={first}&to={}&max_points=1000000", last + 1);
     let answer: Value = serde_json::from_str(&daemon.get(&path)).expect("JSON");
     let ring = answer["points"].as_array().expect("points").iter();

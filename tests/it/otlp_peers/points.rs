@@ -1,4 +1,4 @@
-//! What a real collector takes is what a scrape tells: every series of the catalogue, over both of OTLP's ways.
+//! A real collector receives what a scrape returns: every series of the catalogue, over both of OTLP's protocols.
 
 use super::*;
 use crate::collector::{Attributes, Point};
@@ -17,8 +17,8 @@ fn over_http_every_point_is_what_a_scrape_tells() {
     every_point_is_what_a_scrape_tells(Protocol::Http);
 }
 
-/// One push of a running daemon between two of its scrapes, at most a blink apart: each series that a scrape tells is
-/// there, with a value between the two, which is the very value for all that does not change meanwhile.
+/// Compares one push of a running daemon with the scrapes just before and just after it. Each series of the scrapes is
+/// in the push, with a value between the two; where the scrapes agree, with exactly that value.
 fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);
@@ -27,14 +27,14 @@ fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
     let arguments = ["--source", &source, "--set", "metrics.processes=true", "--set", "otlp.raw=always"];
     let daemon = pushing(&arguments, &collector, protocol);
     rested(&daemon);
-    // The last one that comes: it needs some seconds to be a share of.
+    // This metric comes last: a share needs some seconds of history.
     let busy = "highwater_nvml_busy_ratio";
     eventually(DELIVERED_WITHIN, busy, || own_if_told(&daemon, busy));
     let (before, points, after) = push_between_scrapes(&daemon, &collector, "hw.gpu.memory.usage");
 
     let (mut compared, mut equal, mut series) = (BTreeSet::new(), 0, 0);
     for ((name, labels), low) in &before {
-        // What a histogram, a job or an error has begun to tell in between is not in both.
+        // A series that is not in both scrapes is not compared.
         let Some(high) = after.get(&(name.clone(), labels.clone())) else { continue };
         let Some((named, field)) = named(name) else { panic!("{name} is not in the table of names") };
         let Some(told) = told(&points, named, field, labels) else { continue };
@@ -69,20 +69,20 @@ fn that_there_is_nothing_to_read_is_pushed_as_a_scrape_tells_it() {
     assert!(points.iter().all(|point| !point.metric.starts_with("hw.gpu.")), "nothing is known of GPUs");
 }
 
-/// What makes the rest of the catalogue: an XID.
+/// Adds the rest of the catalogue: an XID.
 const MORE: &str = "[[xids]]\ngpu = 1\nxid = 31\nat = \"200 ms\"\n";
 
-/// What no simulated node that is there tells: a story of its own has it.
+/// A simulated node does not export these. Another test covers them.
 const WITHOUT_A_DRIVER: [&str; 2] = ["highwater_nvml_up", "highwater_source_error"];
 
-/// What detectors tell of jobs after more steps than those of [`RESTING`]; `otlp::agreement` has them with every other.
+/// Detectors export these after more steps than [`RESTING`] has; `otlp::agreement` covers them, as it does all others.
 const AFTER_MANY_STEPS: [&str; 3] =
     ["highwater_comm_slowdown_ratio", "highwater_job_data_stall_ratio", "highwater_job_memory_full_forecast_seconds"];
 
-/// Of senders that were refused, and of a web configuration file: this story has neither.
+/// For refused senders, and for a web configuration file. This test has neither.
 const NOT_HERE: [&str; 2] = ["highwater_annotations_refused_total", "highwater_web_config_reads_total"];
 
-/// Gauges that rise and fall by themselves between two scrapes.
+/// Gauges that rise and fall between two scrapes by themselves.
 const BREATHING: [&str; 7] = [
     "highwater_http_open_connections",
     "highwater_nvml_busy_ratio",
@@ -93,7 +93,7 @@ const BREATHING: [&str; 7] = [
     "process_virtual_memory_bytes",
 ];
 
-/// Scrapes again and again; gives the points of a push, the last scrape before it and the first after it.
+/// Scrapes repeatedly; returns the points of a push, the last scrape before it and the first after it.
 fn push_between_scrapes(daemon: &Daemon, collector: &Collector, metric: &str) -> (Exposition, Vec<Point>, Exposition) {
     let mut scrapes: Vec<(Exposition, i64)> = Vec::new();
     eventually(DELIVERED_WITHIN, "a push between two scrapes", || {
@@ -102,11 +102,11 @@ fn push_between_scrapes(daemon: &Daemon, collector: &Collector, metric: &str) ->
             scrapes.push((told, now_ns()));
         }
         let (points, first_ns) = (collector.points(), scrapes.first()?.1);
-        // A snapshot is collected within a moment after its time, and is one request: all of it is there with one point.
+        // A snapshot is collected right after its time, and sent as one request: one point implies the rest.
         let is_whole = |point: &&Point| point.metric == metric && point.time_ns > first_ns;
         let time_ns = points.iter().find(is_whole)?.time_ns;
         let before = scrapes.iter().rfind(|scrape| scrape.1 <= time_ns)?.0.clone();
-        // It has arrived, so that whatever is told from now on is told after it.
+        // The push has arrived, so this scrape is later.
         let after = exposition(&daemon.get("/metrics"));
         Some((before, points.into_iter().filter(|point| point.time_ns == time_ns).collect(), after))
     })
@@ -117,12 +117,12 @@ fn is_between(name: &str, labels: &Attributes, told: f64, one: f64, other: f64) 
     if BREATHING.contains(&name) {
         (low, high) = (low / 2.0 - 1e5, high * 2.0 + 1e5);
     }
-    // The reader of JSON here is a few last digits off.
+    // The JSON parser here is off in the last few digits.
     let slack = high.abs() * 1e-14;
     assert!((low - slack..=high + slack).contains(&told), "{name}{labels:?}: {told} is not within {low}..={high}");
 }
 
-/// The value over OTLP of a sample that a scrape tells. `None` for what over OTLP has other buckets.
+/// The OTLP value of a scraped sample. `None` for a sample whose metric has other buckets over OTLP.
 fn told(points: &[Point], named: &Named, field: Option<&'static str>, labels: &Attributes) -> Option<f64> {
     let mut own = labels.clone();
     let bound = own.remove("le");
@@ -149,7 +149,7 @@ fn at_most(point: &Point, bound: &str) -> f64 {
     counts[..within].iter().sum()
 }
 
-/// The two metrics that people ask for first, without the table of names.
+/// Checks the two metrics that people ask for first, without the table of names.
 fn by_their_own_names(points: &[Point], told: &Exposition) {
     for (name, theirs) in [
         ("highwater_gpu_memory_used_bytes", "hw.gpu.memory.usage"),
@@ -172,7 +172,7 @@ fn by_their_own_names(points: &[Point], told: &Exposition) {
     assert!(points.iter().all(|point| point.resource["rack"] == "r 7"), "OTEL_RESOURCE_ATTRIBUTES");
 }
 
-/// No series is pushed that no scrape tells, but for what only OTLP has.
+/// No series is pushed that is missing from the scrapes, except those that only OTLP has.
 fn nothing_more_is_pushed(points: &[Point], told: &[&Exposition]) {
     for point in points {
         if names::OTLP_ONLY.iter().any(|only| only.name == point.metric) {
@@ -181,11 +181,11 @@ fn nothing_more_is_pushed(points: &[Point], told: &[&Exposition]) {
         let is_it = |(name, labels): &(String, Attributes)| {
             named(name).is_some_and(|(named, _)| named.name == point.metric && is_point_of(point, named, labels))
         };
-        assert!(told.iter().any(|told| told.keys().any(is_it)), "no scrape tells {point:?}");
+        assert!(told.iter().any(|told| told.keys().any(is_it)), "no scrape has {point:?}");
     }
 }
 
-/// The row of a sample's name, and which field of a histogram's point it is.
+/// The row for a sample's name, and which field of a histogram's point the sample is.
 fn named(sample: &str) -> Option<(&'static Named, Option<&'static str>)> {
     let is = |named: &&Named, name: &str| named.metric.name == name;
     if let Some(named) = NAMES.iter().find(|named| is(named, sample)) {

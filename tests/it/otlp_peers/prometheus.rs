@@ -1,4 +1,4 @@
-//! A real Prometheus 3 that takes OTLP answers for what the daemon pushed.
+//! A real Prometheus 3 that receives OTLP returns what the daemon pushed.
 
 use super::*;
 use crate::scraper::Scraper;
@@ -36,7 +36,7 @@ fn prometheus_3_answers_with_what_was_pushed() {
             .map(|((_, labels), value)| (labels[label.0].as_str(), *value))
             .collect();
         assert!(!expected.is_empty(), "{ours}");
-        // The newest point has to be one of after the question.
+        // The newest point must be later than `asked`.
         let fresh = format!("{theirs} and on () (timestamp(hw_gpu_memory_limit_bytes) > {asked})");
         let samples = eventually(DELIVERED_WITHIN, &fresh, || {
             let samples = prometheus.query(&fresh);
@@ -49,7 +49,7 @@ fn prometheus_3_answers_with_what_was_pushed() {
     nothing_was_refused(&daemon);
 }
 
-/// A daemon that pushes to `prometheus`, packed; it takes no traces.
+/// A daemon that pushes compressed metrics to `prometheus`, which accepts no traces.
 pub(super) fn pushing_to_prometheus(arguments: &[&str], prometheus: &Scraper) -> Daemon {
     let endpoint = prometheus.otlp_endpoint();
     let environment = [

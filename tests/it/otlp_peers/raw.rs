@@ -1,4 +1,4 @@
-//! Raw points in a real Prometheus 3, which keeps milliseconds and one value a millisecond.
+//! Raw points in a real Prometheus 3, which stores milliseconds and one value per millisecond.
 
 use super::prometheus::pushing_to_prometheus;
 use super::*;
@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 const MIB: i64 = 1 << 20;
 
-/// A job whose memory changes all the time, and its GPU, which is lost meanwhile.
+/// A job whose memory changes all the time, and its GPU, which is lost for a while.
 const LOST: &str = r#"
 [[gpus]]
 count = 2
@@ -54,9 +54,9 @@ fn prometheus_3_has_every_millisecond_at_its_own_time() {
             assert_eq!(Some(used), held, "GPU {gpu} at {at_ms} ms");
         }
         let rest_ends = recording.begin_ms + Recording::REST_ENDS_MS;
-        assert!(stored.contains_key(&(rest_ends - 1)), "a value that rests has a point where its rest ends");
+        assert!(stored.contains_key(&(rest_ends - 1)), "a value that rests has a point at the end of its rest");
     }
-    // The recording is over by now and its time stands still: four exports later, too, no time is told twice.
+    // The recording is over, and its time stands still. After four more exports, too, no time occurs twice.
     let mut looks = 0;
     eventually(DELIVERED_WITHIN, "two seconds", || {
         nothing_was_refused(&daemon);
@@ -73,12 +73,12 @@ fn a_gap_in_raw_points_is_a_gap_in_prometheus_3() {
     let prometheus = Scraper::taking_otlp(&program);
     let scenario = written(LOST);
     let source = format!("sim:{}", scenario.path().join("scenario.toml").display());
-    // On a busy machine the sampler would read less often, and there would be fewer changes to count.
+    // On a busy machine the sampler would otherwise read less often, and there would be fewer changes to count.
     let steady = ["--set", "sampling.max_period=1ms"];
     let arguments = [&["--source", &source, "--set", "otlp.raw=always"], &steady[..]].concat();
     let daemon = pushing_to_prometheus(&arguments, &prometheus);
     let (begin_ms, end_ms) = eventually(DELIVERED_WITHIN, "a second of memory after the loss", || {
-        // While it is lost, or before its first reading, there may be no answer.
+        // While the GPU is lost, or before its first reading, there may be no answer.
         let (status, body) = daemon.ask("/api/v1/gpus/0/memory?max_points=1000000");
         let answer: Value = serde_json::from_str(&body).ok().filter(|_| status == 200)?;
         let points = answer["points"].as_array()?;
@@ -97,7 +97,7 @@ fn a_gap_in_raw_points_is_a_gap_in_prometheus_3() {
     assert!(count(begin_ms - 500, begin_ms + 1) > 100, "{} before the loss", count(begin_ms - 500, begin_ms + 1));
     assert!(count(end_ms, end_ms + 500) > 100, "{} after it", count(end_ms, end_ms + 500));
     assert_eq!(count(begin_ms + 1, end_ms), 0, "while it was lost");
-    // Without a point that says so, Prometheus goes on with the last value for five minutes.
+    // Without a point that marks the loss, Prometheus returns the last value for five more minutes.
     for (at_ms, known) in [(begin_ms, 1), ((begin_ms + end_ms) / 2, 0), (end_ms, 1)] {
         let at = format!("{at_ms}e-3");
         let then = prometheus.api("query", &[("query", &series), ("time", &at)]);
@@ -106,22 +106,22 @@ fn a_gap_in_raw_points_is_a_gap_in_prometheus_3() {
     nothing_was_refused(&daemon);
 }
 
-/// The milliseconds of a point of the API.
+/// The time of a point of the API, milliseconds.
 fn ms(point: &Value) -> i64 {
     point[0].as_i64().expect("a time") / MILLISECOND_NS
 }
 
-/// A recording of memory that changes every millisecond, on whole milliseconds of a few seconds ago.
+/// A recording of memory that changes every millisecond, on whole milliseconds, from a few seconds ago.
 struct Recording {
     folder: TempDir,
     begin_ms: i64,
-    /// By GPU: from which millisecond on, how many bytes.
+    /// For each GPU, bytes in use by the millisecond from which they hold.
     changes: Vec<BTreeMap<i64, i64>>,
 }
 
 impl Recording {
     const MILLISECONDS: i64 = 3_000;
-    /// In between, memory rests.
+    /// Memory rests between these two.
     const REST_BEGINS_MS: i64 = 1_000;
     const REST_ENDS_MS: i64 = 1_060;
 
@@ -139,7 +139,7 @@ impl Recording {
                 writeln!(lines, "{},{},{used}", at_ms * MILLISECOND_NS, gpu - 1).expect("a String takes all");
             }
         }
-        // A reading that finds nothing new, as the sampler's next one would: only then is the last change known to be over.
+        // A last reading without a change, as the sampler's next one would be. It shows that the last change is over.
         for (gpu, changes) in changes.iter().enumerate() {
             let (at_ms, used) = changes.last_key_value().expect("there are changes");
             writeln!(lines, "{},{gpu},{used}", (at_ms + 1) * MILLISECOND_NS).expect("a String takes all");

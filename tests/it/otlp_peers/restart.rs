@@ -1,4 +1,4 @@
-//! The queue on disk: a daemon ends while a real collector is away, and the next one delivers what it left.
+//! The queue on disk: a daemon ends while a real collector is away, and the next daemon delivers what it left.
 
 use super::*;
 use crate::collector::Point;
@@ -81,7 +81,7 @@ fn queued(signal: &str) -> String {
     format!("highwater_otlp_queued{{signal=\"{signal}\"}}")
 }
 
-/// The whole requests in the folder: signal and points are in their names, `NUMBER-SIGNAL-POINTS.otlp`.
+/// The complete requests in the folder. Their names contain signal and points: `NUMBER-SIGNAL-POINTS.otlp`.
 fn files(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).expect("there").map(|entry| entry.expect("an entry").file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.ends_with(".otlp")).collect()

@@ -1,4 +1,4 @@
-//! Steps as a real collector takes them.
+//! Steps as a real collector accepts them.
 
 use super::*;
 use crate::collector::Span;
@@ -18,7 +18,7 @@ fn a_step_is_a_trace_with_its_phases_below_and_all_ranks_in_it() {
     for job in ["llama-ddp", "moe-tight"] {
         let newest = newest_step(&spans, job).expect("there are steps");
         let mut traces = HashSet::new();
-        // The newest ones may still be on their way from one of the ranks.
+        // Spans of the newest steps may still be on their way from one of the ranks.
         for step in 0..newest - 1 {
             let step = step.to_string();
             let is_in = |span: &&Span| span.is_of("highwater.job", job) && span.is_of("highwater.step", &step);
@@ -64,7 +64,7 @@ fn newest_step(spans: &[Span], job: &str) -> Option<u64> {
     steps.filter_map(|span| span.attributes.get("highwater.step")?.parse().ok()).max()
 }
 
-/// A root for each of two ranks, and every phase within its rank's.
+/// A root for each of two ranks, and every phase inside its rank's root.
 fn is_a_tree(spans: &[&Span]) {
     let steps: Vec<_> = spans.iter().filter(|span| span.name == "highwater.step").collect();
     let ranks: Vec<_> = steps.iter().map(|span| span.attributes["highwater.rank"].as_str()).collect();
@@ -85,7 +85,7 @@ fn is_a_tree(spans: &[&Span]) {
     }
 }
 
-/// Every span has the times and the peak that the API tells of its step or phase.
+/// Every span has the times and the peak that the API returns for its step or phase.
 fn spans_are_what_the_api_tells(daemon: &Daemon, job: &str, spans: &[Span]) {
     let answer: Value =
         serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/{job}/phases?limit=100000"))).expect("JSON");
@@ -100,6 +100,6 @@ fn spans_are_what_the_api_tells(daemon: &Daemon, job: &str, spans: &[Span]) {
         let attribute = |name: &str| span.attributes.get(name).cloned();
         let times = [span.begin_ns, span.end_ns];
         let own = (span.name.as_str(), attribute("highwater.rank"), times, attribute("highwater.memory.peak"));
-        assert!(told.contains(&own), "the API does not tell of {own:?}");
+        assert!(told.contains(&own), "the API does not list {own:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! The control file: which GPUs there are, and how each of NVML's functions behaves.
+//! The control file: the GPUs, and the behaviour of each of NVML's functions.
 //!
-//! Every field may be left out; a GPU that says nothing is a healthy, idle H200. Unknown fields and unknown functions
-//! are faults, so that a test cannot pass because of a typing error.
+//! Every field may be left out; a GPU without fields is a healthy, idle H200. Unknown fields and unknown functions are
+//! errors, so that a test cannot pass because of a typing error.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// What `nvmlSystemGetDriverVersion` answers.
+    /// The answer of `nvmlSystemGetDriverVersion`.
     pub driver_version: String,
     /// The GPUs, in the order of their indexes.
     pub gpus: Vec<Gpu>,
     /// XID errors, delivered in this order, each once. Append to it to raise another.
     pub xids: Vec<Xid>,
-    /// The behaviour of functions that belong to no GPU, `nvmlInit_v2` among them.
+    /// The behaviour of functions that belong to no GPU, such as `nvmlInit_v2`.
     #[serde(flatten)]
     pub behaviour: Behaviour,
 }
@@ -25,7 +25,7 @@ pub struct Control {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Behaviour {
-    /// The return code instead of an answer.
+    /// The return code in place of an answer.
     pub errors: BTreeMap<String, u32>,
     /// Microseconds that a call spins for.
     pub delay_us: BTreeMap<String, f64>,
@@ -44,9 +44,9 @@ pub struct Gpu {
     pub bus_id: Option<String>,
     /// Bytes.
     pub total: u64,
-    /// Bytes that the driver keeps.
+    /// Bytes reserved by the driver.
     pub reserved: u64,
-    /// Bytes in use beside the reserve.
+    /// Bytes in use, without the reserve.
     pub used: Curve,
     pub utilization: Curve,
     pub memory_utilization: Curve,
@@ -60,24 +60,24 @@ pub struct Gpu {
     pub bar1_used: Curve,
     pub pcie_tx_bytes: Curve,
     pub pcie_rx_bytes: Curve,
-    /// Whether the PCIe counters are 32 bits wide, as some GPUs have them.
+    /// Whether the PCIe counters are 32 bits wide, as on some GPUs.
     pub pcie_narrow: bool,
-    /// The performance counters of Hopper and newer; a GPU that says nothing has none.
+    /// The performance counters of Hopper and newer; none if left out.
     pub gpm: Option<Gpm>,
-    /// One entry a link.
+    /// One entry per link.
     pub nvlink: Vec<Link>,
     pub ecc_corrected: u64,
     pub ecc_uncorrected: u64,
     pub rows_corrected: u32,
     pub rows_uncorrected: u32,
     pub processes: Vec<Process>,
-    /// Whether lists of processes have eight bytes more a process, as those of drivers from 535.43 to 535.86 have.
+    /// Whether lists of processes have eight more bytes per process, as those of drivers from 535.43 to 535.86 have.
     pub long_processes: bool,
-    /// MIG instances by their place; `null` is an empty place. Any entry turns MIG mode on.
+    /// MIG instances by their slot; `null` is an empty slot. Any entry enables MIG mode.
     pub mig: Vec<Option<Mig>>,
-    /// Every call answers that the GPU is lost.
+    /// Whether every call returns that the GPU is lost.
     pub lost: bool,
-    /// Handles of an older generation stay lost: raise it to imitate a reset.
+    /// Handles of an older generation stay lost: increment it to imitate a reset.
     pub generation: u32,
     /// Return codes of fields, by their ids.
     pub field_errors: BTreeMap<u32, u32>,
@@ -87,7 +87,7 @@ pub struct Gpu {
     pub behaviour: Behaviour,
 }
 
-/// The metrics that two GPM samples give; one that is left out is not supported.
+/// The metrics of two GPM samples; one that is left out is not supported.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gpm {
@@ -109,12 +109,12 @@ pub struct Link {
 #[serde(deny_unknown_fields)]
 pub struct Process {
     pub pid: u32,
-    /// Bytes; `null` where the driver does not tell.
+    /// Bytes; `null` if the driver does not report them.
     pub used: Option<u64>,
-    /// In the graphics list too.
+    /// Whether it is in the graphics list too.
     #[serde(default)]
     pub graphics: bool,
-    /// In the compute list.
+    /// Whether it is in the compute list.
     #[serde(default = "yes")]
     pub compute: bool,
 }
@@ -124,7 +124,7 @@ pub struct Process {
 #[serde(deny_unknown_fields, default)]
 pub struct Mig {
     pub uuid: String,
-    /// The whole name, as `NVIDIA H200 MIG 1g.18gb`.
+    /// The whole name, such as `NVIDIA H200 MIG 1g.18gb`.
     pub name: String,
     pub total: u64,
     pub reserved: u64,
@@ -154,17 +154,17 @@ pub struct Xid {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Curve {
-    /// Always this.
+    /// Always this value.
     Constant(u64),
-    /// The last point that has come; 0 before the first.
+    /// The last point reached; 0 before the first.
     Points(Vec<Point>),
-    /// The same, over and over.
+    /// The same, repeated.
     Cycle { points: Vec<Point>, repeat_ms: f64 },
     /// Grows by `step` each `every_ms`, and starts again at `from` after `steps` of them.
     Ramp { from: u64, step: u64, every_ms: f64, steps: Option<u64> },
 }
 
-/// From this time on, this value.
+/// A value from this time on.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {

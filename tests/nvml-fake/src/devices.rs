@@ -1,4 +1,4 @@
-//! What a device is: name, UUID, bus, index.
+//! The identity of a device: name, UUID, bus, index.
 
 use crate::functions::Function;
 use crate::handle::{INVALID_ARGUMENT, Target, on_device, put, put_text};
@@ -6,13 +6,13 @@ use crate::state::State;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
 use std::ffi::c_char;
 
-/// The UUID of a GPU, made from its index where the file has none.
+/// The UUID of a GPU, made from its index if the file has none.
 pub fn uuid(state: &State, gpu: usize) -> String {
     let given = state.control.gpus.get(gpu).and_then(|gpu| gpu.uuid.clone());
     given.unwrap_or_else(|| format!("GPU-00000000-0000-0000-0000-{gpu:012}"))
 }
 
-/// The bus id of a GPU, made from its index where the file has none.
+/// The bus id of a GPU, made from its index if the file has none.
 pub fn bus_id(state: &State, gpu: usize) -> String {
     let given = state.control.gpus.get(gpu).and_then(|gpu| gpu.bus_id.clone());
     given.unwrap_or_else(|| format!("00000000:{:02X}:00.0", 0x10 + gpu))

@@ -1,4 +1,4 @@
-//! Event sets, and the XID errors that the control file raises.
+//! Event sets, and the XID errors in the control file.
 
 use crate::functions::Function;
 use crate::handle::{INVALID_ARGUMENT, Place, code, on_device, on_system, put};
@@ -26,7 +26,7 @@ fn sets() -> MutexGuard<'static, Sets> {
     SETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins anew, with every XID error still to be delivered.
+/// Starts over, with every XID error still to be delivered.
 pub fn start() {
     let mut sets = sets();
     sets.open.clear();
@@ -97,7 +97,7 @@ fn next(state: &State, set: nvmlEventSet_t) -> Result<Option<nvmlEventData_t>, u
             }));
         }
     }
-    // As real drivers: once a GPU of the set is gone, each wait says so at once.
+    // As with real drivers: once a GPU of the set is gone, each wait returns that at once.
     let is_lost = |gpu: &usize| state.control.gpus.get(*gpu).is_some_and(|gpu| gpu.lost);
     if gpus.iter().any(is_lost) { Err(GPU_IS_LOST) } else { Ok(None) }
 }

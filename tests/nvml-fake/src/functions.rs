@@ -71,7 +71,7 @@ functions! {
 
 /// How many functions there are.
 pub const COUNT: usize = NAMES.len();
-/// Fields beyond this are not counted.
+/// Fields above this are not counted.
 const FIELDS: usize = 512;
 
 static CALLS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
@@ -82,7 +82,7 @@ pub fn count(function: Function) {
     CALLS[function as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts one question for a field.
+/// Counts one query of a field.
 pub fn count_field(field: u32) {
     if let Some(calls) = FIELD_CALLS.get(field as usize) {
         calls.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ pub fn calls(name: &str) -> Option<u64> {
     Some(counter.load(Ordering::Relaxed))
 }
 
-/// Where a function stands in the enumeration.
+/// The position of a function in the enumeration.
 pub fn position(name: &str) -> Option<usize> {
     NAMES.iter().position(|known| *known == name)
 }

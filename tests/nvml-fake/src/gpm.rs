@@ -1,4 +1,4 @@
-//! GPM: samples, and the rates between two of them as the control file has them.
+//! GPM: samples, and the rates between two of them from the control file.
 
 use crate::control::{Curve, Gpm};
 use crate::functions::Function;
@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use sys::{nvmlDevice_t, nvmlGpmMetric_t, nvmlGpmSample_t};
 
-/// Which GPU a sample was taken of, and when.
+/// The GPU of a sample, and its time.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     place: Place,
     at_ms: f64,
 }
 
-/// The samples that are allocated; `None` while nothing was read into one.
+/// The allocated samples; `None` for a sample that has not been filled.
 #[derive(Debug)]
 struct Samples {
     allocated: BTreeMap<usize, Option<Taken>>,
@@ -31,7 +31,7 @@ fn samples() -> MutexGuard<'static, Samples> {
     SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins anew, without samples.
+/// Starts over, without samples.
 pub fn start() {
     samples().allocated.clear();
 }
@@ -87,7 +87,7 @@ extern "C" fn nvmlGpmSampleFree(sample: nvmlGpmSample_t) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpmMetricsGet(request: *mut sys::nvmlGpmMetricsGet_t) -> u32 {
     on_system(Function::nvmlGpmMetricsGet, |state| {
-        // SAFETY: null, or the caller's own structure, which nobody else uses meanwhile.
+        // SAFETY: null, or the caller's own structure, which nothing else uses meanwhile.
         let request = unsafe { request.as_mut() }.ok_or(INVALID_ARGUMENT)?;
         if request.version != sys::NVML_GPM_METRICS_GET_VERSION {
             return Err(ARGUMENT_VERSION_MISMATCH);

@@ -1,4 +1,4 @@
-//! Device handles: not pointers to anything, but the place of a GPU or MIG instance and its generation.
+//! Device handles: not pointers, but the index of a GPU or MIG instance and its generation.
 
 use crate::control::{Gpu, Mig};
 use crate::functions::Function;
@@ -6,7 +6,7 @@ use crate::state::{self, Rules, State};
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
 use std::sync::Arc;
 
-/// NVML's codes that this library itself answers with.
+/// NVML's codes that this library itself returns.
 pub const INVALID_ARGUMENT: u32 = 2;
 pub const NOT_SUPPORTED: u32 = 3;
 pub const NOT_FOUND: u32 = 6;
@@ -16,10 +16,10 @@ pub const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 const MARK: usize = 0x4_0000_0000_0000;
 
-/// The answer of a function: nothing more to say, or a code.
+/// The answer of a function: success, or a code.
 pub type Answer = Result<(), u32>;
 
-/// Which GPU or MIG instance a handle stands for.
+/// The GPU or MIG instance of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub gpu: usize,
@@ -28,7 +28,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A place that is there now.
+    /// A place with the current generation.
     pub fn of(state: &State, gpu: usize, mig: Option<usize>) -> Self {
         let generation = state.control.gpus.get(gpu).map_or(0, |gpu| gpu.generation as usize);
         Self { gpu, mig, generation }
@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-/// What a function on a device answers for.
+/// The device on which a function is called.
 pub struct Target<'a> {
     pub state: &'a State,
     pub place: Place,
@@ -66,7 +66,7 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// The GPU, for what a MIG instance does not have.
+    /// The GPU, for readings that a MIG instance does not have.
     pub fn whole(&self) -> Result<&Gpu, u32> {
         if self.mig.is_some() { Err(NOT_SUPPORTED) } else { Ok(self.gpu) }
     }
@@ -89,7 +89,7 @@ pub fn on_system(function: Function, answer: impl FnOnce(&State) -> Answer) -> u
     }))
 }
 
-/// Runs the lookup of a device, which its own errors and its being lost concern as well.
+/// Runs the lookup of a device, to which the device's errors and its being lost also apply.
 pub fn on_lookup(function: Function, find: impl FnOnce(&State) -> Option<Place>, device: *mut nvmlDevice_t) -> u32 {
     code(state::enter(function).and_then(|state| {
         let place = find(&state).ok_or(NOT_FOUND)?;
@@ -115,7 +115,7 @@ pub fn code(answer: Answer) -> u32 {
     answer.err().unwrap_or(0)
 }
 
-/// Writes an answer where the caller wants it.
+/// Writes an answer to the caller's pointer.
 pub fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
@@ -133,7 +133,7 @@ pub fn put_text(to: *mut std::ffi::c_char, room: u32, text: &str) -> Answer {
     if text.len() >= room as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: the caller's buffer has `room` bytes, which the text and its end fit into.
+    // SAFETY: the caller's buffer has `room` bytes, enough for the text and its terminating null.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
         to.add(text.len()).write(0);

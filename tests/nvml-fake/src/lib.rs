@@ -1,15 +1,15 @@
 //! A stand-in for `libnvidia-ml.so.1`: NVML's C ABI over GPUs that a JSON file describes.
 //!
-//! Enters: the control file (`control` has its form), whose path is in the environment variable
-//! `HIGHWATER_FAKE_NVML`, or else is this library's own path with `.json` appended. The file is read again when it
-//! changes: replace it by renaming a new one over it. A copy of the library at another path is another library to the
-//! loader, with its own control file and its own state, so tests of one process need not wait for each other.
+//! Enters: the control file (see `control`), whose path is in the environment variable `HIGHWATER_FAKE_NVML`, or else
+//! is this library's own path with `.json` appended. The file is read again when it changes: replace it by renaming a
+//! new one over it. A copy of the library at another path is another library to the loader, with its own control file
+//! and its own state, so tests of one process need not wait for each other.
 //!
-//! Leaves: what NVML would answer. Beside NVML's functions there are two of its own: [`nvml_fake_calls`] counts calls,
+//! Leaves: the answers that NVML would return. There are two functions beside NVML's: [`nvml_fake_calls`] counts calls,
 //! [`nvml_fake_reload`] reads the control file at once.
 //!
 //! Absent on purpose: missing symbols (one library has one table of them; answer with `FUNCTION_NOT_FOUND` instead),
-//! and everything that sets something.
+//! and all functions that change settings.
 //!
 //! A memory call costs well under a microsecond; `delay_us` spins to imitate a driver's own cost.
 
@@ -28,19 +28,18 @@ mod system;
 
 use std::ffi::{CStr, c_char};
 
-/// How often NVML's function `name` was called, or how often a field was asked for: `field:186`. `u64::MAX` for a name
-/// that is not known.
+/// How often NVML's function `name` was called, or how often a field was read: `field:186`. `u64::MAX` for an unknown
+/// name.
 ///
-/// # Safety
-/// `name` is a C string.
+/// # Safety `name` must be a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvml_fake_calls(name: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     functions::calls(&name).unwrap_or(u64::MAX)
 }
 
-/// Reads the control file now. 0 where it was read, 999 where it is missing or wrong.
+/// Reads the control file now. Returns 0 on success, 999 if the file is missing or invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvml_fake_reload() -> u32 {
     state::reload()

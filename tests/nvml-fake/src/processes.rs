@@ -74,7 +74,7 @@ fn list(infos: &[nvmlProcessInfo_t], are_long: bool, count: *mut u32, to: *mut n
         }
         return Ok(());
     }
-    // The rest of the array is the library's to write as well.
+    // The library may write the rest of the array as well.
     // SAFETY: not null, and the caller's array has this room.
     unsafe { std::ptr::write_bytes(to, 0, room) };
     // SAFETY: not null, and the caller's array has room for them all.

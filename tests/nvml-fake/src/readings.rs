@@ -130,7 +130,7 @@ extern "C" fn nvmlDeviceGetMemoryErrorCounter(
     })
 }
 
-/// Only the volatile counters are kept.
+/// Only the volatile counters exist.
 fn ecc(gpu: &Gpu, kind: u32, counter: u32) -> Result<u64, u32> {
     match (kind, counter) {
         (0, 0) => Ok(gpu.ecc_corrected),
@@ -202,7 +202,7 @@ fn answer_field(gpu: &Gpu, field: &mut nvmlFieldValue_t) {
     }
 }
 
-/// One link by its number, or all of them together.
+/// One link by its number, or the sum of all.
 fn links(gpu: &Gpu, scope: u32, of: impl Fn(&crate::control::Link) -> u64) -> Result<u64, u32> {
     match scope {
         _ if gpu.nvlink.is_empty() => Err(NOT_SUPPORTED),

@@ -1,6 +1,6 @@
-//! The state behind every call: the control file as it was last read, and the time since initialization.
+//! The state behind every call: the control file as last read, and the time since initialization.
 //!
-//! A call looks at the file at most every two milliseconds, by a coarse clock, so that the memory call stays far below a
+//! A call checks the file at most every two milliseconds, by a coarse clock, so that the memory call stays far below a
 //! microsecond.
 
 use crate::control::{Behaviour, Control};
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// NVML's "unknown error": what a faulty control file answers.
+/// NVML's "unknown error", returned for a faulty control file.
 pub const UNKNOWN: u32 = 999;
 /// NVML's "not initialized".
 const UNINITIALIZED: u32 = 1;
 const CHECK_NS: i64 = 2_000_000;
 
-/// What one reading of the control file gave.
+/// The result of reading the control file once.
 #[derive(Debug)]
 pub struct State {
     pub control: Control,
@@ -72,7 +72,7 @@ pub fn initialized() -> bool {
     first
 }
 
-/// Takes a user away; false where there is none.
+/// Removes a user; false if there is none.
 pub fn shut_down() -> bool {
     USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| users.checked_sub(1)).is_ok()
 }
@@ -82,7 +82,7 @@ pub fn elapsed_ms() -> f64 {
     (clock_ns(libc::CLOCK_MONOTONIC) - INITIALIZED_AT_NS.load(Ordering::Relaxed)) as f64 * 1e-6
 }
 
-/// Reads the control file now; a code.
+/// Reads the control file now; returns a code.
 pub fn reload() -> u32 {
     match load() {
         Ok(state) => {
@@ -96,7 +96,7 @@ pub fn reload() -> u32 {
     }
 }
 
-/// The state of this moment. A file that turned faulty leaves the last good one in force.
+/// The current state. If the file becomes faulty, the last valid one stays in force.
 pub fn current() -> Option<Arc<State>> {
     let now = clock_ns(libc::CLOCK_MONOTONIC_COARSE);
     let due = NEXT_CHECK_NS.load(Ordering::Relaxed);
@@ -109,7 +109,7 @@ pub fn current() -> Option<Arc<State>> {
     STATE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Does what the rules say of a function before it answers: its delay, its hanging, its error.
+/// Applies the rules for a function before it answers: its delay, its hanging, its error.
 pub fn obey(
     function: Function,
     rules: impl Fn(&State) -> Option<&Rules>,
@@ -118,7 +118,7 @@ pub fn obey(
     let at = function as usize;
     spin(rules(&state).map_or(Duration::ZERO, |rules| rules.delay[at]));
     while rules(&state).is_some_and(|rules| rules.hang[at]) {
-        // Seldom enough that the calls of many GPUs that hang leave the processor to the others.
+        // Rarely enough that the hanging calls of many GPUs leave the processor to the others.
         std::thread::sleep(Duration::from_millis(20));
         state = current().ok_or(UNKNOWN)?;
     }
@@ -128,7 +128,7 @@ pub fn obey(
     }
 }
 
-/// Keeps the processor busy, as a driver does that works.
+/// Keeps the processor busy, like a working driver.
 pub fn spin(delay: Duration) {
     if delay.is_zero() {
         return;

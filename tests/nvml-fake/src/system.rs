@@ -1,4 +1,4 @@
-//! Initialization, versions, and how devices are found.
+//! Initialization, versions, and lookups of devices.
 
 use crate::functions::Function;
 use crate::handle::{INVALID_ARGUMENT, Place, code, on_lookup, on_system, put, put_text};

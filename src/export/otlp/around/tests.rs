@@ -22,7 +22,7 @@ fn told(begin: i64, late: i64, last: i64) -> Told {
 }
 
 impl Told {
-    /// The finding as the board has it at a time, with a sign each turn.
+    /// The finding as the board has it at a time, with a sign at each turn.
     fn at(self, now: i64) -> Option<Finding> {
         let raised = self.begin + self.late;
         let seen_ns = now.min(self.last.max(raised)) * APART_NS;
@@ -58,8 +58,8 @@ fn point(at: i64) -> Point {
     Point { at_ns: at * APART_NS, used: Some(at.cast_unsigned()) }
 }
 
-/// What is sent of points from 0 to `end`, looked at every second, and at the end of all: those with a value as tenths of
-/// a second, and the times at which there is none, nanoseconds.
+/// What is sent of points from 0 to `end`, if they are released every second and at the end: the points with a value,
+/// in tenths of a second, and the times of points without one, nanoseconds.
 fn sent(findings: &[Told], end: i64) -> (Vec<i64>, Vec<i64>) {
     let mut around = Around::default();
     let mut points = Vec::new();
@@ -118,18 +118,18 @@ fn what_waits_is_bounded_and_what_could_not_wait_is_counted() {
     around.hold(vec![drawn((0..many).map(point).collect())]);
     let (released, lost) = around.release(0);
     assert!(released.is_empty());
-    assert_eq!(lost, 1_000, "nobody knows whether these were wanted");
+    assert_eq!(lost, 1_000, "it is not known whether these were wanted");
     let waiting = |around: &Around| around.curves.values().map(|curve| curve.waiting.len()).sum::<usize>();
     assert_eq!(waiting(&around), MOST_HELD);
     around.hold(vec![drawn((many..many + 500).map(point).collect())]);
     around.look(told(1_000, 0, 1_000 + 200).at(2_000).iter());
     let (released, lost) = around.release(0);
-    assert_eq!((released[0].points.len(), lost), (301 + 1, 199), "what is near already is sent, and where it ends");
+    assert_eq!((released[0].points.len(), lost), (301 + 1, 199), "points already near are sent, and where they end");
     assert_eq!(waiting(&around), MOST_HELD);
 }
 
 proptest! {
-    /// Whatever findings come: exactly the points near one of them are sent, each once.
+    /// Whatever the findings, exactly the points near one of them are sent, each once.
     #[test]
     fn exactly_what_is_near_is_sent(findings in prop::collection::vec((0..1_500_i64, 0..50_i64, 0..300_i64, any::<bool>()), 0..6)) {
         let findings: Vec<Told> = findings.into_iter().map(|(begin, late, lasting, is_info)| {

@@ -45,7 +45,7 @@ fn perform(queue: &Queue, act: Act) {
 }
 
 proptest! {
-    /// Whatever happens: every point is accounted for, and the bytes stay under the cap.
+    /// Whatever happens, every point is accounted for, and the bytes stay under the cap.
     #[test]
     fn every_point_is_accounted_for(acts in acts(), on_disk: bool) {
         let folder = tempfile::TempDir::new().expect("a folder");
@@ -69,7 +69,7 @@ proptest! {
     }
 }
 
-/// The points of the request that a lane gets, if it gets one.
+/// The points of the request that a lane gets, if any.
 fn taken(queue: &Queue, signal: Signal) -> Option<u64> {
     match queue.try_take(signal) {
         Next::Batch(batch) => Some(batch.points),
@@ -78,7 +78,7 @@ fn taken(queue: &Queue, signal: Signal) -> Option<u64> {
     }
 }
 
-/// A queue of 100 bytes that holds these requests of 40 bytes, each with as many points as its number.
+/// A queue of 100 bytes with these requests of 40 bytes. Each has as many points as its number.
 fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
     let stats = Arc::new(Stats::default());
     let queue = Queue::new(100, None, Arc::clone(&stats));
@@ -149,7 +149,7 @@ fn accounted(stats: &Stats, signal: Signal) -> bool {
     stats.produced(signal) == stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal)
 }
 
-/// What a disk, or a table of open files that is full, does for a while: here directories where the files should be,
+/// A disk, or a full table of open files, can fail like this for a while. Here directories are in place of the files,
 /// which root cannot read either.
 #[test]
 fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
@@ -201,7 +201,7 @@ fn a_wrong_checksum_and_a_file_that_is_gone_are_damage() {
     assert!(accounted(&stats, Signal::Raw));
 }
 
-/// Names that somebody prepared: links at each file that the queue makes.
+/// Names that another user prepared: links at each file that the queue makes.
 #[test]
 fn no_link_in_the_folder_is_followed() {
     use std::os::unix::fs::symlink;

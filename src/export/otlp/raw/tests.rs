@@ -34,7 +34,8 @@ fn drawn(requests: &[(ExportMetricsServiceRequest, u64)]) -> Vec<(i64, Option<i6
     points
 }
 
-/// What is drawn of readings (millisecond, bytes; `None` for a failed one), looked at whenever `look` says so.
+/// The points drawn from readings (millisecond, bytes; `None` for a failed one), if the exporter looks after each
+/// reading for which `look` returns true.
 fn curve(readings: &[(i64, Option<u64>)], look: impl Fn(usize) -> bool) -> Vec<(i64, Option<i64>)> {
     let (node, mut writer, _) = node();
     let mut raw = RawPoints::default();
@@ -63,7 +64,7 @@ fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
     );
 }
 
-/// Nothing comes after it where the daemon ends, or a recording.
+/// Nothing comes after the newest reading if the daemon or a recording ends.
 #[test]
 fn a_change_at_the_newest_reading_is_told_at_once_and_once() {
     let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 20 { 100 } else { 700 }))).collect();
@@ -72,7 +73,7 @@ fn a_change_at_the_newest_reading_is_told_at_once_and_once() {
     assert_eq!(curve(&readings, |number| number == 20), told, "looked at twice");
 }
 
-/// As the sampler has it: a gap begins at the last good reading, which may be a change itself.
+/// As the sampler writes it: a gap begins at the last good reading, which may itself be a change.
 #[test]
 fn nothing_is_drawn_across_a_gap_and_times_only_rise() {
     let mut readings: Vec<(i64, Option<u64>)> =
@@ -88,7 +89,7 @@ fn nothing_is_drawn_across_a_gap_and_times_only_rise() {
     }
 }
 
-/// A GPU that does not come back is told so after a while, and drawn on when it does come back.
+/// A GPU that does not come back has no value after a while, and is drawn again when it does come back.
 #[test]
 fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     let (node, mut writer, clock) = node();
@@ -147,8 +148,8 @@ fn one_resource_a_gpu_carries_its_identity() {
 }
 
 proptest! {
-    /// However often the exporter looks: lines through the points have the sampled value at every reading that has a point
-    /// at or before and after it, times rise strictly, and every change is there at its own time.
+    /// However often the exporter looks, lines through the points have the sampled value at every reading that has a
+    /// point at or before and after it, times rise strictly, and every change is there at its own time.
     #[test]
     fn points_draw_the_curve(values in prop::collection::vec(prop_oneof![Just(1_u64), Just(2), Just(3)], 2..80), looks in prop::collection::vec(any::<bool>(), 80)) {
         let readings: Vec<_> = (0..).zip(&values).map(|(ms, used)| (ms, Some(*used))).collect();
@@ -163,7 +164,7 @@ proptest! {
             }
         }
         for (ms, pair) in (1..).zip(values.windows(2)).filter(|(_, pair)| pair[0] != pair[1]) {
-            // The last reading is told when it has been passed.
+            // The last reading is exported once it has been passed.
             if ms < values.len() as i64 - 1 {
                 prop_assert!(points.contains(&(ms, Some(pair[1].cast_signed()))), "{} of {:?}", ms, points);
             }

@@ -25,7 +25,7 @@ const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 fn nothing_is_exported_where_no_endpoint_is_set() {
     assert_eq!(resolved(None, &[]), Ok(None));
     assert_eq!(resolved(None, &[(GENERAL, ""), ("OTEL_EXPORTER_OTLP_TIMEOUT", "nonsense")]), Ok(None));
-    // They may be meant for others.
+    // They may be meant for other programs.
     let others = [(PROTOCOL, "http/json"), ("OTEL_METRICS_EXPORTER", "prometheus")];
     assert_eq!(resolved(None, &others), Ok(None));
     assert_eq!(resolved(Some("http://a:1"), &[("OTEL_SDK_DISABLED", "true")]), Ok(None));
@@ -152,7 +152,7 @@ fn every_fault_is_told_with_its_variable() {
         environment variable OTEL_EXPORTER_OTLP_ENDPOINT: `ftp://a` is not http://HOST:PORT or https://HOST:PORT
         environment variable OTEL_EXPORTER_OTLP_HEADERS: `secret` is not percent-encoded
         environment variable OTEL_EXPORTER_OTLP_PROTOCOL: `carrier pigeon` is neither grpc nor http/protobuf
-        environment variable OTEL_EXPORTER_OTLP_TIMEOUT: `10s` is no number of milliseconds
+        environment variable OTEL_EXPORTER_OTLP_TIMEOUT: `10s` is not a number of milliseconds
         environment variable OTEL_METRIC_EXPORT_INTERVAL: `0` is not between 100 and 3600000 milliseconds
         environment variable OTEL_RESOURCE_ATTRIBUTES: `novalue` has no `=`"#]]
     .assert_eq(&faults.join("\n"));

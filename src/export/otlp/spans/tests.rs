@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 const START_NS: i64 = 1_800_000_000_000_000_000;
 
-/// What ended, in milliseconds since the start.
+/// A step or phase that ended, in milliseconds since the start.
 struct Thing<'a> {
     kind: Kind,
     name: &'a str,
@@ -48,12 +48,12 @@ fn ended(thing: &Thing) -> Attributed {
     Attributed { ended, gpus: Vec::new(), uuids: Arc::default() }
 }
 
-/// The spans of these, looked at once at the end.
+/// The spans of these things, after one turn at the end.
 fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
     turn(&mut Traces::new(which), &Ledger::new(Limits::default()), things, 1_000_000).0.spans
 }
 
-/// What a turn gives, with spans as they are sent.
+/// The result of a turn, with spans as they are sent.
 struct Told {
     spans: Vec<Span>,
     exemplars: Exemplars,
@@ -99,7 +99,7 @@ fn a_step_is_a_trace_with_its_phases_below_it_at_the_jobs_own_times() {
     assert!(attributes.contains("highwater.allocator.retries.added") && attributes.contains("IntValue(3)"));
 }
 
-/// A phase waits for its step's end, and the driver may have come back with other devices meanwhile.
+/// A phase waits for its step's end. Meanwhile the driver may have come back with other devices.
 #[test]
 fn a_span_names_the_gpu_that_its_memory_was_of() {
     let ledger = Ledger::new(Limits::default());
@@ -200,8 +200,8 @@ fn phases_whose_step_never_ends_are_sent_without_it() {
     assert!(traces.ranks.is_empty());
 }
 
-/// A step may take an hour: its phases wait for it as long as it is open.
-/// The daemon ends in the middle of a step: what is known of it by then is told, below the span that it would have had.
+/// If the daemon ends in the middle of a step, what is known of the step by then is exported below the span that it
+/// would have had.
 #[test]
 fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
     let mut traces = Traces::new(Spans::All);
@@ -273,7 +273,7 @@ fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
     assert_eq!(exemplar.span_id, turn.spans[1].span_id);
 }
 
-/// A finding on rank 0 that was seen last at `seen_ms`.
+/// A finding on rank 0 that was last seen at `seen_ms`.
 fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
     let sign = Sign {
         kind: detect::Kind::AllocatorThrash,
