@@ -18,6 +18,7 @@ use crate::capture::{self, Recorder};
 use crate::config::{Settings, SourceSpec};
 use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
+use crate::files::Folder;
 use crate::intake::Intake;
 use crate::intake::datagram::Socket;
 use crate::intake::seqpacket::Listener;
@@ -302,9 +303,22 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
         Playback::open(settings, &Live::start()).map(|_| ()),
         access(settings).map(|_| ()),
         listeners::guard(settings, &Arc::default()).map(|_| ()),
+        queue_folder(settings),
     ];
     let faults: Vec<_> = read.into_iter().filter_map(Result::err).chain(bad_certificates(settings)).collect();
     if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// Whether `otlp.queue_dir` can be used. A running daemon may hold its lock, so that is not tried; nothing is created.
+fn queue_folder(settings: &Settings) -> anyhow::Result<()> {
+    let Some(wanted) = settings.otlp_export.as_ref().and_then(|otlp| otlp.queue_dir.as_deref()) else { return Ok(()) };
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    match wanted.ancestors().find(is_there) {
+        Some(there) if there == wanted => drop(Folder::open(wanted).context("otlp.queue_dir")?),
+        Some(there) if !there.is_dir() => anyhow::bail!("otlp.queue_dir: {} is not a folder", there.display()),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Errors in the certificates for OTLP receivers, each error once.

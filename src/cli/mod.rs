@@ -1,24 +1,29 @@
 //! The command line, with one file per command.
 
 mod demo;
+mod manual;
 pub mod probe;
 pub mod replay_eval;
 pub mod serve;
 mod terminal;
 
-use crate::config::{KEYS, Layers, Settings, SourceSpec, load};
+use crate::config::{Faults, KEYS, Layers, Settings, SourceSpec, load};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// For `--help`.
+const EXIT_STATUS: &str =
+    "Exit status: 0 when all went well, 1 when something failed, 2 when flags or settings are wrong.";
+
 /// What GPU memory did inside each step of training.
 ///
 /// A daemon for one node: it reads the memory of every NVIDIA GPU a thousand times a second, takes step and phase
 /// marks from training jobs over HTTP or a Unix socket, and serves what happened inside each phase to Prometheus.
 #[derive(Debug, Parser)]
-#[command(name = "highwater", version, max_term_width = 100)]
+#[command(name = "highwater", version, max_term_width = 100, after_help = EXIT_STATUS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,6 +43,10 @@ enum Command {
     Probe(Probe),
     /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
     ReplayEval(replay_eval::ReplayEval),
+    /// Print completions for a shell: highwater completions bash > /etc/bash_completion.d/highwater.
+    Completions(manual::Completions),
+    /// Print the manual page: highwater man > /usr/local/share/man/man1/highwater.1.
+    Man,
 }
 
 #[derive(Debug, Args)]
@@ -104,15 +113,25 @@ pub fn main() -> ExitCode {
         Command::Demo(common) => demo::run(&common),
         Command::Probe(probe) => probe.run(),
         Command::ReplayEval(eval) => eval.run(),
+        Command::Completions(completions) => completions.run(),
+        Command::Man => manual::man(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             terminal::tell_line(format_args!("highwater: {error:#}"));
-            ExitCode::FAILURE
+            if error.is::<Misuse>() || error.is::<Faults>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
         }
     }
 }
+
+/// The exit status where flags or settings are wrong, as clap has it too. What fails later ends with 1.
+const MISUSED: u8 = 2;
+
+/// Flags or settings that are wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Misuse(String);
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
 /// given back.
@@ -193,7 +212,7 @@ impl Serve {
             [("--replay-speed", self.replay_speed.is_some()), ("--replay-shift-to-now", self.replay_shift_to_now)]
         {
             if is_given && !matches!(settings.source, SourceSpec::Replay(_)) {
-                anyhow::bail!("{flag}: needs --source replay:PATH");
+                return Err(Misuse(format!("{flag}: needs --source replay:PATH")).into());
             }
         }
         Ok(settings)

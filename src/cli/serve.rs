@@ -1,6 +1,6 @@
 //! `serve`: the daemon, until a signal.
 
-use super::{Serve, terminal};
+use super::{Misuse, Serve, terminal};
 use crate::daemon::{self, Daemon};
 use anyhow::Context as _;
 use std::time::Duration;
@@ -13,8 +13,8 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     let settings = serve.settings()?;
     if serve.check_config {
         daemon::check(&settings).map_err(|faults| {
-            let told: Vec<_> = faults.iter().map(|fault| format!("{fault:#}")).collect();
-            anyhow::anyhow!(told.join("\n"))
+            let each: Vec<_> = faults.iter().map(|fault| format!("{fault:#}")).collect();
+            Misuse(each.join("\n"))
         })?;
         terminal::print_line("settings are valid")?;
         return Ok(());

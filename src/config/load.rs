@@ -3,6 +3,7 @@
 use super::keys::KEYS;
 use super::locate::line_of;
 use super::{Settings, yaml};
+use crate::export::otlp::settings::OF_KEY;
 use crate::files::read_text;
 use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
 use std::fmt;
@@ -68,8 +69,12 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
     let merged = merge(layers, text.as_deref()).map_err(|fault| Faults(vec![fault]))?;
     let mut faults = unknown_variables(layers);
     let mut settings = Settings::default();
+    let mut endpoint_place = String::new();
     for (key, value) in merged {
         let place = || place_of(&key, &value, layers, text.as_deref());
+        if key == OF_KEY {
+            endpoint_place = place();
+        }
         let known = KEYS.iter().find(|known| known.name == key);
         let problem = match (known, text_of(&value)) {
             (None, _) => Some(unknown_key(&key)),
@@ -90,6 +95,10 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
     match crate::export::otlp::settings::resolve(&settings.otlp, &layers.environment) {
         Ok(export) => settings.otlp_export = export,
         Err(of_variables) => faults.extend(of_variables.into_iter().map(|fault| {
+            // The one setting that is judged with the standard variables, wherever it was given.
+            if fault.variable == OF_KEY {
+                return Fault { place: endpoint_place.clone(), key: Some(OF_KEY.into()), problem: fault.problem };
+            }
             let place = format!("environment variable {}", fault.variable);
             Fault { place, key: None, problem: fault.problem }
         })),

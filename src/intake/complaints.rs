@@ -1,7 +1,8 @@
 //! Logs refusals, with sender and reason, at a limited rate.
 //!
 //! A job that sends invalid events does so thousands of times a second. Its first few refusals are logged with its
-//! owner, so that it can be found. Further ones are counted, and their number is logged with the next line.
+//! owner, so that it can be found. Further ones are counted, and their number is logged with the next line. At the log
+//! level `debug` every one is logged.
 
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{Owner, Refusal};
@@ -31,15 +32,19 @@ impl Complaints {
     pub fn refused(this: &Mutex<Self>, owner: &Owner, pid: Option<u32>, refusal: &Refusal, now_ns: i64) {
         let silent = {
             let mut complaints = this.lock().unwrap_or_else(PoisonError::into_inner);
-            if !complaints.is_worth_a_line(owner, now_ns) {
-                complaints.silent += 1;
-                return;
-            }
-            std::mem::take(&mut complaints.silent)
+            let is_worth_a_line = complaints.is_worth_a_line(owner, now_ns);
+            complaints.silent += u64::from(!is_worth_a_line);
+            is_worth_a_line.then(|| std::mem::take(&mut complaints.silent))
         };
         // After releasing the lock, because writing the log may be slow.
-        let (reason, detail) = (refusal.outcome().label(), detail(refusal));
-        tracing::warn!(sender = %owner, pid, reason, detail = ?detail, not_logged = silent, "annotation refused");
+        let reason = refusal.outcome().label();
+        match silent {
+            Some(silent) => {
+                let detail = detail(refusal);
+                tracing::warn!(sender = %owner, pid, reason, ?detail, not_logged = silent, "annotation refused");
+            }
+            None => tracing::debug!(sender = %owner, pid, reason, detail = ?detail(refusal), "annotation refused"),
+        }
     }
 
     fn is_worth_a_line(&mut self, owner: &Owner, now_ns: i64) -> bool {

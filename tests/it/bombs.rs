@@ -16,7 +16,7 @@ fn check(arguments: &[&str], expected: &str) {
     let output = limited.output().expect("it runs");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains(expected), "{told}");
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(output.status.code(), Some(2), "{told}");
 }
 
 fn written(folder: &Path, name: &str, content: &[u8]) -> String {

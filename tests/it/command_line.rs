@@ -17,8 +17,9 @@ fn run(arguments: &[&str]) -> (bool, String) {
 }
 
 fn refused(arguments: &[&str], because: &str) {
-    let (is_good, printed) = run(arguments);
-    assert!(!is_good && printed.contains(because), "{arguments:?}: {printed}");
+    let output = command().args(arguments).output().expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && printed.contains(because), "{arguments:?}: {printed}");
 }
 
 #[test]
@@ -32,6 +33,23 @@ fn flags_that_would_have_no_effect_or_make_no_sense_are_refused() {
         refused(&["replay-eval", &format!("--fail-below={share}"), "x"], "is not a share from 0 to 1");
     }
     refused(&["serve", "--check-config", "--source", "sim:nope"], "neither a shipped scenario (demo, spike, faults)");
+}
+
+#[test]
+fn shells_and_man_get_what_they_need() {
+    let printed = |arguments: &[&str]| {
+        let output = command().args(arguments).output().expect("it runs");
+        assert!(output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    for (shell, has) in
+        [("bash", "complete -F _highwater"), ("zsh", "#compdef highwater"), ("fish", "complete -c highwater")]
+    {
+        let completions = printed(&["completions", shell]);
+        assert!(completions.contains(has) && completions.contains("replay-eval"), "{shell}: {completions:.300}");
+    }
+    let man = printed(&["man"]);
+    assert!(man.contains(".TH highwater 1") && man.contains("ring.retention"), "{man:.300}");
 }
 
 #[test]

@@ -55,6 +55,37 @@ fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
 }
 
 #[test]
+fn an_endpoint_that_is_no_url_is_reported_where_it_was_given() {
+    let (valid, told) = check(".toml", "", &["--set", "otlp.endpoint=bogus"], &[]);
+    assert!(!valid && told.starts_with("highwater: --set otlp.endpoint: `bogus`"), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    let (valid, told) = check(".toml", "[otlp]\nendpoint = \"bogus\"\n", &[], &[]);
+    assert!(!valid && told.starts_with("highwater: FILE:2: otlp.endpoint: `bogus"), "{told}");
+    let (valid, told) = check(".toml", "", &[], &[("HIGHWATER_OTLP_ENDPOINT", "bogus")]);
+    assert!(!valid && told.starts_with("highwater: environment variable HIGHWATER_OTLP_ENDPOINT: "), "{told}");
+}
+
+#[test]
+fn a_queue_folder_that_cannot_be_used_is_a_fault_and_none_is_made() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, open) = (folder.path().join("file"), folder.path().join("open"));
+    std::fs::write(&file, "").expect("written");
+    std::fs::create_dir(&open).expect("made");
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).expect("set");
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
+    let of = |path: &std::path::Path| {
+        check(".toml", "", &["--set", &format!("otlp.queue_dir={}", path.display())], &[endpoint])
+    };
+    for bad in [&file, &file.join("queue"), &open] {
+        let (valid, told) = of(bad);
+        assert!(!valid && told.contains("otlp.queue_dir"), "{}: {told}", bad.display());
+    }
+    let missing = folder.path().join("missing");
+    assert!(of(&missing).0 && !missing.exists());
+}
+
+#[test]
 fn yaml_is_read_and_its_faults_have_lines_too() {
     let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\n  perod: 1ms\n", &[], &[]);
     assert!(!valid);

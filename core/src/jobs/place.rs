@@ -222,6 +222,8 @@ mod tests {
     #[test]
     fn a_local_rank_of_elsewhere_does_not_count_devices_told_here() {
         let of = |devices: Option<&str>, local_rank| Place::of_process(devices.map(str::to_owned), local_rank);
+        let own = of(Some("0,1"), Some(1));
+        assert_eq!((own.visible_devices.as_deref(), own.local_rank), (Some("0,1"), Some(1)));
         assert_eq!(of(Some("0,1"), None).or(of(Some("2"), Some(1))), of(Some("0,1"), None));
         assert_eq!(of(None, Some(0)).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(0)));
         assert_eq!(of(None, None).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(1)));

@@ -99,7 +99,7 @@ pub(super) fn resolve(names: Names, general: Option<&str>, environment: &mut Env
         match parse_general(general) {
             Ok(uri) => uri,
             Err(problem) => {
-                let variable = "HIGHWATER_OTLP_ENDPOINT (or otlp.endpoint)".to_owned();
+                let variable = super::environment::OF_KEY.to_owned();
                 environment.faults.push(super::environment::Fault { variable, problem });
                 return None;
             }

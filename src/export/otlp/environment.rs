@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-/// A variable that cannot be understood.
+/// In place of a variable's name: the setting that is read beside the variables.
+pub const OF_KEY: &str = "otlp.endpoint";
+
+/// A variable, or the setting [`OF_KEY`], that cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Its name.
+    /// Its name, or [`OF_KEY`].
     pub variable: String,
     /// What is wrong with its value.
     pub problem: String,

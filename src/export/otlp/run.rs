@@ -149,8 +149,11 @@ impl Lane {
                 self.stats.add_attempt(self.signal, Attempt::Sent);
                 self.stats.add_sent_bytes(self.signal, bytes);
                 self.queue.exported(self.signal, rejected);
+                let (signal, url, points) = (self.signal.label(), self.peer.uri(), batch.points);
+                tracing::debug!(signal, %url, points, bytes, rejected, "OTLP: sent");
                 if !backoff.is_reset() {
-                    tracing::info!(signal = self.signal.label(), "OTLP: the receiver accepts points again");
+                    let (signal, url) = (self.signal.label(), self.peer.uri());
+                    tracing::info!(signal, %url, "OTLP: the receiver accepts points again");
                 }
                 backoff.reset();
                 if rejected > 0 || !message.is_empty() {
@@ -169,7 +172,8 @@ impl Lane {
                 self.stats.add_attempt(self.signal, Attempt::Failed);
                 self.queue.give_back(self.signal);
                 if backoff.is_reset() {
-                    tracing::warn!(signal = self.signal.label(), "OTLP: not sent, will be tried again: {why}");
+                    let (signal, url) = (self.signal.label(), self.peer.uri());
+                    tracing::warn!(signal, %url, "OTLP: not sent, will be tried again: {why}");
                 }
                 Some(backoff.wait(after))
             }
@@ -180,7 +184,8 @@ impl Lane {
     /// counters include everything.
     fn tell(&self, told: &mut Option<Instant>, message: &str) {
         if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-            tracing::warn!(signal = self.signal.label(), "OTLP: {message}");
+            let (signal, url) = (self.signal.label(), self.peer.uri());
+            tracing::warn!(signal, %url, "OTLP: {message}");
             *told = Some(Instant::now());
         }
     }

@@ -11,7 +11,7 @@ use highwater_core::clock::SECOND_NS;
 use std::path::PathBuf;
 
 pub use super::endpoint::{Endpoint, Headers, Protocol, Tls};
-pub use super::environment::Fault;
+pub use super::environment::{Fault, OF_KEY};
 
 /// Which steps become traces.
 #[derive(Debug, Clone, Copy, PartialEq)]

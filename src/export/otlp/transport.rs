@@ -45,6 +45,11 @@ impl Peer {
         Ok(Self { endpoint, connector, client })
     }
 
+    /// Where it sends to. URLs with a user name are refused, so this holds no password.
+    pub fn uri(&self) -> &http::Uri {
+        &self.endpoint.uri
+    }
+
     /// Sends one request and waits for the answer, at most the endpoint's timeout.
     pub async fn send(&self, signal: Signal, payload: Bytes) -> Reply {
         let client = self.client.load_full();

@@ -64,6 +64,17 @@ fn a_phase_has_series_once_whether_it_is_open_or_has_ended() {
     }
     say(&mut jobs, &account, &event(EventType::Begin, Kind::Layer, "b", 7));
     assert!(!rank(&jobs).has_series("b"), "a layer has none");
+    for _ in 0..2 {
+        say(&mut jobs, &account, &begin("c", 7));
+        say(&mut jobs, &account, &begin("d", 7));
+        assert_eq!(account.holds(Resource::Series), 3, "each has its own, begun again or not");
+    }
+    let (mut jobs, account) = user(&Limits::default());
+    let step = event(EventType::Begin, Kind::Step, "step", 7);
+    for (event, series) in [(&step, 0), (&begin("a", 7), 1), (&step, 0)] {
+        say(&mut jobs, &account, event);
+        assert_eq!(account.holds(Resource::Series), series, "those of a phase that never ends are given back");
+    }
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn an_end_closes_the_innermost_of_its_kind_name_and_step() {
         (step(EventType::End, Some(9), 9), "step 9 has not begun"),
         (step(EventType::End, None, 9), "a step has not begun"),
         (layer(EventType::End, "x", 9), "layer `x` has not begun"),
-        (at(2, end("b", 7)), "phase `b` ends 1 ns before it began"),
+        (at(1, end("b", 7)), "phase `b` ends 2 ns before it began"),
     ] {
         assert_eq!(take(&mut jobs, &account, &event).unwrap_err().to_string(), what);
     }

@@ -1,0 +1,45 @@
+//! `completions` and `man`: what shells and `man` know of the command line, made from its own definition.
+
+use super::terminal;
+use clap::{Args, CommandFactory as _};
+use clap_complete::Shell;
+use std::io;
+
+/// The program's name.
+const NAME: &str = "highwater";
+
+/// Which shell.
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell that will read them.
+    shell: Shell,
+}
+
+impl Completions {
+    /// Prints the completions.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut super::Cli::command(), NAME, &mut text);
+        print(text)
+    }
+}
+
+/// Prints the manual page: the program's, then that of each command.
+pub(super) fn man() -> anyhow::Result<()> {
+    let mut command = super::Cli::command();
+    command.build();
+    let mut text = Vec::new();
+    page(&command, &mut text)?;
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        page(sub, &mut text)?;
+    }
+    print(text)
+}
+
+fn page(command: &clap::Command, text: &mut Vec<u8>) -> io::Result<()> {
+    clap_mangen::Man::new(command.clone()).render(text)
+}
+
+fn print(text: Vec<u8>) -> anyhow::Result<()> {
+    Ok(terminal::print(String::from_utf8(text)?)?)
+}
