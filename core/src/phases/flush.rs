@@ -245,4 +245,25 @@ mod tests {
                 && after(&mut detector, 100 * MILLISECOND_NS - 1)
         );
     }
+
+    #[test]
+    fn what_was_before_a_long_gap_is_forgotten() {
+        // A tenth of a second long, a gap hides a fall from 9 to 8 GiB; longer, 8 GiB is the high that comes next.
+        let across = |gap_ns: i64| {
+            let mut detector = FlushDetector::default();
+            let end_ns = 10 + gap_ns;
+            let tenths = |tenths: u64| Some(tenths * GIB / 10);
+            let readings =
+                [(0, tenths(90)), (10, None), (end_ns, tenths(80)), (end_ns + 5, tenths(50)), (end_ns + 9, tenths(66))];
+            readings.into_iter().filter_map(|(at_ns, bytes)| detector.push(at_ns, bytes, None)).count()
+        };
+        assert_eq!((across(100 * MILLISECOND_NS), across(100 * MILLISECOND_NS + 1)), (0, 1));
+    }
+
+    #[test]
+    fn a_low_counts_from_when_it_was_first_reached() {
+        let ms = MILLISECOND_NS;
+        let found = flushes(None, &[(0, 9 * GIB), (10 * ms, 5 * GIB), (70 * ms, 5 * GIB), (130 * ms, 9 * GIB)]);
+        assert_eq!(found, []);
+    }
 }

@@ -234,6 +234,7 @@ mod tests {
         assert_eq!(peaks(&ledger).len(), 1);
         join.advance(&ledger, 300_000 + 2 * SECOND_NS);
         assert_eq!(peaks(&ledger), [Some(7), None], "the ring ended before it");
+        assert_eq!((join.gpus().len(), join.rings()[0].newest_ns()), (1, Some(100_000)));
         assert_eq!(ledger.ended().phases.since(0).0[1].uuids.as_ref(), ["GPU-a".to_owned()]);
     }
 

@@ -136,6 +136,7 @@ fn bytes_are_those_of_attributes_and_gpus_and_are_bounded() {
         one.ended.open.attributes = Some(attributes.clone());
         one
     };
+    assert_eq!(ENTRY_BYTES, size_of::<Attributed>() + 96);
     let bytes = ENTRY_BYTES + size_of::<PhaseMemory>() + weight(&attributes);
     let limits = Limits { ended_bytes: 3 * bytes, ..Limits::default() };
     let accounts = Accounts::new(&limits);
