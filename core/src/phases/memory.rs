@@ -189,6 +189,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_at_a_threshold_is_above_it_and_full_memory_above_all() {
+        let above = |bytes| {
+            let (ring, state, _writer) = gpu(&[(0, Some(bytes)), (10, Some(bytes))]);
+            attribute_one(&phase(0, 10), 0, &ring, &state)
+                .above_ns
+                .map(|above_ns| above_ns.map(|ns| ns / MILLISECOND_NS))
+        };
+        assert_eq!([899, 900, 970, 1_000].map(above), [[0; 4], [10, 0, 0, 0], [10, 10, 10, 0], [10; 4]].map(Some));
+    }
+
+    #[test]
     fn what_is_not_known_of_a_phase_is_a_gap() {
         let (ring, state, _writer) = gpu(&[(10, Some(100)), (20, None), (30, Some(500)), (50, Some(70))]);
         let of = |from, to| attribute_one(&phase(from, to), 0, &ring, &state);

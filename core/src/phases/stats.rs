@@ -312,6 +312,8 @@ mod tests {
     #[test]
     fn maxima_are_kept_for_the_longest_window_one_for_each_slot() {
         let mut peaks = RecentMax::default();
+        assert_eq!(WINDOWS, [("15s", 15_000_000_000), ("60s", 60_000_000_000)]);
+        assert_eq!((WINDOW_SLACK_NS, SLOT_NS, LAYER_BYTES - size_of::<LayerStats>()), (250_000_000, 250_000_000, 64));
         peaks.push(0, 90);
         peaks.push(SLOT_NS - 1, 80);
         assert_eq!(peaks.falling, [(0, 90)], "one slot");
@@ -329,7 +331,7 @@ mod tests {
     fn steps_phases_and_layers_are_counted_each_where_it_belongs() {
         let mut stats = RankStats::default();
         for (kind, name) in [(Kind::Step, "step"), (Kind::Phase, "a"), (Kind::Phase, "a"), (Kind::Layer, "l")] {
-            assert!(stats.record(&hand::attributed(hand::ended(kind, 0, name, None, 0, 7))));
+            assert!(stats.record(&hand::attributed(hand::ended(kind, 0, name, None, 5, 12))));
         }
         let count = |durations: &Durations| *durations.counts().cumulative.last().expect("all");
         assert_eq!((count(&stats.step_durations), count(&stats.phases["a"].durations)), (1, 2));

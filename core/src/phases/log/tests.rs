@@ -151,3 +151,20 @@ fn bytes_are_those_of_attributes_and_gpus_and_are_bounded() {
     log.clear();
     assert_eq!((log.phases.bytes, log.phases.kept, accounts.held(Resource::Ended)), (0, 0, 0));
 }
+
+#[test]
+fn who_has_forgotten_some_has_less_than_before() {
+    let limits = Limits { ended: 4, ..Limits::default() };
+    let accounts = Accounts::new(&limits);
+    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
+    let (one, other) = (owner(1), owner(2));
+    let mut log = Log::new(&limits);
+    let record = |log: &mut Log, account, rank, times| {
+        (0..times).for_each(|step| log.record(ended(account, Kind::Phase, "a", rank, step)));
+        let (kept, _) = log.phases.since(0);
+        [0, 1].map(|rank| kept.iter().filter(|attributed| attributed.ended.rank == rank).count())
+    };
+    assert_eq!(record(&mut log, &one, 0, 4), [4, 0]);
+    assert_eq!(record(&mut log, &other, 1, 2), [2, 2]);
+    assert_eq!(record(&mut log, &other, 1, 3), [2, 2], "now the other has the most");
+}
