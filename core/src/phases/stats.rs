@@ -263,7 +263,7 @@ impl RecentMax {
 mod tests {
     use super::*;
     use crate::gpu::Usage;
-    use crate::jobs::Ended;
+    use crate::jobs::{Account, Ended};
     use crate::phases::hand;
     use proptest::prelude::*;
 
@@ -304,6 +304,8 @@ mod tests {
         stats.record(0, 10 * SECOND_NS, &[on(0, 20)]);
         assert_eq!((stats.peak_bytes, stats.growth_bytes), (Some(20), Some(0)));
         assert_eq!(stats.durations.counts().cumulative.last(), Some(&3));
+        stats.record(19 * SECOND_NS, 20 * SECOND_NS, &[]);
+        assert!((stats.durations.counts().sum_s - 30.0).abs() < 1e-9, "ten, nine, ten and one");
         let highest = |now_ns| stats.peak_max_bytes(now_ns, 5 * SECOND_NS);
         let leaves_ns = 15 * SECOND_NS + 250 * MILLISECOND_NS;
         assert_eq!((highest(leaves_ns), highest(leaves_ns + 1)), (Some(500), None));
@@ -317,6 +319,11 @@ mod tests {
         peaks.push(0, 90);
         peaks.push(SLOT_NS - 1, 80);
         assert_eq!(peaks.falling, [(0, 90)], "one slot");
+        let mut later = RecentMax::default();
+        [(4 * SLOT_NS, 90), (5 * SLOT_NS - 1, 80), (5 * SLOT_NS, 70)]
+            .iter()
+            .for_each(|(at_ns, value)| later.push(*at_ns, *value));
+        assert_eq!(later.falling, [(4 * SLOT_NS, 90), (5 * SLOT_NS, 70)]);
         peaks.push(SLOT_NS, 80);
         peaks.push(2 * SLOT_NS, 80);
         assert_eq!(peaks.falling, [(0, 90), (2 * SLOT_NS, 80)], "as high, and later");
@@ -337,6 +344,15 @@ mod tests {
         assert_eq!((count(&stats.step_durations), count(&stats.phases["a"].durations)), (1, 2));
         assert!((stats.step_durations.counts().sum_s - 7e-9).abs() < 1e-15);
         assert_eq!((stats.phases.len(), stats.layers["l"].count, stats.layers["l"].total_ns), (1, 1, 7));
+    }
+
+    #[test]
+    fn a_layer_takes_its_bytes_and_those_of_its_name() {
+        let (mut stats, account) = (RankStats::default(), Account::alone());
+        let mut one = hand::ended(Kind::Layer, 0, "attention", None, 0, 7);
+        one.open.held = Some(account.hold(Resource::Bytes, 1));
+        assert!(stats.record(&hand::attributed(one)));
+        assert_eq!(account.holds(Resource::Layers), LAYER_BYTES + "attention".len());
     }
 
     #[test]
