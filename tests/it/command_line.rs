@@ -1,7 +1,7 @@
 //! What the command line refuses, and what it says then.
 
 use crate::daemon::{Daemon, command};
-use crate::process::eventually;
+use crate::process::{Killed, eventually};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -102,14 +102,14 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
     let mut demo = Command::new(env!("CARGO_BIN_EXE_highwater"));
     demo.args(["demo", "--listen", "127.0.0.1:0"]).env_clear().env("TMPDIR", folder.path());
     demo.stdout(std::fs::File::create(&out).expect("a file")).stderr(Stdio::null()).stdin(Stdio::null());
-    let mut demo = demo.spawn().expect("it starts");
+    let mut demo = Killed(demo.spawn().expect("it starts"));
     let printed = || std::fs::read_to_string(&out).expect("text");
     let commands = eventually(SOON, "the job", || {
         printed().contains("example.py").then(|| printed_commands(&printed(), "Mark the steps of a Python job"))
     });
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut job = Command::new("sh");
-    job.args(["-c", &format!("{commands} --steps 2 --seconds 0")]).current_dir(root);
+    job.args(["-c", &format!("{commands} --steps 3 --seconds 0.2")]).current_dir(root);
     assert!(job.status().expect("it runs").success(), "{commands}");
     let address =
         printed().split("open  ").nth(1).and_then(|rest| rest.split('/').nth(2)).expect("an address").to_owned();
@@ -118,10 +118,11 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
         got.into_body().read_to_string().expect("text")
     };
     eventually(SOON, "the job's steps", || {
-        metrics().contains("highwater_job_steps_total{job=\"example\",rank=\"0\"} 2").then_some(())
+        metrics().contains("highwater_job_steps_total{job=\"example\",rank=\"0\"} 3").then_some(())
     });
-    rustix::process::kill_process(rustix::process::Pid::from_child(&demo), rustix::process::Signal::HUP).expect("sent");
-    assert!(demo.wait().expect("it ends").success(), "SIGHUP ends it as SIGTERM does");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&demo.0), rustix::process::Signal::HUP)
+        .expect("sent");
+    assert!(demo.0.wait().expect("it ends").success(), "SIGHUP ends it as SIGTERM does");
     let left: Vec<_> =
         std::fs::read_dir(folder.path()).expect("listed").map(|entry| entry.expect("one").file_name()).collect();
     assert_eq!(left, ["printed"], "its folder is gone");

@@ -2,11 +2,10 @@
 
 use crate::daemon::{Daemon, command};
 use crate::fake_nvml::Control;
-use crate::process::eventually;
+use crate::process::{Killed, eventually};
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
-use std::process::Child;
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -79,16 +78,6 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
     }
     rustix::process::kill_process(Pid::from_child(&child.0), Signal::TERM).expect("it runs");
     assert!(child.0.wait().expect("it ends").success());
-}
-
-/// A child process that ends with its test, even if the test fails.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // Fails if the child has already ended.
-        let _ = self.0.kill();
-    }
 }
 
 #[test]
