@@ -234,6 +234,21 @@ mod tests {
         assert_eq!(histogram.buckets().collect::<Vec<_>>(), expected);
     }
 
+    #[test]
+    fn counts_sums_and_extremes_are_those_of_the_values() {
+        let mut histogram = Exponential::default();
+        assert_eq!(histogram.extremes(), None);
+        histogram.record(1.5, 4);
+        assert_eq!((histogram.scale(), histogram.offset()), (MOST_SCALE, index(1.5, MOST_SCALE)));
+        histogram.record(4.0, 1);
+        for (value, times) in [(0.0, 3), (-1.0, 1), (f64::NAN, 1), (f64::INFINITY, 1), (9.0, 0)] {
+            histogram.record(value, times);
+        }
+        assert_eq!((histogram.count(), histogram.zeros(), histogram.sum()), (8, 3, 10.0));
+        assert_eq!((histogram.extremes(), histogram.buckets().sum::<u64>()), (Some((0.0, 4.0)), 5));
+        assert!(histogram.scale() < MOST_SCALE, "no buckets so narrow hold both");
+    }
+
     proptest! {
         #[test]
         fn every_value_is_in_its_bucket(values in prop::collection::vec((prop_oneof![0.0..1e-3, 0.0..1e12, Just(0.0), Just(4096.0)], 1u64..1000), 0..200)) {
