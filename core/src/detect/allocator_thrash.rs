@@ -35,7 +35,7 @@ pub(super) struct AllocatorThrash {
     /// When each rank's last step ended.
     ended_ns: BTreeMap<RankKey, i64>,
     /// The retries in the last sign of a rank's open step, so that each rise is reported once.
-    told: BTreeMap<RankKey, u64>,
+    reported: BTreeMap<RankKey, u64>,
 }
 
 impl Detector for AllocatorThrash {
@@ -55,7 +55,7 @@ impl Detector for AllocatorThrash {
         }
         self.recent.retain(|key, _| view.knows(key));
         self.ended_ns.retain(|key, _| view.knows(key));
-        self.told.retain(|key, _| view.knows(key));
+        self.reported.retain(|key, _| view.knows(key));
     }
 }
 
@@ -99,14 +99,14 @@ impl AllocatorThrash {
         if rank.retries.is_none() {
             return;
         }
-        let is_told = self.told.get(&rank.key) == rank.retries.as_ref();
-        if is_told || rose.is_none_or(|rose| rose == 0) {
+        let is_reported = self.reported.get(&rank.key) == rank.retries.as_ref();
+        if is_reported || rose.is_none_or(|rose| rose == 0) {
             return;
         }
         let inside = |(gpu, flush): &&(usize, Flush)| rank.gpus.contains(gpu) && flush.trough_ns >= open.begin_ns;
         let flushes: Vec<(usize, Flush)> = self.waiting.iter().filter(inside).copied().collect();
         if let Some(retries) = rank.retries {
-            self.told.insert(rank.key.clone(), retries);
+            self.reported.insert(rank.key.clone(), retries);
         }
         let certainty = Certainty::Confirmed;
         let begin_ns = flushes.first().map_or(open.begin_ns, |(_, flush)| flush.trough_ns);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_with_the_largest_fall_and_is_a_trouble_of_its_step() {
+    fn it_is_reported_with_the_largest_fall_and_is_a_trouble_of_its_step() {
         let (mut hand, mut detector) = new();
         let small = Flush { drop_bytes: 2 * GIB, ..fall(at(5) + 1) };
         hand.flushes = vec![(0, small), (0, fall(at(5) + 2))];
@@ -335,24 +335,24 @@ mod tests {
     #[test]
     fn three_of_the_last_ten_steps_are_critical() {
         let (mut hand, mut detector) = new();
-        let mut told = |nth: u64, retries| {
+        let mut reported = |nth: u64, retries| {
             let signs = hand.steps_end(&mut detector, vec![step(nth, Some(retries))]);
             signs.first().map(|sign| (sign.severity, sign.evidence[0].value))
         };
         let (warning, critical) = (Severity::Warning, Severity::Critical);
         assert_eq!(
-            (told(0, 1), told(1, 1), told(2, 1)),
+            (reported(0, 1), reported(1, 1), reported(2, 1)),
             (Some((warning, 1.0)), Some((warning, 2.0)), Some((critical, 3.0)))
         );
-        assert!((3..10).all(|nth| told(nth, 0).is_none()));
-        assert_eq!(told(10, 1), Some((critical, 3.0)), "the first is out of the ten");
-        assert_eq!(told(11, 1), Some((critical, 3.0)));
-        assert!((12..20).all(|nth| told(nth, 0).is_none()));
-        assert_eq!(told(20, 1), Some((warning, 2.0)));
+        assert!((3..10).all(|nth| reported(nth, 0).is_none()));
+        assert_eq!(reported(10, 1), Some((critical, 3.0)), "the first is out of the ten");
+        assert_eq!(reported(11, 1), Some((critical, 3.0)));
+        assert!((12..20).all(|nth| reported(nth, 0).is_none()));
+        assert_eq!(reported(20, 1), Some((warning, 2.0)));
     }
 
     #[test]
-    fn an_open_step_is_told_once_for_each_rise_of_its_counter() {
+    fn an_open_step_is_reported_once_for_each_rise_of_its_counter() {
         let (mut hand, mut detector) = new();
         hand.steps_end(&mut detector, vec![step(4, Some(1))]);
         hand.ranks[0].step = Some(OpenStep { number: Some(5), begin_ns: at(5), retries: Some(10) });
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_step_that_is_told_is_critical_with_two_before() {
+    fn an_open_step_that_is_reported_is_critical_with_two_before() {
         let (mut hand, mut detector) = new();
         (0..2).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![step(nth, Some(1))]).len(), 1));
         hand.steps_end(&mut detector, vec![step(2, Some(0))]);
@@ -409,7 +409,8 @@ mod tests {
         hand.ranks[0].step = Some(OpenStep { number: None, begin_ns: 0, retries: Some(0) });
         hand.ranks[0].retries = Some(1);
         hand.steps_end(&mut detector, vec![step(500, Some(1))]);
-        let kept = |detector: &AllocatorThrash| [detector.recent.len(), detector.ended_ns.len(), detector.told.len()];
+        let kept =
+            |detector: &AllocatorThrash| [detector.recent.len(), detector.ended_ns.len(), detector.reported.len()];
         assert_eq!(kept(&detector), [1; 3]);
         hand.ranks.remove(0);
         hand.look(&mut detector);

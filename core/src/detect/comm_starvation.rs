@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_communication_while_another_rank_flushes_is_told_with_who_it_was() {
+    fn slow_communication_while_another_rank_flushes_is_reported_with_who_it_was() {
         let sign = after_healthy(comm(8, 40), |_, _| {}).expect("slow");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
@@ -277,15 +277,15 @@ mod tests {
 
     #[test]
     fn slow_is_from_the_ratio_asked_for() {
-        let told = |slowdown, excess_ns| {
+        let reported = |slowdown, excess_ns| {
             let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
             (hand.settings.comm_slowdown, hand.settings.comm_excess_ns) = (slowdown, excess_ns);
             (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
             hand.troubles = vec![in_trouble(&comm(8, 40))];
             hand.steps_end(&mut detector, vec![comm(8, 40)]).len()
         };
-        assert_eq!((told(4.0, 0), told(4.01, 0)), (1, 0));
-        assert_eq!((told(4.0, 30 * MILLISECOND_NS), told(4.0, 30 * MILLISECOND_NS + 1)), (1, 0));
+        assert_eq!((reported(4.0, 0), reported(4.01, 0)), (1, 0));
+        assert_eq!((reported(4.0, 30 * MILLISECOND_NS), reported(4.0, 30 * MILLISECOND_NS + 1)), (1, 0));
     }
 
     #[test]
@@ -338,11 +338,12 @@ mod tests {
 
     #[test]
     fn a_cause_is_of_the_same_job_and_time_and_a_flush_before_full_memory() {
-        let told = |change: &dyn Fn(&Step, &mut Trouble)| after_healthy(comm(8, 40), change).map(|sign| sign.text.what);
-        assert!(told(&|_, trouble| trouble.key.0 = "k".into()).is_none());
-        assert!(told(&|step, trouble| trouble.from_ns = step.end_ns + 1).is_none());
-        assert!(told(&|step, trouble| trouble.from_ns = step.end_ns).is_some());
-        assert!(told(&|_, trouble| trouble.key = key(0)).expect("its own").contains("while rank 0 flushed"));
+        let reported =
+            |change: &dyn Fn(&Step, &mut Trouble)| after_healthy(comm(8, 40), change).map(|sign| sign.text.what);
+        assert!(reported(&|_, trouble| trouble.key.0 = "k".into()).is_none());
+        assert!(reported(&|step, trouble| trouble.from_ns = step.end_ns + 1).is_none());
+        assert!(reported(&|step, trouble| trouble.from_ns = step.end_ns).is_some());
+        assert!(reported(&|_, trouble| trouble.key = key(0)).expect("its own").contains("while rank 0 flushed"));
         let (mut hand, mut detector) = (Hand::with_ranks(3), CommStarvation::default());
         (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
         let trouble = |rank, kind| Trouble { kind, key: key(rank), ..in_trouble(&comm(8, 40)) };
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_slow_step_waits_two_seconds_for_its_cause() {
-        let told_after = |wait_ns| {
+        let reported_after = |wait_ns| {
             let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
             (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
             hand.steps_end(&mut detector, vec![comm(8, 40)]);
@@ -377,13 +378,13 @@ mod tests {
             hand.troubles = vec![in_trouble(&comm(8, 40))];
             hand.look(&mut detector).0.len()
         };
-        assert_eq!((told_after(2 * SECOND_NS - 1), told_after(2 * SECOND_NS)), (1, 0));
+        assert_eq!((reported_after(2 * SECOND_NS - 1), reported_after(2 * SECOND_NS)), (1, 0));
     }
 
     #[test]
     fn where_no_communication_is_marked_whole_steps_are_compared_with_doubt() {
         let whole = |nth, ms| Hand::step(0, nth, at(nth), &[("forward", ms)]);
-        let told = |ms, rank| {
+        let reported = |ms, rank| {
             let (mut hand, mut detector) = (Hand::with_ranks(2), CommStarvation::default());
             (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![whole(nth, 100)]), []));
             hand.troubles = vec![Trouble { key: key(rank), ..in_trouble(&whole(8, ms)) }];
@@ -391,14 +392,14 @@ mod tests {
             assert_eq!(Hand::ratios(&detector, 0).comm_slowdown, None, "no communication is known");
             signs
         };
-        let [sign] = told(160, 1).try_into().expect("at four fifths of the ratio asked for");
+        let [sign] = reported(160, 1).try_into().expect("at four fifths of the ratio asked for");
         assert_eq!(sign.certainty, Certainty::Suspected);
         assert!(
             sign.text.what.starts_with("A step of rank 0 of j in step 8 took 160 ms, 1.6 times"),
             "{}",
             sign.text.what
         );
-        assert_eq!((told(159, 1), told(160, 0)), (Vec::new(), Vec::new()), "not slow; its own flush");
+        assert_eq!((reported(159, 1), reported(160, 0)), (Vec::new(), Vec::new()), "not slow; its own flush");
         // From when communication is marked, its baseline is learnt anew.
         let marked = (0..8).map(|nth| whole(nth, 100)).chain((8..14).map(|nth| comm(nth, 20)));
         assert_eq!(ratio_after(marked.clone().take(13)), None);

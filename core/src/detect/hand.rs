@@ -8,15 +8,11 @@ use super::{Detector, Ratios, Trouble};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
 use crate::phases::Flush;
-use crate::phases::hand::key;
+use crate::phases::hand::{self, key};
 use crate::ring;
 use std::collections::BTreeMap;
 
 pub(super) const GIB: u64 = 1 << 30;
-
-/// Ten minutes of one GPU.
-pub(super) const RING: ring::Config =
-    ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
 
 /// GPUs of 140 GiB, and what is known of them and of ranks.
 pub(super) struct Hand {
@@ -34,7 +30,7 @@ pub(super) struct Hand {
 
 impl Hand {
     pub fn new(gpus: usize) -> Self {
-        let (writers, rings) = (0..gpus).map(|_| ring::ring(RING).expect("a ring")).unzip();
+        let (writers, rings) = (0..gpus).map(|_| hand::ring()).unzip();
         let device =
             |gpu: usize| Device { index: gpu.to_string(), memory_total_bytes: Some(140 * GIB), ..Device::default() };
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);

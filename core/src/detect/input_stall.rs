@@ -111,7 +111,7 @@ mod tests {
     }
 
     /// The numbers of the steps in which a sign is returned, with the share.
-    fn told(steps: impl Iterator<Item = Step>) -> Vec<(u64, f64)> {
+    fn reported(steps: impl Iterator<Item = Step>) -> Vec<(u64, f64)> {
         let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
         let signs = steps.flat_map(|step| hand.steps_end(&mut detector, vec![step]));
         signs.map(|sign| (sign.step.expect("a number"), sign.evidence[0].value)).collect()
@@ -119,13 +119,13 @@ mod tests {
 
     #[test]
     fn ten_steps_of_three_tenths_or_two_of_six_are_a_stall() {
-        assert_eq!(told((0..14).map(|nth| step(nth, 30))), [(12, 0.3), (13, 0.3)], "three of warm-up, then ten");
-        assert_eq!(told((0..40).map(|nth| step(nth, 29))), []);
-        assert_eq!(told((0..6).map(|nth| step(nth, 60))), [(4, 0.6), (5, 0.6)]);
-        assert_eq!(told((0..10).map(|nth| step(nth, 59))), [], "not sudden, and not ten yet");
+        assert_eq!(reported((0..14).map(|nth| step(nth, 30))), [(12, 0.3), (13, 0.3)], "three of warm-up, then ten");
+        assert_eq!(reported((0..40).map(|nth| step(nth, 29))), []);
+        assert_eq!(reported((0..6).map(|nth| step(nth, 60))), [(4, 0.6), (5, 0.6)]);
+        assert_eq!(reported((0..10).map(|nth| step(nth, 59))), [], "not sudden, and not ten yet");
         // Only the last ten count, and the last two.
-        assert_eq!(told((0..24).map(|nth| step(nth, if nth < 6 { 58 } else { 24 }))), [(12, 0.342), (13, 0.308)]);
-        let at_last = told((0..9).map(|nth| step(nth, if nth < 7 { 0 } else { 70 })));
+        assert_eq!(reported((0..24).map(|nth| step(nth, if nth < 6 { 58 } else { 24 }))), [(12, 0.342), (13, 0.308)]);
+        let at_last = reported((0..9).map(|nth| step(nth, if nth < 7 { 0 } else { 70 })));
         assert_eq!(at_last, [(8, 0.7)]);
     }
 
@@ -141,11 +141,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_gpu_worked_through_is_no_stall_and_unknown_idleness_is_told() {
+    fn what_the_gpu_worked_through_is_no_stall_and_unknown_idleness_is_reported() {
         let busy = |nth| Step { idle_ns: Some(10 * MILLISECOND_NS), ..step(nth, 80) };
-        assert_eq!(told((0..40).map(busy)), []);
+        assert_eq!(reported((0..40).map(busy)), []);
         let idle = |nth| Step { idle_ns: Some(70 * MILLISECOND_NS), ..step(nth, 40) };
-        assert_eq!(told((0..13).map(idle)), [(12, 0.4)], "no more than it waited");
+        assert_eq!(reported((0..13).map(idle)), [(12, 0.4)], "no more than it waited");
         let look = |steps: Vec<Step>| {
             let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
             let sign = steps.into_iter().flat_map(|step| hand.steps_end(&mut detector, vec![step])).last();
@@ -169,9 +169,13 @@ mod tests {
 
     #[test]
     fn a_new_run_and_a_rank_that_has_gone_begin_anew() {
-        assert_eq!(told([3, 0, 4].map(|nth| step(nth, 60)).into_iter()), []);
+        assert_eq!(reported([3, 0, 4].map(|nth| step(nth, 60)).into_iter()), []);
         let unmarked = Step { phases: Vec::new(), ..step(4, 60) };
-        assert_eq!(told([step(3, 60), unmarked, step(5, 60)].into_iter()), [(5, 0.6)], "one without data says nothing");
+        assert_eq!(
+            reported([step(3, 60), unmarked, step(5, 60)].into_iter()),
+            [(5, 0.6)],
+            "one without data says nothing"
+        );
         let (mut hand, mut detector) = (Hand::with_ranks(1), InputStall::default());
         hand.steps_end(&mut detector, vec![step(3, 60)]);
         hand.ranks.clear();

@@ -298,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_with_its_forecast_and_ends_with_the_run() {
+    fn growth_is_reported_with_its_forecast_and_ends_with_the_run() {
         let (mut hand, mut detector) = (Hand::with_ranks(1), MemoryGrowth::default());
-        let mut told =
+        let mut reported =
             |hand: &mut Hand, nth: u64, peak_bytes| hand.steps_end(&mut detector, vec![step(nth, peak_bytes)]).pop();
         let at = |nth: u64| 10 * GIB + nth * 100 * MIB;
-        assert!((0..42).all(|nth| told(&mut hand, nth, at(nth)).is_none()), "three of warm-up, then thirty-nine");
-        let sign = told(&mut hand, 42, at(42)).expect("forty");
+        assert!((0..42).all(|nth| reported(&mut hand, nth, at(nth)).is_none()), "three of warm-up, then thirty-nine");
+        let sign = reported(&mut hand, 42, at(42)).expect("forty");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
             (Kind::MemoryGrowth, Severity::Warning, Certainty::Observed)

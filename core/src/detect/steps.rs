@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn retries_are_the_steps_own_or_else_its_phases() {
         let mut steps = Steps::default();
-        let mut told = |step: [Option<Memory>; 2], phases: &[[Option<Memory>; 2]]| {
+        let mut reported = |step: [Option<Memory>; 2], phases: &[[Option<Memory>; 2]]| {
             for memory in phases {
                 let mut one = attributed(ended(Kind::Phase, 0, "forward", None, 1, 2));
                 [one.ended.open.memory, one.ended.memory] = *memory;
@@ -281,11 +281,14 @@ mod tests {
             [one.ended.open.memory, one.ended.memory] = step;
             steps.take(&one).expect("a step").retries
         };
-        assert_eq!(told([retries(3), retries(5)], &[[retries(1), retries(9)]]), Some(2));
-        assert_eq!(told([None, None], &[[retries(4), retries(4)], [retries(3), None], [None, retries(9)]]), Some(6));
-        assert_eq!(told([retries(3), None], &[[None, retries(4)]]), Some(1));
-        assert_eq!((told([retries(3), None], &[]), told([None, retries(3)], &[])), (None, None));
-        assert_eq!(told([retries(5), retries(3)], &[]), None, "a counter that fell says nothing");
+        assert_eq!(reported([retries(3), retries(5)], &[[retries(1), retries(9)]]), Some(2));
+        assert_eq!(
+            reported([None, None], &[[retries(4), retries(4)], [retries(3), None], [None, retries(9)]]),
+            Some(6)
+        );
+        assert_eq!(reported([retries(3), None], &[[None, retries(4)]]), Some(1));
+        assert_eq!((reported([retries(3), None], &[]), reported([None, retries(3)], &[])), (None, None));
+        assert_eq!(reported([retries(5), retries(3)], &[]), None, "a counter that fell says nothing");
     }
 
     #[test]

@@ -253,7 +253,7 @@ mod tests {
     }
 
     /// The numbers of the steps in which a sign is returned, if the last rank computes and waits as given in each.
-    fn told(steps: impl Iterator<Item = (u64, i64, i64)>, settings: impl FnOnce(&mut Hand)) -> Vec<u64> {
+    fn reported(steps: impl Iterator<Item = (u64, i64, i64)>, settings: impl FnOnce(&mut Hand)) -> Vec<u64> {
         let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
         settings(&mut hand);
         let signs =
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_computes_longer_in_five_steps_after_the_warm_up_is_told_with_what_it_costs() {
+    fn a_rank_that_computes_longer_in_five_steps_after_the_warm_up_is_reported_with_what_it_costs() {
         let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
         for nth in 0..7 {
             assert_eq!(hand.steps_end(&mut detector, group(nth, 130, 30)), [], "step {nth}");
@@ -294,14 +294,14 @@ mod tests {
 
     #[test]
     fn a_lag_counts_from_its_bounds_on_and_where_it_is_waited_for() {
-        let steady = |compute_ms, comm_ms| told((0..8).map(|nth| (nth, compute_ms, comm_ms)), |_| {});
+        let steady = |compute_ms, comm_ms| reported((0..8).map(|nth| (nth, compute_ms, comm_ms)), |_| {});
         let none = Vec::<u64>::new();
         assert_eq!((steady(120, 40), steady(119, 40)), (vec![7], none.clone()));
         // Half of the lag of 40 ms is waited for, or less.
         assert_eq!((steady(140, 40), steady(140, 41)), (vec![7], none.clone()));
-        let least = |lag_ns| told((0..8).map(|nth| (nth, 130, 30)), |hand| hand.settings.lag_ns = lag_ns);
+        let least = |lag_ns| reported((0..8).map(|nth| (nth, 130, 30)), |hand| hand.settings.lag_ns = lag_ns);
         assert_eq!((least(30 * MILLISECOND_NS), least(30 * MILLISECOND_NS + 1)), (vec![7], none.clone()));
-        let later = told((0..9).map(|nth| (nth, 130, 30)), |hand| hand.settings.warm_up_steps = 4);
+        let later = reported((0..9).map(|nth| (nth, 130, 30)), |hand| hand.settings.warm_up_steps = 4);
         assert_eq!(later, [8]);
     }
 
@@ -325,27 +325,27 @@ mod tests {
                 (_, true) => (at + 3, 120, 40),
                 (_, false) => (at + 3, 200, 0),
             };
-            told((0..3).map(|nth| (nth, 100, 60)).chain((0..=last).map(of)), |hand| hand.settings.lag = 1.15)
+            reported((0..3).map(|nth| (nth, 100, 60)).chain((0..=last).map(of)), |hand| hand.settings.lag = 1.15)
         };
         assert_eq!(but(&[3, 7, 11, 15, 18], 19), [22]);
         assert_eq!(but(&[3, 7, 11, 15, 20], 20), [21, 22]);
         // What is older than twenty steps is forgotten.
         let often = |nth: u64| if nth.is_multiple_of(2) { (nth, 100, 60) } else { (nth, 200, 0) };
-        assert_eq!(told((0..60).map(often), |_| {}), Vec::<u64>::new());
+        assert_eq!(reported((0..60).map(often), |_| {}), Vec::<u64>::new());
     }
 
     #[test]
     fn a_rank_that_flushed_its_cache_is_late_for_that_reason() {
         let trouble = |rank, kind| Trouble { kind, key: key(rank), from_ns: 5 * SECOND_NS, to_ns: 5 * SECOND_NS };
         let with =
-            |rank, kind| told((0..11).map(|nth| (nth, 130, 30)), |hand| hand.troubles = vec![trouble(rank, kind)]);
+            |rank, kind| reported((0..11).map(|nth| (nth, 130, 30)), |hand| hand.troubles = vec![trouble(rank, kind)]);
         assert_eq!(with(3, Kind::AllocatorThrash), [10], "five after step 5");
         assert_eq!(with(2, Kind::AllocatorThrash), [7, 8, 9, 10], "another's");
         assert_eq!(with(3, Kind::LowHeadroom), [7, 8, 9, 10]);
     }
 
     #[test]
-    fn one_step_that_lags_far_while_it_maps_memory_is_told_for_information() {
+    fn one_step_that_lags_far_while_it_maps_memory_is_reported_for_information() {
         let once = |nth, compute_ms, mapped_bytes: u64| {
             let (mut hand, mut detector) = (Hand::with_ranks(4), Straggler::default());
             let mut steps = group(nth, compute_ms, 0);

@@ -9,7 +9,7 @@ use crate::{phases, ring};
 
 /// GPUs of these UUIDs, without any reading.
 fn join(uuids: &[&str]) -> Join {
-    let (_writers, rings): (Vec<_>, Vec<_>) = uuids.iter().map(|_| ring::ring(hand::RING).expect("a ring")).unzip();
+    let (_writers, rings): (Vec<_>, Vec<_>) = uuids.iter().map(|_| phases::hand::ring()).unzip();
     let state = |(index, uuid): (usize, &&str)| {
         let device = Device { index: index.to_string(), uuid: (*uuid).into(), ..Device::default() };
         GpuState::new(device, SECOND_NS, SECOND_NS)
@@ -134,7 +134,7 @@ fn fall(writer: &mut ring::Writer, second: i64) {
 
 #[test]
 fn falls_are_those_since_the_last_turn_on_these_gpus() {
-    let (mut writer, ring) = ring::ring(hand::RING).expect("a ring");
+    let (mut writer, ring) = phases::hand::ring();
     let gpu = GpuState::new(Device::default(), SECOND_NS, SECOND_NS);
     let join = Join::new([gpu].into(), [ring].into());
     let (ledger, mut state) = (Ledger::new(Limits::default()), State::new());

@@ -570,10 +570,10 @@ mod tests {
         let pod = Pod { namespace: "n".into(), name: "p".into() };
         let in_pod = Owner::User { uid: 5, within: Within::Pod(pod) };
         let address = Owner::Address("10.0.0.1".parse().expect("an address"));
-        let told = [&Owner::Daemon, &user(5), &in_pod, &address].map(|owner| (owner.to_string(), owner.label()));
+        let names = [&Owner::Daemon, &user(5), &in_pod, &address].map(|owner| (owner.to_string(), owner.label()));
         let expected =
             [("daemon", "daemon"), ("uid 5", "uid 5"), ("uid 5 in pod n/p", "uid 5"), ("a sender at 10.0.0.1", "tcp")];
-        assert_eq!(told, expected.map(|(name, label)| (name.to_owned(), label.to_owned())));
+        assert_eq!(names, expected.map(|(name, label)| (name.to_owned(), label.to_owned())));
         assert_eq!(Owner::of(&Sender::DAEMON, Within::Node), Owner::Daemon);
         assert_eq!(Owner::of(&Sender::process(Some(1), 5), Within::Node), user(5));
         assert!(

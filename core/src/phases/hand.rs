@@ -1,7 +1,9 @@
-//! What has ended, made by hand, for tests.
+//! Rings and what has ended, made by hand, for tests.
 
 use super::{Attributed, RankKey};
+use crate::clock::SECOND_NS;
 use crate::jobs::{Ended, Open};
+use crate::ring;
 use crate::wire::Kind;
 use std::sync::Arc;
 
@@ -21,4 +23,10 @@ pub(crate) fn ended(kind: Kind, rank: usize, name: &str, step: Option<u64>, begi
 /// The same without memory of any GPU.
 pub(crate) fn attributed(ended: Ended) -> Attributed {
     Attributed { ended, gpus: Vec::new(), uuids: Arc::default() }
+}
+
+/// A ring that keeps ten minutes, to the microsecond.
+pub(crate) fn ring() -> (ring::Writer, ring::Reader) {
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
+    ring::ring(config).expect("a ring")
 }

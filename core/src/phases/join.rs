@@ -165,14 +165,14 @@ mod tests {
     use crate::clock::MILLISECOND_NS;
     use crate::gpu::Device;
     use crate::jobs::{Account, Event, Limits};
+    use crate::phases::hand;
     use crate::wire::EventType;
 
     const GIB: u64 = 1 << 30;
 
     /// One GPU, whose memory the test writes by hand.
     fn of_one_gpu() -> (Join, ring::Writer) {
-        let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        let (writer, reader) = ring::ring(config).expect("a ring");
+        let (writer, reader) = hand::ring();
         let device = Device { uuid: "GPU-a".into(), memory_total_bytes: Some(140 * GIB), ..Device::default() };
         let gpu = GpuState::new(device, 600 * SECOND_NS, SECOND_NS / 10);
         (Join::new([gpu].into(), [reader].into()), writer)
@@ -240,8 +240,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_does_not_answer_makes_no_phase_wait() {
-        let config = ring::Config { retention_ns: SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        let (mut writers, rings): (Vec<_>, Vec<_>) = (0..2).map(|_| ring::ring(config).expect("a ring")).unzip();
+        let (mut writers, rings): (Vec<_>, Vec<_>) = (0..2).map(|_| hand::ring()).unzip();
         let gpu = || GpuState::new(Device::default(), SECOND_NS, SECOND_NS);
         let join = Join::new([gpu(), gpu()].into(), rings.into());
         let ledger = Ledger::new(Limits::default());

@@ -144,8 +144,7 @@ mod tests {
 
     /// A GPU of 1000 bytes that jobs can have, and its ring with these readings: milliseconds and bytes, `None` for a gap.
     fn gpu(readings: &[(i64, Option<u64>)]) -> (ring::Reader, GpuState, ring::Writer) {
-        let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        let (mut writer, reader) = ring::ring(config).expect("a ring");
+        let (mut writer, reader) = hand::ring();
         for (ms, bytes) in readings {
             match bytes {
                 Some(bytes) => writer.push(ms * MILLISECOND_NS, *bytes).expect("in order"),

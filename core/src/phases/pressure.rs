@@ -67,10 +67,10 @@ impl Pressure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::phases::hand;
 
     fn ring_of(readings: &[(i64, u64)]) -> (ring::Writer, ring::Reader) {
-        let config = ring::Config { retention_ns: 60_000_000_000, max_bytes: 1 << 20, resolution_ns: 1_000 };
-        let (mut writer, reader) = ring::ring(config).expect("a ring");
+        let (mut writer, reader) = hand::ring();
         readings.iter().for_each(|(us, bytes)| writer.push(us * 1_000, *bytes).expect("in order"));
         (writer, reader)
     }

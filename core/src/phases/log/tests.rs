@@ -18,6 +18,13 @@ fn ended(account: &Arc<Account>, kind: Kind, name: &str, rank: usize, step: u64)
     Attributed { gpus: vec![on_gpu], ..hand::attributed(ended) }
 }
 
+/// The accounts of two users, and each one's own.
+fn two_owners(limits: &Limits) -> (Accounts, Arc<Account>, Arc<Account>) {
+    let accounts = Accounts::new(limits);
+    let [one, other] = [1, 2].map(|uid| accounts.of(&Owner::User { uid, within: Within::Node }));
+    (accounts, one, other)
+}
+
 fn of_key(log: &Log, rank: u32) -> &RankStats {
     log.rank(&("j".into(), rank)).expect("something of it has ended")
 }
@@ -66,9 +73,7 @@ fn a_rank_has_each_layer_once_with_all_that_ended_of_it() {
 #[test]
 fn layers_are_bounded_and_one_owner_leaves_room_for_another() {
     let limits = Limits { layer_bytes: 64 << 10, ..Limits::default() };
-    let accounts = Accounts::new(&limits);
-    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
-    let (one, other) = (owner(1), owner(2));
+    let (accounts, one, other) = two_owners(&limits);
     let mut log = Log::new(&limits);
     for n in 0..1_000 {
         log.record(ended(&one, Kind::Layer, &format!("layer {n}"), 0, 1));
@@ -88,9 +93,7 @@ fn layers_are_bounded_and_one_owner_leaves_room_for_another() {
 #[test]
 fn the_owner_with_most_forgets_first_and_numbers_go_on() {
     let limits = Limits { ended: 4, ..Limits::default() };
-    let accounts = Accounts::new(&limits);
-    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
-    let (one, other) = (owner(1), owner(2));
+    let (accounts, one, other) = two_owners(&limits);
     let mut log = Log::new(&limits);
     log.record(ended(&other, Kind::Phase, "x", 1, 1));
     (0..6).for_each(|step| log.record(ended(&one, Kind::Phase, "a", 0, step)));
@@ -155,9 +158,7 @@ fn bytes_are_those_of_attributes_and_gpus_and_are_bounded() {
 #[test]
 fn who_has_forgotten_some_has_less_than_before() {
     let limits = Limits { ended: 4, ..Limits::default() };
-    let accounts = Accounts::new(&limits);
-    let owner = |uid| accounts.of(&Owner::User { uid, within: Within::Node });
-    let (one, other) = (owner(1), owner(2));
+    let (_, one, other) = two_owners(&limits);
     let mut log = Log::new(&limits);
     let record = |log: &mut Log, account, rank, times| {
         (0..times).for_each(|step| log.record(ended(account, Kind::Phase, "a", rank, step)));
