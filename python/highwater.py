@@ -80,14 +80,15 @@ class _Client:
         self.rank: Optional[int] = None
         self.gpu: Optional[Gpu] = None
         self.common: Optional[Dict[str, Any]] = None
-        self.places: Optional[Dict[str, Any]] = None
+        self.places: Dict[str, Any] = {}
+        self.known_paths: List[str] = []
         # A signal handler may mark while the thread that it interrupts counts.
         self.lock = threading.RLock()
         self.lost = 0
         self.has_sent = False
 
     def prepare(self) -> Dict[str, Any]:
-        """What every event says. Read when the first one is sent: launchers set the environment before."""
+        """What every event says and where it goes. Read for the first one: launchers set the environment before."""
         rank = self.rank if self.rank is not None else _first_number(_RANKS)
         common: Dict[str, Any] = {"job": self.job or _job_name(), "rank": rank or 0}
         world_size = _first_number(_WORLD_SIZES)
@@ -96,6 +97,7 @@ class _Client:
         if self.gpu is not None:
             common["gpu"] = self.gpu
         self.places = {name: os.environ[name] for name in _PLACES if os.environ.get(name)}
+        self.known_paths = self.paths()
         self.common = common
         return common
 
@@ -115,10 +117,10 @@ class _Client:
             lost, self.lost = self.lost, 0
         try:
             line = {"event": event, "time_unix_nano": at_ns, **(self.common or self.prepare()), **fields}
-            scalars = {str(name): _scalar(value) for name, value in {**(self.places or {}), **(attributes or {})}.items()}
-            scalars = {name: value for name, value in scalars.items() if value is not None}
-            if scalars:
-                line["attributes"] = scalars
+            scalars = ((str(name), _scalar(value)) for name, value in (attributes or {}).items())
+            known = {**self.places, **{name: value for name, value in scalars if value is not None}}
+            if known:
+                line["attributes"] = known
             if lost:
                 line["lost"] = min(lost, 2**32 - 1)
             self.write(json.dumps(line, allow_nan=False).encode())
@@ -130,7 +132,7 @@ class _Client:
     def write(self, message: bytes) -> None:
         if self.socket is None:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        *others, last = self.paths()
+        *others, last = self.known_paths
         for path in others:
             try:
                 self.socket.sendto(message, socket.MSG_DONTWAIT, path)
@@ -159,7 +161,7 @@ os.register_at_fork(after_in_child=lambda: _client.after_fork())
 class _Span:
     """Begins when it is entered and ends when it is left, whatever happens in between."""
 
-    __slots__ = ("attributes", "fields", "memory")
+    __slots__ = ("attributes", "fields")
 
     def __init__(self, fields: Dict[str, Any], attributes: Dict[str, Any]) -> None:
         self.fields = fields

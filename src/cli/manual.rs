@@ -5,9 +5,6 @@ use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
 use std::io;
 
-/// The program's name.
-const NAME: &str = "highwater";
-
 /// Which shell.
 #[derive(Debug, Args)]
 pub(super) struct Completions {
@@ -18,8 +15,9 @@ pub(super) struct Completions {
 impl Completions {
     /// Prints the completions.
     pub fn run(&self) -> anyhow::Result<()> {
-        let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut super::Cli::command(), NAME, &mut text);
+        let (mut command, mut text) = (super::Cli::command(), Vec::new());
+        let name = command.get_name().to_owned();
+        clap_complete::generate(self.shell, &mut command, name, &mut text);
         print(text)
     }
 }

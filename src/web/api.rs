@@ -1,7 +1,7 @@
 //! The read API: GPUs, their memory over time, and jobs. Times are Unix nanoseconds.
 
 use super::Site;
-use super::json::Json;
+use super::json::{self, Json};
 use super::problem::Problem;
 use crate::node::Node;
 use axum::extract::rejection::QueryRejection;
@@ -101,10 +101,7 @@ pub(super) async fn memory(
         gap_ns: summary.gap_ns,
         points: points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
     };
-    let json = serde_json::to_vec(&answer);
-    let mut json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    json.push(b'\n');
-    Ok(site.answers.0.keep(json).response("application/json"))
+    Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.

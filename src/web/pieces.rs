@@ -1,6 +1,7 @@
 //! A list of a job's rows, written in pieces while the client reads, so that even a complete answer takes hardly any
 //! memory.
 
+use super::json;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
@@ -50,5 +51,5 @@ pub(super) fn list(job: &str, name: &str, page: impl Page) -> Response {
     let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}\n".to_vec()));
     let parts = futures_util::stream::iter(head).chain(pieces).chain(futures_util::stream::iter(tail));
     let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
-    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response()
+    ([(header::CONTENT_TYPE, json::TYPE)], Body::from_stream(parts)).into_response()
 }

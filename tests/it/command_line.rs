@@ -89,6 +89,19 @@ fn every_json_answer_ends_its_line() {
     }
 }
 
+#[test]
+fn at_debug_every_refusal_and_every_request_is_logged_with_its_url() {
+    let otlp = "otlp.endpoint=http://127.0.0.1:1";
+    let daemon =
+        Daemon::start_with(&["serve", "--source", "sim:demo", "--set", otlp], &[("RUST_LOG", "highwater=debug")]);
+    let bad = json!([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    assert_eq!(daemon.post("/api/v1/annotations", &bad).0, 400);
+    let refusals = || daemon.printed().matches("annotation refused").count();
+    eventually(SOON, "more lines than the usual six", || (refusals() == 10).then_some(()));
+    let failed = |line: &str| line.contains("OTLP: not sent") && line.contains("url=http://127.0.0.1:1/v1/metrics");
+    eventually(SOON, "a failed request with its URL", || daemon.printed().lines().any(failed).then_some(()));
+}
+
 /// The lines that the demo prints below a heading, as the reader would paste them.
 fn printed_commands(printed: &str, heading: &str) -> String {
     let below = printed.split(heading).nth(1).unwrap_or_else(|| panic!("no `{heading}`: {printed}"));

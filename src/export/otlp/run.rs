@@ -143,16 +143,14 @@ impl Lane {
 
     /// Sends a request. Returns how long to wait before the next attempt if it must be retried.
     async fn send(&self, batch: Batch, backoff: &mut Backoff, told: &mut Option<Instant>) -> Option<Duration> {
-        let bytes = batch.payload.len() as u64;
+        let (signal, url, bytes) = (self.signal.label(), self.peer.uri(), batch.payload.len() as u64);
         match self.peer.send(self.signal, batch.payload).await {
             Reply::Taken { rejected, message } => {
                 self.stats.add_attempt(self.signal, Attempt::Sent);
                 self.stats.add_sent_bytes(self.signal, bytes);
                 self.queue.exported(self.signal, rejected);
-                let (signal, url, points) = (self.signal.label(), self.peer.uri(), batch.points);
-                tracing::debug!(signal, %url, points, bytes, rejected, "OTLP: sent");
+                tracing::debug!(signal, %url, points = batch.points, bytes, rejected, "OTLP: sent");
                 if !backoff.is_reset() {
-                    let (signal, url) = (self.signal.label(), self.peer.uri());
                     tracing::info!(signal, %url, "OTLP: the receiver accepts points again");
                 }
                 backoff.reset();
@@ -172,7 +170,6 @@ impl Lane {
                 self.stats.add_attempt(self.signal, Attempt::Failed);
                 self.queue.give_back(self.signal);
                 if backoff.is_reset() {
-                    let (signal, url) = (self.signal.label(), self.peer.uri());
                     tracing::warn!(signal, %url, "OTLP: not sent, will be tried again: {why}");
                 }
                 Some(backoff.wait(after))
