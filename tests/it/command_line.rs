@@ -98,7 +98,7 @@ fn at_debug_every_refusal_and_every_request_is_logged_with_its_url() {
     assert_eq!(daemon.post("/api/v1/annotations", &bad).0, 400);
     let refusals = || daemon.printed().matches("annotation refused").count();
     eventually(SOON, "more lines than the usual six", || (refusals() == 10).then_some(()));
-    let failed = |line: &str| line.contains("OTLP: not sent") && line.contains("url=http://127.0.0.1:1/v1/metrics");
+    let failed = |line: &str| line.contains("OTLP: not sent") && line.contains("url=http://127.0.0.1:1/v1/traces");
     eventually(SOON, "a failed request with its URL", || daemon.printed().lines().any(failed).then_some(()));
 }
 
