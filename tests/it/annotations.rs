@@ -56,6 +56,17 @@ fn wait_for(daemon: &Daemon, sample: &str, least: f64) {
     }
 }
 
+/// How many phases have been joined with memory, whole or in part: on a busy machine a reading may be missed.
+fn joined(metrics: &str) -> Option<f64> {
+    let count = |outcome| value_of(metrics, &format!("highwater_phases_total{{outcome=\"{outcome}\"}}"));
+    Some(count("attributed")? + count("with_gap")?)
+}
+
+/// Waits until this many phases have been joined with memory.
+fn wait_for_joined(daemon: &Daemon, least: f64) {
+    eventually(COUNTED_WITHIN, "phases with memory", || (joined(&daemon.get("/metrics"))? >= least).then_some(()));
+}
+
 /// The refusal of a bad event in a batch whose other events are good.
 fn refusal_of(bad: Value) -> Value {
     let daemon = simulated();
@@ -77,14 +88,18 @@ fn refused(bad: Value, reason: &str, detail: &str) {
 fn a_phase_over_http_has_its_memory_and_duration() {
     let daemon = simulated();
     let begun = now_ns();
-    let (status, _) = post(&daemon, &begin("forward"));
-    assert_eq!(status, 200);
-    assert_eq!(post(&daemon, &end("forward")).0, 200);
-    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 1.0);
-    let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
-    let phase = &phases["phases"][0];
+    // The first may lie in a gap of a busy machine.
+    let phase = eventually(COUNTED_WITHIN, "a phase that lies in no gap", || {
+        assert_eq!(post(&daemon, &begin("forward")).0, 200);
+        assert_eq!(post(&daemon, &end("forward")).0, 200);
+        let phases: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/story/phases")).expect("JSON");
+        let ended = phases["phases"].as_array().expect("a list").iter();
+        let mut whole = ended.filter(|phase| phase["gpus"][0]["peak_bytes"].is_u64());
+        whole.next().cloned()
+    });
     assert_eq!((&phase["phase"], &phase["rank"]), (&json!("forward"), &json!(0)));
-    assert!(phase["gpus"][0]["peak_bytes"].is_u64(), "{phase}");
+    let metrics = daemon.get("/metrics");
+    assert!(value_of(&metrics, "highwater_phases_total{outcome=\"attributed\"}") >= Some(1.0), "{metrics}");
     let (begin_ns, end_ns) = (phase["begin_unix_nano"].as_i64().unwrap(), phase["end_unix_nano"].as_i64().unwrap());
     assert!(begun <= begin_ns && begin_ns <= end_ns && end_ns <= now_ns(), "{phase}");
 }
@@ -103,7 +118,7 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
     let datagram = lines.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
     socket.send_to(datagram.as_bytes(), daemon.socket()).expect("the socket is there");
     socket.send_to(b"not json", daemon.socket()).expect("the socket is there");
-    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 2.0);
+    wait_for_joined(&daemon, 2.0);
     wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 1.0);
     let metrics = daemon.get("/metrics");
     for line in [
@@ -136,7 +151,7 @@ fn the_readmes_python_is_taken_word_for_word() {
         .stdin(std::process::Stdio::piped())
         .spawn()
         .expect("python3");
-    wait_for(&daemon, "highwater_phases_total{outcome=\"attributed\"}", 3.0);
+    wait_for_joined(&daemon, 3.0);
     let metrics = daemon.get("/metrics");
     assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 0"), "{metrics}");
     assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");

@@ -23,7 +23,8 @@ pub struct PhaseMemory {
     pub mean_bytes: Option<f64>,
     /// The largest fall from a high to a later low.
     pub drop_bytes: Option<u64>,
-    /// Time above each of [`THRESHOLDS`] of the usable memory, nanoseconds; `None` where the GPU's size is not known.
+    /// Time above each of [`THRESHOLDS`] of the usable memory, nanoseconds; `None` where the GPU's size, or its memory
+    /// during all of the phase, is not known.
     pub above_ns: Option<[i64; THRESHOLDS.len()]>,
     /// Time of which nothing is known, nanoseconds.
     pub gap_ns: i64,
@@ -88,7 +89,8 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
     let Ok(summary) = summary else { return unknown() };
     let above_ns = state.usable_bytes().and_then(|usable_bytes| {
         let thresholds_bytes = THRESHOLDS.map(|threshold| threshold.bytes_of(usable_bytes));
-        if summary.max.is_none_or(|max| thresholds_bytes.iter().all(|threshold_bytes| max < *threshold_bytes)) {
+        let peak_bytes = summary.max?;
+        if thresholds_bytes.iter().all(|threshold_bytes| peak_bytes < *threshold_bytes) {
             return Some([0; THRESHOLDS.len()]);
         }
         ring.above_ns(from_ns, to_ns, thresholds_bytes).ok()
@@ -185,6 +187,15 @@ mod tests {
         assert_eq!(attribute_one(&phase(20, 41), 0, &ring, &state).growth_bytes(), None, "its end is not known yet");
         let low = attribute_one(&phase(20, 40), 0, &ring, &state);
         assert_eq!((low.above_ns, low.growth_bytes()), (Some([0; 4]), Some(0)));
+    }
+
+    #[test]
+    fn of_a_phase_in_a_gap_no_time_near_full_is_known() {
+        let (ring, state, _writer) = gpu(&[(0, Some(100)), (10, None), (50, Some(100))]);
+        let of = attribute_one(&phase(20, 40), 0, &ring, &state);
+        assert_eq!((of.above_ns, of.peak_bytes, of.gap_ns), (None, None, 20 * MILLISECOND_NS));
+        let half = attribute_one(&phase(5, 40), 0, &ring, &state);
+        assert_eq!((half.above_ns, half.gap_ns), (Some([0; 4]), 30 * MILLISECOND_NS));
     }
 
     #[test]
