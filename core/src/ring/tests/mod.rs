@@ -5,8 +5,12 @@
 mod code;
 #[cfg(not(highwater_loom))]
 mod contention;
+#[cfg(not(highwater_loom))]
+mod cost;
 #[cfg(highwater_loom)]
 mod interleavings;
+#[cfg(not(highwater_loom))]
+mod layout;
 #[cfg(not(highwater_loom))]
 mod properties;
 #[cfg(not(highwater_loom))]
