@@ -4,12 +4,12 @@
 //! that read a source in `live`. One exception: the fast lane's watchdog starts a replacement for a thread that hangs
 //! in the driver.
 
+mod finding_log;
 #[cfg(test)]
 mod findings;
 mod listeners;
 mod live;
 mod playback;
-mod told;
 
 #[cfg(test)]
 mod bounds;
@@ -31,6 +31,7 @@ use crate::sim::Scenario;
 use crate::web::annotations::Access;
 use crate::web::{self, Site};
 use anyhow::Context as _;
+use finding_log::FindingLog;
 use highwater_core::clock::{Clock, Live, park_for};
 use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
@@ -42,7 +43,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use told::Told;
 
 /// How long shutdown waits for threads. A thread that hangs in the driver never ends.
 const DRAIN: Duration = Duration::from_millis(1500);
@@ -133,8 +133,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);
     let (reader, reading) = match playback {
-        Some(playback) => spawn_told("hw-replay", move || playback.play(&shared, &live))?,
-        None => spawn_told("hw-source", move || live::keep_open(&shared, scenario.as_ref()))?,
+        Some(playback) => spawn_watched("hw-replay", move || playback.play(&shared, &live))?,
+        None => spawn_watched("hw-source", move || live::keep_open(&shared, scenario.as_ref()))?,
     };
     threads.push(reader);
 
@@ -192,7 +192,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<Join
 }
 
 /// As [`spawn`], with a receiver that closes when the thread ends.
-fn spawn_told(
+fn spawn_watched(
     name: &str,
     run: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<(JoinHandle<()>, tokio::sync::oneshot::Receiver<()>)> {
@@ -357,11 +357,11 @@ impl Shared {
     }
 
     /// Joins, looks for causes, and logs them.
-    fn join(&self, node: &Node, told: &mut Told, now_ns: i64) {
+    fn join(&self, node: &Node, log: &mut FindingLog, now_ns: i64) {
         self.intake.advance();
         let change = self.known.advance(node, now_ns);
         self.recorder.found(&change);
-        told.tell(&change, now_ns);
+        log.log(&change, now_ns);
     }
 
     fn stopped(&self) -> bool {

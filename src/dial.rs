@@ -148,16 +148,16 @@ impl hyper::rt::Write for Wire {
 /// An error and its causes, for the log.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut told = error.to_string();
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
-        if !told.contains(&next) {
-            told = format!("{told}: {next}");
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
         }
         cause = error.source();
     }
-    printable(&told)
+    printable(&text)
 }
 
 /// A peer's text for the log: short, and without control characters.

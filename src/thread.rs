@@ -13,10 +13,10 @@ const BEHIND: i32 = 10;
 /// # Errors
 /// The system cannot create a thread.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let told = name.to_owned();
+    let logged = name.to_owned();
     Builder::new().name(name.to_owned()).spawn(move || {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            tracing::error!(thread = told, "a thread panicked, which is a bug; the daemon aborts");
+            tracing::error!(thread = logged, "a thread panicked, which is a bug; the daemon aborts");
             std::process::abort();
         }
     })

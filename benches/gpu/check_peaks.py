@@ -190,7 +190,7 @@ def take_match(found: dict[tuple[int, str, int | None], list[dict[str, Any]]], p
     return None
 
 
-def told_gap(gpu: dict[str, Any]) -> bool:
+def reported_gap(gpu: dict[str, Any]) -> bool:
     """Whether the daemon itself reports a gap in this phase."""
     return any("gap" in name and isinstance(value, (int, float)) and value > 0 for name, value in gpu.items())
 
@@ -207,7 +207,7 @@ def judge(report: Report, one: Series, phase: Phase, gpu: dict[str, Any], period
     difference = 0 if peak is None else abs(peak - max(own))
     within_one = peak is not None and close[0] <= peak <= close[1]
     raw_gap = one.in_gap(phase.begin_ns - period_ns, phase.end_ns + period_ns)
-    if raw_gap or told_gap(gpu):
+    if raw_gap or reported_gap(gpu):
         report.in_gap += 1
         report.in_daemon_gap += not raw_gap
         report.in_gap_within_one += within_one
@@ -235,12 +235,12 @@ def compare(raw: dict[int, Series], phases: list[Phase], answer: Any, period_ns:
     report = Report(phases=len(phases))
     found = index_answer(read_answer(answer))
     for phase in phases:
-        told = take_match(found, phase)
-        if told is None:
+        reported = take_match(found, phase)
+        if reported is None:
             report.missing += 1
             report.note(f"missing: rank {phase.rank} step {phase.step} {phase.name}")
             continue
-        gpus = told.get("gpus") or []
+        gpus = reported.get("gpus") or []
         report.without_memory += not gpus
         for gpu in gpus:
             index = int(gpu["gpu"])
@@ -251,11 +251,11 @@ def compare(raw: dict[int, Series], phases: list[Phase], answer: Any, period_ns:
         report.unexpected += len(left)
         for _ in left:
             report.note("unexpected: rank {} {} step {}".format(*key))
-    tell_gaps(report, raw, phases)
+    add_gaps(report, raw, phases)
     return report
 
 
-def tell_gaps(report: Report, raw: dict[int, Series], phases: list[Phase]) -> None:
+def add_gaps(report: Report, raw: dict[int, Series], phases: list[Phase]) -> None:
     """Counts the raw log's gaps from the first phase to the last; all GPUs share them."""
     if not phases or not raw:
         return

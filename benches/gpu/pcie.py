@@ -37,13 +37,13 @@ class Row:
     size: int
     seconds: float
     copied: int
-    told: float
-    told_other_way: float
+    reported: float
+    reported_other_way: float
 
     @property
     def ratio(self) -> float | None:
         """Counted over copied; None if nothing was copied."""
-        return self.told / self.copied if self.copied else None
+        return self.reported / self.copied if self.copied else None
 
 
 def parse_options() -> argparse.Namespace:
@@ -78,9 +78,9 @@ def wait_counters(daemon: measure.Daemon, labels: dict[str, str], timeout_s: flo
     """The counters, once they are exported. GPM needs two turns of the slow lane for its first rate."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        told = counters(daemon, labels)
-        if told:
-            return told
+        reported = counters(daemon, labels)
+        if reported:
+            return reported
         time.sleep(0.2)
     raise SystemExit("the daemon exports no PCIe bytes of this GPU: no wide counters, and no GPM (highwater probe)")
 
@@ -147,8 +147,8 @@ def line(row: Row) -> str:
     size = f"{row.size // MIB} MiB" if row.size else "-"
     ratio = "-" if row.ratio is None else f"{row.ratio:.4f}"
     return (
-        f"{row.direction:<15} {size:>9} {row.seconds:>8.2f} {row.copied:>16,} {row.told:>16,.0f} {ratio:>7}"
-        f" {row.told_other_way:>14,.0f} {row.copied / row.seconds / 1e9:>6.1f}"
+        f"{row.direction:<15} {size:>9} {row.seconds:>8.2f} {row.copied:>16,} {row.reported:>16,.0f} {ratio:>7}"
+        f" {row.reported_other_way:>14,.0f} {row.copied / row.seconds / 1e9:>6.1f}"
     )
 
 

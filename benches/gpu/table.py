@@ -86,8 +86,8 @@ def anonymous_row(results: dict[str, Any]) -> Row:
     found = [*(row.get("anonymous_bytes") for row in turns), at(results, "peaks", "resident", "RssAnon")]
     highest = max((value for value in found if value), default=None)
     floor = at(results, "costs-idle", "mean", "floor", "anonymous_bytes")
-    told = (number(None if value is None else value / MIB, ".1f") for value in (highest, floor))
-    return ("  of it anonymous (MiB)", *told, "", "", "")
+    cells = (number(None if value is None else value / MIB, ".1f") for value in (highest, floor))
+    return ("  of it anonymous (MiB)", *cells, "", "", "")
 
 
 def resident_row(results: dict[str, Any]) -> Row:

@@ -67,7 +67,7 @@ class Windows(unittest.TestCase):
         self.assertEqual(outcome["scraped"], {"due": 3000.0, "late": 6.0})
         self.assertEqual(len(outcome["windows"]["without"]), 3)
 
-    def test_the_table_tells_scrapers_and_looks(self) -> None:
+    def test_the_table_shows_scrapers_and_looks(self) -> None:
         part = {
             "scraped": {"due": 10_000.0, "late": 3.0, "scrapes": 500.0},
             "without": {"due": 10_000.0, "late": 1.0, "scrapes": 0.0},
@@ -105,7 +105,7 @@ class Harm(unittest.TestCase):
         for number in range(5):
             self.assertEqual({one for at, one in drawn if at == number}, {"off", "daemon", "nvidia-smi"})
 
-    def test_too_few_steps_tell_nothing(self) -> None:
+    def test_too_few_steps_show_nothing(self) -> None:
         self.assertEqual(harm.compare([harm.Block(0, "off", 0, 100)], [(1, 1)]), {})
 
 
@@ -126,7 +126,7 @@ class Reading(unittest.TestCase):
         self.assertEqual(measure.total(metrics, "highwater_gpu_info"), 1)
         self.assertIsNone(measure.total(metrics, "highwater_nvml_up"))
 
-    def test_the_floor_tells_its_ticks(self) -> None:
+    def test_the_floor_shows_its_ticks(self) -> None:
         floor = measure.parse_floor(FLOOR)
         self.assertEqual((floor["samples"], floor["missed"], floor["cpu_percent"]), (7993, 7, 3.2))
         self.assertEqual(floor["sweep_max_us"], 2074.0)
@@ -163,7 +163,7 @@ class Reading(unittest.TestCase):
             math.sqrt(2)
         self.assertAlmostEqual((time.clock_gettime_ns(clock) - before) / 1e6, 50, delta=20)
 
-    def test_resident_memory_is_told_in_bytes(self) -> None:
+    def test_resident_memory_is_reported_in_bytes(self) -> None:
         resident = measure.resident_bytes(os.getpid())
         self.assertGreaterEqual(resident["VmHWM"], resident["VmRSS"])
         self.assertGreater(resident["VmRSS"], 1 << 20)
@@ -191,7 +191,7 @@ class Table(unittest.TestCase):
             table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
             self.assertEqual([row[-1] for row in table_rows[2:6]], [of_floor, of_smi] * 2, daemon)
 
-    def test_what_is_outside_the_driver_is_told_by_the_tick(self) -> None:
+    def test_what_is_outside_the_driver_is_reported_by_the_tick(self) -> None:
         means = {
             "daemon": {"rate_hertz": 1000.0, "sweep_mean_us": 16.0},
             "floor": {"rate_hertz": 500.0, "cpu_percent": 1.3, "sweep_mean_us": 17.0},
@@ -296,7 +296,7 @@ class Together(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "no turns in a"):
             together.add({"a": run_of(1, [])})
 
-    def test_what_failed_in_a_run_is_told_with_its_name(self) -> None:
+    def test_what_failed_in_a_run_is_reported_with_its_name(self) -> None:
         one, two = run_of(1, [1.0]), run_of(2, [1.0])
         two["costs-idle"]["errors"] = {"floor": "no compiler"}
         two["costs-training"] = {"error": "OutOfTime: no time was left"}

@@ -115,8 +115,8 @@ class OnePhase(unittest.TestCase):
         self.raw = poll(self.curve, 100 * PERIOD_NS, 0)
         self.phase = Phase(0, "backward", 3, 20 * PERIOD_NS, 40 * PERIOD_NS)
 
-    def compare(self, told: dict[str, Any], raw: Series | None = None) -> Report:
-        return compare({0: raw or self.raw}, [self.phase], told)
+    def compare(self, reported: dict[str, Any], raw: Series | None = None) -> Report:
+        return compare({0: raw or self.raw}, [self.phase], reported)
 
     def test_the_same_peak_is_equal(self) -> None:
         report = self.compare(answer([self.phase], self.raw))
@@ -140,28 +140,28 @@ class OnePhase(unittest.TestCase):
         self.assertFalse(report.holds)
 
     def test_a_phase_of_another_time_is_missing_and_unexpected(self) -> None:
-        told = answer([self.phase], self.raw)
-        told["phases"][0]["begin_unix_nano"] += 5 * PERIOD_NS
-        report = self.compare(told)
+        reported = answer([self.phase], self.raw)
+        reported["phases"][0]["begin_unix_nano"] += 5 * PERIOD_NS
+        report = self.compare(reported)
         self.assertEqual((report.missing, report.unexpected), (1, 1))
 
     def test_a_phase_without_a_peak_and_without_a_gap_is_counted(self) -> None:
-        told = answer([self.phase], self.raw, peak_bytes=None, gap_ns=0)
-        self.assertEqual(self.compare(told).without_memory, 1)
+        reported = answer([self.phase], self.raw, peak_bytes=None, gap_ns=0)
+        self.assertEqual(self.compare(reported).without_memory, 1)
 
-    def test_a_daemon_that_tells_gaps_where_the_log_has_samples_does_not_hold(self) -> None:
+    def test_a_daemon_that_shows_gaps_where_the_log_has_samples_does_not_hold(self) -> None:
         phases = [Phase(0, "forward", step, 10 * PERIOD_NS, 20 * PERIOD_NS) for step in range(200)]
         for blind, holds in ((2, True), (3, False)):
-            told = answer(phases, self.raw)
-            for phase in told["phases"][:blind]:
+            reported = answer(phases, self.raw)
+            for phase in reported["phases"][:blind]:
                 phase["gpus"][0] |= {"peak_bytes": None, "gap_ns": 10 * PERIOD_NS}
-            report = compare({0: self.raw}, phases, told)
+            report = compare({0: self.raw}, phases, reported)
             self.assertEqual((report.in_daemon_gap, report.holds), (blind, holds))
 
     def test_steps_in_the_answer_are_left_out(self) -> None:
-        told = answer([self.phase], self.raw)
-        told["phases"].append({**told["phases"][0], "kind": "step", "phase": None})
-        self.assertTrue(self.compare(told).holds)
+        reported = answer([self.phase], self.raw)
+        reported["phases"].append({**reported["phases"][0], "kind": "step", "phase": None})
+        self.assertTrue(self.compare(reported).holds)
 
     def test_a_phase_in_a_gap_is_counted_apart(self) -> None:
         blocked = (29 * PERIOD_NS, 36 * PERIOD_NS)
@@ -171,9 +171,9 @@ class OnePhase(unittest.TestCase):
         self.assertEqual(report.worst_in_gap_bytes, 180 * MIB)
         self.assertEqual(report.gaps, 1)
 
-    def test_a_gap_that_the_daemon_tells_counts_too(self) -> None:
-        told = answer([self.phase], self.raw, peak_bytes=120 * MIB, gap_ns=7 * PERIOD_NS)
-        self.assertEqual(self.compare(told).in_gap, 1)
+    def test_a_gap_that_the_daemon_shows_counts_too(self) -> None:
+        reported = answer([self.phase], self.raw, peak_bytes=120 * MIB, gap_ns=7 * PERIOD_NS)
+        self.assertEqual(self.compare(reported).in_gap, 1)
 
     def test_a_change_just_after_the_end_is_within_one_sample(self) -> None:
         phase = Phase(0, "backward", 3, 20 * PERIOD_NS, 30 * PERIOD_NS - 100_000)
@@ -187,8 +187,8 @@ class OnePhase(unittest.TestCase):
 
     def test_a_phase_before_the_log_is_not_covered(self) -> None:
         phase = Phase(0, "data", 0, -9 * PERIOD_NS, -5 * PERIOD_NS)
-        told = answer([phase], Series([-20 * PERIOD_NS], [0]))
-        self.assertEqual(compare({0: self.raw}, [phase], told).not_covered, 1)
+        reported = answer([phase], Series([-20 * PERIOD_NS], [0]))
+        self.assertEqual(compare({0: self.raw}, [phase], reported).not_covered, 1)
 
 
 class Files(unittest.TestCase):

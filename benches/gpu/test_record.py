@@ -199,7 +199,7 @@ class Truth(unittest.TestCase):
         edges = [None, free["begin_unix_nano"], free["end_unix_nano"], tight["begin_unix_nano"]]
         self.assertEqual(gaps, [tuple(edges[:2]), tuple(edges[2:]), (tight["end_unix_nano"], None)])
 
-    def test_the_table_tells_each_segment_and_verdict(self) -> None:
+    def test_the_table_shows_each_segment_and_verdict(self) -> None:
         job = two_ranks(Segment("tight", spare=0.1))
         job.steps("tight", 4)
         job.step("tight", {}, flush_on=0)
@@ -338,7 +338,7 @@ class Ballast(unittest.TestCase):
         """Adds to what is free."""
         self.free += self.sizes[address]
 
-    def test_it_leaves_what_it_is_told_growing_and_shrinking(self) -> None:
+    def test_it_leaves_what_it_is_asked_growing_and_shrinking(self) -> None:
         for wanted in (20 * GIB, 5 * GIB, 40 * GIB, 300 << 20):
             left = self.memory.leave(wanted)
             self.assertGreaterEqual(left, wanted)

@@ -45,8 +45,8 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         one, other = machine(runs[first]), machine(results)
         differing = [what for what in one if one[what] != other[what]]
         if differing:
-            told = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
-            raise ValueError(f"{first} and {name} were not measured on the same machine and binary: {told}")
+            differences = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
+            raise ValueError(f"{first} and {name} were not measured on the same machine and binary: {differences}")
     added: dict[str, Any] = {"environment": runs[first]["environment"]}
     for part in PARTS:
         parts = (table.at(results, part, "rounds") or {} for results in runs.values())

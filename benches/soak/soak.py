@@ -193,14 +193,14 @@ def observe(daemon: Daemon, receiver: Receiver, minutes: float) -> list[Sample]:
             print(f"{now_s / 60:6.1f} min: the receiver is {'away' if is_away else 'there again'}", flush=True)
         samples.append(look(daemon.process.pid, begin_s))
         if len(samples) % 6 == 1:
-            tell(daemon, samples[-1])
+            show(daemon, samples[-1])
         if len(samples) % 18 == 0:
             daemon.get("/api/v1/captures", json.dumps({"seconds_after": 0}).encode())
         time.sleep(max(0.0, PERIOD_S - (time.monotonic() - begin_s) % PERIOD_S))
     return samples
 
 
-def tell(daemon: Daemon, sample: Sample) -> None:
+def show(daemon: Daemon, sample: Sample) -> None:
     """One line a minute."""
     queued, dropped = daemon.total("highwater_otlp_queued"), daemon.total("highwater_otlp_dropped_total")
     print(

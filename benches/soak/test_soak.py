@@ -24,7 +24,7 @@ class Soak(unittest.TestCase):
         self.assertEqual(soak.judge(samples(0.0), 600, 1.0), [])
         self.assertEqual(soak.judge(samples(0.8), 600, 1.0), [])
 
-    def test_a_rise_is_told(self) -> None:
+    def test_a_rise_is_reported(self) -> None:
         self.assertRegex(soak.judge(samples(7.3), 600, 1.0)[0], r"rises by 7\.\d\d MiB an hour")
         self.assertRegex(soak.judge(samples(0.0, files=8), 600, 1.0)[0], "open files: at most 3")
 

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn parking_ends_with_its_time_or_when_told() {
+    fn parking_ends_with_its_time_or_when_unparked() {
         park_for(Duration::from_secs(3600), &AtomicBool::new(true));
         let begun = Instant::now();
         park_for(Duration::from_millis(2), &AtomicBool::new(false));

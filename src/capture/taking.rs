@@ -309,8 +309,8 @@ impl Capture {
             }
             ended
         };
-        let mut told = ended.iter().filter(|attributed| attributed.ended.end_ns >= self.begin_ns);
-        told.try_for_each(|attributed| self.file.phase(attributed))
+        let mut within = ended.iter().filter(|attributed| attributed.ended.end_ns >= self.begin_ns);
+        within.try_for_each(|attributed| self.file.phase(attributed))
     }
 
     fn write_ranks(&mut self) -> rusqlite::Result<()> {

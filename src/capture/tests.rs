@@ -159,10 +159,10 @@ impl Rig {
     }
 }
 
-type Told = Vec<(i64, [Option<u64>; GPUS])>;
+type Readings = Vec<(i64, [Option<u64>; GPUS])>;
 
 /// Every reading in a recording, sweep by sweep.
-fn told(connection: &Connection) -> Told {
+fn readings(connection: &Connection) -> Readings {
     let sql = "SELECT begin_ns, max(CASE gpu WHEN 0 THEN used_bytes END), max(CASE gpu WHEN 1 THEN used_bytes END) \
                FROM samples_by_tick GROUP BY begin_ns ORDER BY begin_ns";
     let mut statement = connection.prepare(sql).unwrap();
@@ -196,7 +196,7 @@ proptest! {
 
     /// Whatever was read, failed or was late, and whenever the capture looked, the file contains every reading.
     #[test]
-    fn every_reading_of_the_interval_is_told(
+    fn every_reading_of_the_interval_is_reported(
         sweeps in prop::collection::vec((spacing_ns(), answer(), answer(), 0..8_u8), 2..400),
         trigger in any::<prop::sample::Index>(),
         before_ns in 0..300_000_000_i64,
@@ -204,7 +204,7 @@ proptest! {
     ) {
         let mut rig = Rig::new();
         let path = rig.folder.path().join("it.sqlite");
-        let (mut capture, mut given, mut interval) = (None::<Capture>, Told::new(), (0, 0));
+        let (mut capture, mut given, mut interval) = (None::<Capture>, Readings::new(), (0, 0));
         let trigger = trigger.index(sweeps.len());
         for (number, (after_sweep_ns, zero, one, look)) in sweeps.iter().enumerate() {
             given.extend(rig.sweep(*after_sweep_ns, [*zero, *one]));
@@ -222,7 +222,7 @@ proptest! {
         let file = schema::look(&path).unwrap();
         prop_assert_eq!(integrity(&file), "ok");
         given.retain(|(at_ns, _)| (interval.0..=interval.1).contains(at_ns));
-        prop_assert_eq!(told(&file), given);
+        prop_assert_eq!(readings(&file), given);
         for (gpu, ring) in rig.node.rings.iter().enumerate() {
             let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { continue };
             // The ring's times are coarser than the sweeps'. A reading that it puts at the very end may have been taken
@@ -243,7 +243,7 @@ proptest! {
 
 /// The driver came back with other devices before the capture noticed, so positions mean others.
 #[test]
-fn what_jobs_said_of_other_devices_is_not_told() {
+fn what_jobs_said_of_other_devices_is_not_reported() {
     let mut rig = Rig::new();
     let path = rig.folder.path().join("it.sqlite");
     rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
@@ -262,7 +262,7 @@ fn what_jobs_said_of_other_devices_is_not_told() {
 
 /// The ring floors its time to before the begin.
 #[test]
-fn a_reading_right_after_the_begin_with_nothing_after_it_is_told() {
+fn a_reading_right_after_the_begin_with_nothing_after_it_is_reported() {
     let mut rig = Rig::new();
     let path = rig.folder.path().join("it.sqlite");
     rig.sweep(MILLISECOND_NS, [Some(7), Some(7)]);
@@ -274,11 +274,11 @@ fn a_reading_right_after_the_begin_with_nothing_after_it_is_told() {
     capture.advance(&[], &|| ()).unwrap();
     capture.finish(State::Complete).unwrap();
     let wanted = [(read_ns, [Some(7), Some(7)]), (read_ns + MILLISECOND_NS, [None, Some(7)])];
-    assert_eq!(told(&schema::look(&path).unwrap()), wanted);
+    assert_eq!(readings(&schema::look(&path).unwrap()), wanted);
 }
 
 #[test]
-fn a_gpu_that_answers_first_at_the_very_end_is_told() {
+fn a_gpu_that_answers_first_at_the_very_end_is_reported() {
     let mut rig = Rig::new();
     let path = rig.folder.path().join("it.sqlite");
     rig.sweep(MILLISECOND_NS, [Some(7), None]);
@@ -289,7 +289,7 @@ fn a_gpu_that_answers_first_at_the_very_end_is_told() {
     capture.advance(&[], &|| ()).unwrap();
     capture.finish(State::Complete).unwrap();
     let wanted = [(begin_ns, [Some(7), None]), (begin_ns + MILLISECOND_NS, [Some(7), Some(8)])];
-    assert_eq!(told(&schema::look(&path).unwrap()), wanted);
+    assert_eq!(readings(&schema::look(&path).unwrap()), wanted);
 }
 
 struct OneFinding;
@@ -315,7 +315,7 @@ impl Findings for OneFinding {
 }
 
 #[test]
-fn what_jobs_said_before_and_after_is_told_with_phases_ranks_and_findings() {
+fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() {
     let mut rig = Rig::new();
     let path = rig.folder.path().join("it.sqlite");
     rig.sweep(MILLISECOND_NS, [Some(5), Some(6)]);
@@ -418,13 +418,13 @@ fn bytes_are_bounded_and_a_capture_that_grows_too_large_is_cut_short_and_readabl
     assert_eq!(integrity(&file), "ok");
     let end_ns: i64 = schema::meta(&file, "end_ns").unwrap();
     // Times of samples are floored to the microsecond; those of sweeps are not.
-    let last = told(&file).pop().unwrap();
+    let last = readings(&file).pop().unwrap();
     assert!(last.0 - end_ns < 1_000 && last.1.iter().all(Option::is_some), "{last:?} {end_ns}");
     end(&recorder, &stop, thread);
 }
 
 #[test]
-fn a_folder_that_cannot_be_had_is_told_and_counted() {
+fn a_folder_that_cannot_be_had_is_reported_and_counted() {
     let rig = Rig::new();
     std::fs::write(rig.folder.path().join("captures"), "a file").unwrap();
     let (recorder, stop, thread) = rig.recorder(rig.settings());
@@ -483,7 +483,7 @@ fn what_a_killed_process_left_is_finished_at_the_next_start() {
     assert_eq!((copy.state, copy.begin_unix_nano), (State::Interrupted, Some(now_ns - SECOND_NS)));
     assert!(listed.iter().all(|listed| listed.reason == "oom"), "what has nothing is removed: {listed:?}");
     let path = rig.whole(&copy.id);
-    assert_eq!(told(&schema::look(&path).unwrap()).len(), 1);
+    assert_eq!(readings(&schema::look(&path).unwrap()).len(), 1);
     end(&recorder, &stop, thread);
 }
 
@@ -509,8 +509,8 @@ fn no_link_in_the_folder_is_followed_and_each_is_named() {
     let elsewhere = rig.folder.path().join("elsewhere");
     std::fs::rename(&folder, &elsewhere).unwrap();
     symlink(&elsewhere, &folder).unwrap();
-    let told = Directory::open(&folder).unwrap_err().to_string();
-    assert!(told.contains("captures: is a symbolic link"), "{told}");
+    let message = Directory::open(&folder).unwrap_err().to_string();
+    assert!(message.contains("captures: is a symbolic link"), "{message}");
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "bytes of somebody else");
 }
 
@@ -522,8 +522,8 @@ fn a_recording_is_made_and_opened_through_no_link() {
     std::fs::write(&victim, "").unwrap();
     symlink(&victim, &link).unwrap();
     let now_ns = rig.clock.now_ns();
-    let told = rig.try_capture(&link, (now_ns, now_ns + SECOND_NS), Arc::new(OneFinding)).err().unwrap().to_string();
-    assert!(told.contains("exists"), "{told}");
+    let message = rig.try_capture(&link, (now_ns, now_ns + SECOND_NS), Arc::new(OneFinding)).err().unwrap().to_string();
+    assert!(message.contains("exists"), "{message}");
     assert!(schema::reopen(&link).is_err() && schema::look(&link).is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"", "an empty file is what SQLite would make a database of");
     // What a dead process left, or another user put there under such a name.

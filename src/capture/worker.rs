@@ -38,12 +38,12 @@ pub struct Worker {
     looked: Option<Instant>,
     /// Whether a file could not be finished and must be tried again.
     is_left: bool,
-    told: Option<Instant>,
+    warned: Option<Instant>,
 }
 
 impl Worker {
     pub(super) fn new(shared: Arc<Shared>, starts: Starts, intake: Arc<Intake>) -> Self {
-        Self { shared, starts, intake, directory: None, looked: None, is_left: false, told: None }
+        Self { shared, starts, intake, directory: None, looked: None, is_left: false, warned: None }
     }
 
     /// Takes captures until `stop`, at a lower priority than the sampler. A capture that is running then ends early.
@@ -130,7 +130,7 @@ impl Worker {
                 self.shared.desk().relist(listed);
                 self.make_room();
             }
-            Err(error) => self.tell(&format!("the folder of captures cannot be read: {error}")),
+            Err(error) => self.warn(&format!("the folder of captures cannot be read: {error}")),
         }
     }
 
@@ -145,7 +145,7 @@ impl Worker {
             failed => {
                 let trouble = failed.and_then(|(_, ended)| ended).err();
                 let trouble = trouble.map_or_else(|| "it ended before anything was written".into(), |e| e.to_string());
-                self.tell(&format!("capture {}: {trouble}", start.id));
+                self.warn(&format!("capture {}: {trouble}", start.id));
                 self.discard(&start.id);
                 return self.fail(start, Outcome::Failed, &trouble);
             }
@@ -154,7 +154,7 @@ impl Worker {
         if let Err(trouble) = self.finish(capture, &start.id, state) {
             // What was committed stays where it is, and becomes one file when there is room.
             self.is_left = true;
-            self.tell(&format!("capture {} cannot be finished: {trouble}", start.id));
+            self.warn(&format!("capture {} cannot be finished: {trouble}", start.id));
             let trouble = format!("it cannot be finished, and is tried again every {} s: {trouble}", RETRY.as_secs());
             return self.fail(start, Outcome::Failed, &trouble);
         }
@@ -174,7 +174,7 @@ impl Worker {
             ),
             false => ("", State::Failed),
         };
-        self.tell(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
+        self.warn(&format!("capture {} {}: {trouble}{limit}", start.id, state.label()));
         self.shared.desk().note_trouble(&start.id, &format!("{trouble}{limit}"));
         self.release();
         state
@@ -282,10 +282,10 @@ impl Worker {
     }
 
     /// Logs a failure, unless one was just logged.
-    fn tell(&mut self, failure: &str) {
-        if self.told.is_none_or(|told| told.elapsed() >= LOG_PERIOD) {
+    fn warn(&mut self, failure: &str) {
+        if self.warned.is_none_or(|warned| warned.elapsed() >= LOG_PERIOD) {
             tracing::warn!("{failure}");
-            self.told = Some(Instant::now());
+            self.warned = Some(Instant::now());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `demo`: the daemon on simulated GPUs, with suggestions to try.
 
-use super::serve::{Signals, runtime, tell, until_ended};
+use super::serve::{Signals, print_address, runtime, until_ended};
 use super::{Common, terminal};
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
@@ -33,7 +33,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
-        tell(&daemon);
+        print_address(&daemon);
         // A failed write is no reason to end.
         let _ = terminal::print_line(what_to_look_at(daemon.address, takes_posts, socket.as_deref()));
         let progress = tokio::spawn(show_progress(daemon.site.snapshots.known.clone()));

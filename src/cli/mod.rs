@@ -119,7 +119,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            terminal::tell_line(format_args!("highwater: {error:#}"));
+            terminal::print_error(format_args!("highwater: {error:#}"));
             if error.is::<Misuse>() || error.is::<Faults>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
         }
     }
@@ -150,7 +150,7 @@ fn init_log() {
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
     let asked = asked.unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
-        terminal::tell_line(format_args!("RUST_LOG: {error}; using the default, `info`"));
+        terminal::print_error(format_args!("RUST_LOG: {error}; using the default, `info`"));
         EnvFilter::new("info")
     });
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|asked| !asked.is_empty());

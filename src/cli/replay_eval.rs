@@ -63,8 +63,8 @@ impl ReplayEval {
             kinds.entry(*kind).or_default().add(score);
         }
         if self.json {
-            let told = serde_json::json!({ "recordings": all, "kinds": kinds, "all": total });
-            terminal::print_line(serde_json::to_string_pretty(&told)?)?;
+            let report = serde_json::json!({ "recordings": all, "kinds": kinds, "all": total });
+            terminal::print_line(serde_json::to_string_pretty(&report)?)?;
         } else {
             terminal::print(table(&all, &kinds, &total))?;
         }

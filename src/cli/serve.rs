@@ -22,7 +22,7 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
-        tell(&daemon);
+        print_address(&daemon);
         until_ended(signals, serve.common.run_for).await;
         daemon.stop().await;
         Ok(())
@@ -40,9 +40,9 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 /// Prints the line that people and tests wait for.
-pub(super) fn tell(daemon: &Daemon) {
+pub(super) fn print_address(daemon: &Daemon) {
     let scheme = if daemon.is_tls { "https" } else { "http" };
-    terminal::tell_line(format_args!("listening on {scheme}://{}", daemon.address));
+    terminal::print_error(format_args!("listening on {scheme}://{}", daemon.address));
 }
 
 /// The signals that end the daemon. Once it listens for them, they no longer kill the process: a signal is kept until

@@ -41,6 +41,6 @@ pub(super) fn print_line(line: impl Display) -> io::Result<()> {
 }
 
 /// One line on standard error.
-pub(super) fn tell_line(line: impl Display) {
+pub(super) fn print_error(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -80,9 +80,10 @@ pub fn load(layers: &Layers) -> Result<Settings, Faults> {
             (None, _) => Some(unknown_key(&key)),
             (Some(_), None) => Some("is neither a single value nor a list of single values".into()),
             (Some(known), Some(text)) => {
-                let told = format!("`{text}`");
-                let with_value =
-                    |problem: String| if problem.starts_with(&told) { problem } else { format!("{told} {problem}") };
+                let quoted = format!("`{text}`");
+                let with_value = |problem: String| {
+                    if problem.starts_with(&quoted) { problem } else { format!("{quoted} {problem}") }
+                };
                 (known.set)(&mut settings, &text).err().map(with_value)
             }
         };

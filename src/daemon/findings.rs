@@ -51,13 +51,13 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
     let detect = Detect::new(settings);
     let mut sampler = node.sampler(writers);
     let mut said = source.annotations().peekable();
-    let (mut seen, mut told) = (Seen::new(), Vec::new());
+    let (mut seen, mut said_in_order) = (Seen::new(), Vec::new());
     for ms in 1..=seconds * 1000 {
         clock.advance_to(START_NS + ms * MILLISECOND_NS);
         let now_ns = clock.now_ns();
         sampler.tick(now_ns, |_| ());
         for annotation in due(&mut said, now_ns) {
-            told.push(annotation.clone());
+            said_in_order.push(annotation.clone());
             intake.take(annotation, &Sender::DAEMON).expect("a good annotation");
         }
         if ms % 100 == 0 {
@@ -67,7 +67,7 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
             seen.extend(change.signs.into_iter().map(|sign| (now_ns - START_NS, sign)));
         }
     }
-    Played { source, seen, steps: steps(&told), detect }
+    Played { source, seen, steps: steps(&said_in_order), detect }
 }
 
 /// The work of the other lanes' threads: readings, events, and attempts to get back a lost GPU.
@@ -84,9 +84,9 @@ fn lanes(node: &Node, now_ns: i64) {
     }
 }
 
-fn steps(told: &[Annotation]) -> Vec<(String, u32, u64, i64, i64)> {
+fn steps(said_in_order: &[Annotation]) -> Vec<(String, u32, u64, i64, i64)> {
     use highwater_core::wire::Kind as Of;
-    let of_steps = told.iter().filter(|said| said.kind == Of::Step);
+    let of_steps = said_in_order.iter().filter(|said| said.kind == Of::Step);
     let mut begun = std::collections::BTreeMap::new();
     let mut steps = Vec::new();
     for said in of_steps {
@@ -165,7 +165,7 @@ fn a_healthy_job_has_nothing() {
 }
 
 #[test]
-fn near_oom_is_told_with_its_cause_and_who_waits() {
+fn near_oom_is_reported_with_its_cause_and_who_waits() {
     let played = play(&training("[jobs.near_oom]\noffset = \"12 s\"\nfor = \"5 s\"\nfree = \"200 MiB\""), 40);
     let (seen_ns, thrash) = played.first(Kind::AllocatorThrash);
     let (number, begin_ns, end_ns) = played.step_at(0, thrash.begin_ns - START_NS);
@@ -209,7 +209,7 @@ fn now_and_then_one_slow_batch_is_no_stall() {
 }
 
 #[test]
-fn a_leak_is_told_with_the_time_at_which_memory_is_full() {
+fn a_leak_is_reported_with_the_time_at_which_memory_is_full() {
     let played = play(&training("leak_per_step = \"128 MiB\""), 60);
     let (seen_ns, growth) = played.first(Kind::MemoryGrowth);
     let full_in = growth.evidence.iter().find(|one| one.name == "full_in_seconds").expect("a forecast").value;
@@ -225,7 +225,7 @@ fn a_leak_is_told_with_the_time_at_which_memory_is_full() {
 }
 
 #[test]
-fn a_lost_gpu_and_its_xid_are_told_at_once() {
+fn a_lost_gpu_and_its_xid_are_reported_at_once() {
     let scenario =
         training("[[xids]]\ngpu = 1\nat = \"5 s\"\nxid = 79\n\n[[lost]]\ngpu = 1\nat = \"5 s\"\nfor = \"3 s\"");
     let played = play(&scenario, 12);

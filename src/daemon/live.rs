@@ -3,7 +3,7 @@
 //! Enters: the settings' source, NVML or a simulation. Leaves: the current node in its slot, or why there is none.
 //! Invariants: jobs continue while there is no node; counts outlive a node.
 
-use super::told::Told;
+use super::finding_log::FindingLog;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
 use crate::node::{Counted, Node};
@@ -34,21 +34,21 @@ const LOSS_PERIOD_NS: i64 = SECOND_NS;
 
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
 pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
-    let (mut told, mut counted) = (None, None);
+    let (mut logged, mut counted) = (None, None);
     while !shared.stopped() {
         match open(shared, scenario) {
             Ok(source) => {
-                told = None;
+                logged = None;
                 tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
                 if let Some(now) = run_node(shared, source, counted.as_ref()) {
                     counted = Some(now.with(counted));
                 }
             }
             Err(error) => {
-                if told.as_ref() != Some(&error) {
+                if logged.as_ref() != Some(&error) {
                     tracing::error!(reason = error.reason, "nothing to read: {error}");
                 }
-                told = Some(error.clone());
+                logged = Some(error.clone());
                 shared.known.slot.clear(error);
                 wait_without_node(shared);
             }
@@ -237,14 +237,14 @@ fn start_unit(shared: &Shared, lanes: &mut Lanes, roll: Arc<RollCall>, number: u
 
 fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
-    let mut told = Told::default();
+    let mut log = FindingLog::default();
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
-        shared.join(node, &mut told, now_ns);
+        shared.join(node, &mut log, now_ns);
         let period_ns = if shared.intake.jobs().by_name().is_empty() { IDLE_JOIN_PERIOD_NS } else { JOIN_PERIOD_NS };
         next_ns = (next_ns + period_ns).max(node.clock.now_ns());
         node.clock.sleep_until(next_ns);
     }
     // A last turn, for phases and steps that ended since the previous one.
-    shared.join(node, &mut told, node.clock.now_ns());
+    shared.join(node, &mut log, node.clock.now_ns());
 }

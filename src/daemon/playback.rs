@@ -1,7 +1,7 @@
 //! Plays a recording in place of lanes: memory and annotations at their recorded times, on one thread.
 
 use super::Shared;
-use super::told::Told;
+use super::finding_log::FindingLog;
 use crate::config::{Settings, SourceSpec};
 use crate::intake::due;
 use crate::node::Node;
@@ -13,7 +13,7 @@ use highwater_core::jobs::Sender;
 use std::sync::Arc;
 
 /// Bad lines of a recording that are logged individually.
-const MOST_SKIPPED_TOLD: usize = 10;
+const MOST_SKIPPED_LISTED: usize = 10;
 
 /// How often progress is reported at most.
 const REPORTED_EVERY_NS: i64 = 2 * SECOND_NS;
@@ -37,10 +37,10 @@ impl Playback {
         tracing::info!(recording = %path.display(), "reading");
         let replay = Replay::open(path, Options { shift_to_now })?;
         let skipped = replay.skipped();
-        for line in skipped.first.iter().take(MOST_SKIPPED_TOLD) {
+        for line in skipped.first.iter().take(MOST_SKIPPED_LISTED) {
             tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);
         }
-        if skipped.count > MOST_SKIPPED_TOLD {
+        if skipped.count > MOST_SKIPPED_LISTED {
             tracing::warn!("{} lines of the recording were skipped in total", skipped.count);
         }
         let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
@@ -73,20 +73,20 @@ impl Playback {
                 clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
                 if let Err(refusal) = shared.intake.take(annotation, &Sender::DAEMON) {
                     refused += 1;
-                    if refused <= MOST_SKIPPED_TOLD {
+                    if refused <= MOST_SKIPPED_LISTED {
                         tracing::warn!("annotation of the recording refused: {refusal}");
                     }
                 }
             }
         };
-        let mut told = Told::default();
+        let mut log = FindingLog::default();
         let after = |at_ns: i64| {
             node.read_recorded(at_ns);
             if let Some(percent) = progress.reached(at_ns, || live.now_ns()) {
                 tracing::info!("{percent} % of the recording is played");
             }
             if recording.is_turn(at_ns) {
-                shared.join(&node, &mut told, at_ns);
+                shared.join(&node, &mut log, at_ns);
             }
         };
         let period_ns = shared.settings.period_ns;

@@ -51,9 +51,9 @@ fn give_away(path: &Path) -> bool {
 }
 
 fn problem<T: std::fmt::Debug>(done: io::Result<T>, culprit: &Path) -> String {
-    let told = done.expect_err("it is refused").to_string();
-    assert!(told.contains(&culprit.display().to_string()), "{told} does not name {}", culprit.display());
-    told
+    let message = done.expect_err("it is refused").to_string();
+    assert!(message.contains(&culprit.display().to_string()), "{message} does not name {}", culprit.display());
+    message
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn links_and_everything_else_that_is_no_file_of_ours_is_refused_by_name_and_left
             2 => drop(UnixDatagram::bind(&path).expect("bound")),
             _ => std::fs::create_dir(&path).expect("made"),
         }
-        for told in [
+        for message in [
             problem(folder.lock(name, "taken"), &path),
             problem(folder.create(name), &path),
             problem(folder.create_anew(name), &path),
@@ -76,7 +76,7 @@ fn links_and_everything_else_that_is_no_file_of_ours_is_refused_by_name_and_left
             problem(folder.size(name), &path),
             problem(folder.check_sole(name), &path),
         ] {
-            assert!(!told.is_empty());
+            assert!(!message.is_empty());
         }
     }
     rig.check_victim();
@@ -101,8 +101,8 @@ fn a_folder_that_others_can_write_to_is_refused_and_one_that_is_a_link() {
     let rig = Rig::new();
     for mode in [0o777, 0o1777, 0o775, 0o757] {
         allow(&rig.folder, mode);
-        let told = problem(Folder::open(&rig.folder), &rig.folder);
-        assert!(told.contains("others may write to it"), "{told}");
+        let message = problem(Folder::open(&rig.folder), &rig.folder);
+        assert!(message.contains("others may write to it"), "{message}");
     }
     allow(&rig.folder, 0o755);
     let link = rig.folder.with_file_name("link");
@@ -127,8 +127,8 @@ fn what_another_user_prepared_is_refused() {
     Folder::open(&link.join("made")).expect("nobody else can have put the link there");
     allow(&rig.folder, 0o1777);
     for prepared in [&theirs, &link] {
-        let told = problem(Folder::open(&prepared.join("captures")), prepared);
-        assert!(told.contains("could prepare it"), "{told}");
+        let message = problem(Folder::open(&prepared.join("captures")), prepared);
+        assert!(message.contains("could prepare it"), "{message}");
         assert!(
             problem(Bound::socket(&prepared.join("socket"), SocketType::DGRAM, 0o666), prepared)
                 .contains("could prepare it")
@@ -137,8 +137,8 @@ fn what_another_user_prepared_is_refused() {
     allow(&rig.folder, 0o755);
     std::fs::write(rig.folder.join("file"), SECRET).expect("written");
     assert!(give_away(&rig.folder.join("file")));
-    let told = problem(rig.open().lock("file", "taken"), &rig.folder.join("file"));
-    assert!(told.contains("belongs to user 65534"), "{told}");
+    let message = problem(rig.open().lock("file", "taken"), &rig.folder.join("file"));
+    assert!(message.contains("belongs to user 65534"), "{message}");
 }
 
 #[test]
@@ -189,9 +189,9 @@ fn a_socket_takes_the_place_of_a_dead_one_and_of_nothing_else() {
 
 #[test]
 fn reading_what_somebody_names_is_bounded() {
-    let told = read_text(Path::new("/dev/zero"), 1 << 20).expect_err("it never ends");
+    let message = read_text(Path::new("/dev/zero"), 1 << 20).expect_err("it never ends");
     assert_eq!(
-        (told.kind(), told.to_string()),
+        (message.kind(), message.to_string()),
         (io::ErrorKind::FileTooLarge, "it is longer than 1048576 bytes".into())
     );
     let rig = Rig::new();

@@ -72,7 +72,7 @@ impl Random {
     }
 
     fn mutate(&mut self, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
-        const TELLING: [&[u8]; 9] = [
+        const STRUCTURE: [&[u8]; 9] = [
             b"0",
             b"-1",
             b"18446744073709551615",
@@ -93,7 +93,7 @@ impl Random {
                 let again = input[at..end].to_vec();
                 input.splice(at..at, again);
             }
-            4 => drop(input.splice(at..end, TELLING[self.below(TELLING.len())].iter().copied())),
+            4 => drop(input.splice(at..end, STRUCTURE[self.below(STRUCTURE.len())].iter().copied())),
             5 => input.insert(at, SEPARATOR),
             _ => {
                 let other = &corpus[self.below(corpus.len())];

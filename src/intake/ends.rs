@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_is_told_once() {
+    fn a_process_that_ends_is_reported_once() {
         let (ends, account) = (Ends::new().unwrap(), Account::alone());
         let (one, other) = (process(), process());
         let pid = one.id();

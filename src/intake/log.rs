@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_and_what_is_lost_is_told() {
+    fn bytes_are_bounded_and_what_is_lost_is_reported() {
         let limits = LogLimits { keep_ns: i64::MAX, bytes: 256 << 10 };
         let log = EventLog::new(limits);
         (0..50_000).for_each(|n| log.note(&event(n), n));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_no_bytes_keeps_nothing_and_one_that_is_cleared_tells_so() {
+    fn a_log_of_no_bytes_keeps_nothing_and_one_that_is_cleared_says_so() {
         let none = EventLog::default();
         none.note(&event(1), 1);
         assert_eq!((numbers(&none.since(0)), none.since(0).next), (vec![], 0));

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_without_shape_is_told_once() {
+    fn a_body_without_shape_is_reported_once() {
         assert_eq!(split(b" \n", 1), (vec![], Some((0, "there is no event"))));
         assert_eq!(split(br#"[{"a":1}"#, 3).1, Some((1, "the array does not end")));
     }

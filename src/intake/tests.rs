@@ -40,7 +40,7 @@ fn process(pid: u32) -> Sender {
 
 /// A phase that ended before its rank spread has its memory exported afterwards; several GPUs add no more of it.
 #[test]
-fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
+fn a_rank_that_spreads_loses_what_was_reported_of_one_gpu() {
     let (intake, ..) = node();
     let say = |event: &str, step: u64| {
         let json = json!({"event": event, "kind": "step", "step": step, "job": "j", "rank": 0});
@@ -51,7 +51,7 @@ fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
         let rank = &jobs.by_name()["j"].ranks[&0];
         log.rank(&("j".into(), 0))?.outside_allocator_bytes(rank.pid, rank.gpus.as_deref())
     };
-    let tell = || {
+    let send = || {
         for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
             let memory = PhaseMemory { outside_allocator_bytes: Some(5), ..PhaseMemory::unknown(0) };
             intake.ledger().ended().record(Attributed { ended, gpus: vec![memory], uuids: Arc::default() });
@@ -61,19 +61,19 @@ fn a_rank_that_spreads_loses_what_was_told_of_one_gpu() {
     works_on(vec![0]);
     say("begin", 1);
     say("end", 1);
-    tell();
+    send();
     assert_eq!(outside_bytes(), Some(5));
     say("begin", 2);
     say("end", 2);
     works_on(vec![0, 1]);
     say("begin", 3);
     assert_eq!(outside_bytes(), None);
-    tell();
+    send();
     assert_eq!(outside_bytes(), None, "of step 2, which ran on one");
 }
 
 #[test]
-fn what_is_told_late_makes_no_counter_fall() {
+fn what_is_reported_late_makes_no_counter_fall() {
     let (intake, ..) = node();
     let say = |at_ns: i64, step: Option<u64>, memory: serde_json::Value| {
         let json = json!({"event": "mark", "name": "m", "job": "j", "rank": 0, "time_unix_nano": at_ns, "step": step,
@@ -191,7 +191,7 @@ fn a_pod_that_was_replaced_while_its_gpu_was_looked_for_does_not_have_that_of_th
 }
 
 #[test]
-fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
+fn what_one_process_of_the_rank_has_said_helps_the_others_and_is_corrected() {
     let (intake, _clock, folder) = node();
     for pid in [2, 3] {
         std::fs::remove_file(folder.path().join(format!("{pid}/environ"))).expect("it may not be read");
@@ -205,7 +205,7 @@ fn what_one_process_of_the_rank_has_told_helps_the_others_and_is_corrected() {
 }
 
 #[test]
-fn the_devices_that_events_tell_are_not_mixed_with_the_environments_local_rank() {
+fn the_devices_that_events_name_are_not_mixed_with_the_environments_local_rank() {
     let (intake, _clock, folder) = node();
     let (places, peers) = (intake.places.with_kubelet(None), Peers::default().at(folder.path().to_owned()));
     let intake = Intake { places, peers, ..intake };

@@ -111,21 +111,21 @@ fn whole_gpus(units: &[Unit]) -> impl Iterator<Item = usize> {
 }
 
 impl Calls {
-    /// A new set of all GPUs but these, and how many it contains; `None` if NVML creates none. `tells`: log the GPUs
+    /// A new set of all GPUs but these, and how many it contains; `None` if NVML creates none. `logs`: log the GPUs
     /// left out.
-    fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, tells: bool) -> Option<(Set, usize)> {
+    fn set_of(&self, units: &[Unit], mut without: BTreeSet<usize>, logs: bool) -> Option<(Set, usize)> {
         loop {
             let mut handle = std::ptr::null_mut();
             // SAFETY: NVML is initialized, and `handle` outlives the call.
             if let Err(code) = Code::check(unsafe { (self.create)(&raw mut handle) }) {
-                if tells {
+                if logs {
                     tracing::warn!(%code, "no XID events: NVML gives no event set");
                 }
                 return None;
             }
             let (mut gpus, mut spoiled) = (0, None);
             for gpu in whole_gpus(units).filter(|gpu| !without.contains(gpu)) {
-                match self.register(gpu, &units[gpu], handle, tells) {
+                match self.register(gpu, &units[gpu], handle, logs) {
                     Ok(()) => gpus += 1,
                     Err(Code::UNKNOWN) => {
                         spoiled = Some(gpu);
@@ -141,11 +141,11 @@ impl Calls {
         }
     }
 
-    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t, tells: bool) -> Result<(), Code> {
+    fn register(&self, gpu: usize, unit: &Unit, set: sys::nvmlEventSet_t, logs: bool) -> Result<(), Code> {
         // SAFETY: the handle and the set are NVML's own.
         let registered = Code::check(unsafe { (self.register)(unit.handle().0, XID, set) });
         if let Err(code) = registered
-            && tells
+            && logs
         {
             tracing::warn!(gpu, %code, "this GPU reports no XID events");
         }

@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn only_a_finite_number_of_at_least_0_is_a_rate() {
-        let told =
+        let answered =
             |nvml_return, rate| value(&sys::nvmlGpmMetric_t { nvmlReturn: nvml_return, value: rate, ..NO_METRIC });
-        assert_eq!([told(0, 0.0), told(0, 54_321.5)], [Ok(0.0), Ok(54_321.5)]);
+        assert_eq!([answered(0, 0.0), answered(0, 54_321.5)], [Ok(0.0), Ok(54_321.5)]);
         for none in [f64::NAN, f64::INFINITY, -1.0] {
-            assert_eq!(told(0, none), Err(Code::NO_DATA), "{none}");
+            assert_eq!(answered(0, none), Err(Code::NO_DATA), "{none}");
         }
-        assert_eq!(told(3, 7.0), Err(Code::NOT_SUPPORTED));
+        assert_eq!(answered(3, 7.0), Err(Code::NOT_SUPPORTED));
         assert_eq!(value(&NO_METRIC), Err(Code::NO_DATA), "left untouched");
     }
 

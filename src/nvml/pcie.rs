@@ -37,7 +37,7 @@ struct State {
     window: Option<Window>,
     totals: [u64; 2],
     /// The last turn's answer.
-    told: Bytes,
+    returned: Bytes,
 }
 
 /// The sample at which the current window begins.
@@ -58,7 +58,7 @@ impl Meter {
     pub(super) fn still(&self, at_ns: i64) -> Option<Bytes> {
         let state = self.state();
         let elapsed_ns = state.window.as_ref()?.elapsed_ns(at_ns);
-        (0..SHORTEST_NS).contains(&elapsed_ns).then_some(state.told)
+        (0..SHORTEST_NS).contains(&elapsed_ns).then_some(state.returned)
     }
 
     /// Takes this turn's sample and adds the bytes since the last one.
@@ -69,7 +69,7 @@ impl Meter {
         let gpm = gpm.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut state = self.state();
         let answer = state.advance(gpm, handle, at_ns);
-        state.told = answer.unwrap_or_default();
+        state.returned = answer.unwrap_or_default();
         answer
     }
 
@@ -103,14 +103,14 @@ impl State {
         if let [Err(code), Err(_)] = rates {
             return Err(code);
         }
-        let mut told = Bytes::default();
-        for ((told, total), rate) in told.iter_mut().zip(&mut self.totals).zip(rates) {
+        let mut returned = Bytes::default();
+        for ((returned, total), rate) in returned.iter_mut().zip(&mut self.totals).zip(rates) {
             if let Ok(mib_per_second) = rate {
                 *total = total.saturating_add(bytes(mib_per_second, elapsed_ns));
-                *told = Some(*total);
+                *returned = Some(*total);
             }
         }
-        Ok(told)
+        Ok(returned)
     }
 }
 

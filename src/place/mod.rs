@@ -28,7 +28,7 @@ pub(crate) struct Places {
     homes: Homes,
     kubelet: Option<Arc<Kubelet>>,
     /// Whether the log already says that the kubelet and the driver disagree.
-    told_unknown: AtomicBool,
+    warned_unknown: AtomicBool,
 }
 
 impl Places {
@@ -39,7 +39,7 @@ impl Places {
             processes,
             homes: Homes::new(None, "/proc".into()),
             kubelet: None,
-            told_unknown: AtomicBool::new(false),
+            warned_unknown: AtomicBool::new(false),
         }
     }
 
@@ -113,7 +113,7 @@ impl Places {
     /// then it is unknown which of the others an index means.
     fn positions(&self, gpus: &Gpus, uuids: &[String]) -> Vec<usize> {
         gpus.with_uuids(uuids).unwrap_or_else(|unknown| {
-            if !self.told_unknown.swap(true, Ordering::Relaxed) {
+            if !self.warned_unknown.swap(true, Ordering::Relaxed) {
                 tracing::warn!(uuid = unknown, "the kubelet gave a container a GPU that the driver does not list");
             }
             Vec::new()

@@ -217,9 +217,9 @@ impl File<'_> {
         if self.has_column("health", "health") {
             let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
             changes.extend(self.rows("health", query, 0, MOST_CHANGES, |row| {
-                let told = text(row, 2)?.ok_or("health is not known")?;
-                let health = Health::ALL.into_iter().find(|health| health.label() == told);
-                let health = health.ok_or_else(|| format!("`{told}` is none of up, lost and hung"))?;
+                let label = text(row, 2)?.ok_or("health is not known")?;
+                let health = Health::ALL.into_iter().find(|health| health.label() == label);
+                let health = health.ok_or_else(|| format!("`{label}` is none of up, lost and hung"))?;
                 let trouble = text(row, 3)?.unwrap_or_default().chars().take(MOST_TROUBLE).collect();
                 let (seen_ns, what) = (needed(row, 0)?, Became::Health { health, trouble });
                 let before =

@@ -158,12 +158,12 @@ fn a_time_of_another_clock_is_refused_with_the_times() {
     let folder = folder(&[("nvml_1khz.csv", memory)]);
     let (reason, message) = refusal(folder.path());
     assert_eq!(reason, "recording");
-    let told = "from 0 ns in nvml_1khz.csv to 1795207211000000000 ns in nvml_1khz.csv";
-    assert!(message.contains(told), "{message}");
+    let expected = "from 0 ns in nvml_1khz.csv to 1795207211000000000 ns in nvml_1khz.csv";
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]
-fn a_bad_line_is_told_and_costs_no_other() {
+fn a_bad_line_is_reported_and_costs_no_other() {
     let memory: &[u8] =
         b"# comment\nrealtime_ns,gpu,used_bytes\n10,0,100\n20,0\n\nx,0,1\n30,0,-5\n\xff\xfe\n25,0,250\r\n40,0,400";
     let rank0 = br#"{"ts": 12, "rank": 0, "ev": "begin", "phase": "step", "step": 3}
@@ -174,10 +174,10 @@ not json
 "#;
     let folder = folder(&[("nvml_1khz.csv", memory), ("annotations_rank0.jsonl", rank0)]);
     let replay = open(folder.path());
-    let told: Vec<String> = replay.skipped().first.iter().map(ToString::to_string).collect();
+    let expected: Vec<String> = replay.skipped().first.iter().map(ToString::to_string).collect();
     let dir = folder.path().display();
     assert_eq!(
-        told,
+        expected,
         [
             format!("{dir}/nvml_1khz.csv:4: `realtime_ns,gpu,used_bytes` is expected"),
             format!("{dir}/nvml_1khz.csv:6: `x` is not a time in nanoseconds"),
@@ -188,7 +188,7 @@ not json
             format!("{dir}/annotations_rank0.jsonl:5: column 11: invalid type: string \"15\", expected i64"),
         ]
     );
-    assert_eq!(replay.skipped().count, told.len());
+    assert_eq!(replay.skipped().count, expected.len());
     assert_eq!([10, 24, 25, 40].map(|at_ns| replay.memory_used(0, at_ns)), [Ok(100), Ok(100), Ok(250), Ok(400)]);
     let said: Vec<_> = replay.annotations().collect();
     assert_eq!(said.len(), 2);
@@ -262,7 +262,7 @@ fn what_is_no_recording_is_refused_and_says_why() {
 }
 
 #[test]
-fn what_gpus_json_tells_is_known() {
+fn what_gpus_json_shows_is_known() {
     let facts = br#"[{"index": 1, "uuid": "GPU-x", "name": "NVIDIA H200", "memory_total_bytes": 1000}]"#;
     let folder = folder(&[("nvml_1khz.csv", b"1,0,1\n1,1,1\n"), ("gpus.json", facts)]);
     let replay = open(folder.path());
@@ -307,7 +307,7 @@ fn a_file_that_unpacks_without_end_is_refused_with_its_bound() {
     // Long lines mean that there are fewer to go through.
     let padded = |line: &str| format!("{line}{}\n", " ".repeat(1 << 13)).repeat(1 << 11);
     let (comments, blank, lines) = (padded("# nothing"), padded(""), padded("1,0,1"));
-    for (name, packed, told) in [
+    for (name, packed, expected) in [
         ("one line", bomb(&zeros, 96), "line 1 is longer than 1048576 bytes"),
         ("comments", bomb(&comments, 96), "it decompresses to more than "),
         ("blank lines", bomb(&blank, 96), "it decompresses to more than "),
@@ -318,7 +318,7 @@ fn a_file_that_unpacks_without_end_is_refused_with_its_bound() {
         let folder = folder(&[("nvml_1khz.csv.gz", &packed)]);
         let (reason, message) = refusal(folder.path());
         assert_eq!(reason, "recording_too_large", "{name}: {message}");
-        assert!(message.starts_with(&format!("DIR/nvml_1khz.csv.gz: {told}")), "{name}: {message}");
+        assert!(message.starts_with(&format!("DIR/nvml_1khz.csv.gz: {expected}")), "{name}: {message}");
     }
 }
 

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_wake_up_and_a_blocked_driver_are_told_apart() {
+    fn a_late_wake_up_and_a_blocked_driver_are_distinguished() {
         let mut grid = Deadlines::starting(0, 1000);
         // Due at 1000, woken at 3500 (2000 and 3000 missed late), the driver answers at 6200 (4000, 5000, 6000).
         assert_eq!(grid.taken(3500, 6200), Outcome { lateness_ns: 2500, missed_late: 2, missed_driver: 3 });

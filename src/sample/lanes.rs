@@ -107,7 +107,7 @@ struct Turns {
     /// The number of failed lookups when processes were last listed.
     missed: u64,
     /// Each device's health as last logged.
-    told: Vec<Health>,
+    logged: Vec<Health>,
 }
 
 /// The readings due in one slow turn.
@@ -128,7 +128,7 @@ impl Turns {
             since_processes: PROCESS_TURNS,
             patience: 1,
             missed: 0,
-            told: vec![Health::Up; devices],
+            logged: vec![Health::Up; devices],
         }
     }
 
@@ -169,8 +169,8 @@ impl Lanes<'_> {
         let due = turns.due(self.clock.now_ns(), self.processes.missed(), self.processes_always);
         let mut changed = false;
         for (number, position) in unit.iter().enumerate() {
-            if let Some(told) = turns.told.get_mut(number) {
-                self.tell(*position, told);
+            if let Some(logged) = turns.logged.get_mut(number) {
+                self.log_change(*position, logged);
             }
             changed |= self.read_slow(*position, due);
         }
@@ -227,10 +227,10 @@ impl Lanes<'_> {
     }
 
     /// Logs once that a GPU went away or came back.
-    fn tell(&self, position: usize, told: &mut Health) {
+    fn log_change(&self, position: usize, logged: &mut Health) {
         let Some(gpu) = self.gpus.get(position) else { return };
         let health = gpu.health();
-        if std::mem::replace(told, health) == health {
+        if std::mem::replace(logged, health) == health {
             return;
         }
         let (index, uuid) = (&gpu.device.index, &gpu.device.uuid);

@@ -242,13 +242,13 @@ impl Sim {
             return Err(Error::Unsupported);
         }
         let latest_ns = self.latest_ns.load(Ordering::Relaxed);
-        let due = xids.iter_mut().filter_map(|(xid, gpu, told_ns)| {
+        let due = xids.iter_mut().filter_map(|(xid, gpu, logged_ns)| {
             let window = Window::new(xid.at, xid.every, highwater_core::units::Nanoseconds(1));
-            let opening_ns = window.next_opening_ns(*told_ns).filter(|opening| *opening <= latest_ns)?;
-            Some((opening_ns, told_ns, Event::Xid { gpu: *gpu, xid: xid.xid }))
+            let opening_ns = window.next_opening_ns(*logged_ns).filter(|opening| *opening <= latest_ns)?;
+            Some((opening_ns, logged_ns, Event::Xid { gpu: *gpu, xid: xid.xid }))
         });
-        Ok(due.min_by_key(|(opening_ns, ..)| *opening_ns).map(|(opening_ns, told_ns, event)| {
-            *told_ns = opening_ns;
+        Ok(due.min_by_key(|(opening_ns, ..)| *opening_ns).map(|(opening_ns, logged_ns, event)| {
+            *logged_ns = opening_ns;
             event
         }))
     }

@@ -322,17 +322,17 @@ fn a_lost_gpu_is_gone_and_comes_back() {
 }
 
 #[test]
-fn each_xid_is_told_once_when_it_is_due() {
+fn each_xid_is_reported_once_when_it_is_due() {
     let sim = shipped("faults");
-    let told = |sim: &Sim| sim.wait_event(Duration::ZERO);
+    let event = |sim: &Sim| sim.wait_event(Duration::ZERO);
     used(&sim, 0, 20 * SECOND - 1);
-    assert_eq!(told(&sim), Ok(None));
+    assert_eq!(event(&sim), Ok(None));
     used(&sim, 0, 20 * SECOND);
-    assert_eq!(told(&sim), Ok(Some(Event::Xid { gpu: 2, xid: 79 })));
-    assert_eq!(told(&sim), Ok(None));
+    assert_eq!(event(&sim), Ok(Some(Event::Xid { gpu: 2, xid: 79 })));
+    assert_eq!(event(&sim), Ok(None));
     used(&sim, 0, 141 * SECOND);
-    assert_eq!([told(&sim), told(&sim), told(&sim)].iter().flatten().flatten().count(), 2);
-    assert_eq!(told(&shipped("demo")), Err(Error::Unsupported));
+    assert_eq!([event(&sim), event(&sim), event(&sim)].iter().flatten().flatten().count(), 2);
+    assert_eq!(event(&shipped("demo")), Err(Error::Unsupported));
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn energy_and_link_counters_never_fall_and_agree_with_power() {
 }
 
 #[test]
-fn the_lanes_tell_what_the_job_does() {
+fn the_lanes_show_what_the_job_does() {
     let (sim, calls) = (shipped("demo"), CallStats::default());
     let said = said(&sim, 6 * SECOND);
     let (begin, end, _) = phases(&said, "llama-ddp", 0, "backward")[3];

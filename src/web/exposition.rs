@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_made_before_somebody_asked_is_not_told() {
+    async fn what_was_made_before_somebody_asked_is_not_reported() {
         let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
         *exposition.last.lock().await =
             Some(Text { begun: Instant::now(), text: Answers::default().keep(b"old".into()) });
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_to_its_own_asker_alone() {
+    async fn a_failure_is_reported_to_its_own_asker_alone() {
         let exposition = Exposition::default();
         let answers = Answers::default();
         assert_eq!(exposition.text(&answers, || Err("broken")).await.err(), Some("broken"));

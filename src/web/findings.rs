@@ -34,11 +34,11 @@ pub(super) async fn findings(
     found.retain(|finding| query.active.is_none_or(|active| active == finding.ended_ns.is_none()));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.id));
     found.truncate(query.limit.unwrap_or(FINDINGS));
-    let listed: Vec<Value> = found.into_iter().map(|finding| told(finding, shift_ns)).collect();
+    let listed: Vec<Value> = found.into_iter().map(|finding| body(finding, shift_ns)).collect();
     Ok(Json(json!({ "findings": listed })))
 }
 
-fn told(finding: &Finding, shift_ns: i64) -> Value {
+fn body(finding: &Finding, shift_ns: i64) -> Value {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unzip();
     let evidence: serde_json::Map<String, Value> =

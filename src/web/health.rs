@@ -22,8 +22,8 @@ pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Prob
         return unready("no memory has been read yet".into());
     }
     if node.gpus.iter().all(|gpu| gpu.health() != Health::Up) {
-        let told = node.gpus.iter().map(|gpu| format!("{}: {}", gpu.device.index, trouble(gpu)));
-        return unready(format!("no GPU answers: {}", told.collect::<Vec<_>>().join("; ")));
+        let troubles = node.gpus.iter().map(|gpu| format!("{}: {}", gpu.device.index, trouble(gpu)));
+        return unready(format!("no GPU answers: {}", troubles.collect::<Vec<_>>().join("; ")));
     }
     Ok("ready\n")
 }

@@ -41,12 +41,12 @@ pub(super) async fn page(State(site): State<Site>) -> Html<String> {
 /// The active findings, as text.
 fn findings(site: &Site) -> String {
     let board = site.known().findings.board();
-    let told = board.active().map(|finding| {
+    let items = board.active().map(|finding| {
         let (severity, text) = (finding.sign.severity.label(), &finding.sign.text);
         format!("<li><b>{severity}</b> {} {}</li>", escape(&text.what), escape(&text.why))
     });
-    let told: String = told.collect();
-    if told.is_empty() { told } else { format!("<p>Found:</p><ul>{told}</ul>") }
+    let items: String = items.collect();
+    if items.is_empty() { items } else { format!("<p>Found:</p><ul>{items}</ul>") }
 }
 
 /// Text as HTML text or attribute value.

@@ -310,9 +310,9 @@ mod tests {
     async fn a_request_has_both_ends_of_its_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let local = listener.local_addr().expect("bound");
-        let told =
+        let answer =
             |axum::Extension(peer): axum::Extension<Peer>| async move { format!("{} {}", peer.peer, peer.local) };
-        let routes = Router::new().route("/", axum::routing::get(told));
+        let routes = Router::new().route("/", axum::routing::get(answer));
         let serving = tokio::spawn(serve(listener, routes, std::future::pending()));
         let asking = tokio::task::spawn_blocking(move || {
             let mut client = std::net::TcpStream::connect(local).expect("it listens");

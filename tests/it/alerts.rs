@@ -164,17 +164,17 @@ fn each_xid_has_one_alert_and_its_line_in_the_runbook() {
     let runbook = read(&tools::root().join("docs/runbooks/xid.md"));
     let row_codes = |row: &str| numbers(row.split('|').nth(2).unwrap_or_default());
     let mut class = "";
-    let mut told: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    let mut documented: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for row in runbook.lines().filter(|line| line.starts_with('|')) {
         if let Some(name) =
             row.split('|').nth(1).map(|cell| cell.trim().trim_matches('`')).filter(|cell| !cell.is_empty())
         {
             class = name;
         }
-        told.entry(class).or_default().extend(row_codes(row));
+        documented.entry(class).or_default().extend(row_codes(row));
     }
-    assert_eq!(told["HighwaterXidCritical"], critical, "docs/runbooks/xid.md");
-    assert_eq!(told["HighwaterXidApplication"], application, "docs/runbooks/xid.md");
+    assert_eq!(documented["HighwaterXidCritical"], critical, "docs/runbooks/xid.md");
+    assert_eq!(documented["HighwaterXidApplication"], application, "docs/runbooks/xid.md");
 }
 
 #[test]

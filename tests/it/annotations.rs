@@ -70,18 +70,18 @@ fn wait_for_joined(daemon: &Daemon, least: f64) {
 /// The refusal of a bad event in a batch whose other events are good.
 fn refusal_of(bad: Value) -> Value {
     let daemon = simulated();
-    let (status, told) = post(&daemon, &json!([begin("forward"), bad, end("forward")]));
-    assert_eq!((status, &told["accepted"], &told["refused"]), (200, &json!(2), &json!(1)), "{told}");
+    let (status, answered) = post(&daemon, &json!([begin("forward"), bad, end("forward")]));
+    assert_eq!((status, &answered["accepted"], &answered["refused"]), (200, &json!(2), &json!(1)), "{answered}");
     wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
-    assert_eq!(told["refusals"][0]["index"], json!(1));
-    told["refusals"][0].clone()
+    assert_eq!(answered["refusals"][0]["index"], json!(1));
+    answered["refusals"][0].clone()
 }
 
 #[track_caller]
 fn refused(bad: Value, reason: &str, detail: &str) {
-    let told = refusal_of(bad);
-    assert_eq!(told["reason"], reason, "{told}");
-    assert!(told["detail"].as_str().is_some_and(|text| text.contains(detail)), "{told}");
+    let answered = refusal_of(bad);
+    assert_eq!(answered["reason"], reason, "{answered}");
+    assert!(answered["detail"].as_str().is_some_and(|text| text.contains(detail)), "{answered}");
 }
 
 #[test]
@@ -262,8 +262,12 @@ fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
     };
     // Sent alone: sorting a batch by time would correct the order.
     assert_eq!(post(&daemon, &at(begin("forward"), now)).0, 200);
-    let (status, told) = post(&daemon, &at(end("forward"), now - 1_000_000));
-    assert_eq!((status, &told["annotations"]["refusals"][0]["reason"]), (400, &json!("end_before_begin")), "{told}");
+    let (status, answered) = post(&daemon, &at(end("forward"), now - 1_000_000));
+    assert_eq!(
+        (status, &answered["annotations"]["refusals"][0]["reason"]),
+        (400, &json!("end_before_begin")),
+        "{answered}"
+    );
     assert_eq!(post(&daemon, &at(end("forward"), now + 1_000)).0, 200);
     wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
 }
@@ -275,8 +279,8 @@ fn a_batch_is_taken_in_the_order_of_its_times() {
     let mut events = [end("forward"), begin("forward")];
     events[0]["time_unix_nano"] = json!(now + 5_000_000);
     events[1]["time_unix_nano"] = json!(now);
-    let (status, told) = post(&daemon, &json!(events));
-    assert_eq!((status, &told["accepted"]), (200, &json!(2)), "{told}");
+    let (status, answered) = post(&daemon, &json!(events));
+    assert_eq!((status, &answered["accepted"]), (200, &json!(2)), "{answered}");
 }
 
 #[test]
@@ -284,8 +288,8 @@ fn a_batch_with_and_without_times_keeps_its_order() {
     let daemon = simulated();
     let mut first = begin("forward");
     first["time_unix_nano"] = json!(now_ns() - 1_000_000);
-    let (status, told) = post(&daemon, &json!([first, end("forward")]));
-    assert_eq!((status, &told["accepted"]), (200, &json!(2)), "{told}");
+    let (status, answered) = post(&daemon, &json!([first, end("forward")]));
+    assert_eq!((status, &answered["accepted"]), (200, &json!(2)), "{answered}");
 }
 
 #[test]
@@ -293,8 +297,8 @@ fn what_encloses_steps_outlives_them() {
     let daemon = simulated();
     let step = |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story"});
     let events = [begin("epoch"), step("begin", 1), step("end", 1), step("begin", 2), step("end", 2), end("epoch")];
-    let (status, told) = post(&daemon, &json!(events));
-    assert_eq!((status, &told["accepted"]), (200, &json!(6)), "{told}");
+    let (status, answered) = post(&daemon, &json!(events));
+    assert_eq!((status, &answered["accepted"]), (200, &json!(6)), "{answered}");
 }
 
 #[test]
@@ -338,8 +342,8 @@ fn begun_twice_and_never_ended_have_their_outcomes() {
         |event: &str, number: u64| json!({"event": event, "kind": "step", "step": number, "job": "story", "gpu": 0});
     // Step 1 begins, with a phase in it. Step 2 begins before step 1 has ended. A phase of step 2 is open when it ends.
     let events = [step("begin", 1), begin("forward"), step("begin", 2), begin("backward"), step("end", 2)];
-    let (_, told) = post(&daemon, &json!(events));
-    assert_eq!(told["accepted"], json!(5), "{told}");
+    let (_, answered) = post(&daemon, &json!(events));
+    assert_eq!(answered["accepted"], json!(5), "{answered}");
     wait_for(&daemon, "highwater_phases_total{outcome=\"superseded\"}", 2.0);
     wait_for(&daemon, "highwater_phases_total{outcome=\"step_ended\"}", 1.0);
     wait_for(&daemon, "highwater_job_steps_total{job=\"story\",rank=\"0\"}", 1.0);
@@ -383,15 +387,19 @@ fn visible_devices_and_local_rank_find_the_gpu() {
 }
 
 #[test]
-fn what_is_no_json_and_what_is_too_long_are_told_as_such() {
+fn what_is_no_json_and_what_is_too_long_are_reported_as_such() {
     let daemon = simulated();
-    let (status, told) = post_text(&daemon, b"{\"event\": \"begin\", ");
-    assert_eq!((status, &told["title"]), (400, &json!("Bad Request")), "{told}");
+    let (status, answered) = post_text(&daemon, b"{\"event\": \"begin\", ");
+    assert_eq!((status, &answered["title"]), (400, &json!("Bad Request")), "{answered}");
     let mixed = format!("{}\nnonsense\n{}\n", begin("forward"), end("forward"));
-    let (status, told) = post_text(&daemon, mixed.as_bytes());
-    assert_eq!((status, &told["accepted"], &told["refusals"][0]["index"]), (200, &json!(2), &json!(1)), "{told}");
-    let (status, told) = post_text(&daemon, &vec![b' '; 10 << 20]);
-    assert_eq!(status, 413, "{told}");
+    let (status, answered) = post_text(&daemon, mixed.as_bytes());
+    assert_eq!(
+        (status, &answered["accepted"], &answered["refusals"][0]["index"]),
+        (200, &json!(2), &json!(1)),
+        "{answered}"
+    );
+    let (status, answered) = post_text(&daemon, &vec![b' '; 10 << 20]);
+    assert_eq!(status, 413, "{answered}");
     assert_eq!(post_text(&daemon, b"\xff\xfe{}").0, 400);
     wait_for(&daemon, "highwater_annotations_total{outcome=\"too_large\"}", 1.0);
     assert_eq!(post(&daemon, &begin("still here")).0, 200);
@@ -418,9 +426,9 @@ fn an_address_that_is_not_loopback_needs_a_token() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "listen=0.0.0.0:0"]);
     let port = daemon.address().rsplit(':').next().expect("a port").to_owned();
     let url = format!("http://127.0.0.1:{port}/api/v1/annotations");
-    let (status, told) = answer(agent().post(&url).send_json(begin("x")), "POST");
-    assert_eq!(status, 403, "{told}");
-    assert!(told.contains("token_file"), "{told}");
+    let (status, answered) = answer(agent().post(&url).send_json(begin("x")), "POST");
+    assert_eq!(status, 403, "{answered}");
+    assert!(answered.contains("token_file"), "{answered}");
 
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "0123456789abcdef\n").expect("written");

@@ -14,9 +14,9 @@ fn check(arguments: &[&str], expected: &str) {
     let exec = format!("ulimit -v {MOST_KIB}; exec \"$0\" serve --check-config \"$@\"");
     limited.env_clear().args(["-c", &exec, env!("CARGO_BIN_EXE_highwater")]).args(arguments);
     let output = limited.output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains(expected), "{told}");
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains(expected), "{printed}");
+    assert_eq!(output.status.code(), Some(2), "{printed}");
 }
 
 fn written(folder: &Path, name: &str, content: &[u8]) -> String {

@@ -104,10 +104,10 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
             .map(|line| line.split_once('|').expect("two columns"))
             .map(|(at_ns, used)| (at_ns.parse().expect("a time"), used.parse().ok()))
             .collect();
-        let mut told = memory_of(&daemon, gpu, begin_ns, end_ns);
-        told.retain(|(at_ns, _)| *at_ns > begin_ns);
+        let mut message = memory_of(&daemon, gpu, begin_ns, end_ns);
+        message.retain(|(at_ns, _)| *at_ns > begin_ns);
         // The ring has nothing from before the daemon's first sample. The file has a gap there.
-        let first = told.first().map_or(begin_ns, |(at_ns, _)| *at_ns);
+        let first = message.first().map_or(begin_ns, |(at_ns, _)| *at_ns);
         let mut kept: Vec<_> = kept.into_iter().filter(|(at_ns, _)| *at_ns >= first).collect();
         // Where a gap begins at the very first reading, the ring returns the gap alone.
         if let [(one_ns, _), (other_ns, _), ..] = kept.as_slice()
@@ -115,8 +115,8 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
         {
             kept.remove(0);
         }
-        assert_eq!(kept, told, "GPU {gpu}");
-        assert!(told.len() > 10, "{told:?}");
+        assert_eq!(kept, message, "GPU {gpu}");
+        assert!(message.len() > 10, "{message:?}");
     }
     let ticks = number(&program, &file, "SELECT count(*) FROM ticks");
     let rows = number(&program, &file, "SELECT count(*) FROM samples_by_tick WHERE gpu = 2 AND used_bytes IS NOT NULL");
@@ -208,7 +208,7 @@ fn a_finding_is_captured_while_it_holds_with_its_numbers_and_every_sample() {
 #[test]
 fn what_cannot_be_asked_for_is_a_problem() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
-    for (body, told) in [
+    for (body, message) in [
         (json!({"seconds_before": 601}), "seconds_before"),
         (json!({"seconds_after": -1}), "seconds_after"),
         (json!({"seconds": 1}), "seconds"),
@@ -216,7 +216,7 @@ fn what_cannot_be_asked_for_is_a_problem() {
     ] {
         let (status, problem) = daemon.post("/api/v1/captures", &body);
         assert_eq!(status, 400, "{body}: {problem}");
-        assert!(json_of(&problem)["detail"].as_str().is_some_and(|detail| detail.contains(told)), "{problem}");
+        assert!(json_of(&problem)["detail"].as_str().is_some_and(|detail| detail.contains(message)), "{problem}");
     }
     for id in ["nothing", "..%2F..%2Fetc%2Fpasswd", "20261120T204011.009Z-oom", ".lock"] {
         assert_eq!(daemon.ask(&format!("/api/v1/captures/{id}")).0, 404, "{id}");
@@ -292,8 +292,8 @@ fn a_kill_while_it_writes_leaves_a_readable_file_with_all_of_the_past() {
         // The rings had just passed the moment of the request, unless the sampler was kept off its core.
         let near = format!("SELECT ({sweep}) >= {trigger_ns} - 500000000");
         assert_eq!(number(&program, &left, &near), 1, "after {moment:?}");
-        let untold = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
-        assert_eq!(number(&program, &left, untold), 0, "after {moment:?}");
+        let unreported = "SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL";
+        assert_eq!(number(&program, &left, unreported), 0, "after {moment:?}");
 
         // The next daemon makes one file of what is left.
         let mut daemon = command();
@@ -402,7 +402,7 @@ fn a_capture_that_comes_to_nothing_after_its_202_says_why() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_once_and_stops_nothing() {
+fn a_folder_that_cannot_be_written_is_reported_once_and_stops_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     std::fs::write(&file, "").expect("writable");

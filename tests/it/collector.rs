@@ -315,8 +315,8 @@ fn what_it_took_before_a_kill_is_still_there_after_it() {
     collector.restart();
     send(&collector, 2);
     let points = collector.points_named("level");
-    let told: Vec<_> = points.iter().map(|point| (point.time_ns, point.value, point.kind.as_str())).collect();
-    assert_eq!(told, [(1, Some(1.0), "gauge"), (2, Some(2.0), "gauge")]);
+    let decoded: Vec<_> = points.iter().map(|point| (point.time_ns, point.value, point.kind.as_str())).collect();
+    assert_eq!(decoded, [(1, Some(1.0), "gauge"), (2, Some(2.0), "gauge")]);
     assert!(points.iter().all(|point| point.attributes["n"] == "7" && point.resource["host.name"] == "here"));
 }
 

@@ -43,9 +43,9 @@ impl Crowd {
         let mut child = command.spawn().expect("it starts");
         let stdin = child.stdin.take();
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let told =
+        let printed =
             lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once("crowd of ")?.1.to_owned()));
-        let size = told.and_then(|size| size.trim().parse().ok()).expect("it prints its size");
+        let size = printed.and_then(|size| size.trim().parse().ok()).expect("it prints its size");
         Self { child, stdin, _stdout: lines, size }
     }
 }

@@ -314,7 +314,7 @@ fn the_daemon_takes_what_the_chart_renders() {
 #[ignore = "needs a peer: make test-peers"]
 fn values_that_cannot_work_are_refused() {
     let Some(helm) = tools::find("helm") else { return };
-    for (values, told) in [
+    for (values, message) in [
         ("{image: {repositry: x}}", "repositry"),
         ("{unknown: 1}", "unknown"),
         ("{listen: {port: 80}}", "/listen/port"),
@@ -334,7 +334,7 @@ fn values_that_cannot_work_are_refused() {
     ] {
         let output = template(&helm, values);
         assert!(!output.status.success(), "{values} is accepted");
-        assert!(said(&output).contains(told), "{values}: {}", said(&output));
+        assert!(said(&output).contains(message), "{values}: {}", said(&output));
     }
 }
 

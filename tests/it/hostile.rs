@@ -270,9 +270,9 @@ fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
     let phases =
         |json: &str| serde_json::from_str::<Value>(json).expect("JSON")["phases"].as_array().map_or(0, Vec::len);
     let ended = eventually(WITHIN, "every phase", || {
-        let told =
+        let accepted =
             count(&daemon, "highwater_phase_duration_seconds_count{job=\"honest\",rank=\"3\",phase=\"forward\"}");
-        (told >= 500.0).then_some(told)
+        (accepted >= 500.0).then_some(accepted)
     });
     println!("honest: {sent} sent, {lost} lost, {ended} phases; the others: {flooded} events taken or refused");
     assert!(flooded > 10_000.0, "they did flood: {flooded}");

@@ -25,10 +25,10 @@ impl HttpServer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("it listens");
         let ending = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&ending);
+        let is_ending = Arc::clone(&ending);
         let accepting = std::thread::spawn(move || {
             for connection in listener.incoming() {
-                if told.load(Ordering::Acquire) {
+                if is_ending.load(Ordering::Acquire) {
                     return;
                 }
                 // A client that disconnects midway asks again, and the test waits for the result.

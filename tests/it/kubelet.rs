@@ -104,9 +104,9 @@ fn found(daemon: &Daemon, job: &str, rank: u32) -> Value {
     loop {
         post(daemon, &json!({"event": "mark", "name": "here", "job": job, "rank": rank}));
         let jobs = json_of(daemon, "/api/v1/jobs");
-        let ranks = jobs["jobs"].as_array().into_iter().flatten().filter(|told| told["job"] == job);
-        let ranks = ranks.flat_map(|told| told["ranks"].as_array().into_iter().flatten());
-        let gpus = ranks.filter(|told| told["rank"] == rank).map(|told| told["gpus"].clone()).next();
+        let ranks = jobs["jobs"].as_array().into_iter().flatten().filter(|entry| entry["job"] == job);
+        let ranks = ranks.flat_map(|entry| entry["ranks"].as_array().into_iter().flatten());
+        let gpus = ranks.filter(|entry| entry["rank"] == rank).map(|entry| entry["gpus"].clone()).next();
         if gpus.as_ref().is_some_and(|gpus| *gpus != json!([])) {
             return gpus.expect("there are some");
         }
@@ -149,7 +149,7 @@ fn a_job_in_a_pod_is_joined_with_the_gpus_of_its_container() {
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
-fn a_kubelet_that_is_not_there_is_told_once_and_found_when_it_comes() {
+fn a_kubelet_that_is_not_there_is_reported_once_and_found_when_it_comes() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());
     let gpus = uuids(&daemon);
@@ -195,14 +195,14 @@ fn a_pod_that_comes_again_with_another_gpu_is_not_taken_for_the_one_before() {
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
-fn an_index_of_a_sender_whose_container_is_not_known_tells_nothing() {
+fn an_index_of_a_sender_whose_container_is_not_known_shows_nothing() {
     let Some(node) = Node::new() else { return };
     let daemon = daemon(&node.socket());
     let gpus = uuids(&daemon);
     node.set(&[("research", "one", "main", &gpus[2..3])]);
     let _kubelet = node.start();
-    let told = |devices: &str| json!({"event": "begin", "name": "forward", "job": "far", "attributes": {"CUDA_VISIBLE_DEVICES": devices}});
-    post(&daemon, &told("0"));
+    let entry = |devices: &str| json!({"event": "begin", "name": "forward", "job": "far", "attributes": {"CUDA_VISIBLE_DEVICES": devices}});
+    post(&daemon, &entry("0"));
     let without = || {
         let metrics = daemon.get("/metrics");
         let line = metrics.lines().find(|line| line.contains("accepted_without_gpu")).map(str::to_owned);

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 const GIB: u64 = 1 << 30;
 /// How long a change may take to be exported on a busy machine.
-const TOLD_WITHIN: Duration = Duration::from_secs(30);
+const SEEN_WITHIN: Duration = Duration::from_secs(30);
 
 struct Node {
     control: Control,
@@ -38,7 +38,7 @@ impl Node {
             if as_expected(&metrics) {
                 return metrics;
             }
-            assert!(begun.elapsed() < TOLD_WITHIN, "not seen: {what}\n{metrics}");
+            assert!(begun.elapsed() < SEEN_WITHIN, "not seen: {what}\n{metrics}");
             std::thread::yield_now();
         }
     }
@@ -166,7 +166,7 @@ fn sampling_threads(node: &Node) -> usize {
 /// Deadlines are counted by outcome. The clock shows that none is missing: as many are due as periods have passed, also
 /// while the driver blocks every sweep and while a thread hangs in one.
 #[test]
-fn every_deadline_is_due_and_a_blocked_driver_is_told() {
+fn every_deadline_is_due_and_a_blocked_driver_is_reported() {
     let mut control = gpus(2);
     let settings = ["sampling.budget=1", "sampling.max_period=1ms", "sampling.hang_after=200ms"];
     let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
@@ -341,7 +341,7 @@ fn a_process_that_spreads_over_more_gpus_is_followed() {
 }
 
 #[test]
-fn memory_of_processes_is_told_on_request_only() {
+fn memory_of_processes_is_reported_on_request_only() {
     let control = json!({"gpus": [{"uuid": "GPU-0", "processes": [{"pid": 4711, "used": GIB}]}]});
     let process = "highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-0\",pid=\"4711\"}";
     let node = Node::start(&control, &["--set", "metrics.processes=true"]);

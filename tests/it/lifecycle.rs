@@ -68,11 +68,11 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
     drop(log);
     let sender = UnixDatagram::unbound().expect("a socket");
     let begun = Instant::now();
-    let told = "highwater_annotations_total{outcome=\"malformed\"} 3";
+    let printed = "highwater_annotations_total{outcome=\"malformed\"} 3";
     for _ in 0..3 {
         sender.send_to(b"not json", &socket).expect("the socket is there");
     }
-    while !ureq::get(&metrics).call().expect("metrics").body_mut().read_to_string().expect("text").contains(told) {
+    while !ureq::get(&metrics).call().expect("metrics").body_mut().read_to_string().expect("text").contains(printed) {
         assert!(begun.elapsed() < Duration::from_secs(20), "the thread that takes annotations is gone");
         std::thread::yield_now();
     }
@@ -104,12 +104,12 @@ fn a_signal_that_comes_at_once_ends_it_as_any_other() {
 }
 
 #[test]
-fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
+fn the_demo_ends_by_itself_and_has_said_what_to_look_at() {
     let output = command().args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]).output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     for part in ["/metrics", "curl", "moe-tight", "used GiB"] {
-        assert!(told.contains(part), "{part} is not in: {told}");
+        assert!(printed.contains(part), "{part} is not in: {printed}");
     }
     // Nor does its end cause a message about a refused or unheard annotation.
     let logged = String::from_utf8_lossy(&output.stderr);
@@ -118,12 +118,12 @@ fn the_demo_ends_by_itself_and_has_told_what_to_look_at() {
 
 /// The command that it prints must work: an address that is not loopback accepts nothing without a token.
 #[test]
-fn the_demo_on_all_addresses_tells_what_works_there() {
+fn the_demo_on_all_addresses_shows_what_works_there() {
     let output = command().args(["demo", "--for", "1s", "--listen", "0.0.0.0:0"]).output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    assert!(told.contains("http://localhost:") && !told.contains("0.0.0.0"), "{told}");
-    assert!(told.contains("annotations.token_file") && !told.contains(" -d "), "{told}");
+    assert!(printed.contains("http://localhost:") && !printed.contains("0.0.0.0"), "{printed}");
+    assert!(printed.contains("annotations.token_file") && !printed.contains(" -d "), "{printed}");
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn two_daemons_do_not_share_a_socket() {
     let mut second = command();
     second.args(["serve", "--source", "sim:spike", "--listen", "127.0.0.1:0", "--annotations-socket", &socket]);
     let output = second.output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && told.contains("another daemon listens on it"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && printed.contains("another daemon listens on it"), "{printed}");
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn a_call_that_fails_is_counted_and_asked_again() {
 }
 
 #[test]
-fn a_process_list_that_is_half_known_is_not_told() {
+fn a_process_list_that_is_half_known_is_not_reported() {
     let gpu = json!([{"pid": 9, "used": MIB}]);
     let node =
         Node::with(json!({"gpus": [{"processes": gpu, "errors": {"nvmlDeviceGetComputeRunningProcesses_v3": 999}}]}));
@@ -303,7 +303,7 @@ fn one_bad_gpu_of_several_is_left_out_and_named() {
 }
 
 #[test]
-fn a_gpu_that_this_process_is_kept_from_is_left_out_and_not_told_as_down() {
+fn a_gpu_that_this_process_is_kept_from_is_left_out_and_not_reported_as_down() {
     for code in [4, 17] {
         let kept_back = json!({"errors": {"nvmlDeviceGetHandleByIndex_v2": code}});
         let node = Node::with(json!({"gpus": [{"used": GIB}, kept_back]}));
@@ -352,7 +352,7 @@ fn a_gpu_that_is_lost_at_the_start_is_listed_where_its_name_is_known() {
 }
 
 #[test]
-fn a_missing_library_tells_what_to_do() {
+fn a_missing_library_shows_what_to_do() {
     let missing = std::path::Path::new("/nonexistent/libnvidia-ml.so.1");
     let error = nvml::open(Some(missing)).expect_err("there is no such library");
     assert_eq!(error.reason, "library_missing");
@@ -360,7 +360,7 @@ fn a_missing_library_tells_what_to_do() {
 }
 
 #[test]
-fn a_library_that_is_not_nvml_is_told_apart() {
+fn a_library_that_is_not_nvml_is_distinguished() {
     let error = nvml::open(Some(std::path::Path::new("libc.so.6"))).expect_err("the C library is not NVML");
     assert_eq!(error.reason, "init_failed");
     assert!(error.message.contains("not an NVML library"), "{}", error.message);
@@ -457,7 +457,7 @@ fn the_fake_refuses_a_control_file_with_a_typing_error() {
 }
 
 #[test]
-fn a_control_file_that_changes_is_seen_without_being_told() {
+fn a_control_file_that_changes_is_seen_at_its_next_use() {
     let node = Node::with(json!({"gpus": [{"used": 1}]}));
     let nvml = node.open();
     assert_eq!(nvml.memory_used(0, 0), Ok(1));

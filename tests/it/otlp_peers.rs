@@ -95,26 +95,26 @@ fn exposition(text: &str) -> Exposition {
 /// The result of a scrape once the node of [`RESTING`] is at rest.
 fn rested(daemon: &Daemon) -> Exposition {
     eventually(DELIVERED_WITHIN, "the checkpoint of both ranks", || {
-        let told = exposition(&daemon.get("/metrics"));
-        let resting = told.iter().filter(|((name, labels), value)| {
+        let scraped = exposition(&daemon.get("/metrics"));
+        let resting = scraped.iter().filter(|((name, labels), value)| {
             name == "highwater_phase_active" && labels["phase"] == "checkpoint" && **value == 1.0
         });
-        let steps = told.iter().filter(|((name, _), value)| name == "highwater_job_steps_total" && **value == 2.0);
+        let steps = scraped.iter().filter(|((name, _), value)| name == "highwater_job_steps_total" && **value == 2.0);
         // The phases before it are exported once their memory is known.
-        let ended = told.iter().filter(|((name, labels), value)| {
+        let ended = scraped.iter().filter(|((name, labels), value)| {
             name == "highwater_phase_duration_seconds_count" && labels["phase"] == "comm" && **value == 3.0
         });
-        (resting.count() == 2 && steps.count() == 2 && ended.count() == 2).then_some(told)
+        (resting.count() == 2 && steps.count() == 2 && ended.count() == 2).then_some(scraped)
     })
 }
 
 /// One of the daemon's own samples; panics if it is absent.
 fn own(daemon: &Daemon, sample: &str) -> f64 {
-    own_if_told(daemon, sample).unwrap_or_else(|| panic!("no {sample}"))
+    own_if_there(daemon, sample).unwrap_or_else(|| panic!("no {sample}"))
 }
 
 /// One of the daemon's own samples, if it is exported.
-fn own_if_told(daemon: &Daemon, sample: &str) -> Option<f64> {
+fn own_if_there(daemon: &Daemon, sample: &str) -> Option<f64> {
     let metrics = daemon.get("/metrics");
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
     Some(line.parse().expect("a number"))

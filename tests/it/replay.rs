@@ -70,8 +70,8 @@ fn replayed(arguments: &[&str], phases: usize) -> (Daemon, Value) {
     }
 }
 
-fn told_peaks(answer: &Value) -> BTreeMap<PhaseKey, u64> {
-    let told = |phase: &Value| {
+fn answered_peaks(answer: &Value) -> BTreeMap<PhaseKey, u64> {
+    let answered = |phase: &Value| {
         let time = |name: &str| phase[name].as_i64().expect("a time");
         let key = (
             phase["rank"].as_u64().expect("a rank"),
@@ -81,7 +81,7 @@ fn told_peaks(answer: &Value) -> BTreeMap<PhaseKey, u64> {
         );
         (key, phase["gpus"][0]["peak_bytes"].as_u64().expect("a peak"))
     };
-    answer["phases"].as_array().expect("phases").iter().map(told).collect()
+    answer["phases"].as_array().expect("phases").iter().map(answered).collect()
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn every_phase_of_every_step_has_the_peak_of_the_recording() {
     let expected = peaks(&memory());
     assert_eq!(expected.len(), 580 * 6);
     let (_daemon, answer) = replayed(&["--replay-speed", "max"], expected.len());
-    assert!(told_peaks(&answer) == expected, "{} peaks differ", differing(&told_peaks(&answer), &expected));
+    assert!(answered_peaks(&answer) == expected, "{} peaks differ", differing(&answered_peaks(&answer), &expected));
 }
 
 fn differing(left: &BTreeMap<PhaseKey, u64>, right: &BTreeMap<PhaseKey, u64>) -> usize {
@@ -116,8 +116,8 @@ fn a_gpu_that_the_recording_knows_only_later_is_played_from_then_on() {
     let begun = Instant::now();
     loop {
         let (_, body) = daemon.ask("/api/v1/gpus/1/memory?from=0");
-        let told: Value = serde_json::from_str(&body).expect("JSON");
-        if told["peak_bytes"].as_u64().is_some_and(|peak| peak >= 80) {
+        let answered: Value = serde_json::from_str(&body).expect("JSON");
+        if answered["peak_bytes"].as_u64().is_some_and(|peak| peak >= 80) {
             break;
         }
         assert!(begun.elapsed() < REPLAYED_WITHIN, "{body}");
@@ -128,7 +128,7 @@ fn a_gpu_that_the_recording_knows_only_later_is_played_from_then_on() {
 }
 
 #[test]
-fn what_the_recording_does_not_tell_is_not_told() {
+fn what_the_recording_does_not_have_is_not_exported() {
     let (daemon, answer) = replayed(&["--replay-speed", "max"], 580 * 6);
     let newest = &answer["phases"][0];
     assert_eq!(newest["gpus"][0]["energy_joules"], Value::Null);
@@ -154,13 +154,13 @@ fn flushes_are_those_of_the_steps_with_an_allocator_retry() {
     }
     let (daemon, answer) = replayed(&["--replay-speed", "max"], 580 * 6);
     let counted: usize = flushes.values().map(Vec::len).sum();
-    let told: f64 = daemon
+    let answered: f64 = daemon
         .get("/metrics")
         .lines()
         .filter(|line| line.starts_with("highwater_gpu_memory_flushes_total{"))
         .map(|line| line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number"))
         .sum();
-    assert!((told - counted as f64).abs() < f64::EPSILON, "{told} exported, {counted} counted");
+    assert!((answered - counted as f64).abs() < f64::EPSILON, "{answered} exported, {counted} counted");
 
     for step in answer["phases"].as_array().expect("phases").iter().filter(|phase| phase["phase"] == "step") {
         let retries = |memory: &str| step[memory]["alloc_retries"].as_u64().expect("retries are recorded");

@@ -11,14 +11,14 @@ fn check(extension: &str, text: &str, arguments: &[&str], environment: &[(&str, 
     let mut command = command();
     command.args(["serve", "--check-config", "--config", &path]).args(arguments).envs(environment.iter().copied());
     let output = command.output().expect("it runs");
-    let told = String::from_utf8_lossy(&output.stderr).replace(&path, "FILE");
-    (output.status.success(), told)
+    let printed = String::from_utf8_lossy(&output.stderr).replace(&path, "FILE");
+    (output.status.success(), printed)
 }
 
 #[test]
-fn every_fault_is_told_with_its_place() {
+fn every_fault_is_reported_with_its_place() {
     let toml = "listen = \"nowhere\"\ncolour = 1\n\n[sampling]\nperiod = \"1 parsec\"\nbudget = 2\n\n[ring]\nretention = \"1s\"\n";
-    let (valid, told) =
+    let (valid, printed) =
         check(".toml", toml, &["--set", "metrics.processes=perhaps"], &[("HIGHWATER_ANNOTATIONS_MAX_JOBS", "0")]);
     assert!(!valid);
     expect![[r#"
@@ -30,39 +30,39 @@ fn every_fault_is_told_with_its_place() {
         FILE:6: sampling.budget: `2` is not above 0 and at most 1
         FILE:5: sampling.period: `1 parsec`: `parsec` is no known unit; known units are ns, us, ms, s, m (or min), h, d
     "#]]
-    .assert_eq(&told);
+    .assert_eq(&printed);
 }
 
 #[test]
-fn files_that_settings_point_to_are_read_too_and_every_fault_is_told() {
+fn files_that_settings_point_to_are_read_too_and_every_fault_is_reported() {
     let toml = "source = \"sim:nope\"\n[annotations]\ntoken_file = \"/nope/token\"\n";
-    let (valid, told) = check(".toml", toml, &[], &[]);
+    let (valid, printed) = check(".toml", toml, &[], &[]);
     assert!(!valid);
     expect![[r#"
         highwater: `nope` is neither a shipped scenario (demo, spike, faults) nor a file that can be read: No such file or directory (os error 2)
         annotations.token_file: cannot read /nope/token: No such file or directory (os error 2)
     "#]]
-    .assert_eq(&told);
-    let (valid, told) = check(".toml", "source = \"replay:/nope\"\n", &[], &[]);
-    assert!(!valid && told.contains("/nope"), "{told}");
+    .assert_eq(&printed);
+    let (valid, printed) = check(".toml", "source = \"replay:/nope\"\n", &[], &[]);
+    assert!(!valid && printed.contains("/nope"), "{printed}");
     let variables = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector.example:4318"),
         ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/nope/a.pem"),
         ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "/nope/b.pem"),
     ];
-    let (valid, told) = check(".toml", "", &[], &variables);
-    assert!(!valid && told.contains("/nope/a.pem") && told.contains("/nope/b.pem"), "{told}");
+    let (valid, printed) = check(".toml", "", &[], &variables);
+    assert!(!valid && printed.contains("/nope/a.pem") && printed.contains("/nope/b.pem"), "{printed}");
 }
 
 #[test]
 fn an_endpoint_that_is_no_url_is_reported_where_it_was_given() {
-    let (valid, told) = check(".toml", "", &["--set", "otlp.endpoint=bogus"], &[]);
-    assert!(!valid && told.starts_with("highwater: --set otlp.endpoint: `bogus`"), "{told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
-    let (valid, told) = check(".toml", "[otlp]\nendpoint = \"bogus\"\n", &[], &[]);
-    assert!(!valid && told.starts_with("highwater: FILE:2: otlp.endpoint: `bogus"), "{told}");
-    let (valid, told) = check(".toml", "", &[], &[("HIGHWATER_OTLP_ENDPOINT", "bogus")]);
-    assert!(!valid && told.starts_with("highwater: environment variable HIGHWATER_OTLP_ENDPOINT: "), "{told}");
+    let (valid, printed) = check(".toml", "", &["--set", "otlp.endpoint=bogus"], &[]);
+    assert!(!valid && printed.starts_with("highwater: --set otlp.endpoint: `bogus`"), "{printed}");
+    assert_eq!(printed.lines().count(), 1, "{printed}");
+    let (valid, printed) = check(".toml", "[otlp]\nendpoint = \"bogus\"\n", &[], &[]);
+    assert!(!valid && printed.starts_with("highwater: FILE:2: otlp.endpoint: `bogus"), "{printed}");
+    let (valid, printed) = check(".toml", "", &[], &[("HIGHWATER_OTLP_ENDPOINT", "bogus")]);
+    assert!(!valid && printed.starts_with("highwater: environment variable HIGHWATER_OTLP_ENDPOINT: "), "{printed}");
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn a_queue_folder_that_cannot_be_used_is_a_fault_and_none_is_made() {
         check(".toml", "", &["--set", &format!("otlp.queue_dir={}", path.display())], &[endpoint])
     };
     for bad in [&file, &file.join("queue"), &open] {
-        let (valid, told) = of(bad);
-        assert!(!valid && told.contains("otlp.queue_dir"), "{}: {told}", bad.display());
+        let (valid, printed) = of(bad);
+        assert!(!valid && printed.contains("otlp.queue_dir"), "{}: {printed}", bad.display());
     }
     let missing = folder.path().join("missing");
     assert!(of(&missing).0 && !missing.exists());
@@ -87,14 +87,14 @@ fn a_queue_folder_that_cannot_be_used_is_a_fault_and_none_is_made() {
 
 #[test]
 fn yaml_is_read_and_its_faults_have_lines_too() {
-    let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\n  perod: 1ms\n", &[], &[]);
+    let (valid, printed) = check(".yaml", "sampling:\n  period: 2ms\n  perod: 1ms\n", &[], &[]);
     assert!(!valid);
     expect![[r#"
         highwater: FILE:3: sampling.perod: is not a setting
     "#]]
-    .assert_eq(&told);
-    let (valid, told) = check(".yaml", "sampling:\n  period: 2ms\nlisten: \"127.0.0.1:0\"\n", &[], &[]);
-    assert!(valid, "{told}");
+    .assert_eq(&printed);
+    let (valid, printed) = check(".yaml", "sampling:\n  period: 2ms\nlisten: \"127.0.0.1:0\"\n", &[], &[]);
+    assert!(valid, "{printed}");
 }
 
 #[test]
@@ -102,31 +102,36 @@ fn lists_are_taken_as_lists() {
     let toml = "[web]\nhosts = [\"gpu-7.example\", \"gpu-7\"]\n";
     let yaml = "web:\n  hosts:\n    - gpu-7.example\n    - gpu-7\n";
     for (extension, text) in [(".toml", toml), (".yaml", yaml)] {
-        let (valid, told) = check(extension, text, &[], &[]);
-        assert!(valid, "{told}");
+        let (valid, printed) = check(extension, text, &[], &[]);
+        assert!(valid, "{printed}");
     }
-    let (valid, told) = check(".toml", "[web]\nhosts = [\"a\", \"not a host\"]\n", &[], &[]);
-    assert!(!valid && told.contains("FILE:2: web.hosts: `a,not a host`"), "{told}");
-    let (valid, told) = check(".toml", "[web]\nhosts = [[\"a\"]]\n[sampling]\nperiod = [\"1ms\", \"2ms\"]\n", &[], &[]);
-    assert!(!valid && told.contains("web.hosts: is neither a single value nor a list of single values"), "{told}");
-    assert!(told.contains("sampling.period: `1ms,2ms`"), "{told}");
+    let (valid, printed) = check(".toml", "[web]\nhosts = [\"a\", \"not a host\"]\n", &[], &[]);
+    assert!(!valid && printed.contains("FILE:2: web.hosts: `a,not a host`"), "{printed}");
+    let (valid, printed) =
+        check(".toml", "[web]\nhosts = [[\"a\"]]\n[sampling]\nperiod = [\"1ms\", \"2ms\"]\n", &[], &[]);
+    assert!(
+        !valid && printed.contains("web.hosts: is neither a single value nor a list of single values"),
+        "{printed}"
+    );
+    assert!(printed.contains("sampling.period: `1ms,2ms`"), "{printed}");
 }
 
 #[test]
-fn a_file_that_is_no_toml_and_an_unknown_variable_are_told() {
-    let (valid, told) = check(".toml", "listen = \n", &[], &[]);
-    assert!(!valid && told.contains("FILE") && told.contains("line 1"), "{told}");
-    let (valid, told) = check(".toml", "", &[], &[("HIGHWATER_LISTN", "x")]);
-    assert!(!valid && told.contains("HIGHWATER_LISTN"), "{told}");
+fn a_file_that_is_no_toml_and_an_unknown_variable_are_reported() {
+    let (valid, printed) = check(".toml", "listen = \n", &[], &[]);
+    assert!(!valid && printed.contains("FILE") && printed.contains("line 1"), "{printed}");
+    let (valid, printed) = check(".toml", "", &[], &[("HIGHWATER_LISTN", "x")]);
+    assert!(!valid && printed.contains("HIGHWATER_LISTN"), "{printed}");
 }
 
 #[test]
 fn flags_go_before_the_environment_and_that_before_the_file() {
     let file = "[sampling]\nperiod = \"not a time\"\n";
-    let (valid, told) = check(".toml", file, &[], &[("HIGHWATER_SAMPLING_PERIOD", "2ms")]);
-    assert!(valid, "{told}");
-    let (valid, told) = check(".toml", file, &["--set", "sampling.period=2ms"], &[("HIGHWATER_SAMPLING_PERIOD", "x")]);
-    assert!(valid, "{told}");
+    let (valid, printed) = check(".toml", file, &[], &[("HIGHWATER_SAMPLING_PERIOD", "2ms")]);
+    assert!(valid, "{printed}");
+    let (valid, printed) =
+        check(".toml", file, &["--set", "sampling.period=2ms"], &[("HIGHWATER_SAMPLING_PERIOD", "x")]);
+    assert!(valid, "{printed}");
 }
 
 /// The commented example contains all defaults, and nothing else.

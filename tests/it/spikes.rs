@@ -33,7 +33,7 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
     let known = Known::of(&node, &Arc::new(Ledger::new(Limits::default())));
     let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
     let mut sampler = node.sampler(writers);
-    let mut told = [Vec::new(), Vec::new()];
+    let mut scraped_peaks = [Vec::new(), Vec::new()];
     let mut next_ns = intervals_ns.map(|interval_ns| START_NS + 15 * SECOND_NS + interval_ns);
     while clock.now_ns() < START_NS + 120 * SECOND_NS {
         clock.advance_to(clock.now_ns() + period_ns);
@@ -43,11 +43,11 @@ fn scraped(offset: &str, period_ns: i64, window: &str, intervals_ns: [i64; 2]) -
                 next_ns[scraper] += intervals_ns[scraper];
                 let families = snapshots.collect();
                 let text = String::from_utf8(export::prometheus::encode(families).expect("encoded")).expect("text");
-                told[scraper].push(max_of(&text, window));
+                scraped_peaks[scraper].push(max_of(&text, window));
             }
         }
     }
-    told
+    scraped_peaks
 }
 
 fn max_of(exposition: &str, window: &str) -> f64 {
@@ -60,9 +60,9 @@ fn max_of(exposition: &str, window: &str) -> f64 {
 #[track_caller]
 fn every_scrape_has_the_spike(offset: &str, period_ns: i64) {
     for window in ["15s", "60s"] {
-        let told = scraped(offset, period_ns, window, [SECOND_NS, 15 * SECOND_NS]);
-        assert_eq!((told[0].len() > 100, told[1].len() > 5), (true, true));
-        for (scraper, peaks) in told.iter().enumerate() {
+        let scraped_peaks = scraped(offset, period_ns, window, [SECOND_NS, 15 * SECOND_NS]);
+        assert_eq!((scraped_peaks[0].len() > 100, scraped_peaks[1].len() > 5), (true, true));
+        for (scraper, peaks) in scraped_peaks.iter().enumerate() {
             let missed = peaks.iter().filter(|peak| **peak < SPIKE_BYTES).count();
             assert_eq!(missed, 0, "scraper {scraper} missed the spike in the {window} window of {offset}");
         }
@@ -84,6 +84,6 @@ fn read_every_millisecond_a_spike_that_meets_a_reading_is_in_every_window() {
 /// Demonstrates the limit of any sampler.
 #[test]
 fn read_every_millisecond_a_spike_between_two_readings_is_not_seen() {
-    let told = scraped("5.0001 s", MILLISECOND_NS, "15s", [SECOND_NS, 15 * SECOND_NS]);
-    assert!(told.iter().flatten().all(|peak| *peak < SPIKE_BYTES));
+    let scraped_peaks = scraped("5.0001 s", MILLISECOND_NS, "15s", [SECOND_NS, 15 * SECOND_NS]);
+    assert!(scraped_peaks.iter().flatten().all(|peak| *peak < SPIKE_BYTES));
 }

@@ -199,7 +199,7 @@ fn a_token_opens_annotations_and_nothing_else() {
 }
 
 #[test]
-fn more_requests_than_the_rate_are_told_when_to_come_again() {
+fn more_requests_than_the_rate_are_answered_when_to_come_again() {
     let Some(program) = tools::find("curl") else { return };
     let config = Config::new("rate_limit: {interval: 1h, burst: 3}\n");
     let daemon = config.start(&[]);
@@ -257,8 +257,8 @@ fn a_flood_of_wrong_passwords_keeps_nobody_waiting() {
         assert_eq!(curl(&program, &["-u", "alice:wonder", &path]).expect("an answer").status, 200);
         slowest = slowest.max(begun.elapsed());
     }
-    let told = format!("\n    100 of 100 answered among guesses, the slowest in {slowest:?} with curl's start\n");
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes());
+    let printed = format!("\n    100 of 100 answered among guesses, the slowest in {slowest:?} with curl's start\n");
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), printed.as_bytes());
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     guesses.iter_mut().for_each(|guess| {
         // It may already have ended.
@@ -304,10 +304,10 @@ fn what_is_not_supported_is_refused_by_name() {
         let mut command = command();
         command.args(["serve", "--source", "sim:spike", "--listen", "127.0.0.1:0", "--annotations-socket", "none"]);
         let output = command.args(["--set", &setting]).args(check).output().expect("it runs");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{told}");
-        assert!(told.contains("web.yaml: tls_server_config.min_version: `TLS11` is not supported"), "{told}");
-        assert!(told.contains("web.yaml: users: is not supported"), "{told}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{printed}");
+        assert!(printed.contains("web.yaml: tls_server_config.min_version: `TLS11` is not supported"), "{printed}");
+        assert!(printed.contains("web.yaml: users: is not supported"), "{printed}");
     }
 }
 

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_worse_is_told() {
+    fn what_becomes_worse_is_reported() {
         let mut board = Board::default();
         board.update(vec![sign(Kind::Straggler, 0, Severity::Info, 5)], 0, of);
         let change = board.update(vec![sign(Kind::Straggler, 0, Severity::Warning, 5)], 1, of);

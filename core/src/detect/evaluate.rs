@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_are_told_at_the_middle_and_at_most() {
+    fn delays_are_reported_at_the_middle_and_at_most() {
         let truth = truth(&[(1, 10, 20, true), (1, 40, 50, true), (1, 70, 80, true), (1, 90, 99, true)], &[]);
         let signs = [(18, 10, 1), (41, 40, 2), (73, 70, 3), (95, 90, 4)]
             .map(|(seen_s, begin_s, step)| (seen_s * SECOND_NS, sign(1, Severity::Warning, begin_s, step)));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_not_told_is_any() {
+    fn a_rank_that_is_not_reported_is_any() {
         let mut truth = truth(&[(1, 10, 20, true)], &[]);
         let nobody = Sign { subject: Subject::default(), ..sign(1, Severity::Warning, 12, 1) };
         assert_eq!(seen(&[(13, nobody)], &truth), (1, 1, 1, 1));

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_held_with_nothing_running_is_told_after_a_minute() {
+    fn memory_that_is_held_with_nothing_running_is_reported_after_a_minute() {
         let found = said(100, |second| (Some(if (10..95).contains(&second) { 0.0 } else { 0.5 }), 4 * GIB));
         assert_eq!(found, (70..95).map(|second| (second, 10)).collect::<Vec<_>>());
         let again = said(140, |second| (Some(if second == 70 { 0.01 } else { 0.0 }), 4 * GIB));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_little_is_not_told() {
+    fn what_is_not_known_or_little_is_not_reported() {
         assert!(said(90, |_| (None, 4 * GIB)).is_empty(), "no utilization");
         assert!(said(90, |second| ((second != 30).then_some(0.0), 4 * GIB)).is_empty(), "unknown for a moment");
         assert!(said(90, |_| (Some(0.0), GIB - 1)).is_empty());

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_new_error_is_told_once_and_what_was_counted_before_is_not() {
+    fn each_new_error_is_reported_once_and_what_was_counted_before_is_not() {
         let (mut hand, mut detector) = (Hand::new(2), Xid::default());
         hand.gpus[0].count_xid(31, 0);
         let mut look = |hand: &mut Hand, second: i64| {

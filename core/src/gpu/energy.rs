@@ -20,7 +20,7 @@ struct State {
     /// What it said last, also before its GPU was away.
     last_joules: f64,
     /// The most that was returned: a counter never falls.
-    told_joules: f64,
+    returned_joules: f64,
 }
 
 impl Energy {
@@ -28,7 +28,7 @@ impl Energy {
     pub fn set(&self, at_ns: i64, joules: f64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if joules < state.last_joules {
-            state.told_joules = 0.0;
+            state.returned_joules = 0.0;
         }
         (state.read, state.last_joules) = (Some((at_ns, joules)), joules);
     }
@@ -59,8 +59,8 @@ impl Energy {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (read_ns, read_joules) = state.read?;
         let since_joules = power.known_energy_joules(read_ns, at_ns);
-        state.told_joules = state.told_joules.max(read_joules + since_joules);
-        Some(state.told_joules)
+        state.returned_joules = state.returned_joules.max(read_joules + since_joules);
+        Some(state.returned_joules)
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_below_what_was_told_does_not_make_it_fall_and_a_new_driver_does() {
+    fn a_reading_below_what_was_reported_does_not_make_it_fall_and_a_new_driver_does() {
         let (energy, power) = (Energy::default(), hundred_watts());
         energy.set(2 * SECOND_NS, 5_000.0);
         assert!(energy.joules(4 * SECOND_NS, &power).unwrap() > 5_199.0);

@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_use_is_told_where_it_can_be() {
+    fn what_others_use_is_reported_where_it_can_be() {
         let mut gpu = gpu();
         assert_eq!(gpu.used_by_others_bytes(Some(7), 100), None, "no list");
         gpu.set_processes(0, Some(vec![process(7, Some(60)), process(8, Some(30)), process(9, Some(4))]));

@@ -276,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn readings_come_back_as_they_were_told() {
-        let told = [(0, Some(700.123), Some(0.98)), (100, None, Some(1.0)), (200, Some(0.0), None)];
-        let given: Vec<_> = series(&told)
+    fn readings_come_back_as_they_were_kept() {
+        let readings = [(0, Some(700.123), Some(0.98)), (100, None, Some(1.0)), (200, Some(0.0), None)];
+        let given: Vec<_> = series(&readings)
             .points(at_ms(-1), at_ms(200))
             .into_iter()
             .map(|point| (point.at_ns, point.power_watts, point.utilization_ratio))
             .collect();
-        assert_eq!(given, told.map(|(ms, power, utilization)| (at_ms(ms), power, utilization)));
+        assert_eq!(given, readings.map(|(ms, power, utilization)| (at_ms(ms), power, utilization)));
         assert_eq!(size_of::<Point>(), 40);
     }
 

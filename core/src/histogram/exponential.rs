@@ -286,9 +286,9 @@ mod tests {
             values.sort_by(f64::total_cmp);
             let rank = (values.len() as f64 * share).ceil() as usize;
             let exact = values[rank.clamp(1, values.len()) - 1];
-            let told = histogram.quantile(share).expect("there are values");
+            let returned = histogram.quantile(share).expect("there are values");
             let width = (-f64::from(histogram.scale())).exp2().exp2();
-            prop_assert!(told >= exact * (1.0 - 1e-9) && told <= exact * width * (1.0 + 1e-9), "{} for {}", told, exact);
+            prop_assert!(returned >= exact * (1.0 - 1e-9) && returned <= exact * width * (1.0 + 1e-9), "{} for {}", returned, exact);
         }
     }
 

@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_told_apart_by_user_and_namespace() {
+    fn owners_are_distinguished_by_user_and_namespace() {
         let pod = |namespace: &str, name: &str| Within::Pod(Pod { namespace: namespace.into(), name: name.into() });
         let of = |uid, within| Owner::User { uid, within };
         assert!(of(0, pod("a", "x")).speaks_for(&of(0, pod("a", "y"))), "a pod that was replaced");

@@ -84,9 +84,9 @@ impl<'a> Place<&'a str> {
         }
     }
 
-    /// Whether `told` names another pod than this.
-    fn is_left_for(&self, told: &Self) -> bool {
-        differ(self.namespace, told.namespace) || differ(self.pod, told.pod) || differ(self.pod_uid, told.pod_uid)
+    /// Whether `given` names another pod than this.
+    fn is_left_for(&self, given: &Self) -> bool {
+        differ(self.namespace, given.namespace) || differ(self.pod, given.pod) || differ(self.pod_uid, given.pod_uid)
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Search {
     /// What the rank's events have given so far.
     pub place: Place,
     /// The process whose event gave it last.
-    pub told_by: Option<u32>,
+    pub said_by: Option<u32>,
     /// Whether its events named the GPUs that are known.
     pub named: bool,
 }
@@ -125,20 +125,20 @@ impl Search {
     /// Takes the place from an event's attributes; what this event leaves out stays as earlier events gave it. Returns
     /// whether GPUs that were found before may be wrong since.
     pub fn note(&mut self, attributes: &Attributes, pid: Option<u32>) -> bool {
-        let told = Place::of_attributes(attributes);
-        if told == Place::default() {
+        let given = Place::of_attributes(attributes);
+        if given == Place::default() {
             return false;
         }
-        self.told_by = pid;
+        self.said_by = pid;
         let before = self.place.map(String::as_str);
-        let is_elsewhere = before.is_left_for(&told);
-        let after = if is_elsewhere { told } else { told.since(before) };
+        let is_elsewhere = before.is_left_for(&given);
+        let after = if is_elsewhere { given } else { given.since(before) };
         // Clients send the same attributes with each event: nothing is stored again then.
         if after == before {
             return false;
         }
         let uses_others =
-            differ(before.visible_devices, told.visible_devices) || differ(before.local_rank, told.local_rank);
+            differ(before.visible_devices, given.visible_devices) || differ(before.local_rank, given.local_rank);
         self.place = after.map(|text| (*text).to_owned());
         if is_elsewhere {
             self.since_ns = None;
@@ -149,7 +149,7 @@ impl Search {
     /// What is known of the place of the rank while process `pid` speaks for it; `own` is what the system reports. What
     /// another process of the rank has said of itself comes last.
     pub fn place_of(&self, pid: Option<u32>, own: Place) -> Place {
-        if self.told_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
+        if self.said_by == pid { self.place.clone().or(own) } else { own.or(self.place.clone()) }
     }
 }
 
@@ -165,17 +165,17 @@ mod tests {
         [("k8s.namespace.name", "research"), ("k8s.pod.name", "llama-0"), ("k8s.pod.uid", "u1")];
 
     #[test]
-    fn attributes_tell_the_place_by_their_usual_names() {
+    fn attributes_name_the_place_by_their_usual_names() {
         let mut search = Search::default();
-        let told =
+        let given =
             [&POD[..], &[("CUDA_VISIBLE_DEVICES", "0,1"), ("LOCAL_RANK", "1"), ("k8s.container.name", "trainer")]]
                 .concat();
-        assert!(!search.note(&attributes(&told), Some(7)), "nothing was found before");
+        assert!(!search.note(&attributes(&given), Some(7)), "nothing was found before");
         assert_eq!((search.place.visible_devices.as_deref(), search.place.local_rank), (Some("0,1"), Some(1)));
         let container = search.place.container().expect("its pod is known");
         let expected =
             Container { namespace: "research".into(), pod: "llama-0".into(), name: Some("trainer".into()), id: None };
-        assert_eq!((container, search.told_by), (expected, Some(7)));
+        assert_eq!((container, search.said_by), (expected, Some(7)));
         let rank = |value| {
             let mut search = Search::default();
             search.note(&[("LOCAL_RANK".into(), value)].into(), None);
@@ -194,9 +194,9 @@ mod tests {
         let mut search = Search { since_ns: Some(5), ..Search::default() };
         assert!(!search.note(&attributes(&[("LOCAL_RANK", "1")]), Some(1)));
         assert!(!search.note(&attributes(&[("CUDA_VISIBLE_DEVICES", "0,1")]), Some(2)));
-        assert_eq!((search.place.local_rank, search.told_by), (Some(1), Some(2)));
+        assert_eq!((search.place.local_rank, search.said_by), (Some(1), Some(2)));
         assert!(!search.note(&attributes(&[("learning rate", "1")]), Some(3)), "nothing of a place");
-        assert_eq!(search.told_by, Some(2));
+        assert_eq!(search.said_by, Some(2));
         assert!(!search.note(&attributes(&[("LOCAL_RANK", "1")]), Some(2)), "the same again");
         assert!(search.note(&attributes(&[("LOCAL_RANK", "0")]), Some(2)), "another of the devices");
         assert!(search.note(&attributes(&[("CUDA_VISIBLE_DEVICES", "1,0")]), Some(2)));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pod_forgets_what_the_one_before_told() {
+    fn another_pod_forgets_what_the_one_before_said() {
         let at = [&POD[..], &[("LOCAL_RANK", "1"), ("CUDA_VISIBLE_DEVICES", "0,1")]].concat();
         for (part, other) in [(0, "prod"), (1, "llama-1"), (2, "u2")] {
             let mut search = Search { since_ns: Some(5), ..Search::default() };
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_rank_of_elsewhere_does_not_count_devices_told_here() {
+    fn a_local_rank_of_elsewhere_does_not_count_devices_seen_here() {
         let of = |devices: Option<&str>, local_rank| Place::of_process(devices.map(str::to_owned), local_rank);
         let own = of(Some("0,1"), Some(1));
         assert_eq!((own.visible_devices.as_deref(), own.local_rank), (Some("0,1"), Some(1)));
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(of(None, Some(0)).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(0)));
         assert_eq!(of(None, None).or(of(Some("2,3"), Some(1))), of(Some("2,3"), Some(1)));
         // What the last sender gave comes before its environment; what another process gave comes after.
-        let search = Search { place: of(Some("0"), None), told_by: Some(7), ..Search::default() };
+        let search = Search { place: of(Some("0"), None), said_by: Some(7), ..Search::default() };
         assert_eq!(search.place_of(Some(7), of(Some("1"), None)), of(Some("0"), None));
         assert_eq!(search.place_of(Some(8), of(Some("1"), None)), of(Some("1"), None));
         assert_eq!(search.place_of(Some(8), of(None, None)), of(Some("0"), None));

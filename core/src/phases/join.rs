@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn falls_are_told_since_a_count_as_far_as_they_are_kept() {
+    fn falls_are_reported_since_a_count_as_far_as_they_are_kept() {
         let (join, mut writer) = of_one_gpu();
         let ledger = Ledger::new(Limits::default());
         let new = |count| {

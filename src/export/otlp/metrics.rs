@@ -6,7 +6,7 @@
 use super::levels::Level;
 use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, OtlpOnly};
 use super::resource::{resource, scope, text};
-use super::series::{Moment, Series, Told};
+use super::series::{Moment, Reported, Series};
 use super::settings::Temporality;
 use crate::metrics::{Families, Family, Labels, Sample, Value, catalogue as c};
 use highwater_core::histogram::{Counts, Exponential};
@@ -133,9 +133,10 @@ impl Mapper {
             let Value::Number(value) = value else { continue };
             let attributes = attributes(named, &labels);
             // The start time of a value that rises and falls carries no information, and is left out.
-            let told = if is_total { self.numbers.tell((place, labels), value, moment) } else { Some(gauge(value)) };
-            let Some(told) = told else { continue };
-            data_points.push(point(attributes, told, now_ns, is_whole));
+            let reported =
+                if is_total { self.numbers.advance((place, labels), value, moment) } else { Some(gauge(value)) };
+            let Some(reported) = reported else { continue };
+            data_points.push(point(attributes, reported, now_ns, is_whole));
         }
         if !is_total && named.instrument != UpDown {
             return Data::Gauge(Gauge { data_points });
@@ -159,15 +160,15 @@ impl Mapper {
             let Value::Histogram(counts) = value else { continue };
             let attributes = attributes(named, &labels);
             let exemplars = exemplars.get(&labels).into_iter().cloned().collect();
-            let Some(told) = self.histograms.tell((place, labels), *counts, moment) else { continue };
-            match &told.value.exponential {
+            let Some(reported) = self.histograms.advance((place, labels), *counts, moment) else { continue };
+            match &reported.value.exponential {
                 Some(buckets) if is_exponential => {
-                    let sum_s = told.value.sum_s;
-                    let point = exponential_point(attributes, buckets, sum_s, told.start_ns, now_ns);
+                    let sum_s = reported.value.sum_s;
+                    let point = exponential_point(attributes, buckets, sum_s, reported.start_ns, now_ns);
                     exponential.push(ExponentialHistogramDataPoint { exemplars, ..point });
                 }
                 _ => {
-                    let point = explicit_point(attributes, &told, now_ns);
+                    let point = explicit_point(attributes, &reported, now_ns);
                     explicit.push(HistogramDataPoint { exemplars, ..point });
                 }
             }
@@ -188,10 +189,10 @@ impl Mapper {
         let mut data_points = Vec::with_capacity(levels.len());
         for level in levels {
             let key = (0, Labels::from(&[level.index.as_str(), level.uuid.as_str()]));
-            let Some(told) = self.levels.tell(key, level.histogram.clone(), moment) else { continue };
+            let Some(reported) = self.levels.advance(key, level.histogram.clone(), moment) else { continue };
             let attributes = vec![text("highwater.gpu.index", &level.index), text("hw.id", &level.uuid)];
-            let sum = told.value.sum();
-            data_points.push(exponential_point(attributes, &told.value, sum, told.start_ns, now_ns));
+            let sum = reported.value.sum();
+            data_points.push(exponential_point(attributes, &reported.value, sum, reported.start_ns, now_ns));
         }
         let aggregation_temporality = temporality(delta);
         let data = Data::ExponentialHistogram(ExponentialHistogram { data_points, aggregation_temporality });
@@ -227,43 +228,43 @@ fn share(families: &[Family], now_ns: i64) -> Option<Metric> {
     Some(only(&MEMORY_SHARE, Data::Gauge(Gauge { data_points })))
 }
 
-fn gauge(value: f64) -> Told<f64> {
-    Told { start_ns: 0, value }
+fn gauge(value: f64) -> Reported<f64> {
+    Reported { start_ns: 0, value }
 }
 
 fn attributes(named: &Named, labels: &Labels) -> Vec<KeyValue> {
-    let told = named.metric.labels.iter().zip(&**labels).filter(|(_, value)| !value.is_empty());
-    let told = told.map(|(label, value)| text(&names::attribute_name(named.metric, label), value));
-    told.chain(named.constant.iter().map(|(name, value)| text(name, value))).collect()
+    let reported = named.metric.labels.iter().zip(&**labels).filter(|(_, value)| !value.is_empty());
+    let reported = reported.map(|(label, value)| text(&names::attribute_name(named.metric, label), value));
+    reported.chain(named.constant.iter().map(|(name, value)| text(name, value))).collect()
 }
 
-fn point(attributes: Vec<KeyValue>, told: Told<f64>, now_ns: i64, is_whole: bool) -> NumberDataPoint {
+fn point(attributes: Vec<KeyValue>, reported: Reported<f64>, now_ns: i64, is_whole: bool) -> NumberDataPoint {
     #[allow(clippy::cast_possible_truncation, reason = "bytes and counts, which doubles hold exactly below 2^53")]
-    let value = if is_whole { Number::AsInt(told.value as i64) } else { Number::AsDouble(told.value) };
+    let value = if is_whole { Number::AsInt(reported.value as i64) } else { Number::AsDouble(reported.value) };
     NumberDataPoint {
         attributes,
-        start_time_unix_nano: unix(told.start_ns),
+        start_time_unix_nano: unix(reported.start_ns),
         time_unix_nano: unix(now_ns),
         value: Some(value),
         ..NumberDataPoint::default()
     }
 }
 
-fn explicit_point(attributes: Vec<KeyValue>, told: &Told<Counts>, now_ns: i64) -> HistogramDataPoint {
+fn explicit_point(attributes: Vec<KeyValue>, reported: &Reported<Counts>, now_ns: i64) -> HistogramDataPoint {
     let mut below = 0;
-    let bucket_counts = told.value.cumulative.iter().map(|count| {
+    let bucket_counts = reported.value.cumulative.iter().map(|count| {
         let own = count.saturating_sub(below);
         below = *count;
         own
     });
     HistogramDataPoint {
         attributes,
-        start_time_unix_nano: unix(told.start_ns),
+        start_time_unix_nano: unix(reported.start_ns),
         time_unix_nano: unix(now_ns),
         bucket_counts: bucket_counts.collect(),
-        count: told.value.cumulative.last().copied().unwrap_or(0),
-        sum: Some(told.value.sum_s),
-        explicit_bounds: told.value.bounds_s.to_vec(),
+        count: reported.value.cumulative.last().copied().unwrap_or(0),
+        sum: Some(reported.value.sum_s),
+        explicit_bounds: reported.value.bounds_s.to_vec(),
         ..HistogramDataPoint::default()
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn detect(environment: &mut Environment) -> Vec<(String, String)> {
     if let Some(name) = environment.get("OTEL_SERVICE_NAME") {
         attributes.push(("service.name".into(), name.into()));
     }
-    let told = environment.read("OTEL_RESOURCE_ATTRIBUTES", attributes_of).unwrap_or_default();
+    let given = environment.read("OTEL_RESOURCE_ATTRIBUTES", attributes_of).unwrap_or_default();
     let host = host_name();
     let mut found = vec![("service.name", Some("highwater".to_owned()))];
     found.push(("service.version", Some(env!("CARGO_PKG_VERSION").to_owned())));
@@ -32,7 +32,7 @@ pub(super) fn detect(environment: &mut Environment) -> Vec<(String, String)> {
         found.extend(KUBERNETES.map(|(variable, name)| (name, of(variable))));
     }
     let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    for (name, value) in told.into_iter().chain(found) {
+    for (name, value) in given.into_iter().chain(found) {
         if !attributes.iter().any(|(known, _)| *known == name) {
             attributes.push((name, value));
         }

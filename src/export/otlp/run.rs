@@ -25,7 +25,7 @@ pub const GRACE: Duration = Duration::from_secs(1);
 /// How often raw points and spans are produced.
 const FOLLOW: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines of a lane about what its receiver or the disk reported.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// An exporter, ready to run.
 pub struct Exporter {
@@ -111,7 +111,7 @@ impl Lane {
         let seed = (u64::from(std::process::id()) << 8) | (self.signal as u64 + 1);
         let mut backoff = Backoff::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut reading = Backoff::new(seed);
-        let mut told = None;
+        let mut logged = None;
         loop {
             let next = tokio::select! {
                 biased;
@@ -121,12 +121,12 @@ impl Lane {
             let wait = match next {
                 Next::Nothing => continue,
                 Next::Unreadable(error) => {
-                    self.tell(&mut told, &format!("a queued request cannot be read, will be tried again: {error}"));
+                    self.log(&mut logged, &format!("a queued request cannot be read, will be tried again: {error}"));
                     Some(reading.wait(None))
                 }
                 Next::Batch(batch) => {
                     reading.reset();
-                    self.send(batch, &mut backoff, &mut told).await
+                    self.send(batch, &mut backoff, &mut logged).await
                 }
             };
             let Some(wait) = wait else { continue };
@@ -142,7 +142,7 @@ impl Lane {
     }
 
     /// Sends a request. Returns how long to wait before the next attempt if it must be retried.
-    async fn send(&self, batch: Batch, backoff: &mut Backoff, told: &mut Option<Instant>) -> Option<Duration> {
+    async fn send(&self, batch: Batch, backoff: &mut Backoff, logged: &mut Option<Instant>) -> Option<Duration> {
         let (signal, url, bytes) = (self.signal.label(), self.peer.uri(), batch.payload.len() as u64);
         match self.peer.send(self.signal, batch.payload).await {
             Reply::Taken { rejected, message } => {
@@ -156,14 +156,14 @@ impl Lane {
                 backoff.reset();
                 if rejected > 0 || !message.is_empty() {
                     let message = format!("{rejected} of {} points were rejected: {message}", batch.points);
-                    self.tell(told, &message);
+                    self.log(logged, &message);
                 }
                 None
             }
             Reply::Refused(why) => {
                 self.stats.add_attempt(self.signal, Attempt::Refused);
                 self.queue.refused(self.signal);
-                self.tell(told, &format!("refused, and dropped: {why}"));
+                self.log(logged, &format!("refused, and dropped: {why}"));
                 None
             }
             Reply::Retry { after, why } => {
@@ -179,11 +179,11 @@ impl Lane {
 
     /// Logs what a receiver or the disk reported, at most once a minute, because the text may differ each time. The
     /// counters include everything.
-    fn tell(&self, told: &mut Option<Instant>, message: &str) {
-        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+    fn log(&self, logged: &mut Option<Instant>, message: &str) {
+        if logged.is_none_or(|at| at.elapsed() >= LOG_PERIOD) {
             let (signal, url) = (self.signal.label(), self.peer.uri());
             tracing::warn!(signal, %url, "OTLP: {message}");
-            *told = Some(Instant::now());
+            *logged = Some(Instant::now());
         }
     }
 }

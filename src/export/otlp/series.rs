@@ -15,7 +15,7 @@ pub(super) type Key = (usize, Labels);
 
 /// One point of a total.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Told<T> {
+pub(super) struct Reported<T> {
     /// When it began, Unix nanoseconds.
     pub start_ns: i64,
     /// The total, or its increase if deltas are asked for.
@@ -103,13 +103,13 @@ impl<T> Default for Series<T> {
 
 impl<T: Total> Series<T> {
     /// The point to export for a total; `None` if deltas are asked for and there is none yet.
-    pub fn tell(&mut self, key: Key, value: T, moment: Moment) -> Option<Told<T>> {
+    pub fn advance(&mut self, key: Key, value: T, moment: Moment) -> Option<Reported<T>> {
         let Moment { now_ns, last_ns, delta, own } = moment;
         let round = self.round;
         let Some(last) = self.known.get_mut(&key) else {
             let start_ns = if own { last_ns } else { now_ns };
             self.known.insert(key, Last { start_ns, at_ns: now_ns, value: value.clone(), round });
-            return (own || !delta).then_some(Told { start_ns, value });
+            return (own || !delta).then_some(Reported { start_ns, value });
         };
         let earlier = std::mem::replace(&mut last.value, value.clone());
         let is_reset = value.is_reset(&earlier);
@@ -119,7 +119,7 @@ impl<T: Total> Series<T> {
         let start_ns = if delta { last.at_ns } else { last.start_ns };
         (last.at_ns, last.round) = (now_ns, round);
         let value = if delta && !is_reset { value.since(&earlier) } else { value };
-        Some(Told { start_ns, value })
+        Some(Reported { start_ns, value })
     }
 
     /// Forgets series that were not exported since the last call.

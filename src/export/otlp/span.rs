@@ -115,17 +115,17 @@ fn memory(gpus: &[PhaseMemory], list: &mut Vec<KeyValue>) {
 }
 
 fn allocator(begin: Option<Memory>, end: Option<Memory>, list: &mut Vec<KeyValue>) {
-    let Some(told) = end.or(begin) else { return };
+    let Some(allocator) = end.or(begin) else { return };
     let mut add = |name: &str, value: Option<u64>| {
         let value = value.and_then(|value| i64::try_from(value).ok());
         list.extend(value.map(|value| KeyValue::new(format!("highwater.allocator.{name}"), value)));
     };
-    add("allocated", told.allocated);
-    add("reserved", told.reserved);
-    add("active", told.active);
-    add("inactive_split", told.inactive_split);
-    add("retries", told.alloc_retries);
-    add("ooms", told.ooms);
+    add("allocated", allocator.allocated);
+    add("reserved", allocator.reserved);
+    add("active", allocator.active);
+    add("inactive_split", allocator.inactive_split);
+    add("retries", allocator.alloc_retries);
+    add("ooms", allocator.ooms);
     let (begin, end) = (begin.unwrap_or_default(), end.unwrap_or_default());
     let added = |begin: Option<u64>, end: Option<u64>| end?.checked_sub(begin?);
     add("retries.added", added(begin.alloc_retries, end.alloc_retries));

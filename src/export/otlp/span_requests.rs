@@ -117,8 +117,8 @@ mod tests {
             assert_eq!(resource.attributes[0].key, "service.name");
             let [of_scope] = of_resource.scope_spans.as_slice() else { panic!("{request:?}") };
             assert_eq!(of_scope.scope.as_ref().map(|scope| scope.name.as_str()), Some("highwater"));
-            let told: Vec<_> = of_scope.spans.iter().map(|span| span.span_id.clone()).collect();
-            assert_eq!(told, ids.iter().map(|id: &u64| id.to_be_bytes().to_vec()).collect::<Vec<_>>());
+            let found: Vec<_> = of_scope.spans.iter().map(|span| span.span_id.clone()).collect();
+            assert_eq!(found, ids.iter().map(|id: &u64| id.to_be_bytes().to_vec()).collect::<Vec<_>>());
         }
     }
 

@@ -137,7 +137,7 @@ impl Traces {
         let left: Vec<_> = self.ranks.values_mut().flat_map(|rank| std::mem::take(&mut rank.phases)).collect();
         self.waiting = 0;
         for phase in left {
-            self.tell_orphan(&phase, context, &mut turn);
+            self.export_orphan(&phase, context, &mut turn);
         }
         turn
     }
@@ -178,7 +178,7 @@ impl Traces {
             self.decide_step(step, own, context, turn);
         }
         for phase in orphans {
-            self.tell_orphan(&phase, context, turn);
+            self.export_orphan(&phase, context, turn);
         }
     }
 
@@ -189,7 +189,7 @@ impl Traces {
             self.waiting += own.len() + 1;
             self.held.push_back((step, own));
         } else if !needs_finding || is_found(&step, context) {
-            self.tell_step(&step, own, context, turn);
+            self.export_step(&step, own, context, turn);
         }
     }
 
@@ -203,12 +203,12 @@ impl Traces {
             }
             self.waiting -= own.len() + 1;
             if is_found(&step, context) {
-                self.tell_step(&step, own, context, turn);
+                self.export_step(&step, own, context, turn);
             }
         }
     }
 
-    fn tell_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
+    fn export_step(&self, step: &Attributed, mut phases: Vec<Arc<Attributed>>, context: &Context, turn: &mut Turn) {
         let place = place_of_step(&step.ended);
         // Outer phases come before inner ones.
         phases.sort_by_key(|phase| (phase.ended.open.begin_ns, std::cmp::Reverse(phase.ended.end_ns)));
@@ -226,7 +226,7 @@ impl Traces {
     }
 
     /// A phase outside any step that ended: below the span that its step would have had, or on its own.
-    fn tell_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
+    fn export_orphan(&self, phase: &Attributed, context: &Context, turn: &mut Turn) {
         let ended = &phase.ended;
         let is_chosen = match self.which {
             // It is not known whether their step is one.
@@ -257,7 +257,7 @@ impl Traces {
         self.ranks.retain(|_, rank| !rank.phases.is_empty() || rank.heard_ns >= context.now_ns - SILENCE_NS);
         self.waiting -= orphans.len();
         for phase in orphans {
-            self.tell_orphan(&phase, context, turn);
+            self.export_orphan(&phase, context, turn);
         }
     }
 }

@@ -62,7 +62,7 @@ pub struct Kubelet {
     /// The list must be of this time or later, nanoseconds of the timeline.
     wanted_ns: AtomicI64,
     /// Whether the log already says that the folder cannot be read.
-    told_logs: AtomicBool,
+    warned_logs: AtomicBool,
     /// The thread that makes lists, once it runs.
     thread: OnceLock<Thread>,
 }
@@ -117,7 +117,7 @@ impl Kubelet {
             container_logs: settings.container_logs.clone(),
             listed: ArcSwapOption::empty(),
             wanted_ns: AtomicI64::new(i64::MIN),
-            told_logs: AtomicBool::new(false),
+            warned_logs: AtomicBool::new(false),
             thread: OnceLock::new(),
         })
     }
@@ -130,7 +130,7 @@ impl Kubelet {
             Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()).collect())
         };
         Home::of_process(cgroups, links).unwrap_or_else(|error| {
-            if !self.told_logs.swap(true, Ordering::Relaxed) {
+            if !self.warned_logs.swap(true, Ordering::Relaxed) {
                 let folder = self.container_logs.display();
                 tracing::warn!(%folder, %error, "cannot list container logs to find pods (kubelet.container_logs)");
             }
@@ -170,7 +170,7 @@ impl Kubelet {
     pub fn run(&self, clock: &dyn Clock, stop: &AtomicBool) {
         // Only one thread runs this. A second one would not be woken, but would do no other harm.
         let _ = self.thread.set(thread::current());
-        let (mut told, mut listed_ns) = (Told::default(), i64::MIN);
+        let (mut warned, mut listed_ns) = (Warned::default(), i64::MIN);
         while !stop.load(Ordering::Relaxed) {
             if self.wanted_ns.load(Ordering::SeqCst) <= listed_ns {
                 thread::park();
@@ -179,7 +179,7 @@ impl Kubelet {
             // The answer is current at some moment after this.
             listed_ns = clock.now_ns();
             let pods = self.ask();
-            told.tell(self, &pods);
+            warned.log_change(self, &pods);
             // A failure clears the list: the previous one may be out of date.
             self.listed.store(Some(Arc::new(Listed::new(listed_ns, &pods.unwrap_or_default()))));
             park_for(PAUSE, stop);
@@ -220,13 +220,13 @@ fn uuid(device_id: &str) -> Option<&str> {
 
 /// The warnings already logged, so that each is logged once.
 #[derive(Debug, Default)]
-struct Told {
+struct Warned {
     failing: bool,
     without_uuids: bool,
 }
 
-impl Told {
-    fn tell(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, String>) {
+impl Warned {
+    fn log_change(&mut self, kubelet: &Kubelet, pods: &Result<wire::Pods, String>) {
         let socket = kubelet.socket.display();
         let pods = match pods {
             Err(error) => {

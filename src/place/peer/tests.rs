@@ -41,12 +41,12 @@ type Read = (u32, Vec<u32>);
 fn threaded(folder: &Path) -> (Arc<Peers<u32>>, std::sync::mpsc::Receiver<Read>) {
     let peers = Arc::new(Peers::<u32>::default().at(folder.to_owned()));
     peers.set_threaded();
-    let (tell, told) = std::sync::mpsc::channel();
-    start_reader(&peers, tell);
-    (peers, told)
+    let (sender, read) = std::sync::mpsc::channel();
+    start_reader(&peers, sender);
+    (peers, read)
 }
 
-fn start_reader(peers: &Arc<Peers<u32>>, tell: std::sync::mpsc::Sender<Read>) {
+fn start_reader(peers: &Arc<Peers<u32>>, sender: std::sync::mpsc::Sender<Read>) {
     let of_thread = Arc::clone(peers);
     std::thread::spawn(move || {
         of_thread.read_until_ended(
@@ -55,7 +55,7 @@ fn start_reader(peers: &Arc<Peers<u32>>, tell: std::sync::mpsc::Sender<Read>) {
                 let mut waited = Vec::new();
                 of_thread.drain(pid, |_, events| waited.extend(events));
                 // The test may have ended.
-                let _ = tell.send((pid, waited));
+                let _ = sender.send((pid, waited));
             },
         );
     });
@@ -66,7 +66,7 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let folder = tempfile::tempdir().expect("a folder");
     stuck_process(folder.path(), 1);
     process(folder.path(), 2, b"HIGHWATER_JOB=honest");
-    let (peers, told) = threaded(folder.path());
+    let (peers, read) = threaded(folder.path());
     let (hostile, honest) = (Account::alone(), Account::alone());
     let ask = |pid, account, event: u32, now_ns| peers.ask(pid, account, now_ns, &mut Some(event));
     assert!(matches!(ask(1, &hostile, 10, 0), Answer::Later));
@@ -81,13 +81,13 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     let mut waited = Vec::new();
     peers.drain(1, |_, events| waited.extend(events));
     assert_eq!(waited, [10, 11], "no event is lost");
-    let (tell, told_by_second) = std::sync::mpsc::channel();
-    start_reader(&peers, tell);
-    assert_eq!(told_by_second.recv().expect("it is read"), (2, vec![20]));
+    let (sender, read_by_second) = std::sync::mpsc::channel();
+    start_reader(&peers, sender);
+    assert_eq!(read_by_second.recv().expect("it is read"), (2, vec![20]));
     assert!(matches!(ask(2, &honest, 21, DEADLINE_NS), Answer::Known(peer) if peer.job.as_deref() == Some("honest")));
     assert!(matches!(ask(1, &hostile, 12, DEADLINE_NS), Answer::Known(peer) if peer.job.is_none()), "given up for now");
     release(folder.path(), 1);
-    assert_eq!(told.recv().expect("it comes back"), (1, vec![]));
+    assert_eq!(read.recv().expect("it comes back"), (1, vec![]));
     assert!(peers.state().stuck.is_empty());
     peers.end();
 }
@@ -98,13 +98,13 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
     let count = u32::try_from(MOST_READERS).expect("a few");
     (0..count).for_each(|pid| stuck_process(folder.path(), pid));
     process(folder.path(), 99, b"HIGHWATER_JOB=honest");
-    let (peers, _told) = threaded(folder.path());
+    let (peers, _read) = threaded(folder.path());
     let (hostile, honest) = (Account::alone(), Account::alone());
     let mut threads = 1;
     for pid in 0..count {
         let now_ns = i64::from(pid) * 2 * DEADLINE_NS;
-        let told = peers.ask(pid, &hostile, now_ns, &mut Some(pid));
-        if !matches!(told, Answer::Later) {
+        let read = peers.ask(pid, &hostile, now_ns, &mut Some(pid));
+        if !matches!(read, Answer::Later) {
             break;
         }
         while !matches!(peers.state().lookups[&pid].stage, Stage::Reading(_)) {
@@ -118,15 +118,15 @@ fn an_owner_whose_processes_hang_has_no_more_of_them_read() {
         }
     }
     assert_eq!((peers.state().stuck.len(), threads), (MOST_STUCK, MOST_STUCK + 1));
-    let (tell, told) = std::sync::mpsc::channel();
-    start_reader(&peers, tell.clone());
-    start_reader(&peers, tell);
+    let (sender, read) = std::sync::mpsc::channel();
+    start_reader(&peers, sender.clone());
+    start_reader(&peers, sender);
     let now_ns = i64::from(count) * 2 * DEADLINE_NS;
     assert!(matches!(peers.ask(99, &honest, now_ns, &mut Some(1)), Answer::Later));
     while !peers.state().known.contains_key(&99) {
         std::thread::yield_now();
     }
-    drop(told);
+    drop(read);
     (0..u32::try_from(MOST_STUCK).expect("a few")).for_each(|pid| release(folder.path(), pid));
     peers.end();
 }

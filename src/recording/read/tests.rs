@@ -154,8 +154,8 @@ fn what_is_no_recording_is_refused_by_name() {
         ("SELECT 1", "FILE: it has no memory of any GPU"),
     ] {
         let gpu = if problem.contains("samples") { GPU } else { "" };
-        let told = refusal(&format!("{gpu} {sql};"));
-        assert!(told.starts_with(problem), "{sql}: {told}");
+        let message = refusal(&format!("{gpu} {sql};"));
+        assert!(message.starts_with(problem), "{sql}: {message}");
     }
     let far = format!("{GPU} INSERT INTO samples VALUES (0, 10, 0, 100), (0, 9000000000000000, 0, 100);");
     assert!(refusal(&far).contains("31 days apart"), "{}", refusal(&far));

@@ -52,7 +52,7 @@ fn an_error_names_key_file_and_line() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_that_is_wrong_is_reported_at_once() {
     let text = "[[jobs]]\nname = \"a\"\nranks = [7]\nphases = [{ name = \"f\", duration = \"0 s\", busy = 2.0 }]\n";
     assert_eq!(
         refusal(text),

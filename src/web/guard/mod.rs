@@ -77,13 +77,13 @@ impl Guard {
     /// # Errors
     /// Every fault of it, and of the files that it names.
     pub fn open(path: &Path, stats: Arc<Stats>) -> anyhow::Result<Arc<Self>> {
-        let told = |faults: Vec<String>| {
-            let told: Vec<_> =
+        let one_error = |faults: Vec<String>| {
+            let one_error: Vec<_> =
                 faults.iter().map(|fault| format!("web.config_file: {}: {fault}", path.display())).collect();
-            anyhow::anyhow!(told.join("\n"))
+            anyhow::anyhow!(one_error.join("\n"))
         };
         let mut files = Vec::new();
-        let rules = Rules::read(path, None, &mut files).map_err(told)?;
+        let rules = Rules::read(path, None, &mut files).map_err(one_error)?;
         stats.read_config(true);
         Ok(Arc::new(Self {
             path: path.to_owned(),

@@ -56,14 +56,14 @@ impl Passwords {
 
     /// Checks the credentials sent from `address`.
     pub(super) async fn check(&self, user: &str, password: &[u8], address: IpAddr) -> Verdict {
-        let told = [&(user.len() as u64).to_be_bytes(), user.as_bytes(), password].concat();
-        if self.is_known(user, &told) {
+        let credentials = [&(user.len() as u64).to_be_bytes(), user.as_bytes(), password].concat();
+        if self.is_known(user, &credentials) {
             return Verdict::Right;
         }
         let Some(_waiting) = Waiting::begin(&self.waiting, network(address)) else { return Verdict::Busy };
         let Ok(turn) = Arc::clone(&self.one_at_a_time).acquire_owned().await else { return Verdict::Busy };
         // Another check may have confirmed it while this one waited.
-        if self.is_known(user, &told) {
+        if self.is_known(user, &credentials) {
             return Verdict::Right;
         }
         let (hash, password) = (self.users.get(user).unwrap_or(&self.decoy).clone(), password.to_vec());
@@ -75,14 +75,14 @@ impl Passwords {
         if !checked.await.unwrap_or(false) || !self.users.contains_key(user) {
             return Verdict::Wrong;
         }
-        let tag = hmac::sign(&self.key, &told);
+        let tag = hmac::sign(&self.key, &credentials);
         self.right.lock().unwrap_or_else(PoisonError::into_inner).insert(user.to_owned(), tag);
         Verdict::Right
     }
 
-    fn is_known(&self, user: &str, told: &[u8]) -> bool {
+    fn is_known(&self, user: &str, credentials: &[u8]) -> bool {
         let right = self.right.lock().unwrap_or_else(PoisonError::into_inner);
-        right.get(user).is_some_and(|tag| hmac::verify(&self.key, told, tag.as_ref()).is_ok())
+        right.get(user).is_some_and(|tag| hmac::verify(&self.key, credentials, tag.as_ref()).is_ok())
     }
 }
 

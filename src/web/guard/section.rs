@@ -10,12 +10,12 @@ const MOST_DEPTH: usize = 16;
 /// Parses a text into a tree that is no larger than the text.
 pub(super) fn table(text: &str) -> Result<Map<String, Value>, String> {
     for (number, line) in text.lines().enumerate() {
-        let told = |what: &str| Err(format!("line {}: {what}", number + 1));
+        let refused = |what: &str| Err(format!("line {}: {what}", number + 1));
         if has_anchor(line) {
-            return told("anchors and aliases are not supported");
+            return refused("anchors and aliases are not supported");
         }
         if line.split_whitespace().take_while(|word| matches!(*word, "-" | "?")).count() > MOST_DEPTH {
-            return told("too many sequences inside one another");
+            return refused("too many sequences inside one another");
         }
     }
     config::File::from_str(text, FileFormat::Yaml).collect().map_err(|error| error.to_string())

@@ -38,7 +38,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
     let _prometheus = Scraper::alerting(&prometheus, node.address(), rules.path(), alertmanager.address());
     let near_oom = |status: &'static str| {
         alertmanager.notice(DELIVERED_WITHIN, &format!("{status} HighwaterNearOom of rank 0 of moe-tight"), |notice| {
-            let is = |label: &str, value: &str| notice.labels.get(label).is_some_and(|told| told == value);
+            let is = |label: &str, value: &str| notice.labels.get(label).is_some_and(|own| own == value);
             let of_rank = is("exported_job", "moe-tight") && is("rank", "0");
             notice.status == status && is("alertname", "HighwaterNearOom") && of_rank
         })

@@ -73,7 +73,7 @@ fn a_gpu_that_spoils_the_set_is_left_out() {
 }
 
 #[test]
-fn without_events_anywhere_the_lane_is_told_once() {
+fn without_events_anywhere_the_lane_is_reported_once() {
     let none = json!({"nvmlDeviceRegisterEvents": 3});
     let node = Node::with(json!({"gpus": [{"errors": none}, {"errors": none}]}));
     let nvml = node.open();

@@ -69,7 +69,7 @@ fn probe_finds_how_often_a_counter_changes() {
 }
 
 #[test]
-fn probe_tells_which_pcie_reading_is_used() {
+fn probe_shows_which_pcie_reading_is_used() {
     let node = probed_node();
     let rows = |gpu| {
         let report: Value = serde_json::from_str(&probed(&node, true, Some(gpu)).expect("a report")).expect("JSON");
@@ -92,7 +92,7 @@ fn probe_tells_which_pcie_reading_is_used() {
 }
 
 #[test]
-fn probe_tells_that_energy_is_read_once_a_minute_and_why() {
+fn probe_shows_that_energy_is_read_once_a_minute_and_why() {
     let report: Value = serde_json::from_str(&probed(&probed_node(), true, None).expect("a report")).expect("JSON");
     let calls = report["calls"].as_array().cloned().unwrap_or_default();
     let energy = calls.into_iter().find(|call| call["name"] == "energy").expect("an energy call");

@@ -72,7 +72,7 @@ fn key(metric: &Metric, suffix: &str, attributes: &[KeyValue]) -> String {
 
 /// OTLP's values, under the exposition's names.
 fn pushed(request: &ExportMetricsServiceRequest) -> BTreeMap<String, f64> {
-    let mut told = BTreeMap::new();
+    let mut exported = BTreeMap::new();
     for metric in &request.resource_metrics[0].scope_metrics[0].metrics {
         for named in NAMES.iter().filter(|named| named.name == metric.name) {
             let is_own = |attributes: &[KeyValue]| {
@@ -86,32 +86,32 @@ fn pushed(request: &ExportMetricsServiceRequest) -> BTreeMap<String, f64> {
             match metric.data.as_ref().expect("data") {
                 Data::Gauge(highwater_gauge) => {
                     for point in highwater_gauge.data_points.iter().filter(|point| is_own(&point.attributes)) {
-                        told.insert(key(named.metric, "", &point.attributes), number(point.value));
+                        exported.insert(key(named.metric, "", &point.attributes), number(point.value));
                     }
                 }
                 Data::Sum(sum) => {
                     for point in sum.data_points.iter().filter(|point| is_own(&point.attributes)) {
-                        told.insert(key(named.metric, "", &point.attributes), number(point.value));
+                        exported.insert(key(named.metric, "", &point.attributes), number(point.value));
                     }
                 }
                 Data::Histogram(histogram) => {
                     for point in &histogram.data_points {
                         let key = |suffix| key(named.metric, suffix, &point.attributes);
-                        told.insert(key("_count"), point.count as f64);
-                        told.insert(key("_sum"), point.sum.expect("a sum"));
+                        exported.insert(key("_count"), point.count as f64);
+                        exported.insert(key("_sum"), point.sum.expect("a sum"));
                         let mut below = 0;
                         for (bound, count) in point.explicit_bounds.iter().zip(&point.bucket_counts) {
                             below += count;
-                            told.insert(bucket(named.metric, &point.attributes, *bound), below as f64);
+                            exported.insert(bucket(named.metric, &point.attributes, *bound), below as f64);
                         }
-                        told.insert(bucket(named.metric, &point.attributes, f64::INFINITY), point.count as f64);
+                        exported.insert(bucket(named.metric, &point.attributes, f64::INFINITY), point.count as f64);
                     }
                 }
                 Data::ExponentialHistogram(histogram) => {
                     for point in &histogram.data_points {
                         let key = |suffix| key(named.metric, suffix, &point.attributes);
-                        told.insert(key("_count"), point.count as f64);
-                        told.insert(key("_sum"), point.sum.expect("a sum"));
+                        exported.insert(key("_count"), point.count as f64);
+                        exported.insert(key("_sum"), point.sum.expect("a sum"));
                         let buckets = point.positive.as_ref().expect("buckets");
                         assert_eq!(buckets.bucket_counts.iter().sum::<u64>() + point.zero_count, point.count);
                     }
@@ -120,7 +120,7 @@ fn pushed(request: &ExportMetricsServiceRequest) -> BTreeMap<String, f64> {
             }
         }
     }
-    told
+    exported
 }
 
 fn bucket(metric: &Metric, attributes: &[KeyValue], bound: f64) -> String {

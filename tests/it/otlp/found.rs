@@ -65,8 +65,8 @@ fn start(collector: &Collector) -> Bench {
 fn findings(bench: &Bench) -> Vec<Finding> {
     let board = bench.known.findings.board();
     assert_eq!(board.active().count(), 0, "every finding has ended");
-    let told = board.ended().filter(|finding| finding.sign.severity >= Severity::Warning);
-    told.cloned().collect()
+    let exported = board.ended().filter(|finding| finding.sign.severity >= Severity::Warning);
+    exported.cloned().collect()
 }
 
 /// Every change near the findings is received once, and no other change.
@@ -144,7 +144,7 @@ fn expected_steps(bench: &Bench, findings: &[Finding], until_ns: i64) -> (BTreeS
 
 /// Exactly the steps with a finding become traces, each with its findings as events.
 #[tokio::test(start_paused = true)]
-async fn steps_with_a_finding_are_traces_that_tell_it() {
+async fn steps_with_a_finding_are_traces_that_show_it() {
     let collector = Collector::in_memory();
     let bench = start(&collector);
     sleep(Duration::from_millis(60_500)).await;
@@ -153,9 +153,9 @@ async fn steps_with_a_finding_are_traces_that_tell_it() {
     collector.received(|received| {
         let spans = received.spans();
         let steps: Vec<&&Span> = spans.iter().filter(|span| span.name == "highwater.step").collect();
-        let told: BTreeSet<_> = steps.iter().map(|span| step_of(span)).collect();
-        println!("{} of {count} steps have a finding; {} spans", told.len(), spans.len());
-        assert_eq!((told.len(), &told), (steps.len(), &expected), "each once");
+        let exported: BTreeSet<_> = steps.iter().map(|span| step_of(span)).collect();
+        println!("{} of {count} steps have a finding; {} spans", exported.len(), spans.len());
+        assert_eq!((exported.len(), &exported), (steps.len(), &expected), "each once");
         assert!(expected.len() > 5 && expected.len() < count / 2);
         assert!(spans.len() >= 6 * steps.len(), "their phases come with them");
         assert!(steps.iter().all(|span| !span.events.is_empty()));

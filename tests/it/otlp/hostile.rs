@@ -55,8 +55,9 @@ fn memory_is_bounded(protocol: &str) {
 /// The sum of attempts whose labels end with `labels`.
 fn attempts(daemon: &Daemon, labels: &str) -> f64 {
     let metrics = daemon.get("/metrics");
-    let told = metrics.lines().filter_map(|line| line.strip_prefix("highwater_otlp_attempts_total")?.rsplit_once(' '));
-    told.filter(|(of, _)| of.ends_with(labels)).map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
+    let samples =
+        metrics.lines().filter_map(|line| line.strip_prefix("highwater_otlp_attempts_total")?.rsplit_once(' '));
+    samples.filter(|(of, _)| of.ends_with(labels)).map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
 }
 
 /// A field of the daemon's memory in `/proc`, bytes.

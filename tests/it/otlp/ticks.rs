@@ -88,6 +88,6 @@ fn due(daemon: &Daemon) -> f64 {
 /// The sum of the samples that begin with `prefix`.
 fn sum(daemon: &Daemon, prefix: &str) -> f64 {
     let metrics = daemon.get("/metrics");
-    let told = metrics.lines().filter(|line| line.starts_with(prefix)).filter_map(|line| line.rsplit_once(' '));
-    told.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
+    let samples = metrics.lines().filter(|line| line.starts_with(prefix)).filter_map(|line| line.rsplit_once(' '));
+    samples.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
 }

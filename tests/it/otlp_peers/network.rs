@@ -33,7 +33,7 @@ fn inside_tls_of_an_own_authority_and_packed_a_collector_takes_all_signals() {
         for refused in [&[trusting][..], &[("OTEL_EXPORTER_OTLP_CERTIFICATE", &*other), showing[0], showing[1]]] {
             let daemon = start(refused);
             let failed = "highwater_otlp_attempts_total{signal=\"metrics\",outcome=\"failed\"}";
-            eventually(DELIVERED_WITHIN, "two attempts", || (own_if_told(&daemon, failed)? >= 2.0).then_some(()));
+            eventually(DELIVERED_WITHIN, "two attempts", || (own_if_there(&daemon, failed)? >= 2.0).then_some(()));
             daemon.kill();
         }
         assert_eq!((collector.points().len(), collector.spans().len()), before, "{protocol:?}: strangers");
@@ -64,7 +64,7 @@ fn packed_requests_are_taken_and_small() {
             let daemon = pushing_with(&["--source", "sim"], &environment);
             let sent = "highwater_otlp_sent_bytes_total{signal=\"metrics\"}";
             eventually(DELIVERED_WITHIN, "200 kB of metrics", || {
-                (own_if_told(&daemon, sent)? >= 200_000.0).then_some(())
+                (own_if_there(&daemon, sent)? >= 200_000.0).then_some(())
             });
             nothing_was_refused(&daemon);
             let (sent, on_wire) = (signals(&daemon, "sent_bytes_total"), relay.sent_bytes());
@@ -116,6 +116,6 @@ fn packed(compression: &str) -> (&str, &str) {
 
 /// The sum over signals of one of the exporter's own metrics.
 fn signals(daemon: &Daemon, name: &str) -> f64 {
-    let told = exposition(&daemon.get("/metrics"));
-    told.iter().filter(|((known, _), _)| known == &format!("highwater_otlp_{name}")).map(|(_, value)| value).sum()
+    let samples = exposition(&daemon.get("/metrics"));
+    samples.iter().filter(|((known, _), _)| known == &format!("highwater_otlp_{name}")).map(|(_, value)| value).sum()
 }

@@ -86,8 +86,8 @@ fn settled(daemon: &Daemon, collector: &Collector, signal: &str) -> (f64, Vec<St
 fn raw_points_are_the_ring(daemon: &Daemon, collector: &Collector, gpu: usize) {
     let points = collector.points_named("highwater.gpu.memory.raw");
     let of_gpu = points.iter().filter(|point| point.resource["highwater.gpu.index"] == gpu.to_string());
-    let told: Vec<(i64, Option<f64>)> = of_gpu.map(|point| (point.time_ns, point.value)).collect();
-    let (first, last) = (told.first().expect("points").0, told.last().expect("points").0);
+    let stored: Vec<(i64, Option<f64>)> = of_gpu.map(|point| (point.time_ns, point.value)).collect();
+    let (first, last) = (stored.first().expect("points").0, stored.last().expect("points").0);
     // An interval contains the changes before its end.
     let path = format!("/api/v1/gpus/{gpu}/memory?from={first}&to={}&max_points=1000000", last + 1);
     let answer: Value = serde_json::from_str(&daemon.get(&path)).expect("JSON");
@@ -96,14 +96,14 @@ fn raw_points_are_the_ring(daemon: &Daemon, collector: &Collector, gpu: usize) {
         ring.map(|point| (point[0].as_i64().expect("a time"), point[1].as_f64())).collect();
     assert!(ring.len() > 100, "{} points", ring.len());
     let changes: BTreeMap<i64, f64> = ring.iter().filter_map(|(at, used)| Some((*at, (*used)?))).collect();
-    let known: BTreeMap<i64, f64> = told.iter().filter_map(|(at, used)| Some((*at, (*used)?))).collect();
+    let known: BTreeMap<i64, f64> = stored.iter().filter_map(|(at, used)| Some((*at, (*used)?))).collect();
     let missing: Vec<_> = changes.iter().filter(|(at, used)| known.get(*at) != Some(*used)).take(5).collect();
     assert!(missing.is_empty(), "GPU {gpu}: {missing:?}");
     for (at, used) in &known {
         assert_eq!(changes.range(..=at).next_back().map(|(_, held)| held), Some(used), "GPU {gpu} at {at}");
     }
     for gap in ring.windows(2).filter(|two| two[0].1.is_none()) {
-        let within = told.iter().filter(|(at, used)| (gap[0].0 + 1..gap[1].0).contains(at) && used.is_some());
+        let within = stored.iter().filter(|(at, used)| (gap[0].0 + 1..gap[1].0).contains(at) && used.is_some());
         assert_eq!(within.count(), 0, "GPU {gpu}: values within the gap {gap:?}");
     }
 }

@@ -7,19 +7,19 @@ use serde_json::Value;
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
-fn over_grpc_every_point_is_what_a_scrape_tells() {
-    every_point_is_what_a_scrape_tells(Protocol::Grpc);
+fn over_grpc_every_point_is_what_a_scrape_shows() {
+    every_point_is_what_a_scrape_has(Protocol::Grpc);
 }
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
-fn over_http_every_point_is_what_a_scrape_tells() {
-    every_point_is_what_a_scrape_tells(Protocol::Http);
+fn over_http_every_point_is_what_a_scrape_shows() {
+    every_point_is_what_a_scrape_has(Protocol::Http);
 }
 
 /// Compares one push of a running daemon with the scrapes just before and just after it. Each series of the scrapes is
 /// in the push, with a value between the two; where the scrapes agree, with exactly that value.
-fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
+fn every_point_is_what_a_scrape_has(protocol: Protocol) {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);
     let scenario = written(&format!("{RESTING}\n{MORE}"));
@@ -29,7 +29,7 @@ fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
     rested(&daemon);
     // This metric comes last: a share needs some seconds of history.
     let busy = "highwater_nvml_busy_ratio";
-    eventually(DELIVERED_WITHIN, busy, || own_if_told(&daemon, busy));
+    eventually(DELIVERED_WITHIN, busy, || own_if_there(&daemon, busy));
     let (before, points, after) = push_between_scrapes(&daemon, &collector, "hw.gpu.memory.usage");
 
     let (mut compared, mut equal, mut series) = (BTreeSet::new(), 0, 0);
@@ -37,8 +37,8 @@ fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
         // A series that is not in both scrapes is not compared.
         let Some(high) = after.get(&(name.clone(), labels.clone())) else { continue };
         let Some((named, field)) = named(name) else { panic!("{name} is not in the table of names") };
-        let Some(told) = told(&points, named, field, labels) else { continue };
-        is_between(name, labels, told, *low, *high);
+        let Some(exported) = exported(&points, named, field, labels) else { continue };
+        is_between(name, labels, exported, *low, *high);
         compared.insert(named.metric.name);
         (series, equal) = (series + 1, equal + usize::from(low == high));
     }
@@ -54,7 +54,7 @@ fn every_point_is_what_a_scrape_tells(protocol: Protocol) {
 
 #[test]
 #[ignore = "needs a peer: make test-peers"]
-fn that_there_is_nothing_to_read_is_pushed_as_a_scrape_tells_it() {
+fn that_there_is_nothing_to_read_is_pushed_as_it_is_scraped() {
     let Some(program) = tools::find("otelcol") else { return };
     let collector = Collector::start(&program);
     let daemon = pushing(&["--source", "nvml", "--nvml-library", "/nonexistent.so"], &collector, Protocol::Http);
@@ -64,7 +64,7 @@ fn that_there_is_nothing_to_read_is_pushed_as_a_scrape_tells_it() {
     for (name, labels, value) in [(WITHOUT_A_DRIVER[0], Attributes::new(), 0.0), (WITHOUT_A_DRIVER[1], labels, 1.0)] {
         let (named, field) = named(name).expect("a row");
         assert_eq!(before[&(name.to_owned(), labels.clone())], value);
-        assert_eq!(told(&points, named, field, &labels), Some(value), "{name}");
+        assert_eq!(exported(&points, named, field, &labels), Some(value), "{name}");
     }
     assert!(points.iter().all(|point| !point.metric.starts_with("hw.gpu.")), "nothing is known of GPUs");
 }
@@ -98,8 +98,8 @@ fn push_between_scrapes(daemon: &Daemon, collector: &Collector, metric: &str) ->
     let mut scrapes: Vec<(Exposition, i64)> = Vec::new();
     eventually(DELIVERED_WITHIN, "a push between two scrapes", || {
         for _ in 0..10 {
-            let told = exposition(&daemon.get("/metrics"));
-            scrapes.push((told, now_ns()));
+            let exported = exposition(&daemon.get("/metrics"));
+            scrapes.push((exported, now_ns()));
         }
         let (points, first_ns) = (collector.points(), scrapes.first()?.1);
         // A snapshot is collected right after its time, and sent as one request: one point implies the rest.
@@ -112,29 +112,32 @@ fn push_between_scrapes(daemon: &Daemon, collector: &Collector, metric: &str) ->
     })
 }
 
-fn is_between(name: &str, labels: &Attributes, told: f64, one: f64, other: f64) {
+fn is_between(name: &str, labels: &Attributes, exported: f64, one: f64, other: f64) {
     let (mut low, mut high) = (one.min(other), one.max(other));
     if BREATHING.contains(&name) {
         (low, high) = (low / 2.0 - 1e5, high * 2.0 + 1e5);
     }
     // The JSON parser here is off in the last few digits.
     let slack = high.abs() * 1e-14;
-    assert!((low - slack..=high + slack).contains(&told), "{name}{labels:?}: {told} is not within {low}..={high}");
+    assert!(
+        (low - slack..=high + slack).contains(&exported),
+        "{name}{labels:?}: {exported} is not within {low}..={high}"
+    );
 }
 
 /// The OTLP value of a scraped sample. `None` for a sample whose metric has other buckets over OTLP.
-fn told(points: &[Point], named: &Named, field: Option<&'static str>, labels: &Attributes) -> Option<f64> {
+fn exported(points: &[Point], named: &Named, field: Option<&'static str>, labels: &Attributes) -> Option<f64> {
     let mut own = labels.clone();
     let bound = own.remove("le");
     let point = the_one(points, named, &own);
     assert_eq!((point.unit.as_str(), point.kind.as_str()), (named.unit, kind(named.instrument)), "{}", named.name);
-    let told = match (field, bound) {
+    let exported = match (field, bound) {
         (None, _) => point.value,
         (Some("bucket"), _) if named.instrument == Instrument::Exponential => return None,
         (Some("bucket"), bound) => Some(at_most(point, &bound.expect("a bucket has a bound"))),
         (Some(field), _) => number(&point.json[field]),
     };
-    Some(told.unwrap_or_else(|| panic!("{}{labels:?}: {point:?}", named.name)))
+    Some(exported.unwrap_or_else(|| panic!("{}{labels:?}: {point:?}", named.name)))
 }
 
 /// How many values of a histogram's point are at most this bound.
@@ -150,7 +153,7 @@ fn at_most(point: &Point, bound: &str) -> f64 {
 }
 
 /// Checks the two metrics that people ask for first, without the table of names.
-fn by_their_own_names(points: &[Point], told: &Exposition) {
+fn by_their_own_names(points: &[Point], exported: &Exposition) {
     for (name, theirs) in [
         ("highwater_gpu_memory_used_bytes", "hw.gpu.memory.usage"),
         ("highwater_gpu_memory_total_bytes", "hw.gpu.memory.limit"),
@@ -160,7 +163,7 @@ fn by_their_own_names(points: &[Point], told: &Exposition) {
             .filter(|point| point.metric == theirs)
             .map(|point| (point.attributes["hw.id"].as_str(), point.value))
             .collect();
-        let expected: BTreeMap<&str, Option<f64>> = told
+        let expected: BTreeMap<&str, Option<f64>> = exported
             .iter()
             .filter(|((known, _), _)| known == name)
             .map(|((_, labels), value)| (labels["uuid"].as_str(), Some(*value)))
@@ -173,7 +176,7 @@ fn by_their_own_names(points: &[Point], told: &Exposition) {
 }
 
 /// No series is pushed that is missing from the scrapes, except those that only OTLP has.
-fn nothing_more_is_pushed(points: &[Point], told: &[&Exposition]) {
+fn nothing_more_is_pushed(points: &[Point], exported: &[&Exposition]) {
     for point in points {
         if names::OTLP_ONLY.iter().any(|only| only.name == point.metric) {
             continue;
@@ -181,7 +184,7 @@ fn nothing_more_is_pushed(points: &[Point], told: &[&Exposition]) {
         let is_it = |(name, labels): &(String, Attributes)| {
             named(name).is_some_and(|(named, _)| named.name == point.metric && is_point_of(point, named, labels))
         };
-        assert!(told.iter().any(|told| told.keys().any(is_it)), "no scrape has {point:?}");
+        assert!(exported.iter().any(|exported| exported.keys().any(is_it)), "no scrape has {point:?}");
     }
 }
 

@@ -11,9 +11,9 @@ fn prometheus_3_answers_with_what_was_pushed() {
     let scenario = written(RESTING);
     let source = format!("sim:{}", scenario.path().join("scenario.toml").display());
     let daemon = pushing_to_prometheus(&["--source", &source], &prometheus);
-    let told = rested(&daemon);
+    let scraped = rested(&daemon);
     let asked = now_ns() as f64 / 1e9;
-    let gpus = prometheus_labels(&told, "highwater_gpu_memory_used_bytes", "uuid");
+    let gpus = prometheus_labels(&scraped, "highwater_gpu_memory_used_bytes", "uuid");
     assert_eq!(gpus.len(), 2);
     for (ours, theirs, label) in [
         ("highwater_gpu_memory_used_bytes", "hw_gpu_memory_usage_bytes", ("uuid", "hw_id")),
@@ -30,7 +30,7 @@ fn prometheus_3_answers_with_what_was_pushed() {
             ("rank", "highwater_rank"),
         ),
     ] {
-        let expected: BTreeMap<&str, f64> = told
+        let expected: BTreeMap<&str, f64> = scraped
             .iter()
             .filter(|((name, _), _)| name == ours)
             .map(|((_, labels), value)| (labels[label.0].as_str(), *value))
@@ -61,6 +61,6 @@ pub(super) fn pushing_to_prometheus(arguments: &[&str], prometheus: &Scraper) ->
     pushing_with(arguments, &environment)
 }
 
-fn prometheus_labels(told: &Exposition, metric: &str, label: &str) -> BTreeSet<String> {
-    told.keys().filter(|(name, _)| name == metric).map(|(_, labels)| labels[label].clone()).collect()
+fn prometheus_labels(scraped: &Exposition, metric: &str, label: &str) -> BTreeSet<String> {
+    scraped.keys().filter(|(name, _)| name == metric).map(|(_, labels)| labels[label].clone()).collect()
 }

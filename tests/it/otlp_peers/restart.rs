@@ -37,7 +37,7 @@ fn what_one_daemon_leaves_the_next_delivers(end: End) {
     let waits = |daemon: &Daemon, signal: &str| own(daemon, &format!("highwater_otlp_queued{{signal=\"{signal}\"}}"));
     eventually(DELIVERED_WITHIN, "something of every signal", || {
         let signals = ["metrics", "raw", "spans"];
-        (signals.iter().all(|signal| own_if_told(&first, &queued(signal)).is_some_and(|points| points > 0.0))
+        (signals.iter().all(|signal| own_if_there(&first, &queued(signal)).is_some_and(|points| points > 0.0))
             && times(&files(folder.path())) >= 5)
             .then_some(())
     });

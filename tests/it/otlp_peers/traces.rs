@@ -29,7 +29,7 @@ fn a_step_is_a_trace_with_its_phases_below_and_all_ranks_in_it() {
             assert_eq!(spans.iter().filter(|span| &span.trace == trace).count(), of_step.len(), "{job}, step {step}");
             is_a_tree(&of_step);
         }
-        spans_are_what_the_api_tells(&daemon, job, &spans);
+        spans_are_what_the_api_lists(&daemon, job, &spans);
     }
 }
 
@@ -86,20 +86,20 @@ fn is_a_tree(spans: &[&Span]) {
 }
 
 /// Every span has the times and the peak that the API returns for its step or phase.
-fn spans_are_what_the_api_tells(daemon: &Daemon, job: &str, spans: &[Span]) {
+fn spans_are_what_the_api_lists(daemon: &Daemon, job: &str, spans: &[Span]) {
     let answer: Value =
         serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/{job}/phases?limit=100000"))).expect("JSON");
     let text = |value: &Value| value.as_i64().map(|value| value.to_string());
-    let told = answer["phases"].as_array().expect("phases").iter().map(|phase| {
+    let listed = answer["phases"].as_array().expect("phases").iter().map(|phase| {
         let name = if phase["kind"] == "step" { "highwater.step" } else { phase["phase"].as_str().expect("a name") };
         let times = [&phase["begin_unix_nano"], &phase["end_unix_nano"]].map(|time| time.as_i64().expect("a time"));
         (name, text(&phase["rank"]), times, text(&phase["gpus"][0]["peak_bytes"]))
     });
-    let told: HashSet<_> = told.collect();
+    let listed: HashSet<_> = listed.collect();
     for span in spans.iter().filter(|span| span.is_of("highwater.job", job)) {
         let attribute = |name: &str| span.attributes.get(name).cloned();
         let times = [span.begin_ns, span.end_ns];
         let own = (span.name.as_str(), attribute("highwater.rank"), times, attribute("highwater.memory.peak"));
-        assert!(told.contains(&own), "the API does not list {own:?}");
+        assert!(listed.contains(&own), "the API does not list {own:?}");
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::clock::SECOND_NS;
 
 #[test]
-fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_told() {
+fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
     let (mut jobs, account) = running();
     assert_eq!((rank(&jobs).gpus.as_deref(), rank(&jobs).open.len()), (Some([3].as_slice()), 1));
     exit(&mut jobs, &account, 5);

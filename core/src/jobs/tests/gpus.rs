@@ -70,11 +70,11 @@ fn searches_are_those_of_a_process() {
     let searches = jobs.searches_of(7);
     let [(job, rank, of, search)] = &searches[..] else { panic!("one: {searches:?}") };
     assert_eq!((&**job, *rank, Arc::ptr_eq(of, &account)), ("j", 0, true));
-    assert_eq!((search.place.visible_devices.as_deref(), search.told_by), (Some("1"), Some(7)));
+    assert_eq!((search.place.visible_devices.as_deref(), search.said_by), (Some("1"), Some(7)));
 }
 
 #[test]
-fn a_gpu_that_is_named_holds_against_what_attributes_tell() {
+fn a_gpu_that_is_named_holds_against_what_attributes_name() {
     let (mut jobs, account) = found_on(&[2]);
     say(&mut jobs, &account, &visible("0", begin("a", 7)));
     assert_eq!(gpus(&jobs), Some(&[2][..]), "given for the first time");

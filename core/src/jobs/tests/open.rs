@@ -28,7 +28,7 @@ fn after(events: &[Event]) -> (Jobs, Arc<Account>) {
 }
 
 #[test]
-fn what_ends_has_its_begin_its_step_and_what_was_told_at_both() {
+fn what_ends_has_its_begin_its_step_and_what_was_reported_at_both() {
     let memory = |allocated| Some(Memory { allocated: Some(allocated), ..Memory::default() });
     let attributes: Attributes = Box::new([("lr".into(), Scalar::Float(0.1))]);
     let begins = Event { memory: memory(1), attributes: Some(attributes.clone()), ..at(20, begin("forward", 7)) };
@@ -143,17 +143,17 @@ fn a_phase_is_of_the_step_that_is_open_or_of_the_last_one() {
 }
 
 #[test]
-fn what_is_told_late_is_not_the_last_that_is_known() {
-    let told = |at_ns, step, allocated, ooms| Event {
+fn what_is_reported_late_is_not_the_last_that_is_known() {
+    let counted = |at_ns, step, allocated, ooms| Event {
         step: Some(step),
         memory: Some(Memory { allocated, ooms, ..Memory::default() }),
         ..at(at_ns, event(EventType::Mark, Kind::Phase, "m", 7))
     };
-    let (mut jobs, account) = after(&[told(10, 5, Some(100), None)]);
-    assert!(take(&mut jobs, &account, &told(9, 4, Some(90), Some(1))).unwrap().out_of_order);
+    let (mut jobs, account) = after(&[counted(10, 5, Some(100), None)]);
+    assert!(take(&mut jobs, &account, &counted(9, 4, Some(90), Some(1))).unwrap().out_of_order);
     let memory = rank(&jobs).memory;
     assert_eq!((rank(&jobs).step, memory.allocated, memory.ooms), (Some(5), Some(100), Some(1)));
-    assert!(!take(&mut jobs, &account, &told(10, 6, Some(80), None)).unwrap().out_of_order, "at the same time");
+    assert!(!take(&mut jobs, &account, &counted(10, 6, Some(80), None)).unwrap().out_of_order, "at the same time");
     let memory = rank(&jobs).memory;
     assert_eq!((rank(&jobs).step, memory.allocated, memory.ooms), (Some(6), Some(80), Some(1)));
     assert_eq!(rank(&jobs).last_event_ns, 10);
@@ -170,7 +170,7 @@ fn what_is_told_late_is_not_the_last_that_is_known() {
         say(&mut jobs, &account, &event);
         assert_eq!(rank(&jobs).memory, all(value));
     }
-    say(&mut jobs, &account, &Event { memory: Some(Memory::default()), ..told(22, 6, None, None) });
+    say(&mut jobs, &account, &Event { memory: Some(Memory::default()), ..counted(22, 6, None, None) });
     assert_eq!(rank(&jobs).memory, all(2), "what is left out stays");
 }
 
@@ -188,7 +188,7 @@ fn marks_are_kept_newest_first_and_open_nothing() {
 }
 
 #[test]
-fn a_world_size_and_a_process_stay_until_another_is_told() {
+fn a_world_size_and_a_process_stay_until_another_is_reported() {
     let (mut jobs, account) = after(&[Event { world_size: Some(8), ..at(1, begin("a", 7)) }]);
     say(&mut jobs, &account, &Event { pid: None, ..at(2, end("a", 7)) });
     assert_eq!((rank(&jobs).world_size, rank(&jobs).pid), (Some(8), Some(7)));

@@ -122,7 +122,7 @@ fn times_at_both_ends_of_what_can_be_kept_do_not_overflow() {
 }
 
 #[test]
-fn an_interval_that_begins_too_early_tells_what_is_kept() {
+fn an_interval_that_begins_too_early_shows_what_is_kept() {
     let config = Config { retention_ns: 3 * MS, ..CONFIG };
     let (mut writer, reader) = ring(config).unwrap();
     for tick in 0..10 {

@@ -10,18 +10,18 @@ const APART_NS: i64 = 100 * MILLISECOND_NS;
 
 /// A finding: when it begins, how much later it is raised, and when its last sign is seen; all in tenths of a second.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct Found {
     begin: i64,
     late: i64,
     last: i64,
     severity: Severity,
 }
 
-fn told(begin: i64, late: i64, last: i64) -> Told {
-    Told { begin, late, last, severity: Severity::Warning }
+fn found(begin: i64, late: i64, last: i64) -> Found {
+    Found { begin, late, last, severity: Severity::Warning }
 }
 
-impl Told {
+impl Found {
     /// The finding as the board has it at a time, with a sign at each turn.
     fn at(self, now: i64) -> Option<Finding> {
         let raised = self.begin + self.late;
@@ -60,7 +60,7 @@ fn point(at: i64) -> Point {
 
 /// What is sent of points from 0 to `end`, if they are released every second and at the end: the points with a value,
 /// in tenths of a second, and the times of points without one, nanoseconds.
-fn sent(findings: &[Told], end: i64) -> (Vec<i64>, Vec<i64>) {
+fn sent(findings: &[Found], end: i64) -> (Vec<i64>, Vec<i64>) {
     let mut around = Around::default();
     let mut points = Vec::new();
     let mut turn = |now: i64, until_ns: i64| {
@@ -84,7 +84,7 @@ fn sent(findings: &[Told], end: i64) -> (Vec<i64>, Vec<i64>) {
 
 #[test]
 fn points_are_sent_from_ten_seconds_before_to_ten_seconds_after_and_then_there_is_no_value() {
-    let (known, unknown) = sent(&[told(500, 4, 520)], 1_000);
+    let (known, unknown) = sent(&[found(500, 4, 520)], 1_000);
     assert_eq!(known, (400..=620).collect::<Vec<_>>());
     assert_eq!(unknown, [620 * APART_NS + MILLISECOND_NS + 7], "a period after the last value");
     assert_eq!(sent(&[], 1_000), (vec![], vec![]));
@@ -92,23 +92,23 @@ fn points_are_sent_from_ten_seconds_before_to_ten_seconds_after_and_then_there_i
 
 #[test]
 fn a_finding_that_is_raised_late_has_its_points_from_before_it_too() {
-    assert_eq!(sent(&[told(500, 50, 560)], 1_000).0, (400..=660).collect::<Vec<_>>());
+    assert_eq!(sent(&[found(500, 50, 560)], 1_000).0, (400..=660).collect::<Vec<_>>());
 }
 
 #[test]
 fn points_go_on_as_long_as_the_finding_does() {
-    assert_eq!(sent(&[told(300, 4, 2_000)], 2_500).0, (200..=2_100).collect::<Vec<_>>());
+    assert_eq!(sent(&[found(300, 4, 2_000)], 2_500).0, (200..=2_100).collect::<Vec<_>>());
 }
 
 #[test]
 fn information_is_no_reason_to_send_points() {
-    assert!(sent(&[Told { severity: Severity::Info, ..told(500, 4, 520) }], 1_000).0.is_empty());
+    assert!(sent(&[Found { severity: Severity::Info, ..found(500, 4, 520) }], 1_000).0.is_empty());
 }
 
 #[test]
 fn what_waits_when_the_daemon_ends_is_decided_by_what_is_known() {
-    assert_eq!(sent(&[told(500, 4, 520)], 530).0, (400..540).collect::<Vec<_>>());
-    assert!(sent(&[told(900, 4, 920)], 530).0.is_empty());
+    assert_eq!(sent(&[found(500, 4, 520)], 530).0, (400..540).collect::<Vec<_>>());
+    assert!(sent(&[found(900, 4, 920)], 530).0.is_empty());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_waits_is_bounded_and_what_could_not_wait_is_counted() {
     let waiting = |around: &Around| around.curves.values().map(|curve| curve.waiting.len()).sum::<usize>();
     assert_eq!(waiting(&around), MOST_HELD);
     around.hold(vec![drawn((many..many + 500).map(point).collect())]);
-    around.look(told(1_000, 0, 1_000 + 200).at(2_000).iter());
+    around.look(found(1_000, 0, 1_000 + 200).at(2_000).iter());
     let (released, lost) = around.release(0);
     assert_eq!((released[0].points.len(), lost), (301 + 1, 199), "points already near are sent, and where they end");
     assert_eq!(waiting(&around), MOST_HELD);
@@ -132,9 +132,9 @@ proptest! {
     /// Whatever the findings, exactly the points near one of them are sent, each once.
     #[test]
     fn exactly_what_is_near_is_sent(findings in prop::collection::vec((0..1_500_i64, 0..50_i64, 0..300_i64, any::<bool>()), 0..6)) {
-        let findings: Vec<Told> = findings.into_iter().map(|(begin, late, lasting, is_info)| {
+        let findings: Vec<Found> = findings.into_iter().map(|(begin, late, lasting, is_info)| {
             let severity = if is_info { Severity::Info } else { Severity::Critical };
-            Told { severity, ..told(begin, late, begin + lasting) }
+            Found { severity, ..found(begin, late, begin + lasting) }
         }).collect();
         let (known, _) = sent(&findings, 2_399);
         let expected: Vec<i64> = (0..2_400).filter(|at| findings.iter().any(|finding| finding.is_near(*at))).collect();

@@ -211,8 +211,8 @@ fn no_link_in_the_folder_is_followed() {
     std::fs::create_dir(&folder).expect("made");
     for name in ["otlp.lock", "00000000000000000007-raw-5.otlp"] {
         symlink(&victim, folder.join(name)).expect("made");
-        let told = Disk::open(&folder).expect_err("it is refused").to_string();
-        assert!(told.contains(name) && told.contains("symbolic link"), "{told}");
+        let message = Disk::open(&folder).expect_err("it is refused").to_string();
+        assert!(message.contains(name) && message.contains("symbolic link"), "{message}");
         std::fs::remove_file(folder.join(name)).expect("ours");
     }
     let stats = Arc::new(Stats::default());

@@ -66,11 +66,11 @@ fn a_held_value_has_a_point_before_the_change_so_that_lines_draw_steps() {
 
 /// Nothing comes after the newest reading if the daemon or a recording ends.
 #[test]
-fn a_change_at_the_newest_reading_is_told_at_once_and_once() {
+fn a_change_at_the_newest_reading_is_reported_at_once_and_once() {
     let readings: Vec<_> = (0..=20).map(|ms| (ms, Some(if ms < 20 { 100 } else { 700 }))).collect();
-    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
-    assert_eq!(curve(&readings, |_| false), told);
-    assert_eq!(curve(&readings, |number| number == 20), told, "looked at twice");
+    let expected = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(curve(&readings, |_| false), expected);
+    assert_eq!(curve(&readings, |number| number == 20), expected, "looked at twice");
 }
 
 /// As the sampler writes it: a gap begins at the last good reading, which may itself be a change.
@@ -99,8 +99,8 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
     }
     writer.gap(START_NS + 20 * MILLISECOND_NS).expect("in order");
     clock.advance_to(START_NS + 1_000 * MILLISECOND_NS);
-    let told = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
-    assert_eq!(drawn(&raw.advance(Some(&node), &[])), told, "its last reading, which is a change, included");
+    let expected = [(0, Some(100)), (19, Some(100)), (20, Some(700))];
+    assert_eq!(drawn(&raw.advance(Some(&node), &[])), expected, "its last reading, which is a change, included");
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), []);
     clock.advance_to(START_NS + 3_000 * MILLISECOND_NS);
     assert_eq!(drawn(&raw.advance(Some(&node), &[])), [(21, None)]);
@@ -113,7 +113,7 @@ fn a_gpu_that_is_lost_has_no_value_while_it_is() {
 }
 
 #[test]
-fn what_was_read_last_before_a_node_went_is_told() {
+fn what_was_read_last_before_a_node_went_is_reported() {
     let (node, mut writer, _) = node();
     let mut raw = RawPoints::default();
     let mut push = |ms: i64| {

@@ -118,14 +118,14 @@ fn exporters_are_ours_or_none() {
 fn credentials_in_an_address_are_a_fault_that_does_not_print_them() {
     for address in ["http://me:secret@a:4318", "me:secret@a:4318"] {
         let faults = resolved(None, &[(GENERAL, address), (PROTOCOL, "grpc")]).expect_err("not sent");
-        let told = faults[0].to_string();
-        assert!(told.contains("OTEL_EXPORTER_OTLP_HEADERS") && !told.contains("secret"), "{told}");
+        let message = faults[0].to_string();
+        assert!(message.contains("OTEL_EXPORTER_OTLP_HEADERS") && !message.contains("secret"), "{message}");
     }
     assert!(resolved(None, &[(GENERAL, "http://a:4318/x@y")]).is_ok());
 }
 
 #[test]
-fn a_pod_tells_its_own_identity() {
+fn a_pod_shows_its_own_identity() {
     let pod = [(GENERAL, "http://a"), ("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("NODE_NAME", "n"), ("POD_NAME", "p")];
     let settings = resolved(None, &pod).expect("valid").expect("an endpoint");
     assert!(settings.resource.contains(&("k8s.node.name".into(), "n".into())));
@@ -133,7 +133,7 @@ fn a_pod_tells_its_own_identity() {
 }
 
 #[test]
-fn every_fault_is_told_with_its_variable() {
+fn every_fault_is_reported_with_its_variable() {
     let faults = resolved(
         None,
         &[

@@ -54,18 +54,18 @@ fn spans(which: Spans, things: &[Thing]) -> Vec<Span> {
 }
 
 /// The result of a turn, with spans as they are sent.
-struct Told {
+struct Sent {
     spans: Vec<Span>,
     exemplars: Exemplars,
 }
 
-impl From<Turn> for Told {
+impl From<Turn> for Sent {
     fn from(turn: Turn) -> Self {
         Self { spans: turn.spans.into_iter().map(Span::from).collect(), exemplars: turn.exemplars }
     }
 }
 
-fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Told, Stats) {
+fn turn(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64) -> (Sent, Stats) {
     for thing in things {
         ledger.ended().record(ended(thing));
     }
@@ -112,9 +112,9 @@ fn a_span_names_the_gpu_that_its_memory_was_of() {
     turn(&mut traces, &ledger, &[], 50);
     ledger.ended().record(on(&step(7, 0, 100), &["GPU-a", "MIG-of-a", "GPU-b"]));
     let spans = turn(&mut traces, &ledger, &[], 200).0.spans;
-    let told = |name| format!("{:?}", named(&spans, name).attributes);
-    assert!(told("forward").contains("GPU-b"), "{}", told("forward"));
-    assert!(told("highwater.step").contains("MIG-of-a"), "{}", told("highwater.step"));
+    let sent = |name| format!("{:?}", named(&spans, name).attributes);
+    assert!(sent("forward").contains("GPU-b"), "{}", sent("forward"));
+    assert!(sent("highwater.step").contains("MIG-of-a"), "{}", sent("highwater.step"));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn one_in_n_is_the_same_steps_on_every_rank() {
 }
 
 #[test]
-fn only_steps_slower_than_their_ranks_percentile_are_told() {
+fn only_steps_slower_than_their_ranks_percentile_are_reported() {
     let mut things = Vec::new();
     for n in 0..200_i64 {
         let slow = if n == 150 || n == 10 { 900 } else { 100 + n % 7 };
@@ -172,10 +172,10 @@ fn only_steps_slower_than_their_ranks_percentile_are_told() {
         things.push(step(n as u64, n * 1000, n * 1000 + slow));
     }
     let spans = spans(Spans::Slow(0.98), &things);
-    let told: Vec<_> =
+    let sent: Vec<_> =
         spans.iter().filter(|span| span.name == "highwater.step").map(|span| span.start_time_unix_nano).collect();
     assert_eq!(
-        told,
+        sent,
         [(START_NS + 150_000 * MILLISECOND_NS).cast_unsigned()],
         "the first twenty have nothing to be slower than"
     );
@@ -203,7 +203,7 @@ fn phases_whose_step_never_ends_are_sent_without_it() {
 /// If the daemon ends in the middle of a step, what is known of the step by then is exported below the span that it
 /// would have had.
 #[test]
-fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
+fn at_the_end_phases_of_an_unfinished_step_are_reported_once() {
     let mut traces = Traces::new(Spans::All);
     let ledger = Ledger::new(Limits::default());
     let (before, _) = turn(&mut traces, &ledger, &[phase("forward", 7, 10, 40), phase("backward", 7, 40, 90)], 100);
@@ -212,7 +212,7 @@ fn at_the_end_phases_of_an_unfinished_step_are_told_once() {
     let context = Context { now_ns: START_NS + 100 * MILLISECOND_NS, ..Context::default() };
     let stats = Stats::default();
     let new = traces.new_of(&ledger);
-    let spans = Told::from(traces.finish(new, &context, &stats)).spans;
+    let spans = Sent::from(traces.finish(new, &context, &stats)).spans;
     assert_eq!(spans.len(), 3);
     let whole = self::spans(Spans::All, &[phase("forward", 7, 10, 40), step(7, 0, 100)]);
     let step = named(&whole, "highwater.step");
@@ -297,11 +297,11 @@ fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64
     }
     let context = Context { now_ns: START_NS + now_ms * MILLISECOND_NS, findings, ..Context::default() };
     let new = traces.new_of(ledger);
-    Told::from(traces.advance(new, &context, &Stats::default())).spans
+    Sent::from(traces.advance(new, &context, &Stats::default())).spans
 }
 
 #[test]
-fn only_steps_with_a_finding_are_told_also_where_it_is_raised_after_them() {
+fn only_steps_with_a_finding_are_reported_also_where_it_is_raised_after_them() {
     let (mut traces, ledger) = (Traces::new(Spans::Findings), Ledger::new(Limits::default()));
     let things = [
         phase("forward", 1, 10, 40),
@@ -316,9 +316,9 @@ fn only_steps_with_a_finding_are_told_also_where_it_is_raised_after_them() {
     assert_eq!(traces.begin_ns(&New::default()), Some(START_NS));
     let found = [finding(Severity::Warning, 150, 180), finding(Severity::Info, 220, 230)];
     let spans = turn_with(&mut traces, &ledger, &[], 3_301, &found);
-    let told: Vec<_> = spans.iter().map(|span| (span.name.as_str(), span.start_time_unix_nano)).collect();
+    let sent: Vec<_> = spans.iter().map(|span| (span.name.as_str(), span.start_time_unix_nano)).collect();
     let at = |ms: i64| (START_NS + ms * MILLISECOND_NS).cast_unsigned();
-    assert_eq!(told, [("forward", at(110)), ("highwater.step", at(100))], "of the rank that it names, with its phase");
+    assert_eq!(sent, [("forward", at(110)), ("highwater.step", at(100))], "of the rank that it names, with its phase");
     assert_eq!((traces.waiting, traces.held.len()), (0, 0));
     assert!(turn_with(&mut traces, &ledger, &[], 9_000, &found).is_empty());
 }

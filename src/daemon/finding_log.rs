@@ -8,14 +8,14 @@ const MOST_LINES: u32 = 20;
 
 /// Counts the lines logged in the current minute.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct FindingLog {
     minute_ns: i64,
     lines: u32,
 }
 
-impl Told {
+impl FindingLog {
     /// Logs what one turn changed.
-    pub fn tell(&mut self, change: &Change, now_ns: i64) {
+    pub fn log(&mut self, change: &Change, now_ns: i64) {
         if now_ns - self.minute_ns >= 60 * SECOND_NS {
             *self = Self { minute_ns: now_ns, lines: 0 };
         }
