@@ -108,6 +108,30 @@ mod tests {
     use highwater_core::jobs::Container;
 
     #[test]
+    fn an_account_belongs_to_a_pod_or_to_the_node() {
+        let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
+        let logs = folder.path().join("logs");
+        std::fs::create_dir_all(&logs).expect("a folder");
+        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
+        for (pid, cgroup) in
+            [(5, "0::/user.slice\n".to_owned()), (6, format!("0::/kubepods/cri-containerd-{id}.scope\n"))]
+        {
+            let process = folder.path().join(pid.to_string());
+            std::fs::create_dir_all(&process).expect("a folder");
+            std::fs::write(process.join("cgroup"), cgroup).expect("written");
+        }
+        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
+        assert_eq!(homes.within(Some(5), 0), Within::Node);
+        let pod = Pod { namespace: "research".to_owned(), name: "llama-0".to_owned() };
+        assert_eq!(homes.within(Some(6), 0), Within::Pod(pod));
+        assert_eq!(homes.within(Some(7), 0), Within::Unknown, "there is no such process");
+        assert_eq!(homes.within(None, 0), Within::Unknown, "a sender over HTTP");
+        let without_kubelet = Homes::new(None, folder.path().to_owned());
+        assert_eq!([Some(6), None].map(|pid| without_kubelet.within(pid, 0)), [Within::Node, Within::Node]);
+    }
+
+    #[test]
     fn a_process_that_ended_keeps_its_pod_and_one_of_the_same_id_has_its_own() {
         let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
         let process = folder.path().join("77");

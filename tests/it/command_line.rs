@@ -112,8 +112,11 @@ fn printed_commands(printed: &str, heading: &str) -> String {
 fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("printed");
-    let mut demo = Command::new(env!("CARGO_BIN_EXE_highwater"));
-    demo.args(["demo", "--listen", "127.0.0.1:0"]).env_clear().env("TMPDIR", folder.path());
+    // Whoever started the tests may ignore SIGHUP, as nohup does, and processes inherit it.
+    let hears_hup = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); \
+                     os.execve(sys.argv[1], sys.argv[1:-1], {'TMPDIR': sys.argv[-1]})";
+    let mut demo = Command::new("python3");
+    demo.args(["-c", hears_hup, env!("CARGO_BIN_EXE_highwater"), "demo", "--listen", "127.0.0.1:0"]).arg(folder.path());
     demo.stdout(std::fs::File::create(&out).expect("a file")).stderr(Stdio::null()).stdin(Stdio::null());
     let mut demo = Killed(demo.spawn().expect("it starts"));
     let printed = || std::fs::read_to_string(&out).expect("text");
@@ -135,8 +138,40 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
     });
     rustix::process::kill_process(rustix::process::Pid::from_child(&demo.0), rustix::process::Signal::HUP)
         .expect("sent");
-    assert!(demo.0.wait().expect("it ends").success(), "SIGHUP ends it as SIGTERM does");
+    let status = eventually(SOON, "its end", || demo.0.try_wait().expect("it is our child"));
+    assert!(status.success(), "SIGHUP ends it as SIGTERM does: {status}");
     let left: Vec<_> =
         std::fs::read_dir(folder.path()).expect("listed").map(|entry| entry.expect("one").file_name()).collect();
     assert_eq!(left, ["printed"], "its folder is gone");
+}
+
+/// What a short run prints if its standard streams are a terminal.
+fn on_a_terminal(variables: &[(&str, &str)]) -> String {
+    let mut terminal = Command::new("python3");
+    terminal.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]);
+    let daemon = command();
+    terminal.arg(daemon.get_program()).args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]);
+    for (name, value) in daemon.get_envs() {
+        match value {
+            Some(value) => terminal.env(name, value),
+            None => terminal.env_remove(name),
+        };
+    }
+    terminal.env_remove("NO_COLOR").env("RUST_LOG", "info").envs(variables.iter().copied());
+    let output = terminal.stdin(Stdio::null()).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_log_has_colors_on_a_terminal_unless_no_color_is_set() {
+    // As no-color.org has it: an empty value is as good as none.
+    for (variables, colors) in [(&[][..], true), (&[("NO_COLOR", "")][..], true), (&[("NO_COLOR", "1")][..], false)] {
+        let printed = on_a_terminal(variables);
+        let logged = printed.lines().find(|line| line.contains("INFO")).expect("a line of the log");
+        assert_eq!(logged.contains("\u{1b}["), colors, "{variables:?}: {logged:?}");
+    }
+    let piped = command().args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]).env("RUST_LOG", "info").output();
+    let piped = String::from_utf8_lossy(&piped.expect("it runs").stderr).into_owned();
+    assert!(piped.contains("INFO") && !piped.contains('\u{1b}'), "{piped:?}");
 }
