@@ -25,6 +25,7 @@ mod command_line;
 mod connections;
 mod container;
 mod dashboards;
+mod documents;
 mod ends;
 mod fake_nvml;
 mod findings;
