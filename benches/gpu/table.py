@@ -15,7 +15,7 @@ FEWEST_STARTS = 6
 """With fewer starts, resampling gives their range instead of a 95 % interval."""
 Row = tuple[str, ...]
 """Figure, the daemon, the floor, `nvidia-smi`, the target, and whether the daemon meets it."""
-HEADER: Row = ("figure", "highwater", "floor", "nvidia-smi", "to hold", "holds")
+HEADER: Row = ("figure", "highwater", "floor", "nvidia-smi", "bound", "holds")
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -46,7 +46,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("program, heap at rest, NVML (measured)", AT_REST),
         ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
         ("power and utilization", GPUS * gpu::MOST_POINTS * POINT),
-        ("what became of GPUs", gpu::most_change_bytes(GPUS)),
+        ("changes of GPUs' health, and XIDs", gpu::most_change_bytes(GPUS)),
         ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 12),
         ("events for captures", settings.captures.event_log().bytes),
         ("what jobs have open (`annotations.max_bytes`)", limits.bytes),
@@ -56,13 +56,13 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("findings", FINDINGS),
         ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512)),
         ("reads of processes", MOST_READERS * reads),
-        ("events of bodies under way", MOST_BATCHED_BYTES),
+        ("events of HTTP bodies that are still arriving", MOST_BATCHED_BYTES),
         ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),
         (
             "senders' connections and processes, receive buffers",
             (limits.connections + limits.processes) * 512 + 2 * MOST_DATAGRAM_BYTES,
         ),
-        ("long answers under way", answers::MOST_BYTES),
+        ("long answers being sent", answers::MOST_BYTES),
         ("making an exposition (measured)", EXPOSITION),
         ("a capture being written", sqlite + CAPTURE),
     ]
@@ -86,7 +86,7 @@ fn all_that_can_be_kept_fits_the_charts_limit() {
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);
     let sum: usize = bounds.iter().map(|(_, bytes)| bytes).sum();
     let mut table = String::from(
-        "# Bounds of memory\n\nMade by a test from the bounds in the code, for 8 GPUs and the default settings. What waits to be pushed over OTLP\n(`otlp.queue_bytes`, 64 MiB) comes on top where an endpoint is set and the queue is in memory.\n\n| what | at most (MiB) |\n|---|---|\n",
+        "# Bounds of memory\n\nA test generates this page from the limits in the code, for 8 GPUs and the default settings. If an OTLP endpoint is set\nand the queue is in memory, the requests that wait to be sent add up to 64 MiB (`otlp.queue_bytes`).\n\n| what | at most (MiB) |\n|---|---|\n",
     );
     for (what, bytes) in &bounds {
         let _ = writeln!(table, "| {what} | {:.1} |", mib(*bytes));

@@ -254,7 +254,7 @@ mod tests {
     fn the_documented_table_is_the_catalogue() {
         use std::fmt::Write as _;
         let mut table = String::from(
-            "# Metrics\n\nGenerated from the catalogue in `src/metrics/catalogue.rs`; a test compares them. Base units throughout; a value that is not known has no series.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n",
+            "# Metrics\n\nGenerated from the catalogue in `src/metrics/catalogue.rs`; a test compares them. Values are in base units: bytes,\nseconds, watts, joules. A value that is not known has no series. The *fast lane* reads memory every millisecond, the\n*slow lane* reads what changes seldom, once a second or less often; ARCHITECTURE.md lists the lanes.\n\n| metric | kind | labels | what it is |\n|---|---|---|---|\n",
         );
         for metric in ALL {
             let kind = format!("{:?}", metric.kind).to_lowercase();

@@ -84,7 +84,7 @@ pub(super) fn is_one_of(name: &str, names: &[String]) -> bool {
     names.iter().any(|one| one == name)
 }
 
-/// What is known of each rank's step under way.
+/// What is known of each rank's current step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     ranks: BTreeMap<RankKey, Under>,

@@ -1,4 +1,4 @@
-//! What jobs have under way: who they are, their ranks, what is open, and what has ended and waits for its memory.
+//! What jobs have in progress: who they are, their ranks, what is open, and what has ended and waits for its memory.
 //!
 //! Enters: annotations, checked into [`Event`]s, with their sender's account. Leaves: [`Ended`] ones for
 //! [`phases`](crate::phases), and each rank's state. Invariants: a refused event changes nothing; everything kept is

@@ -34,7 +34,7 @@ pub struct Flush {
 pub struct FlushDetector {
     /// The high that a fall is measured from, and when memory last was there.
     high: Option<(i64, u64)>,
-    /// The low of the fall under way.
+    /// The low of the current fall.
     low: Option<(i64, u64)>,
     last: Option<(i64, u64)>,
     gap_since_ns: Option<i64>,

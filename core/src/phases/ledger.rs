@@ -22,7 +22,7 @@ impl Ledger {
         Self { open: Mutex::new(Jobs::new(limits)), ended: Mutex::new(Log::new(&limits)) }
     }
 
-    /// What jobs have under way. Held for microseconds, by whoever sends, attribution and scrapes, never by the sampler.
+    /// What jobs have in progress. Held for microseconds, by whoever sends, attribution and scrapes, never by the sampler.
     pub fn open(&self) -> MutexGuard<'_, Jobs> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

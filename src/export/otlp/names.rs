@@ -252,14 +252,22 @@ mod tests {
     fn the_documented_names_are_the_table() {
         use std::fmt::Write as _;
         let mut table = String::from(
-            "# Metrics over OTLP\n\nGenerated from the table in `src/export/otlp/names.rs`; a test compares them. docs/metrics.md describes each metric under its Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
+            "# Metrics over OTLP\n\nGenerated from the table in `src/export/otlp/names.rs`; a test compares them. docs/metrics.md describes each metric under\nits Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
         );
         for named in NAMES {
             let labels = named.metric.labels.iter().map(|label| format!("`{}`", attribute_name(named.metric, label)));
             let constant = named.constant.iter().map(|(name, value)| format!("`{name}={value}`"));
             let attributes = labels.chain(constant).collect::<Vec<_>>().join(", ");
-            let (name, unit, instrument) = (named.name, named.unit, format!("{:?}", named.instrument));
-            let instrument = instrument.trim_start_matches("Foreign").trim_end_matches("Int").to_lowercase();
+            let instrument = match named.instrument {
+                Instrument::GaugeInt | Instrument::Gauge => "gauge",
+                Instrument::UpDown => "updowncounter",
+                Instrument::CountInt | Instrument::Count | Instrument::ForeignCountInt | Instrument::ForeignCount => {
+                    "counter"
+                }
+                Instrument::Histogram => "histogram",
+                Instrument::Exponential => "exponential histogram",
+            };
+            let (name, unit) = (named.name, named.unit);
             let _ = writeln!(table, "| `{name}` | `{unit}` | {instrument} | {attributes} | `{}` |", named.metric.name);
         }
         table.push_str("\n## Only over OTLP\n\n| metric | unit | what it is |\n|---|---|---|\n");
