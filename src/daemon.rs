@@ -10,6 +10,8 @@ mod findings;
 mod listeners;
 mod live;
 mod playback;
+mod recording;
+mod sockets;
 
 #[cfg(test)]
 mod bounds;
@@ -20,8 +22,6 @@ use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
 use crate::files::Folder;
 use crate::intake::Intake;
-use crate::intake::datagram::Socket;
-use crate::intake::seqpacket::Listener;
 use crate::known::Known;
 use crate::metrics::{Collect, Snapshots};
 use crate::node::{Node, Slot};
@@ -37,6 +37,8 @@ use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
 use listeners::{Listeners, Servers};
 use playback::Playback;
+pub use recording::Recording;
+use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,8 +61,7 @@ pub struct Daemon {
     pub site: Site,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    socket: Option<Arc<Socket>>,
-    seqpacket: Option<Arc<Listener>>,
+    sockets: Sockets,
     servers: Servers,
     stop_otlp: Option<tokio::sync::oneshot::Sender<()>>,
     /// Closes when the thread that reads the source ends.
@@ -88,23 +89,14 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let scenario = scenario(&settings)?;
     let playback = Playback::open(&settings, &*live)?;
     let clock = playback.as_ref().map_or_else(|| Arc::clone(&live), |playback| Arc::clone(&playback.clock) as _);
-    let Doors { listeners, socket, seqpacket } = Doors::open(&settings)?;
+    let (listeners, sockets) = open_doors(&settings)?;
     let (address, is_tls) = (listeners.address()?, listeners.is_tls());
 
     let stop = Arc::new(AtomicBool::new(false));
     let processes = Arc::new(Processes::default());
-    let intake = Intake::new(settings.limits, Arc::clone(&clock), Arc::clone(&processes));
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
-    let intake = Arc::new(
-        intake.with_log(settings.captures.event_log()).with_kubelet(kubelet.clone()).with_live_clock(Arc::clone(&live)),
-    );
-    intake.start_reader().context("cannot start the thread that reads senders' processes")?;
-    let known = Known {
-        slot: Arc::new(Slot::empty(settings.source == SourceSpec::Nvml)),
-        ledger: Arc::clone(intake.ledger()),
-        findings: Arc::new(Detect::new(settings.detect.clone())),
-        clock,
-    };
+    let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
+    let known = known(&settings, &intake, clock);
     let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
@@ -116,19 +108,8 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let mut threads = Vec::new();
     // Started before all other threads, because its settings may be wrong: an error then leaves no thread behind.
     let stop_otlp = otlp.map(|(settings, stats)| export(settings, &site, &stats, &mut threads)).transpose()?;
-    if let Some(socket) = socket.clone() {
-        let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
-        threads.push(spawn("hw-socket", move || socket.run(&intake, &stop))?);
-    }
-    if let Some(listener) = seqpacket.clone() {
-        let (intake, stop) = (Arc::clone(&shared.intake), Arc::clone(&stop));
-        threads.push(spawn("hw-seqpacket", move || listener.run(&intake, &stop))?);
-    }
-    if let Some(kubelet) = kubelet {
-        // The kubelet's answers are about the present, whatever is played back.
-        let (clock, stop) = (Arc::clone(&live), Arc::clone(&stop));
-        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
-    }
+    sockets.serve(&shared.intake, &stop, &mut threads)?;
+    ask_kubelet(kubelet, &live, &stop, &mut threads)?;
     let stopped = Arc::clone(&stop);
     let captures = captures.map(|captures| spawn("hw-capture", move || captures.run(&stopped)));
     threads.extend(captures.transpose()?);
@@ -139,7 +120,47 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     threads.push(reader);
 
     let servers = listeners.serve(&site, &mut threads)?;
-    Ok(Daemon { address, is_tls, site, stop, threads, socket, seqpacket, servers, stop_otlp, reading })
+    Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
+}
+
+/// What takes annotations, with the thread that reads senders' processes.
+fn intake(
+    settings: &Settings,
+    clock: &Arc<dyn Clock>,
+    live: &Arc<dyn Clock>,
+    processes: &Arc<Processes>,
+    kubelet: Option<Arc<Kubelet>>,
+) -> anyhow::Result<Arc<Intake>> {
+    let intake = Intake::new(settings.limits, Arc::clone(clock), Arc::clone(processes));
+    let intake = intake.with_log(settings.captures.event_log()).with_kubelet(kubelet).with_live_clock(Arc::clone(live));
+    let intake = Arc::new(intake);
+    intake.start_reader().context("cannot start the thread that reads senders' processes")?;
+    Ok(intake)
+}
+
+/// The state before the source is open.
+fn known(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> Known {
+    Known {
+        slot: Arc::new(Slot::empty(settings.source == SourceSpec::Nvml)),
+        ledger: Arc::clone(intake.ledger()),
+        findings: Arc::new(Detect::new(settings.detect.clone())),
+        clock,
+    }
+}
+
+/// Starts the thread that asks the kubelet, if it is to be asked. Its answers are about the present, whatever is played
+/// back.
+fn ask_kubelet(
+    kubelet: Option<Arc<Kubelet>>,
+    live: &Arc<dyn Clock>,
+    stop: &Arc<AtomicBool>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> anyhow::Result<()> {
+    if let Some(kubelet) = kubelet {
+        let (clock, stop) = (Arc::clone(live), Arc::clone(stop));
+        threads.push(spawn("hw-kubelet", move || kubelet.run(&*clock, &stop))?);
+    }
+    Ok(())
 }
 
 /// The parts with statistics of their own, for every exporter.
@@ -178,12 +199,7 @@ impl Daemon {
         self.site.intake.end_readers();
         self.threads.iter().for_each(|handle| handle.thread().unpark());
         self.site.recorder.wake();
-        if let Some(socket) = &self.socket {
-            socket.close();
-        }
-        if let Some(listener) = &self.seqpacket {
-            listener.close();
-        }
+        self.sockets.close();
     }
 }
 
@@ -241,16 +257,6 @@ fn export(
     Ok(stop)
 }
 
-fn listen(beside: &Path) -> anyhow::Result<Listener> {
-    let context = || format!("cannot bind the seqpacket socket beside {} (set annotations.socket)", beside.display());
-    Listener::beside(beside).with_context(context)
-}
-
-fn bind(path: &Path) -> anyhow::Result<Socket> {
-    let context = || format!("cannot bind the annotation socket {} (set annotations.socket)", path.display());
-    Socket::bind(path).with_context(context)
-}
-
 /// A larger file cannot be a token file.
 const MOST_TOKEN_BYTES: u64 = 64 << 10;
 
@@ -265,32 +271,18 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
     Ok(Access::Token(token.trim().into()))
 }
 
-/// The listeners and sockets through which clients reach the daemon.
-struct Doors {
-    listeners: Listeners,
-    socket: Option<Arc<Socket>>,
-    seqpacket: Option<Arc<Listener>>,
-}
-
-impl Doors {
-    /// Opens all of them, and logs where annotations are accepted.
-    fn open(settings: &Settings) -> anyhow::Result<Self> {
-        let access = access(settings)?;
-        let is_closed = matches!(access, Access::Closed);
-        let listeners = Listeners::open(settings, access)?;
-        let socket = settings.annotations_socket.as_deref().map(bind).transpose()?.map(Arc::new);
-        let seqpacket = settings.annotations_socket.as_deref().map(listen).transpose()?.map(Arc::new);
-        if let (Some(socket), Some(seqpacket)) = (&socket, &seqpacket) {
-            let (socket, seqpacket) = (socket.path().display(), seqpacket.path().display());
-            tracing::info!(%socket, %seqpacket, "taking annotations");
-        }
-        if is_closed {
-            tracing::info!(
-                "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
-            );
-        }
-        Ok(Self { listeners, socket, seqpacket })
+/// Opens the listeners and sockets through which clients reach the daemon, and logs where annotations are accepted.
+fn open_doors(settings: &Settings) -> anyhow::Result<(Listeners, Sockets)> {
+    let access = access(settings)?;
+    let is_closed = matches!(access, Access::Closed);
+    let listeners = Listeners::open(settings, access)?;
+    let sockets = Sockets::open(settings)?;
+    if is_closed {
+        tracing::info!(
+            "annotations over HTTP are refused: the address is not loopback, and annotations.token_file is not set"
+        );
     }
+    Ok((listeners, sockets))
 }
 
 /// Reads the files that the settings name, as [`start`] would, and starts nothing.

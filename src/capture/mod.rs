@@ -1,4 +1,5 @@
-//! The flight recorder: when something happens, the seconds before it and after it are written to a file.
+//! The flight recorder: when something happens, the seconds before it and after it are written to a file. The commands
+//! `run` and `record` write everything from their begin to their end (`whole`).
 //!
 //! Enters: triggers (a finding, an `oom` mark, a request); and, only by reading, the rings, the last sweeps, the last
 //! events and the ended phases. Leaves: [recordings](crate::recording), in a directory whose count and bytes are
@@ -20,6 +21,7 @@ mod taking;
 #[cfg(test)]
 mod tests;
 mod trigger;
+mod whole;
 mod worker;
 
 pub use admission::Refusal;
@@ -28,6 +30,7 @@ pub use recorder::{Recorder, Request};
 pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};
 pub use trigger::{Reason, Trigger};
+pub use whole::{Ended, Whole};
 pub use worker::Worker;
 
 use crate::intake::Intake;

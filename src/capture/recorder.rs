@@ -26,10 +26,30 @@ const MOST_ASKED_AFTER_NS: i64 = 300 * SECOND_NS;
 /// A capture that begins.
 #[derive(Debug)]
 pub(super) struct Start {
+    pub kind: Kind,
     pub id: String,
     pub trigger: Trigger,
     pub begin_ns: i64,
     pub end_ns: i64,
+}
+
+/// What a recording is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The seconds around a trigger.
+    Capture,
+    /// Everything while a command ran, or until it was stopped.
+    Recording,
+}
+
+impl Kind {
+    /// Its word in the file.
+    pub fn label(self) -> &'static str {
+        match self {
+            Kind::Capture => "capture",
+            Kind::Recording => "recording",
+        }
+    }
 }
 
 /// A request for a capture. A field that is not set takes its value from the settings.
@@ -238,7 +258,7 @@ impl Shared {
             trouble: None,
         };
         desk.begin(id.clone(), &trigger, (begin_ns, end_ns), &self.settings);
-        let start = Start { id: id.clone(), trigger, begin_ns, end_ns };
+        let start = Start { kind: Kind::Capture, id: id.clone(), trigger, begin_ns, end_ns };
         if self.starts.try_send(Some(start)).is_err() {
             desk.running = None;
             return Err(Refusal::Ended);

@@ -18,6 +18,8 @@ const LONGEST_AFTERS: i64 = 6;
 pub struct Settings {
     /// Where they are written; `None` for no captures.
     pub directory: Option<PathBuf>,
+    /// Whether everything is recorded, from the begin to the end of this process.
+    pub is_recording: bool,
     /// How far before its trigger a capture begins, nanoseconds.
     pub before_ns: i64,
     /// How far after its trigger it ends, nanoseconds.
@@ -36,6 +38,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             directory: default_directory(),
+            is_recording: false,
             before_ns: 30 * SECOND_NS,
             after_ns: 10 * SECOND_NS,
             most_files: 20,
@@ -47,10 +50,15 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether anything is written, so that what it needs of the past must be kept.
+    fn is_on(&self) -> bool {
+        self.directory.is_some() || self.is_recording
+    }
+
     /// How much the intake has to keep of the last events.
     #[must_use]
     pub fn event_log(&self) -> LogLimits {
-        let bytes = if self.directory.is_some() { EVENT_BYTES } else { 0 };
+        let bytes = if self.is_on() { EVENT_BYTES } else { 0 };
         LogLimits { keep_ns: self.before_ns.saturating_add(SLACK_NS), bytes }
     }
 
@@ -58,7 +66,7 @@ impl Settings {
     #[must_use]
     pub fn sweeps(&self, period_ns: i64) -> usize {
         let sweeps = self.before_ns.saturating_add(SLACK_NS) / period_ns.max(1);
-        let kept = if self.directory.is_some() { sweeps.clamp(0, MOST_SWEEPS) } else { 0 };
+        let kept = if self.is_on() { sweeps.clamp(0, MOST_SWEEPS) } else { 0 };
         usize::try_from(kept).unwrap_or(0)
     }
 

@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::recording::State;
 use crate::recording::schema::Trouble;
 use crate::recording::track::Track;
-use crate::recording::write::{File, KnownRank};
+use crate::recording::write::{File, FindingRow, KnownRank};
 use crate::sample::{Sweep, TickLog, TickStats};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
@@ -74,6 +74,8 @@ pub(super) struct Capture {
     next_phases: [u64; 2],
     usage_ns: Vec<i64>,
     ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
+    /// The findings as of the last transaction; only what changed is written again.
+    written: Vec<FindingRow>,
     lost_events: u64,
     lost_phases: u64,
 }
@@ -108,6 +110,7 @@ impl Capture {
             // Exclusive, so that a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
+            written: Vec::new(),
             lost_events: 0,
             lost_phases: 0,
             view,
@@ -120,7 +123,7 @@ impl Capture {
         let file = &self.file;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         for (key, value) in [
-            ("kind", "capture"),
+            ("kind", start.kind.label()),
             ("id", &start.id),
             ("highwater_version", env!("CARGO_PKG_VERSION")),
             ("host", &host),
@@ -178,6 +181,11 @@ impl Capture {
     /// Whether the file contains anything, which is then at least all of the past.
     pub fn is_committed(&self) -> bool {
         self.committed.is_some()
+    }
+
+    /// Ends the capture now, if it would end later.
+    pub fn end_now(&mut self) {
+        self.end_ns = self.end_ns.min(self.now_ns());
     }
 
     /// Lets the capture end later.
@@ -327,8 +335,12 @@ impl Capture {
         Ok(())
     }
 
-    fn write_findings(&self) -> rusqlite::Result<()> {
-        self.findings.between(self.begin_ns, self.end_ns).iter().try_for_each(|row| self.file.finding(row))
+    fn write_findings(&mut self) -> rusqlite::Result<()> {
+        let found = self.findings.between(self.begin_ns, self.end_ns);
+        let mut new = found.iter().filter(|row| !self.written.contains(row));
+        new.try_for_each(|row| self.file.finding(row))?;
+        self.written = found;
+        Ok(())
     }
 }
 

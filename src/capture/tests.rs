@@ -2,7 +2,7 @@
 
 use super::admission::Refusal;
 use super::directory::Directory;
-use super::recorder::Start;
+use super::recorder::{Kind, Start};
 use super::taking::{Capture, View};
 use super::trigger::{Findings, Reason, Trigger};
 use super::{Outcome, Recorder, Request, Settings};
@@ -112,7 +112,7 @@ impl Rig {
         findings: Arc<dyn Findings>,
     ) -> Result<Capture, schema::Trouble> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into() };
-        let start = Start { id: "id".into(), trigger, begin_ns, end_ns };
+        let start = Start { kind: Kind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
         Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
     }
 
@@ -128,7 +128,16 @@ impl Rig {
         let directory = Some(self.folder.path().join("captures"));
         let (before_ns, after_ns, cooldown_ns) = (SECOND_NS, SECOND_NS / 10, 0);
         let (most_files, most_bytes, asks_per_hour) = (3, 4 << 20, 1_000_000);
-        Settings { directory, before_ns, after_ns, cooldown_ns, most_files, most_bytes, asks_per_hour }
+        Settings {
+            directory,
+            before_ns,
+            after_ns,
+            cooldown_ns,
+            most_files,
+            most_bytes,
+            asks_per_hour,
+            ..Settings::default()
+        }
     }
 
     /// Reports a finding of this kind.

@@ -3,7 +3,9 @@
 mod demo;
 mod manual;
 pub mod probe;
+mod record;
 pub mod replay_eval;
+mod run;
 pub mod serve;
 mod terminal;
 
@@ -17,6 +19,10 @@ use std::time::Duration;
 /// For `--help`.
 const EXIT_STATUS: &str =
     "Exit status: 0 when all went well, 1 when something failed, 2 when flags or settings are wrong.";
+
+/// For `run --help`.
+const RUN_STATUS: &str = "Exit status: the command's; 128 + N if signal N ended it, 126 or 127 if it cannot be run, and \
+                          1 or 2 if the recording cannot begin, in which case the command is not run.";
 
 /// What GPU memory did inside each step of training.
 ///
@@ -39,6 +45,15 @@ enum Command {
     Serve(Serve),
     /// Demonstrate everything on four simulated GPUs with two training jobs, one of them short of memory.
     Demo(Common),
+    /// Run a command and record the memory of every GPU meanwhile.
+    ///
+    /// Needs no daemon and no root. The command's standard streams, terminal and arguments are its own, and its exit
+    /// status is returned. It finds the socket for its step and phase marks in HIGHWATER_ANNOTATIONS_SOCKET. At the end
+    /// a table of peaks goes to standard error.
+    #[command(after_help = RUN_STATUS)]
+    Run(run::Run),
+    /// Record the memory of every GPU into a file until interrupted.
+    Record(record::Record),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),
     /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
@@ -107,17 +122,22 @@ struct Probe {
 #[must_use]
 pub fn main() -> ExitCode {
     keep_heap_small();
-    init_log();
-    let done = match Cli::parse().command {
-        Command::Serve(serve) => serve::run(&serve),
-        Command::Demo(common) => demo::run(&common),
-        Command::Probe(probe) => probe.run(),
-        Command::ReplayEval(eval) => eval.run(),
-        Command::Completions(completions) => completions.run(),
-        Command::Man => manual::man(),
+    let command = Cli::parse().command;
+    // What a command prints belongs to it: beside it, only what is wrong is logged.
+    init_log(if matches!(command, Command::Run(_)) { "warn" } else { "info" });
+    let succeeded = |()| ExitCode::SUCCESS;
+    let done = match command {
+        Command::Serve(serve) => serve::run(&serve).map(succeeded),
+        Command::Demo(common) => demo::run(&common).map(succeeded),
+        Command::Run(run) => run.run(),
+        Command::Record(record) => record.run().map(succeeded),
+        Command::Probe(probe) => probe.run().map(succeeded),
+        Command::ReplayEval(eval) => eval.run().map(succeeded),
+        Command::Completions(completions) => completions.run().map(succeeded),
+        Command::Man => manual::man().map(succeeded),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             terminal::print_error(format_args!("highwater: {error:#}"));
             if error.is::<Misuse>() || error.is::<Faults>() { ExitCode::from(MISUSED) } else { ExitCode::FAILURE }
@@ -145,13 +165,13 @@ fn keep_heap_small() {
     }
 }
 
-fn init_log() {
+fn init_log(default: &str) {
     use tracing_subscriber::EnvFilter;
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
-    let asked = asked.unwrap_or_else(|| "info".to_owned());
+    let asked = asked.unwrap_or_else(|| default.to_owned());
     let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
-        terminal::print_error(format_args!("RUST_LOG: {error}; using the default, `info`"));
-        EnvFilter::new("info")
+        terminal::print_error(format_args!("RUST_LOG: {error}; using the default, `{default}`"));
+        EnvFilter::new(default)
     });
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|asked| !asked.is_empty());
     let color = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -185,13 +205,18 @@ impl Common {
             flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
         }
         flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
-        let text = |text: OsString| text.into_string().ok();
-        let environment = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
-        let is_ours =
-            |name: &str| name.starts_with("HIGHWATER_") || crate::export::otlp::settings::is_standard_variable(name);
-        let environment = environment.filter(|(name, _)| is_ours(name)).collect();
-        Layers { file: self.config.clone(), environment, flags }
+        layers(self.config.clone(), flags)
     }
+}
+
+/// A settings file, this process's variables, and flags: a key, its value, and how the flag is called.
+fn layers(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Layers {
+    let text = |text: OsString| text.into_string().ok();
+    let environment = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
+    let is_ours =
+        |name: &str| name.starts_with("HIGHWATER_") || crate::export::otlp::settings::is_standard_variable(name);
+    let environment = environment.filter(|(name, _)| is_ours(name)).collect();
+    Layers { file, environment, flags }
 }
 
 impl Serve {

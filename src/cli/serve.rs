@@ -58,7 +58,7 @@ impl Signals {
     pub(super) fn listen() -> anyhow::Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-        let hang_up = (!ignores_hang_up()).then(|| signal(SignalKind::hangup())).transpose();
+        let hang_up = (!is_ignored(rustix::process::Signal::HUP)).then(|| signal(SignalKind::hangup())).transpose();
         Ok(Self { terminate, interrupt, hang_up: hang_up.context("cannot wait for SIGHUP")? })
     }
 
@@ -71,11 +71,12 @@ impl Signals {
     }
 }
 
-/// Whether SIGHUP is ignored. Listening to it would undo that.
-fn ignores_hang_up() -> bool {
+/// Whether this process ignores a signal. Listening to it would undo that.
+pub(super) fn is_ignored(signal: rustix::process::Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
 }
 
 /// Waits for SIGTERM, SIGINT, SIGHUP, or the time given.

@@ -13,6 +13,7 @@ mod read;
 pub(crate) mod schema;
 mod source;
 mod state;
+mod summary;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -23,3 +24,4 @@ pub use lines::{Skipped, SkippedLines};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;
+pub use summary::{GpuPeak, PhasePeak, Summary};

@@ -137,8 +137,8 @@ fn succeeds(mut command: Command, what: &str) -> String {
 
 #[test]
 fn every_block_has_a_language_that_is_tested() {
-    // A drawing, and figures of a run on a GPU.
-    let figures = ["ARCHITECTURE.md", "docs/performance.md"];
+    // A drawing, figures of a run on a GPU, and what `run` prints (see `records`).
+    let figures = ["ARCHITECTURE.md", "docs/performance.md", "docs/recordings.md"];
     for block in blocks() {
         let tested = match &*block.language {
             "sh" | "promql" | "toml" => true,
@@ -249,6 +249,10 @@ fn is_built_elsewhere(command: &str, what: &str) {
 /// Commands that end succeed. The daemon starts on the simulator instead of NVML, on a free port.
 fn runs(command: &str, folder: &TempDir, what: &str) {
     let mut shell = shell(&format!("exec env {command}"), folder, "");
+    if command.starts_with("highwater run") || command.starts_with("highwater record") {
+        records(shell.current_dir(folder.path()), what);
+        return;
+    }
     if !command.contains("highwater serve") {
         assert!(!succeeds(shell, what).is_empty(), "{what}");
         return;
@@ -257,6 +261,24 @@ fn runs(command: &str, folder: &TempDir, what: &str) {
     shell.env("XDG_RUNTIME_DIR", folder.path()).env("XDG_STATE_HOME", folder.path());
     let serves = Process::start(shell);
     serves.wait_for(SOON, "line `listening on`", |line| line.contains("listening on").then_some(()));
+}
+
+/// Recordings end by themselves, and print what docs/recordings.md shows.
+fn records(shell: &mut Command, what: &str) {
+    let job = "import highwater\nwith highwater.step(1), highwater.phase('forward'): pass\n";
+    fs::write(Path::new(shell.get_current_dir().expect("a folder")).join("train.py"), job).expect("written");
+    shell.env("HIGHWATER_SOURCE", "sim").env("PYTHONPATH", root().join("python"));
+    let output = shell.output().expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {printed}");
+    // Columns are as wide as their numbers.
+    let narrow = |line: &str| shape(line).split_whitespace().collect::<Vec<_>>().join(" ");
+    let printed: BTreeSet<String> = printed.lines().map(narrow).collect();
+    for shown in block("docs/recordings.md", "text").lines().filter(|line| !line.contains("moe-tight")) {
+        let wanted =
+            narrow(shown).replace("node.sqlite", if what.contains("run -o") { "job.sqlite" } else { "node.sqlite" });
+        assert!(printed.contains(&wanted), "{what} does not print `{wanted}`: {printed:#?}");
+    }
 }
 
 fn takes_its_arguments(words: &[&str], what: &str) {
@@ -343,7 +365,9 @@ fn the_queries_of_a_capture_return_rows() {
     script.args(["-c", &python]).current_dir(folder.path());
     succeeds(script, "docs/recordings.md, python");
     let Some(sqlite3) = tools::find("sqlite3") else { return };
-    let [line] = &commands(&block("docs/recordings.md", "sh"))[..] else { panic!("one command") };
+    let blocks = blocks_of(&root().join("docs/recordings.md"));
+    let line = blocks.iter().flat_map(|block| commands(&block.text)).find(|line| line.starts_with("sqlite3 "));
+    let line = &line.expect("it is shown");
     let mut shell = Command::new("sh");
     shell.args(["-ec", line]).current_dir(folder.path());
     shell.env("PATH", format!("{}:/usr/bin:/bin", sqlite3.parent().expect("a folder").display()));

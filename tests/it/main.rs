@@ -39,6 +39,7 @@ mod nvml_source;
 mod otlp;
 mod otlp_peers;
 mod prometheus;
+mod recording;
 mod recordings;
 mod replay;
 mod settings;

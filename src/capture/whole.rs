@@ -1,0 +1,115 @@
+//! One recording of everything, from its begin until it is stopped.
+//!
+//! Enters: a node, and the same state that captures read. Leaves: one file, which grows by the second. Invariant: what
+//! was written stays written: a kill at any moment leaves a file that opens and lacks at most the last second.
+
+use super::found::OnBoard;
+use super::recorder::{Kind, Start};
+use super::taking::{Capture, View};
+use super::trigger::{Reason, Trigger};
+use crate::intake::Intake;
+use crate::known::Known;
+use crate::recording::State;
+use crate::recording::schema::Trouble;
+use highwater_core::clock::park_for;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often new data is written.
+const WRITE_PERIOD: Duration = Duration::from_millis(250);
+/// How often written data is synced.
+const SYNC_PERIOD: Duration = Duration::from_secs(1);
+/// No limit but the disk: the most pages that SQLite can count.
+const MOST_BYTES: u64 = (u32::MAX as u64 - 1) * crate::recording::schema::PAGE_BYTES;
+
+/// How a recording ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was stopped.
+    Stopped,
+    /// The source went away: every GPU is lost, or the devices have changed. What came before is in the file.
+    SourceGone,
+}
+
+/// A recording.
+pub struct Whole {
+    path: PathBuf,
+    capture: Capture,
+    known: Known,
+}
+
+impl Whole {
+    /// Begins the file, which must not exist yet, with the readings from now on. `note` says what is recorded.
+    ///
+    /// # Errors
+    /// No GPU is read, or the file cannot be written.
+    pub fn begin(path: &Path, note: &str, known: &Known, intake: &Arc<Intake>) -> anyhow::Result<Self> {
+        let path = without_links(path)?;
+        let node = known.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
+        let (view, now_ns) = (View::of(&node), node.clock.now_ns());
+        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned() };
+        let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let start = Start { kind: Kind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
+        let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
+        let capture = Capture::begin(&path, MOST_BYTES, &start, view, Arc::clone(intake), findings);
+        let mut capture = capture.map_err(|trouble| about(&path, &trouble))?;
+        capture.advance(&[], &|| ()).and_then(|()| capture.sync()).map_err(|error| about(&path, &error.into()))?;
+        Ok(Self { path, capture, known: known.clone() })
+    }
+
+    /// Writes until `stop`, and what comes late after it, at a lower priority than the sampler.
+    ///
+    /// # Errors
+    /// The file can no longer be written, for example because the disk is full. It ends with what was written before.
+    pub fn run(mut self, stop: &AtomicBool) -> anyhow::Result<Ended> {
+        crate::thread::stand_back();
+        let followed = self.follow(stop);
+        let state = match &followed {
+            Ok(Ended::Stopped) => State::Complete,
+            Ok(Ended::SourceGone) => State::CutShort,
+            Err(_) => State::Failed,
+        };
+        let finished = self.capture.finish(state).map_err(Trouble::from);
+        // The first fault is the cause of the second.
+        let ended = followed.map_err(|trouble| about(&self.path, &trouble))?;
+        finished.map_err(|trouble| about(&self.path, &trouble))?;
+        Ok(ended)
+    }
+
+    fn follow(&mut self, stop: &AtomicBool) -> Result<Ended, Trouble> {
+        let (mut synced, mut is_ending) = (Instant::now(), false);
+        loop {
+            if stop.load(Ordering::Relaxed) && !is_ending {
+                self.capture.end_now();
+                is_ending = true;
+            }
+            let is_over = is_ending && self.capture.is_over();
+            self.capture.advance(&[], &|| ())?;
+            if is_over {
+                return Ok(Ended::Stopped);
+            }
+            if !self.capture.is_of(self.known.slot.node().as_deref()) {
+                return Ok(Ended::SourceGone);
+            }
+            if synced.elapsed() >= SYNC_PERIOD {
+                self.capture.sync()?;
+                synced = Instant::now();
+            }
+            if is_ending { std::thread::park_timeout(WRITE_PERIOD / 5) } else { park_for(WRITE_PERIOD, stop) }
+        }
+    }
+}
+
+/// The path with the links of its folder resolved: the user means where they point, and SQLite is to follow none.
+fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| anyhow::anyhow!("{}: is not the name of a file", path.display()))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder.canonicalize().map_err(|error| anyhow::anyhow!("{}: {error}", folder.display()))?;
+    Ok(folder.join(name))
+}
+
+fn about(path: &Path, trouble: &Trouble) -> anyhow::Error {
+    anyhow::anyhow!("{}: {trouble}", path.display())
+}

@@ -1,0 +1,128 @@
+//! `record`: records this node's GPUs until a signal, or for a time. `run` shares its flags.
+
+use super::serve::{Signals, runtime, until_ended};
+use super::{Misuse, duration, key_value, layers, terminal};
+use crate::capture::Ended;
+use crate::config::{Settings, SourceSpec, default_socket, load};
+use crate::daemon::Recording;
+use crate::files::OwnFolder;
+use crate::recording::Summary;
+use anyhow::Context as _;
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often to check whether the file is still written.
+const LOOK: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Args)]
+pub(super) struct Record {
+    #[command(flatten)]
+    pub flags: Flags,
+    /// The Unix datagram socket for annotations [default: one of its own, which it prints].
+    #[arg(long, value_name = "PATH")]
+    annotations_socket: Option<PathBuf>,
+    /// Stop after this time, such as 20s.
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    run_for: Option<Duration>,
+}
+
+/// What is recorded, and where to.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// The file to write, a SQLite database. It must not exist.
+    #[arg(short, long, value_name = "FILE", default_value = "highwater.sqlite")]
+    pub output: PathBuf,
+    /// Milliseconds from one reading of memory to the next.
+    #[arg(short, long, value_name = "MS", default_value_t = 1.0)]
+    interval: f64,
+    /// The source to read: nvml, sim, sim:SCENARIO.
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<String>,
+    /// Settings file, TOML or YAML.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Path of libnvidia-ml.so.1.
+    #[arg(long, value_name = "PATH")]
+    nvml_library: Option<String>,
+    /// Any other setting.
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+}
+
+impl Flags {
+    /// The settings of a recording that takes annotations over this socket.
+    pub fn settings(&self, socket: &Path) -> anyhow::Result<Settings> {
+        let socket = socket.to_str().context("the path of the annotation socket is not UTF-8")?;
+        let mut flags = vec![
+            ("sampling.period".to_owned(), format!("{}us", self.interval * 1000.0), "--interval".to_owned()),
+            ("annotations.socket".to_owned(), socket.to_owned(), "--annotations-socket".to_owned()),
+        ];
+        let given = [("source", "--source", &self.source), ("nvml_library", "--nvml-library", &self.nvml_library)];
+        for (key, flag, value) in given {
+            flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
+        }
+        flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
+        let settings = load(&layers(self.config.clone(), flags))?;
+        if matches!(settings.source, SourceSpec::Replay(_)) {
+            return Err(Misuse("source: a replay is a recording already; record nvml or sim".to_owned()).into());
+        }
+        Ok(settings)
+    }
+}
+
+impl Record {
+    pub fn run(&self) -> anyhow::Result<()> {
+        let own = match &self.annotations_socket {
+            Some(_) => None,
+            None => Some(OwnFolder::make("highwater-record").context("cannot make a folder for the socket")?),
+        };
+        let socket = own.as_ref().map(|own| own.path().join("annotations.sock"));
+        let socket = socket.or_else(|| self.annotations_socket.clone()).unwrap_or_else(default_socket);
+        let settings = self.flags.settings(&socket)?;
+        note_daemon(&socket);
+        runtime()?.block_on(async {
+            let signals = Signals::listen()?;
+            let recording = Recording::start(settings, &self.flags.output, "highwater record")?;
+            let output = self.flags.output.display();
+            terminal::print_error(format_args!(
+                "recording to {output}; marks: HIGHWATER_ANNOTATIONS_SOCKET={}",
+                socket.display()
+            ));
+            let ended = async {
+                while !recording.has_ended() {
+                    tokio::time::sleep(LOOK).await;
+                }
+            };
+            tokio::select! {
+                () = until_ended(signals, self.run_for) => {}
+                () = ended => {}
+            }
+            end(recording, &self.flags.output)
+        })
+    }
+}
+
+/// Ends a recording, and prints what it shows.
+pub(super) fn end(recording: Recording, path: &Path) -> anyhow::Result<()> {
+    let ended = recording.stop()?;
+    let summary = Summary::of(path).with_context(|| format!("{}: cannot be read again", path.display()))?;
+    #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+    let seconds = summary.duration_ns as f64 / 1e9;
+    let bytes = path.metadata().map_or(0, |file| file.len());
+    terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", path.display()));
+    terminal::print_error(summary.to_string().trim_end());
+    match ended {
+        Ended::Stopped => Ok(()),
+        Ended::SourceGone => anyhow::bail!("the recording ended early: the GPUs went away or changed"),
+    }
+}
+
+/// Says if a daemon runs here too. Both read the driver.
+pub(super) fn note_daemon(own: &Path) {
+    let other = default_socket();
+    let answers = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| socket.connect(&other));
+    if other != own && answers.is_ok() {
+        terminal::print_error("highwater: a daemon runs on this node too; this recording reads the GPUs by itself");
+    }
+}

@@ -1,0 +1,130 @@
+//! Records this node's GPUs into one file: the daemon without HTTP, OTLP and captures.
+//!
+//! Enters: settings, the file. Leaves: the file, and annotations taken over the sockets. Invariant: the file has begun
+//! when [`start`](Recording::start) returns, so what starts afterwards is recorded from its first millisecond.
+
+use super::sockets::Sockets;
+use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario, spawn};
+use crate::capture::{Ended, Recorder, Whole};
+use crate::config::Settings;
+use crate::place::kubelet::Kubelet;
+use anyhow::Context as _;
+use highwater_core::clock::{Clock, Live};
+use highwater_core::gpu::Processes;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the source may take to open: a driver that must be loaded first takes seconds.
+const OPEN_WITHIN: Duration = Duration::from_secs(30);
+/// How often to check whether it is open.
+const OPEN_POLL: Duration = Duration::from_millis(2);
+
+/// A recording in progress.
+pub struct Recording {
+    writer: JoinHandle<anyhow::Result<Ended>>,
+    stop_writer: Arc<AtomicBool>,
+    readers: Readers,
+}
+
+/// The threads that read the GPUs and take annotations.
+struct Readers {
+    shared: Shared,
+    sockets: Sockets,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Recording {
+    /// Opens the source and the sockets, and begins the file.
+    ///
+    /// # Errors
+    /// The scenario cannot be read, a socket cannot be bound, the source cannot be opened, or the file cannot be
+    /// written or exists.
+    pub fn start(mut settings: Settings, path: &Path, note: &str) -> anyhow::Result<Self> {
+        anyhow::ensure!(path.symlink_metadata().is_err(), "{}: exists, and is not overwritten", path.display());
+        settings.captures.directory = None;
+        settings.captures.is_recording = true;
+        let readers = Readers::start(settings)?;
+        let begun = readers.wait_for_node().and_then(|()| {
+            let stop_writer = Arc::new(AtomicBool::new(false));
+            let whole = Whole::begin(path, note, &readers.shared.known, &readers.shared.intake)?;
+            let stopped = Arc::clone(&stop_writer);
+            let writer = std::thread::Builder::new().name("hw-record".to_owned());
+            let writer = writer.spawn(move || whole.run(&stopped)).context("cannot start thread hw-record")?;
+            Ok((writer, stop_writer))
+        });
+        match begun {
+            Ok((writer, stop_writer)) => Ok(Self { writer, stop_writer, readers }),
+            Err(error) => {
+                readers.stop();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the file is no longer written: the source went away, or the disk is full.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.writer.is_finished()
+    }
+
+    /// Ends the file now, with what is still on its way.
+    ///
+    /// # Errors
+    /// The file could not be written to its end.
+    pub fn stop(self) -> anyhow::Result<Ended> {
+        self.stop_writer.store(true, Ordering::Relaxed);
+        self.writer.thread().unpark();
+        let ended = self.writer.join();
+        self.readers.stop();
+        ended.map_err(|_| anyhow::anyhow!("the thread that writes the recording panicked, which is a bug"))?
+    }
+}
+
+impl Readers {
+    fn start(settings: Settings) -> anyhow::Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(Live::start());
+        let scenario = scenario(&settings)?;
+        let sockets = Sockets::open(&settings)?;
+        let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
+        let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
+        let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;
+        let known = known(&settings, &intake, Arc::clone(&clock));
+        let (settings, recorder) = (Arc::new(settings), Recorder::default());
+        let shared = Shared { settings, known, intake, processes, recorder, stop: Arc::clone(&stop) };
+        let mut threads = Vec::new();
+        sockets.serve(&shared.intake, &stop, &mut threads)?;
+        ask_kubelet(kubelet, &clock, &stop, &mut threads)?;
+        let reads = shared.clone();
+        threads.push(spawn("hw-source", move || live::keep_open(&reads, scenario.as_ref()))?);
+        Ok(Self { shared, sockets, threads })
+    }
+
+    fn wait_for_node(&self) -> anyhow::Result<()> {
+        let slot = &self.shared.known.slot;
+        let until = Instant::now() + OPEN_WITHIN;
+        while slot.node().is_none() {
+            if let Some(trouble) = slot.trouble() {
+                anyhow::bail!("no GPU can be read: {trouble}");
+            }
+            anyhow::ensure!(
+                Instant::now() < until,
+                "no GPU can be read: the driver has not answered for {OPEN_WITHIN:?}"
+            );
+            std::thread::sleep(OPEN_POLL);
+        }
+        Ok(())
+    }
+
+    fn stop(self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.intake.end_readers();
+        self.threads.iter().for_each(|handle| handle.thread().unpark());
+        self.sockets.close();
+        if !join_all(self.threads, DRAIN) {
+            tracing::warn!("a thread did not end in time; it is left behind");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! `run` and `record`: what a command gets, what it returns, and what is left in the file.
+
+use crate::daemon::{Daemon, command};
+use crate::process::{Process, eventually};
+use crate::tools::root;
+use rusqlite::Connection;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// How long anything may take on a busy machine.
+const SOON: Duration = Duration::from_secs(30);
+
+/// `highwater run` on simulated GPUs, up to the command.
+fn run(folder: &Path, arguments: &[&str]) -> Command {
+    let mut run = command();
+    run.arg("run").arg("-o").arg(folder.join("file.sqlite")).args(["--source", "sim:spike"]).args(arguments);
+    run
+}
+
+fn output(folder: &Path, arguments: &[&str]) -> Output {
+    run(folder, arguments).output().expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_commands_status_is_returned_as_a_shell_returns_it() {
+    let cannot_run = root().join("README.md").display().to_string();
+    let cases: [(&[&str], i32); 8] = [
+        (&["true"], 0),
+        (&["--", "false"], 1),
+        (&["sh", "-c", "exit 43"], 43),
+        (&["sh", "-c", "kill -KILL $$"], 137),
+        (&["sh", "-c", "kill -TERM $$"], 143),
+        (&["no-such-command-anywhere"], 127),
+        (&[&cannot_run], 126),
+        // A child that outlives the command is not waited for, as without `run`.
+        (&["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $! > \"$TMPDIR/left\"; exit 5"], 5),
+    ];
+    for (arguments, code) in cases {
+        let folder = tempfile::tempdir().expect("a folder");
+        let output = run(folder.path(), arguments).env("TMPDIR", folder.path()).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        assert_eq!(text(&output.stdout), "", "{arguments:?}: standard output is the command's");
+        let is_run = !matches!(code, 126 | 127);
+        assert_eq!(folder.path().join("file.sqlite").exists(), is_run, "{arguments:?}");
+        assert_eq!(text(&output.stderr).contains("reached at"), is_run, "{arguments:?}: {output:?}");
+        if let Ok(left) = std::fs::read_to_string(folder.path().join("left")) {
+            let pid = rustix::process::Pid::from_raw(left.trim().parse().expect("a number")).expect("not 0");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is still there");
+        }
+    }
+}
+
+#[test]
+fn arguments_and_streams_are_the_commands_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words = ["a  b", "\"c\"", "d'e", "$HOME", "", "--help", "-o", "ü\n"];
+    let script = "for word in \"$@\"; do printf '[%s]' \"$word\"; done; cat; echo wrong >&2";
+    let mut run = run(folder.path(), &[&["sh", "-c", script, "sh"][..], &words].concat());
+    let mut child = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    child.stdin.take().expect("a pipe").write_all(b"typed").expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stdout), words.map(|word| format!("[{word}]")).concat() + "typed");
+    assert!(text(&output.stderr).starts_with("wrong\n"), "{output:?}");
+    assert!(output.status.success());
+}
+
+/// As with a training script that asks something, or draws a progress bar.
+#[test]
+fn a_command_has_the_terminal_and_its_interrupts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut run = run(
+        folder.path(),
+        &["sh", "-c", "test -t 0 && test -t 1 && trap 'exit 9' INT; read line; echo got $line; read line"],
+    );
+    run.env("TMPDIR", folder.path());
+    // Runs it on a pseudo-terminal, answers once, and types Control-C.
+    let types = "
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b''
+os.write(terminal, b'yes\\n')
+while b'got yes' not in seen:
+    seen += os.read(terminal, 1000)
+os.write(terminal, b'\\x03')
+try:
+    while True:
+        seen += os.read(terminal, 1000) or sys.exit('end')
+except OSError:
+    pass
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'reached at'))
+";
+    let mut typist = Command::new("python3");
+    typist.args(["-c", types]).arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => typist.env(name, value),
+            None => typist.env_remove(name),
+        };
+    }
+    let output = typist.output().expect("it runs");
+    assert_eq!(text(&output.stdout), "9 1\n", "{output:?}");
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = "trap 'exit 7' TERM; trap 'echo heard' USR1; echo ready > \"$READY\"; while :; do sleep 0.05; done";
+    let mut run = run(folder.path(), &["sh", "-c", script]);
+    run.env("READY", folder.path().join("ready")).stdout(Stdio::piped()).stderr(Stdio::null());
+    let child = run.spawn().expect("it starts");
+    let pid = rustix::process::Pid::from_child(&child);
+    eventually(SOON, "the command", || folder.path().join("ready").exists().then_some(()));
+    for signal in [rustix::process::Signal::USR1, rustix::process::Signal::TERM] {
+        rustix::process::kill_process(pid, signal).expect("sent");
+    }
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(7));
+    // Both may arrive in the same pause, in which the shell takes TERM last or first.
+    assert!(["heard\n", ""].contains(&&*text(&output.stdout)), "{output:?}");
+}
+
+#[test]
+fn a_file_that_exists_or_a_missing_gpu_stops_it_before_the_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("file.sqlite"), "mine").expect("written");
+    let touched = folder.path().join("touched").display().to_string();
+    let refused = output(folder.path(), &["touch", &touched]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("file.sqlite: exists, and is not overwritten"), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("file.sqlite")).expect("there"), "mine");
+    let mut run = command();
+    run.arg("run").arg("-o").arg(folder.path().join("other")).args(["--nvml-library", "/nope.so", "touch", &touched]);
+    let refused = run.output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(text(&refused.stderr).contains("no GPU can be read"), "{refused:?}");
+    assert!(!folder.path().join("other").exists() && !Path::new(&touched).exists());
+    for (flags, because) in [
+        (&["-i", "0", "true"][..], "--interval: sampling.period: `0us` is not between"),
+        (&["--source", "replay:/x", "true"][..], "a replay is a recording already"),
+        (&[][..], "COMMAND"),
+    ] {
+        let mut run = command();
+        let refused = run.args(["run", "-o"]).arg(folder.path().join("new")).args(flags).output().expect("it runs");
+        assert_eq!(refused.status.code(), Some(2), "{flags:?}: {refused:?}");
+        assert!(text(&refused.stderr).contains(because), "{flags:?}: {refused:?}");
+    }
+}
+
+/// The peaks of the phases of job `t` by name, from the file.
+fn peaks(file: &Path) -> Vec<(String, i64)> {
+    let file = Connection::open(file).expect("a recording");
+    let mut rows = file
+        .prepare(
+            "SELECT name, max(peak_bytes) FROM phases JOIN phase_memory ON phase = id WHERE job = 't' GROUP BY name",
+        )
+        .expect("its tables");
+    let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).expect("it runs");
+    rows.map(|row| row.expect("a row")).collect()
+}
+
+#[test]
+fn a_job_finds_the_socket_and_its_phases_are_in_the_file_and_play_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let job = "
+import highwater, time
+highwater.configure(job='t', gpu=0)
+for n in range(3):
+    with highwater.step(n), highwater.phase('forward'):
+        time.sleep(0.1)
+";
+    let mut run = run(folder.path(), &["python3", "-c", job]);
+    let output = run.env("PYTHONPATH", root().join("python")).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let (file, printed) = (folder.path().join("file.sqlite"), text(&output.stderr));
+    assert!(printed.contains("forward"), "{printed}");
+    let live = peaks(&file);
+    assert_eq!(live.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["forward", "step"], "{printed}");
+    let query = |sql: &str| -> String {
+        Connection::open(&file).expect("a recording").query_row(sql, [], |row| row.get(0)).expect(sql)
+    };
+    assert_eq!(query("SELECT value FROM meta WHERE key = 'kind'"), "recording");
+    assert_eq!(query("SELECT value FROM meta WHERE key = 'state'"), "complete");
+    assert_eq!(query("PRAGMA integrity_check"), "ok");
+
+    let source = format!("replay:{}", file.display());
+    let daemon = Daemon::start(&["serve", "--source", &source, "--replay-speed", "max"]);
+    eventually(SOON, "the end", || daemon.printed().contains("the recording has ended").then_some(()));
+    let metrics = daemon.get("/metrics");
+    let (_, peak) = live.iter().find(|(name, _)| name == "step").expect("steps");
+    let answer: serde_json::Value = serde_json::from_str(&daemon.get("/api/v1/jobs/t/phases?limit=100")).expect("JSON");
+    let played = answer["phases"].as_array().into_iter().flatten();
+    let played = played.filter(|phase| phase["kind"] == "step");
+    let played = played.filter_map(|phase| phase["gpus"][0]["peak_bytes"].as_i64()).max();
+    assert_eq!(played, Some(*peak), "{answer}\n{metrics}");
+}
+
+/// A recording that a test ends.
+fn record(folder: &Path) -> (Process, PathBuf) {
+    let mut record = command();
+    let file = folder.join("file.sqlite");
+    record.args(["record", "--source", "sim:demo", "-o"]).arg(&file);
+    let record = Process::start(record);
+    record.wait_for(SOON, "line `recording to`", |line| line.contains("recording to ").then_some(()));
+    (record, file)
+}
+
+fn last_tick_ns(file: &Connection) -> i64 {
+    file.query_row("SELECT max(end_ns) FROM ticks", [], |row| row.get(0)).expect("ticks")
+}
+
+#[test]
+fn a_recording_that_is_killed_opens_with_what_was_written() {
+    let mut worst = Duration::ZERO;
+    for milliseconds in [0, 40, 130, 260, 390, 700, 1_100, 1_900] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut record, file) = record(folder.path());
+        // The moments are to differ; which they are does not matter.
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let killed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        record.kill();
+        let file = Connection::open(&file).expect("it opens");
+        assert_eq!(file.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0)).expect("runs"), "ok");
+        let last = Duration::from_nanos(last_tick_ns(&file).unsigned_abs());
+        worst = worst.max(killed.saturating_sub(last));
+        // Each sweep that is there has its readings.
+        let without: i64 = file
+            .query_row("SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL", [], |row| row.get(0))
+            .expect("its view");
+        assert_eq!(without, 0);
+    }
+    println!("at most {worst:?} before the kill is missing");
+    // A second on a machine that does nothing else; tests run beside others.
+    assert!(worst < Duration::from_secs(5), "{worst:?}");
+}
+
+#[test]
+fn record_ends_with_a_signal_or_after_its_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut recording, file) = record(folder.path());
+    let (status, _) = recording.terminate();
+    assert!(status.success() && status.signal().is_none());
+    assert!(recording.printed().contains("reached at"), "{}", recording.printed());
+    let state = Connection::open(&file).expect("a recording");
+    let state: String =
+        state.query_row("SELECT value FROM meta WHERE key = 'state'", [], |row| row.get(0)).expect("a row");
+    assert_eq!(state, "complete");
+    let other = folder.path().join("other.sqlite");
+    let mut timed = command();
+    timed.args(["record", "--source", "sim:spike", "--for", "300ms", "-i", "2", "-o"]).arg(&other);
+    assert!(timed.output().expect("it runs").status.success());
+    let file = Connection::open(&other).expect("a recording");
+    let (begin_ns, period_ns): (i64, i64) = file
+        .query_row(
+            "SELECT (SELECT value FROM meta WHERE key = 'begin_ns'), (SELECT value FROM meta WHERE key = 'period_ns')",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .expect("a row");
+    assert_eq!(period_ns, 2_000_000);
+    assert!(last_tick_ns(&file) - begin_ns >= 300_000_000, "{}", last_tick_ns(&file) - begin_ns);
+}
