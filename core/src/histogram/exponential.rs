@@ -304,4 +304,18 @@ mod tests {
         histogram.record(-1.0, 1);
         assert_eq!(histogram.count(), 4);
     }
+
+    /// A bucket is open below and closed above.
+    #[test]
+    fn a_power_of_two_belongs_to_the_bucket_below_it() {
+        for scale in -3..=4 {
+            for exponent in -9..=9 {
+                let bucket = f64::from(index(f64::from(exponent).exp2(), scale));
+                let width = (-f64::from(scale)).exp2();
+                let (lower, upper) = (bucket * width, (bucket + 1.0) * width);
+                let exponent = f64::from(exponent);
+                assert!(lower < exponent && exponent <= upper, "2^{exponent} at scale {scale}: ({lower}, {upper}]");
+            }
+        }
+    }
 }

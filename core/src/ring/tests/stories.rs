@@ -24,6 +24,7 @@ fn an_empty_ring_knows_nothing() {
     let (mut writer, reader) = ring(CONFIG).unwrap();
     writer.gap(5).unwrap();
     assert_eq!((reader.newest_ns(), reader.oldest_ns(), reader.point_count()), (None, None, 0));
+    assert_eq!(reader.resolution_ns(), 1_000);
     assert_eq!(reader.at(0), Err(QueryError::Empty));
     assert_eq!(reader.summary(0, 1), Err(QueryError::Empty));
     assert_eq!(reader.summary(1, 0), Err(QueryError::Reversed));
