@@ -63,7 +63,10 @@ impl Flags {
             flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
         }
         flags.extend(self.set.iter().map(|(key, value)| (key.clone(), value.clone(), format!("--set {key}"))));
-        let settings = load(&layers(self.config.clone(), flags))?;
+        let mut layers = layers(self.config.clone(), flags);
+        // Nothing is pushed, and a training job's variables for its own OTLP are no reason to refuse it.
+        layers.environment.retain(|(name, _)| name.starts_with("HIGHWATER_"));
+        let settings = load(&layers)?;
         if matches!(settings.source, SourceSpec::Replay(_)) {
             return Err(Misuse("source: a replay is a recording already; record nvml or sim".to_owned()).into());
         }

@@ -132,6 +132,27 @@ mod tests {
     }
 
     #[test]
+    fn control_groups_are_read_again_after_ten_seconds_and_a_process_may_move() {
+        let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
+        let (process, logs) = (folder.path().join("8"), folder.path().join("logs"));
+        for folder in [&process, &logs] {
+            std::fs::create_dir_all(folder).expect("a folder");
+        }
+        std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
+        std::fs::write(process.join("stat"), format!("8 (a) S {} 4711 0\n", "0 ".repeat(18))).expect("written");
+        let write = |text: String| std::fs::write(process.join("cgroup"), text).expect("written");
+        let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs };
+        let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
+        write("0::/user.slice\n".to_owned());
+        assert_eq!(homes.of(8, 0).home, Home::Host);
+        write(format!("0::/kubepods/cri-containerd-{id}.scope\n"));
+        assert_eq!(homes.of(8, 10 * SECOND_NS).home, Home::Host, "what was read is used for ten seconds");
+        let moved = homes.of(8, 10 * SECOND_NS + 1);
+        assert!(matches!(moved.home, Home::Container(_)), "{moved:?}");
+        assert_eq!(moved.since_ns, 10 * SECOND_NS + 1);
+    }
+
+    #[test]
     fn a_process_that_ended_keeps_its_pod_and_one_of_the_same_id_has_its_own() {
         let (folder, id) = (tempfile::tempdir().expect("a folder"), "0a".repeat(32));
         let process = folder.path().join("77");

@@ -63,6 +63,8 @@ fn arguments_and_streams_are_the_commands_own() {
     let words = ["a  b", "\"c\"", "d'e", "$HOME", "", "--help", "-o", "ü\n"];
     let script = "for word in \"$@\"; do printf '[%s]' \"$word\"; done; cat; echo wrong >&2";
     let mut run = run(folder.path(), &[&["sh", "-c", script, "sh"][..], &words].concat());
+    // A variable that is none of its business.
+    run.env("OTEL_EXPORTER_OTLP_ENDPOINT", "bogus");
     let mut child = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     child.stdin.take().expect("a pipe").write_all(b"typed").expect("written");
     let output = child.wait_with_output().expect("it ends");

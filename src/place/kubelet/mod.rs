@@ -373,4 +373,24 @@ mod tests {
         assert!(!asked("babbler").is_empty());
         babbling.join().expect("it ends");
     }
+
+    #[test]
+    fn a_list_is_made_when_it_is_wanted_and_a_failure_makes_an_empty_one() {
+        let settings = Settings { socket: Some("/nowhere".into()), ..Settings::default() };
+        let kubelet = Arc::new(Kubelet::new(&settings).expect("a socket is set"));
+        let (container, stop) = (container("research", "llama-0", None), Arc::new(AtomicBool::new(false)));
+        let (asked, stopped) = (Arc::clone(&kubelet), Arc::clone(&stop));
+        let runs = thread::spawn(move || asked.run(&highwater_core::clock::Manual::at(7), &stopped));
+        assert_eq!(kubelet.gpus_of(&container, 5, 7), None);
+        let listed = loop {
+            if let Some(listed) = kubelet.listed.load_full() {
+                break listed;
+            }
+            thread::yield_now();
+        };
+        assert_eq!((listed.at_ns, listed.pods.len()), (7, 0));
+        stop.store(true, Ordering::SeqCst);
+        runs.thread().unpark();
+        runs.join().expect("it ends");
+    }
 }

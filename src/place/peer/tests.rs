@@ -89,7 +89,34 @@ fn events_wait_for_their_own_process_and_for_no_other() {
     release(folder.path(), 1);
     assert_eq!(read.recv().expect("it comes back"), (1, vec![]));
     assert!(peers.state().stuck.is_empty());
+    // Its thread ends, because another has taken its place, and that one goes on.
+    while peers.state().readers != 1 {
+        std::thread::yield_now();
+    }
+    process(folder.path(), 3, b"");
+    assert!(matches!(ask(3, &honest, 30, DEADLINE_NS), Answer::Later));
+    assert_eq!(read_by_second.recv().expect("it is read"), (3, vec![30]));
+    assert_eq!(peers.state().readers, 1);
     peers.end();
+    while peers.state().readers != 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn another_reader_is_needed_after_a_tenth_of_a_second_up_to_a_limit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let peers = Peers::<u32>::default().at(folder.path().to_owned());
+    peers.set_threaded();
+    // A thread that reads something else.
+    peers.state().readers = 1;
+    assert!(matches!(peers.ask(2, &Account::alone(), 0, &mut Some(1)), Answer::Later));
+    assert!(!peers.advance(99 * MILLISECOND_NS).needs_reader);
+    assert!(peers.advance(100 * MILLISECOND_NS).needs_reader);
+    for (readers, needs_reader) in [(MOST_READERS - 1, true), (MOST_READERS, false)] {
+        peers.state().readers = readers;
+        assert_eq!(peers.advance(100 * MILLISECOND_NS).needs_reader, needs_reader, "{readers}");
+    }
 }
 
 #[test]
