@@ -50,6 +50,15 @@ impl Kind {
             Kind::Recording => "recording",
         }
     }
+
+    /// The mode of its file. The daemon's captures are for everyone who may look into their folder. A recording has the
+    /// line of a user's command.
+    pub fn mode(self) -> u32 {
+        match self {
+            Kind::Capture => 0o644,
+            Kind::Recording => 0o600,
+        }
+    }
 }
 
 /// A request for a capture. A field that is not set takes its value from the settings.

@@ -63,6 +63,8 @@ pub(super) struct Capture {
     findings: Arc<dyn Findings>,
     begin_ns: i64,
     end_ns: i64,
+    /// Whether it was ended before its end.
+    is_cut: bool,
     tracks: Vec<Track>,
     /// The tracks as of the last transaction; `None` before the first.
     committed: Option<Vec<Track>>,
@@ -91,7 +93,7 @@ impl Capture {
         findings: Arc<dyn Findings>,
     ) -> Result<Self, Trouble> {
         let uuids = view.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
-        let file = File::create(path, most_bytes, view.clock.unix_shift_ns(), uuids)?;
+        let file = File::create(path, (most_bytes, start.kind.mode()), view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
         let track = |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns, ring.resolution_ns());
         let capture = Self {
@@ -100,6 +102,7 @@ impl Capture {
             findings,
             begin_ns,
             end_ns,
+            is_cut: false,
             tracks: view.rings.iter().enumerate().map(track).collect(),
             committed: None,
             next_tick: 0,
@@ -185,7 +188,7 @@ impl Capture {
 
     /// Ends the capture now, if it would end later.
     pub fn end_now(&mut self) {
-        self.end_ns = self.end_ns.min(self.now_ns());
+        (self.end_ns, self.is_cut) = (self.end_ns.min(self.now_ns()), true);
     }
 
     /// Lets the capture end later.
@@ -317,7 +320,10 @@ impl Capture {
             }
             ended
         };
-        let mut within = ended.iter().filter(|attributed| attributed.ended.end_ns >= self.begin_ns);
+        // The end of a capture may still move, so phases that end a little later are kept.
+        let latest_ns = if self.is_cut { self.end_ns } else { i64::MAX };
+        let mut within =
+            ended.iter().filter(|attributed| (self.begin_ns..=latest_ns).contains(&attributed.ended.end_ns));
         within.try_for_each(|attributed| self.file.phase(attributed))
     }
 

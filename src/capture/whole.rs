@@ -45,8 +45,7 @@ impl Whole {
     ///
     /// # Errors
     /// No GPU is read, or the file cannot be written.
-    pub fn begin(path: &Path, note: &str, known: &Known, intake: &Arc<Intake>) -> anyhow::Result<Self> {
-        let path = without_links(path)?;
+    pub fn begin(path: PathBuf, note: &str, known: &Known, intake: &Arc<Intake>) -> anyhow::Result<Self> {
         let node = known.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
         let (view, now_ns) = (View::of(&node), node.clock.now_ns());
         let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned() };
@@ -100,14 +99,6 @@ impl Whole {
             if is_ending { std::thread::park_timeout(WRITE_PERIOD / 5) } else { park_for(WRITE_PERIOD, stop) }
         }
     }
-}
-
-/// The path with the links of its folder resolved: the user means where they point, and SQLite is to follow none.
-fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
-    let name = path.file_name().ok_or_else(|| anyhow::anyhow!("{}: is not the name of a file", path.display()))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = folder.canonicalize().map_err(|error| anyhow::anyhow!("{}: {error}", folder.display()))?;
-    Ok(folder.join(name))
 }
 
 fn about(path: &Path, trouble: &Trouble) -> anyhow::Error {

@@ -123,8 +123,8 @@ struct Probe {
 pub fn main() -> ExitCode {
     keep_heap_small();
     let command = Cli::parse().command;
-    // What a command prints belongs to it: beside it, only what is wrong is logged.
-    init_log(if matches!(command, Command::Run(_)) { "warn" } else { "info" });
+    // The command prints to the same terminal: findings wait for the end, and only errors are logged meanwhile.
+    init_log(if matches!(command, Command::Run(_)) { "error" } else { "info" });
     let succeeded = |()| ExitCode::SUCCESS;
     let done = match command {
         Command::Serve(serve) => serve::run(&serve).map(succeeded),

@@ -33,9 +33,9 @@ pub(super) struct Flags {
     /// The file to write, a SQLite database. It must not exist.
     #[arg(short, long, value_name = "FILE", default_value = "highwater.sqlite")]
     pub output: PathBuf,
-    /// Milliseconds from one reading of memory to the next.
-    #[arg(short, long, value_name = "MS", default_value_t = 1.0)]
-    interval: f64,
+    /// Milliseconds from one reading of memory to the next [default: 1, or the setting sampling.period].
+    #[arg(short, long, value_name = "MS")]
+    interval: Option<f64>,
     /// The source to read: nvml, sim, sim:SCENARIO.
     #[arg(long, value_name = "SOURCE")]
     source: Option<String>,
@@ -54,11 +54,13 @@ impl Flags {
     /// The settings of a recording that takes annotations over this socket.
     pub fn settings(&self, socket: &Path) -> anyhow::Result<Settings> {
         let socket = socket.to_str().context("the path of the annotation socket is not UTF-8")?;
-        let mut flags = vec![
-            ("sampling.period".to_owned(), format!("{}us", self.interval * 1000.0), "--interval".to_owned()),
-            ("annotations.socket".to_owned(), socket.to_owned(), "--annotations-socket".to_owned()),
+        let mut flags = vec![("annotations.socket".to_owned(), socket.to_owned(), "--annotations-socket".to_owned())];
+        let period = self.interval.map(|milliseconds| format!("{}us", milliseconds * 1000.0));
+        let given = [
+            ("sampling.period", "--interval", &period),
+            ("source", "--source", &self.source),
+            ("nvml_library", "--nvml-library", &self.nvml_library),
         ];
-        let given = [("source", "--source", &self.source), ("nvml_library", "--nvml-library", &self.nvml_library)];
         for (key, flag, value) in given {
             flags.extend(value.iter().map(|value| (key.to_owned(), value.clone(), flag.to_owned())));
         }
@@ -87,7 +89,7 @@ impl Record {
         runtime()?.block_on(async {
             let signals = Signals::listen()?;
             let recording = Recording::start(settings, &self.flags.output, "highwater record")?;
-            let output = self.flags.output.display();
+            let output = recording.path().display();
             terminal::print_error(format_args!(
                 "recording to {output}; marks: HIGHWATER_ANNOTATIONS_SOCKET={}",
                 socket.display()
@@ -101,24 +103,31 @@ impl Record {
                 () = until_ended(signals, self.run_for) => {}
                 () = ended => {}
             }
-            end(recording, &self.flags.output)
+            end(recording)
         })
     }
 }
 
 /// Ends a recording, and prints what it shows.
-pub(super) fn end(recording: Recording, path: &Path) -> anyhow::Result<()> {
-    let ended = recording.stop()?;
+pub(super) fn end(recording: Recording) -> anyhow::Result<()> {
+    let path = recording.path().to_owned();
+    let ended = recording.stop();
+    // What was recorded before a disk was full is shown too.
+    let shown = show(&path);
+    match ended? {
+        Ended::Stopped => shown,
+        Ended::SourceGone => anyhow::bail!("the recording ended early: the GPUs went away or changed"),
+    }
+}
+
+fn show(path: &Path) -> anyhow::Result<()> {
     let summary = Summary::of(path).with_context(|| format!("{}: cannot be read again", path.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
     let seconds = summary.duration_ns as f64 / 1e9;
     let bytes = path.metadata().map_or(0, |file| file.len());
     terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", path.display()));
     terminal::print_error(summary.to_string().trim_end());
-    match ended {
-        Ended::Stopped => Ok(()),
-        Ended::SourceGone => anyhow::bail!("the recording ended early: the GPUs went away or changed"),
-    }
+    Ok(())
 }
 
 /// Says if a daemon runs here too. Both read the driver.
@@ -126,6 +135,8 @@ pub(super) fn note_daemon(own: &Path) {
     let other = default_socket();
     let answers = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| socket.connect(&other));
     if other != own && answers.is_ok() {
-        terminal::print_error("highwater: a daemon runs on this node too; this recording reads the GPUs by itself");
+        terminal::print_error(
+            "highwater: a daemon runs on this node too; this recording reads the GPUs by itself and takes its own marks",
+        );
     }
 }

@@ -6,11 +6,11 @@ use crate::daemon::Recording;
 use crate::files::OwnFolder;
 use anyhow::Context as _;
 use clap::Args;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -34,50 +34,70 @@ pub(super) struct Run {
 
 impl Run {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
+        Ok(match self.record()? {
+            Ok(status) => code(status),
+            Err(error) => {
+                terminal::print_error(format_args!("highwater: {}: {error}", self.command[0].to_string_lossy()));
+                let is_missing = error.kind() == io::ErrorKind::NotFound;
+                ExitCode::from(if is_missing { NOT_FOUND } else { CANNOT_RUN })
+            }
+        })
+    }
+
+    /// Records while the command runs. Returns its status, or why it cannot be run; an error if nothing is recorded.
+    fn record(&self) -> anyhow::Result<io::Result<ExitStatus>> {
         let own = OwnFolder::make("highwater-run").context("cannot make a folder for the socket")?;
-        let socket = own.path().join("annotations.sock");
-        let settings = self.flags.settings(&socket)?;
-        note_daemon(&socket);
+        let settings = self.flags.settings(&own.path().join("annotations.sock"))?;
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        if let Some(socket) = &settings.annotations_socket {
+            command.env("HIGHWATER_ANNOTATIONS_SOCKET", socket);
+            note_daemon(socket);
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime for signals")?;
         let line = self.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let recording = Recording::start(settings, &self.flags.output, &line)?;
         // Signals are taken before the command exists, so that none ends this process and leaves the command behind.
-        let status = runtime.block_on(async {
+        let ended = runtime.block_on(async {
             let signals = signals()?;
-            let (program, arguments) = self.command.split_first().context("a command is needed")?;
-            let mut command = Command::new(program);
-            command.args(arguments).env("HIGHWATER_ANNOTATIONS_SOCKET", &socket);
-            Ok::<_, anyhow::Error>(match command.spawn() {
-                Ok(child) => Ok(wait(child, signals).await?),
-                Err(error) => Err(error),
-            })
-        })?;
-        match status {
-            Ok(status) => {
-                // The command's own status is returned all the same: whoever calls this relies on it.
-                if let Err(error) = end(recording, &self.flags.output) {
-                    terminal::print_error(format_args!("highwater: {error:#}"));
-                }
-                Ok(code(status))
+            spawn(&mut command).map(|child| wait(child, signals))
+        });
+        let ended = ended.and_then(|status| runtime.block_on(status));
+        if ended.is_ok() {
+            // The command's own status is returned all the same: whoever calls this relies on it.
+            if let Err(error) = end(recording) {
+                terminal::print_error(format_args!("highwater: {error:#}"));
             }
-            Err(error) => {
-                // There is nothing to record, so no file is left.
-                let _ = recording.stop();
-                let _ = std::fs::remove_file(&self.flags.output);
-                terminal::print_error(format_args!("highwater: {}: {error}", self.command[0].to_string_lossy()));
-                let is_missing = error.kind() == io::ErrorKind::NotFound;
-                Ok(ExitCode::from(if is_missing { NOT_FOUND } else { CANNOT_RUN }))
-            }
+        } else {
+            // There is nothing to record, so no file is left.
+            let path = recording.path().to_owned();
+            let _ = recording.stop();
+            let _ = std::fs::remove_file(path);
         }
+        Ok(ended)
+    }
+}
+
+/// Starts the command. As in a shell, a file without an interpreter is a script.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    let is_script = |error: &io::Error| error.raw_os_error() == Some(libc::ENOEXEC);
+    match command.spawn() {
+        Err(error) if is_script(&error) && command.get_program().as_encoded_bytes().contains(&b'/') => {
+            let mut script = Command::new("/bin/sh");
+            script.arg(command.get_program()).args(command.get_args());
+            script.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            script.spawn()
+        }
+        started => started,
     }
 }
 
 /// Every signal to pass on, as it comes. Those that are ignored stay ignored, here and in the command.
-fn signals() -> anyhow::Result<mpsc::UnboundedReceiver<Signal>> {
+fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
     let (taken, signals) = mpsc::unbounded_channel();
     for passed in PASSED_ON.into_iter().filter(|passed| !super::serve::is_ignored(*passed)) {
-        let mut source = signal(SignalKind::from_raw(passed.as_raw())).context("cannot wait for signals")?;
+        let mut source = signal(SignalKind::from_raw(passed.as_raw()))?;
         let taken = taken.clone();
         tokio::spawn(async move { while source.recv().await.is_some() && taken.send(passed).is_ok() {} });
     }
@@ -85,35 +105,47 @@ fn signals() -> anyhow::Result<mpsc::UnboundedReceiver<Signal>> {
 }
 
 /// Waits for the command, and passes signals on.
-async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> anyhow::Result<ExitStatus> {
-    // A descriptor, because the number could belong to another process once the command has been waited for.
-    let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).context("cannot follow the command")?;
+async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> io::Result<ExitStatus> {
+    let pid = Pid::from_child(&child);
+    // A descriptor, because the number could belong to another process once the command has been waited for. Kernels
+    // before 5.3 have none.
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok();
     let (ended, mut status) = oneshot::channel();
-    crate::thread::spawn("hw-command", move || drop(ended.send(child.wait()))).context("cannot start a thread")?;
+    std::thread::Builder::new().name("hw-command".to_owned()).spawn(move || drop(ended.send(child.wait())))?;
     loop {
         tokio::select! {
-            status = &mut status => return status.context("the command is lost")?.context("cannot wait for the command"),
-            Some(taken) = signals.recv() => pass_on(&pidfd, taken),
+            status = &mut status => return status.unwrap_or_else(|_| Err(io::Error::other("it cannot be waited for"))),
+            Some(taken) = signals.recv() => pass_on(pid, pidfd.as_ref(), taken),
         }
     }
 }
 
 /// Passes a signal on, unless the terminal has sent it to the command already.
-fn pass_on(pidfd: &OwnedFd, taken: Signal) {
-    let is_typed = matches!(taken, Signal::INT | Signal::QUIT) && has_terminal();
+fn pass_on(pid: Pid, pidfd: Option<&OwnedFd>, taken: Signal) {
+    let is_typed = matches!(taken, Signal::INT | Signal::QUIT) && hears_terminal(pid);
     if !is_typed {
         // The command may have ended meanwhile.
-        let _ = pidfd_send_signal(pidfd.as_fd(), taken);
+        let _ = match pidfd {
+            Some(pidfd) => pidfd_send_signal(pidfd.as_fd(), taken),
+            None => kill_process(pid, taken),
+        };
     }
 }
 
-/// Whether this process, and so the command, belongs to the group that the terminal sends its signals to.
-fn has_terminal() -> bool {
+/// Whether the terminal sends the signals that are typed to this process.
+fn hears_terminal(pid: Pid) -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
-    rustix::termios::tcgetpgrp(&terminal).is_ok_and(|group| group == rustix::process::getpgrp())
+    let own = rustix::process::getpgid(Some(pid));
+    rustix::termios::tcgetpgrp(&terminal).is_ok_and(|group| Ok(group) == own)
 }
 
+/// The status as a shell has it. If Control-C ended the command, this process ends of it too: a shell that runs a loop
+/// ends the loop only then.
 fn code(status: ExitStatus) -> ExitCode {
+    if status.signal() == Some(Signal::INT.as_raw()) {
+        // A new program has no handler for the signal. If it cannot be had, the status says the same.
+        let _ = Command::new("/bin/sh").args(["-c", "kill -INT $$"]).exec();
+    }
     let code = status.code().or_else(|| status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

@@ -11,7 +11,7 @@ use crate::place::kubelet::Kubelet;
 use anyhow::Context as _;
 use highwater_core::clock::{Clock, Live};
 use highwater_core::gpu::Processes;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -24,6 +24,7 @@ const OPEN_POLL: Duration = Duration::from_millis(2);
 
 /// A recording in progress.
 pub struct Recording {
+    path: PathBuf,
     writer: JoinHandle<anyhow::Result<Ended>>,
     stop_writer: Arc<AtomicBool>,
     readers: Readers,
@@ -43,25 +44,35 @@ impl Recording {
     /// The scenario cannot be read, a socket cannot be bound, the source cannot be opened, or the file cannot be
     /// written or exists.
     pub fn start(mut settings: Settings, path: &Path, note: &str) -> anyhow::Result<Self> {
-        anyhow::ensure!(path.symlink_metadata().is_err(), "{}: exists, and is not overwritten", path.display());
+        let path = without_links(path)?;
+        // A journal without its file is that of a recording that was killed and then moved.
+        for taken in [path.clone(), PathBuf::from(format!("{}-wal", path.display()))] {
+            anyhow::ensure!(taken.symlink_metadata().is_err(), "{}: exists, and is not overwritten", taken.display());
+        }
         settings.captures.directory = None;
         settings.captures.is_recording = true;
         let readers = Readers::start(settings)?;
         let begun = readers.wait_for_node().and_then(|()| {
             let stop_writer = Arc::new(AtomicBool::new(false));
-            let whole = Whole::begin(path, note, &readers.shared.known, &readers.shared.intake)?;
+            let whole = Whole::begin(path.clone(), note, &readers.shared.known, &readers.shared.intake)?;
             let stopped = Arc::clone(&stop_writer);
             let writer = std::thread::Builder::new().name("hw-record".to_owned());
             let writer = writer.spawn(move || whole.run(&stopped)).context("cannot start thread hw-record")?;
             Ok((writer, stop_writer))
         });
         match begun {
-            Ok((writer, stop_writer)) => Ok(Self { writer, stop_writer, readers }),
+            Ok((writer, stop_writer)) => Ok(Self { path, writer, stop_writer, readers }),
             Err(error) => {
                 readers.stop();
                 Err(error)
             }
         }
+    }
+
+    /// The file, with the links of its folder resolved.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether the file is no longer written: the source went away, or the disk is full.
@@ -81,6 +92,14 @@ impl Recording {
         self.readers.stop();
         ended.map_err(|_| anyhow::anyhow!("the thread that writes the recording panicked, which is a bug"))?
     }
+}
+
+/// The path with the links of its folder resolved: the user means where they point, and SQLite is to follow none.
+fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| anyhow::anyhow!("{}: is not the name of a file", path.display()))?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder.canonicalize().map_err(|error| anyhow::anyhow!("{}: {error}", folder.display()))?;
+    Ok(folder.join(name))
 }
 
 impl Readers {

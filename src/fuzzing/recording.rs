@@ -68,7 +68,7 @@ pub fn recording(data: &[u8]) {
 fn begun() -> (Folder, Vec<u8>) {
     let folder = Folder::make("recording").expect("a folder for temporary files");
     let path = folder.file("empty.sqlite");
-    let connection = schema::create(&path, 1 << 20).expect("created");
+    let connection = schema::create(&path, 1 << 20, 0o600).expect("created");
     connection.execute_batch("INSERT INTO meta VALUES ('state', 'complete'); COMMIT").expect("written");
     schema::close(connection).expect("closed");
     (folder, fs::read(&path).expect("read"))

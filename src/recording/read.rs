@@ -7,15 +7,15 @@
 use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
 use super::points::Track;
+use super::schema;
 use super::schema::{APPLICATION_ID, FORMAT_VERSION};
 use super::tape::{Tape, Words};
-use super::{schema, state::State};
 use crate::source::OpenError;
 use highwater_core::gpu::{Became, Device, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, ErrorCode, Row};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,7 +64,11 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
 }
 
 fn open(path: &Path) -> Result<Connection, OpenError> {
-    let unreadable = |error: rusqlite::Error| refuse("recording_unreadable", path, error);
+    let unreadable = |error: rusqlite::Error| {
+        let is_locked = error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
+        let problem = if is_locked { "is still being written".to_owned() } else { error.to_string() };
+        refuse("recording_unreadable", path, problem)
+    };
     let connection = schema::look(path).map_err(unreadable)?;
     connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
     connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
@@ -79,14 +83,8 @@ fn open(path: &Path) -> Result<Connection, OpenError> {
         let problem = format!("has format {version}; this version of highwater plays format {FORMAT_VERSION}");
         return Err(refuse("recording_unreadable", path, problem));
     }
-    let state = schema::meta::<String>(&connection, "state").map_err(unreadable)?;
-    if state == State::Writing.label() {
-        return Err(refuse(
-            "recording_unreadable",
-            path,
-            "is still being written, or was when its daemon was killed: a daemon started on its folder finishes it",
-        ));
-    }
+    // A file in the state `writing` can be read only if its writer was killed: a writer that runs holds a lock.
+    schema::meta::<String>(&connection, "state").map_err(unreadable)?;
     Ok(connection)
 }
 

@@ -96,8 +96,8 @@ const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLIT
 
 /// Creates the file of a new recording of at most `most_bytes`, and begins the transaction that creates its tables.
 /// SQLite alone would accept a file that exists already.
-pub(crate) fn create(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
-    std::fs::File::options().write(true).create_new(true).mode(0o644).open(path)?;
+pub(crate) fn create(path: &Path, most_bytes: u64, mode: u32) -> Result<Connection, Trouble> {
+    std::fs::File::options().write(true).create_new(true).mode(mode).open(path)?;
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     let pages = i64::try_from(most_bytes / PAGE_BYTES).unwrap_or(i64::MAX).max(16);

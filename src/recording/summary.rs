@@ -72,6 +72,20 @@ impl Summary {
     }
 }
 
+impl GpuPeak {
+    /// Adds a value that held for a while, from `at_ns` after the begin; `None` if it is not known.
+    fn add(&mut self, used: Option<u64>, for_ns: i64, at_ns: i64) {
+        let Some(used) = used else {
+            self.gap_ns += for_ns.max(0);
+            return;
+        };
+        if self.peak.is_none_or(|(peak, _)| used > peak) {
+            self.peak = Some((used, at_ns));
+        }
+        self.lowest_bytes = Some(self.lowest_bytes.map_or(used, |lowest| lowest.min(used)));
+    }
+}
+
 fn all<T>(
     file: &Connection,
     sql: &str,
@@ -91,33 +105,26 @@ fn gpus(file: &Connection, begin_ns: i64, end_ns: i64) -> rusqlite::Result<Vec<G
     let known: Vec<(i64, String, Option<u64>)> =
         all(file, known, [], |row| Ok((row.get(0)?, row.get(1)?, number(row, 2)?)))?;
     let of = |(gpu, index, total_bytes): (i64, String, Option<u64>)| {
-        let peak = "SELECT used_bytes, at_ns FROM samples WHERE gpu = ?1 AND used_bytes IS NOT NULL
-                    ORDER BY used_bytes DESC, at_ns LIMIT 1";
-        let peak = all(file, peak, [gpu], |row| Ok((number(row, 0)?, row.get::<_, i64>(1)? - begin_ns)))?;
-        let peak = peak.first().and_then(|(bytes, at_ns)| Some(((*bytes)?, *at_ns)));
-        let lowest = "SELECT min(used_bytes) FROM samples WHERE gpu = ?1";
+        let mut peak = GpuPeak { index, peak: None, lowest_bytes: None, total_bytes, gap_ns: 0 };
         // A row is true until the next one; what lies before the first is not known.
-        let gap = "SELECT coalesce(sum(until - at_ns), 0) FROM (
-                       SELECT used_bytes, at_ns, lead(at_ns, 1, ?3) OVER (ORDER BY at_ns, nth) AS until
-                       FROM samples WHERE gpu = ?1
-                   ) WHERE used_bytes IS NULL";
-        let first = "SELECT coalesce(min(at_ns), ?3) - ?2 FROM samples WHERE gpu = ?1";
-        let time = |sql: &str| file.query_row(sql, [gpu, begin_ns, end_ns], |row| row.get::<_, i64>(0));
-        Ok(GpuPeak {
-            index,
-            peak,
-            lowest_bytes: file.query_row(lowest, [gpu], |row| number(row, 0))?,
-            total_bytes,
-            gap_ns: time(gap)? + time(first)?.max(0),
-        })
+        let (mut since_ns, mut used) = (begin_ns, None);
+        let mut statement = file.prepare("SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth")?;
+        let mut rows = statement.query([gpu])?;
+        while let Some(row) = rows.next()? {
+            let at_ns: i64 = row.get(0)?;
+            peak.add(used, at_ns - since_ns, since_ns - begin_ns);
+            (since_ns, used) = (at_ns, number(row, 1)?);
+        }
+        peak.add(used, end_ns - since_ns, since_ns - begin_ns);
+        Ok(peak)
     };
     known.into_iter().map(of).collect()
 }
 
 fn phases(file: &Connection) -> rusqlite::Result<Vec<PhasePeak>> {
-    let sql = "SELECT job, rank, name, count(DISTINCT id), avg(end_ns - begin_ns), max(peak_bytes)
-               FROM phases LEFT JOIN phase_memory ON phase = id
-               WHERE kind <> 'layer' GROUP BY job, rank, kind, name ORDER BY job, rank, min(begin_ns)";
+    let sql = "SELECT job, rank, name, count(*), avg(end_ns - begin_ns), max(
+                   (SELECT max(peak_bytes) FROM phase_memory WHERE phase = id)
+               ) FROM phases WHERE kind <> 'layer' GROUP BY job, rank, kind, name ORDER BY job, rank, min(begin_ns)";
     all(file, sql, [], |row| {
         Ok(PhasePeak {
             job: row.get(0)?,
@@ -164,5 +171,64 @@ impl fmt::Display for Summary {
             writeln!(f, "{job:>20} {rank:>5} {name:>16} {count:>7} {mean:>12} {:>12}", gib(phase.peak_bytes))?;
         }
         self.findings.iter().try_for_each(|what| writeln!(f, "found: {what}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+
+    /// Two GPUs from 1,000 to 2,000 ns: one with a gap and two equal peaks, one that was never read.
+    const ROWS: &str = "
+        INSERT INTO meta VALUES ('begin_ns', 1000), ('end_ns', 2000);
+        INSERT INTO gpus (gpu, gpu_index, uuid, memory_total_bytes) VALUES (0, '0', 'a', 100), (1, '1', 'b', NULL);
+        INSERT INTO samples VALUES (0, 1050, 0, 30), (0, 1100, 0, 70), (0, 1100, 1, 90), (0, 1200, 0, NULL),
+            (0, 1300, 0, 20), (0, 1400, 0, 90), (0, 1900, 0, NULL);
+        INSERT INTO phases VALUES (1, 'j', 0, 'step', 'step', 1, 1100, 1300), (2, 'j', 0, 'phase', 'forward', 1, 1110, 1210),
+            (3, 'j', 0, 'step', 'step', 2, 1300, 1700), (4, 'j', 0, 'layer', 'l', 1, 1110, 1210),
+            (5, 'j', 1, 'step', 'step', 1, 1100, 1200);
+        INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 90, 0), (1, 1, 95, 0), (2, 0, 80, 0),
+            (3, 0, NULL, 0), (4, 0, 99, 0);
+        INSERT INTO findings VALUES (2, 'k', 's', 'c', NULL, NULL, NULL, 1500, NULL, 'later', '', '', '{}'),
+            (1, 'k', 's', 'c', NULL, NULL, NULL, 1400, NULL, 'first', '', '', '{}');
+        COMMIT";
+
+    #[test]
+    fn peaks_times_gaps_and_means_are_those_of_the_rows() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.sqlite");
+        let connection = schema::create(&path, 1 << 20, 0o600).expect("created");
+        connection.execute_batch(ROWS).expect("its tables");
+        schema::close(connection).expect("closed");
+        let phase = |rank, name: &str, count, mean_ns, peak_bytes| PhasePeak {
+            job: "j".to_owned(),
+            rank,
+            name: name.to_owned(),
+            count,
+            mean_ns,
+            peak_bytes,
+        };
+        let gpu = |index: &str, peak, lowest_bytes, total_bytes, gap_ns| GpuPeak {
+            index: index.to_owned(),
+            peak,
+            lowest_bytes,
+            total_bytes,
+            gap_ns,
+        };
+        let expected = Summary {
+            duration_ns: 1000,
+            gpus: vec![
+                gpu("0", Some((90, 100)), Some(20), Some(100), 50 + 100 + 100),
+                gpu("1", None, None, None, 1000),
+            ],
+            phases: vec![
+                phase(0, "step", 2, 300.0, Some(95)),
+                phase(0, "forward", 1, 100.0, Some(80)),
+                phase(1, "step", 1, 100.0, None),
+            ],
+            findings: vec!["first".to_owned(), "later".to_owned()],
+        };
+        assert_eq!(Summary::of(&path).expect("a recording"), expected);
     }
 }

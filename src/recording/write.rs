@@ -70,8 +70,13 @@ pub(crate) struct File {
 
 impl File {
     /// Begins the file and its first transaction.
-    pub fn create(path: &Path, most_bytes: u64, shift_ns: i64, uuids: Vec<String>) -> Result<Self, schema::Trouble> {
-        Ok(Self { connection: schema::create(path, most_bytes)?, shift_ns, uuids })
+    pub fn create(
+        path: &Path,
+        (most_bytes, mode): (u64, u32),
+        shift_ns: i64,
+        uuids: Vec<String>,
+    ) -> Result<Self, schema::Trouble> {
+        Ok(Self { connection: schema::create(path, most_bytes, mode)?, shift_ns, uuids })
     }
 
     /// The GPUs in the file, by position.
