@@ -89,7 +89,7 @@ impl Record {
         runtime()?.block_on(async {
             let signals = Signals::listen()?;
             let recording = Recording::start(settings, &self.flags.output, "highwater record")?;
-            let output = recording.path().display();
+            let output = self.flags.output.display();
             terminal::print_error(format_args!(
                 "recording to {output}; marks: HIGHWATER_ANNOTATIONS_SOCKET={}",
                 socket.display()
@@ -103,29 +103,29 @@ impl Record {
                 () = until_ended(signals, self.run_for) => {}
                 () = ended => {}
             }
-            end(recording)
+            end(recording, &self.flags.output)
         })
     }
 }
 
-/// Ends a recording, and prints what it shows.
-pub(super) fn end(recording: Recording) -> anyhow::Result<()> {
+/// Ends a recording, and prints what it shows. `name` is its path as the user gave it.
+pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
     let path = recording.path().to_owned();
     let ended = recording.stop();
     // What was recorded before a disk was full is shown too.
-    let shown = show(&path);
+    let shown = show(&path, name);
     match ended? {
         Ended::Stopped => shown,
         Ended::SourceGone => anyhow::bail!("the recording ended early: the GPUs went away or changed"),
     }
 }
 
-fn show(path: &Path) -> anyhow::Result<()> {
-    let summary = Summary::of(path).with_context(|| format!("{}: cannot be read again", path.display()))?;
+fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
+    let summary = Summary::of(path).with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
     let seconds = summary.duration_ns as f64 / 1e9;
     let bytes = path.metadata().map_or(0, |file| file.len());
-    terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", path.display()));
+    terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", name.display()));
     terminal::print_error(summary.to_string().trim_end());
     Ok(())
 }

@@ -66,7 +66,7 @@ impl Run {
         let ended = ended.and_then(|status| runtime.block_on(status));
         if ended.is_ok() {
             // The command's own status is returned all the same: whoever calls this relies on it.
-            if let Err(error) = end(recording) {
+            if let Err(error) = end(recording, &self.flags.output) {
                 terminal::print_error(format_args!("highwater: {error:#}"));
             }
         } else {

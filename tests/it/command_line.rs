@@ -1,7 +1,7 @@
 //! What the command line refuses, and what it says then.
 
 use crate::daemon::{Daemon, command};
-use crate::process::{Killed, eventually};
+use crate::process::{Killed, eventually, hearing_signals};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -112,11 +112,9 @@ fn printed_commands(printed: &str, heading: &str) -> String {
 fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("printed");
-    // Whoever started the tests may ignore SIGHUP, as nohup does, and processes inherit it.
-    let hears_hup = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); \
-                     os.execve(sys.argv[1], sys.argv[1:-1], {'TMPDIR': sys.argv[-1]})";
-    let mut demo = Command::new("python3");
-    demo.args(["-c", hears_hup, env!("CARGO_BIN_EXE_highwater"), "demo", "--listen", "127.0.0.1:0"]).arg(folder.path());
+    let mut demo = command();
+    demo.args(["demo", "--listen", "127.0.0.1:0"]).env("TMPDIR", folder.path()).env_remove("XDG_RUNTIME_DIR");
+    let mut demo = hearing_signals(&demo);
     demo.stdout(std::fs::File::create(&out).expect("a file")).stderr(Stdio::null()).stdin(Stdio::null());
     let mut demo = Killed(demo.spawn().expect("it starts"));
     let printed = || std::fs::read_to_string(&out).expect("text");

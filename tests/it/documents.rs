@@ -375,6 +375,33 @@ fn the_queries_of_a_capture_return_rows() {
     assert!(printed.contains("peak_mib") && printed.lines().count() == 4 + 4, "{printed}");
 }
 
+/// The first words in backquotes of the rows of a document's first table.
+fn first_cells(document: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join(document)).expect("text");
+    let rows =
+        text.lines().skip_while(|line| !line.starts_with("|--")).skip(1).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| Some(row.strip_prefix("| `")?.split_once('`')?.0.to_owned())).collect()
+}
+
+/// What a kind's row says is up to its author; that it is there, and that its settings exist, is not.
+#[test]
+fn every_kind_of_finding_has_a_row_with_settings_that_exist() {
+    use highwater_core::detect::Kind;
+    let kinds: BTreeSet<String> = Kind::ALL.iter().map(|kind| kind.label().to_owned()).collect();
+    assert_eq!(first_cells("docs/findings.md").into_iter().collect::<BTreeSet<_>>(), kinds);
+    let (mut settings, mut text) =
+        (BTreeSet::new(), fs::read_to_string(root().join("docs/findings.md")).expect("text"));
+    text += &fs::read_to_string(root().join("docs/alerts.md")).expect("text");
+    for code in text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("detect.") && !code.contains("*")) {
+        settings.insert(code.split([' ', '=']).next().unwrap_or_default().to_owned());
+    }
+    let known: BTreeSet<&str> = highwater::config::KEYS.iter().map(|key| key.name).collect();
+    assert!(settings.len() > 4, "{settings:?}");
+    for setting in settings {
+        assert!(known.contains(setting.as_str()), "{setting} is no setting");
+    }
+}
+
 #[test]
 fn pictures_show_what_the_recording_has() {
     let mut drawn = Command::new("python3");

@@ -10,6 +10,22 @@ use std::time::{Duration, Instant};
 /// How long a program may take to end after SIGTERM before the test fails.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
+/// The program, arguments and environment of `command`, behind a Python that lets signals do what they do by default.
+/// Whoever started the tests may ignore some: `nohup` SIGHUP, a shell's `&` SIGINT and SIGQUIT. Processes inherit that.
+pub fn hearing_signals(command: &Command) -> Command {
+    let resets = "import os, signal, sys\nfor n in 'HUP INT QUIT TERM USR1'.split():\n \
+                  signal.signal(getattr(signal, 'SIG' + n), signal.SIG_DFL)\nos.execvp(sys.argv[1], sys.argv[1:])";
+    let mut hearing = Command::new("python3");
+    hearing.args(["-c", resets]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => hearing.env(name, value),
+            None => hearing.env_remove(name),
+        };
+    }
+    hearing
+}
+
 /// A running program.
 pub struct Process {
     name: String,

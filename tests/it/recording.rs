@@ -1,7 +1,7 @@
 //! `run` and `record`: what a command gets, what it returns, and what is left in the file.
 
 use crate::daemon::{Daemon, command};
-use crate::process::{Process, eventually};
+use crate::process::{Process, eventually, hearing_signals};
 use crate::tools::root;
 use rusqlite::Connection;
 use std::io::Write as _;
@@ -88,7 +88,7 @@ import os, pty, signal, sys
 signal.alarm(60)
 pid, terminal = pty.fork()
 if pid == 0:
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execvp(sys.argv[1], sys.argv[1:])
 seen = b''
 os.write(terminal, b'yes\\n')
 while b'got yes' not in seen:
@@ -101,6 +101,7 @@ except OSError:
     pass
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'reached at'))
 ";
+    let run = hearing_signals(&run);
     let mut typist = Command::new("python3");
     typist.args(["-c", types]).arg(run.get_program()).args(run.get_args());
     for (name, value) in run.get_envs() {
@@ -138,7 +139,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'ready'), se
 ";
     let mut typist = Command::new("python3");
     typist.args(["-c", types, script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
-    let output = typist.output().expect("it runs");
+    let output = hearing_signals(&typist).output().expect("it runs");
     let printed = text(&output.stdout);
     assert!(printed.ends_with(" 1 1\n"), "{output:?}");
 }
@@ -149,7 +150,9 @@ fn signals_are_passed_on() {
     let script =
         "trap 'exit 7' TERM; trap 'echo > \"$READY.heard\"' HUP USR1; echo > \"$READY\"; while :; do sleep 0.05; done";
     let mut run = run(folder.path(), &["sh", "-c", script]);
-    run.env("READY", folder.path().join("ready")).stdout(Stdio::piped()).stderr(Stdio::null());
+    run.env("READY", folder.path().join("ready"));
+    let mut run = hearing_signals(&run);
+    run.stdout(Stdio::piped()).stderr(Stdio::null());
     let child = run.spawn().expect("it starts");
     let pid = rustix::process::Pid::from_child(&child);
     eventually(SOON, "the command", || folder.path().join("ready").exists().then_some(()));

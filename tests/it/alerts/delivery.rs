@@ -50,7 +50,9 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
     }
     assert_eq!(fired.labels["instance"], node.address());
     let description = &fired.annotations["description"];
-    let free = description.strip_prefix("At the least ").and_then(|rest| rest.split_once("B were free"));
+    let free = description
+        .strip_prefix("The lowest free memory of the last minute was ")
+        .and_then(|rest| rest.split_once("B,"));
     let (free, _) = free.unwrap_or_else(|| panic!("no number in {description:?}"));
     assert!(free.ends_with("Mi"), "less than a GiB: {description}");
     assert_eq!(fired.annotations["runbook_url"], "docs/runbooks/near-oom.md");
