@@ -119,7 +119,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'reached at'
 fn interrupts_end_the_loop_around_it() {
     let folder = tempfile::tempdir().expect("a folder");
     std::os::unix::fs::symlink(folder.path(), folder.path().join("link")).expect("a link");
-    let script = r#"for n in 1 2; do "$0" run --source sim -o "$1/link/$n.sqlite" -- timeout 60 sh -c 'echo ready; sleep 60'; done"#;
+    let waits = "import os, time; os.setpgid(0, 0); print('ready', flush=True); time.sleep(60)";
+    let script =
+        format!(r#"for n in 1 2; do "$0" run --source sim -o "$1/link/$n.sqlite" -- python3 -c "{waits}"; done"#);
     let types = "
 import os, pty, signal, sys
 signal.alarm(60)
@@ -138,7 +140,7 @@ except OSError:
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'ready'), seen.count(b'reached at'))
 ";
     let mut typist = Command::new("python3");
-    typist.args(["-c", types, script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
+    typist.args(["-c", types, &script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
     let output = hearing_signals(&typist).output().expect("it runs");
     let printed = text(&output.stdout);
     assert!(printed.ends_with(" 1 1\n"), "{output:?}");
@@ -247,6 +249,8 @@ fn record(folder: &Path) -> (Process, PathBuf) {
     let mut record = command();
     let file = folder.join("file.sqlite");
     record.args(["record", "--source", "sim:demo", "-o"]).arg(&file);
+    // One that is killed leaves its folder behind.
+    record.env("TMPDIR", folder).env_remove("XDG_RUNTIME_DIR");
     let record = Process::start(record);
     record.wait_for(SOON, "line `recording to`", |line| line.contains("recording to ").then_some(()));
     (record, file)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What it costs to record a job's GPU memory into a file: `highwater record`, a text file, `nvidia-smi -lms 1`.
 
-    HIGHWATER=target/release/highwater python3 benches/gpu/recording.py [--rounds 4] [--seconds 10]
+    HIGHWATER=target/release/highwater python3 benches/gpu/recording_cost.py [--rounds 4] [--seconds 10]
 
 A training job runs throughout. Each round runs each way of recording for some seconds, one after the other, in an order
 that changes. At last `highwater run` runs a job of its own, and its table is printed. Cost is the processor time of the

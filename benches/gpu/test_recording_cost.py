@@ -1,4 +1,4 @@
-"""Tests of recording.py, without a GPU."""
+"""Tests of recording_cost.py, without a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import recording
+import recording_cost
 
 WRITER = """
 import sys, time
@@ -28,9 +28,9 @@ class Recording(unittest.TestCase):
     def test_a_way_is_ended_measured_and_its_file_counted(self) -> None:
         with tempfile.TemporaryDirectory() as name:
             path = Path(name) / "out"
-            row = recording.record([sys.executable, "-c", WRITER, path], path, 1.0, recording.lines)
-            wall = recording.lines(path) / row["readings_a_second"]
-            self.assertEqual(recording.lines(path), 5001, "it ended by itself after SIGINT")
+            row = recording_cost.record([sys.executable, "-c", WRITER, path], path, 1.0, recording_cost.lines)
+            wall = recording_cost.lines(path) / row["readings_a_second"]
+            self.assertEqual(recording_cost.lines(path), 5001, "it ended by itself after SIGINT")
             self.assertGreaterEqual(wall, 1.0)
             self.assertAlmostEqual(row["bytes_a_second"] * wall, path.stat().st_size, delta=1)
             self.assertGreater(row["cpu_percent"], 0)
@@ -43,7 +43,7 @@ class Recording(unittest.TestCase):
                 file.executescript("CREATE TABLE ticks (n); CREATE TABLE gpus (n);")
                 file.executemany("INSERT INTO ticks VALUES (?)", [(n,) for n in range(7)])
                 file.executemany("INSERT INTO gpus VALUES (?)", [(n,) for n in range(2)])
-            self.assertEqual(recording.readings_of_database(path), 14)
+            self.assertEqual(recording_cost.readings_of_database(path), 14)
 
 
 if __name__ == "__main__":
