@@ -52,7 +52,13 @@ def lines(path: Path) -> int:
 def record(command: list[object], path: Path, seconds: float, count: Callable[[Path], int]) -> dict[str, float]:
     """Runs it for some seconds, ends it with SIGINT, and measures it."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # A shell's `&` makes what it starts ignore SIGINT, and processes inherit that.
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     time.sleep(seconds)
     resident = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
     process.send_signal(signal.SIGINT)
