@@ -1,7 +1,7 @@
 //! What the command line refuses, and what it says then.
 
 use crate::daemon::{Daemon, command};
-use crate::process::{Killed, eventually, hearing_signals};
+use crate::process::{Killed, behind_python, eventually, hearing_signals};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -145,16 +145,9 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
 
 /// What a short run prints if its standard streams are a terminal.
 fn on_a_terminal(variables: &[(&str, &str)]) -> String {
-    let mut terminal = Command::new("python3");
-    terminal.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]);
-    let daemon = command();
-    terminal.arg(daemon.get_program()).args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]);
-    for (name, value) in daemon.get_envs() {
-        match value {
-            Some(value) => terminal.env(name, value),
-            None => terminal.env_remove(name),
-        };
-    }
+    let mut demo = command();
+    demo.args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]);
+    let mut terminal = behind_python("import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", &demo);
     terminal.env_remove("NO_COLOR").env("RUST_LOG", "info").envs(variables.iter().copied());
     let output = terminal.stdin(Stdio::null()).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");

@@ -15,15 +15,20 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 pub fn hearing_signals(command: &Command) -> Command {
     let resets = "import os, signal, sys\nfor n in 'HUP INT QUIT TERM USR1'.split():\n \
                   signal.signal(getattr(signal, 'SIG' + n), signal.SIG_DFL)\nos.execvp(sys.argv[1], sys.argv[1:])";
-    let mut hearing = Command::new("python3");
-    hearing.args(["-c", resets]).arg(command.get_program()).args(command.get_args());
+    behind_python(resets, command)
+}
+
+/// A Python script with the program and arguments of `command` as its own, in the environment of `command`.
+pub fn behind_python(script: &str, command: &Command) -> Command {
+    let mut python = Command::new("python3");
+    python.args(["-c", script]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => hearing.env(name, value),
-            None => hearing.env_remove(name),
+            Some(value) => python.env(name, value),
+            None => python.env_remove(name),
         };
     }
-    hearing
+    python
 }
 
 /// A running program.

@@ -1,7 +1,7 @@
 //! `run` and `record`: what a command gets, what it returns, and what is left in the file.
 
 use crate::daemon::{Daemon, command};
-use crate::process::{Process, eventually, hearing_signals};
+use crate::process::{Process, behind_python, eventually, hearing_signals};
 use crate::tools::root;
 use rusqlite::Connection;
 use std::io::Write as _;
@@ -101,16 +101,7 @@ except OSError:
     pass
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'reached at'))
 ";
-    let run = hearing_signals(&run);
-    let mut typist = Command::new("python3");
-    typist.args(["-c", types]).arg(run.get_program()).args(run.get_args());
-    for (name, value) in run.get_envs() {
-        match value {
-            Some(value) => typist.env(name, value),
-            None => typist.env_remove(name),
-        };
-    }
-    let output = typist.output().expect("it runs");
+    let output = behind_python(types, &hearing_signals(&run)).output().expect("it runs");
     assert_eq!(text(&output.stdout), "9 1\n", "{output:?}");
 }
 
