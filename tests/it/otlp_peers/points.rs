@@ -25,8 +25,11 @@ fn every_point_is_what_a_scrape_has(protocol: Protocol) {
     let scenario = written(&format!("{RESTING}\n{MORE}"));
     let source = format!("sim:{}", scenario.path().join("scenario.toml").display());
     let arguments = ["--source", &source, "--set", "metrics.processes=true", "--set", "otlp.raw=always"];
-    let daemon = pushing(&arguments, &collector, protocol);
-    rested(&daemon);
+    let daemon = eventually(DELIVERED_WITHIN, "a node at rest of which all is known", || {
+        let daemon = pushing(&arguments, &collector, protocol);
+        let at_rest = rested(&daemon);
+        UNKNOWN_AFTER_A_STALL.iter().all(|known| at_rest.keys().any(|(name, _)| name == known)).then_some(daemon)
+    });
     // This metric comes last: a share needs some seconds of history.
     let busy = "highwater_nvml_busy_ratio";
     eventually(DELIVERED_WITHIN, busy, || own_if_there(&daemon, busy));
@@ -78,6 +81,10 @@ const WITHOUT_A_DRIVER: [&str; 2] = ["highwater_nvml_up", "highwater_source_erro
 /// Detectors export these after more steps than [`RESTING`] has; `otlp::agreement` covers them, as it does all others.
 const AFTER_MANY_STEPS: [&str; 3] =
     ["highwater_comm_slowdown_ratio", "highwater_job_data_stall_ratio", "highwater_job_memory_full_forecast_seconds"];
+
+/// Unknown, as they must be, where a busy machine missed the readings at the ends of the last phases: another daemon then.
+const UNKNOWN_AFTER_A_STALL: [&str; 2] =
+    ["highwater_job_memory_outside_allocator_bytes", "highwater_phase_memory_growth_bytes"];
 
 /// For refused senders, and for a web configuration file. This test has neither.
 const NOT_HERE: [&str; 2] = ["highwater_annotations_refused_total", "highwater_web_config_reads_total"];
