@@ -37,7 +37,7 @@ use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
 use listeners::{Listeners, Servers};
 use playback::Playback;
-pub use recording::Recording;
+pub use recording::{Format, Recording};
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::Path;

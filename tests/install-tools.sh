@@ -3,11 +3,12 @@
 # mutants (`mutants`) need beside cargo, if it is missing:
 #   prometheus, promtool   Debian's package, unpacked under target/tools: no service is started, root is not needed
 #   alertmanager, amtool   likewise
-#   buildah, debootstrap, sqlite3   Debian's packages, installed (as root, or through sudo)
+#   buildah, debootstrap, sqlite3, chromium   Debian's packages, installed (as root, or through sudo)
 #   a Debian base image    by debootstrap, kept in target/tools/containers (as root only)
 #   helm, cargo-deny, cargo-fuzz, cargo-mutants   from the Go and Rust registries, pinned in tests/tools.env, under
 #                          target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that accept OTLP, built from Go's module proxy
+#   axe-core               the accessibility checker, from the npm registry, likewise
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
 # A tool that cannot be installed is reported and left out. The tests that need it then skip with a message, and fail if
@@ -135,6 +136,16 @@ kubelet_from_go() {
         { note "target/tools/kubelet.log says why"; return 1; }
 }
 
+# The accessibility checker: one script, which the browser's test runs in the page.
+axe_from_npm() {
+    local folder=$tools/axe-core-$AXE_CORE_VERSION work
+    if [ -f "$folder/axe.min.js" ]; then return; fi
+    have npm || { note "axe-core comes from npm, which is not here"; return 1; }
+    work=$(mktemp -d -p "$tools") &&
+        (cd "$work" && npm pack --silent "axe-core@$AXE_CORE_VERSION" >/dev/null && tar xzf axe-core-*.tgz package/axe.min.js) &&
+        mkdir -p "$folder" && mv "$work/package/axe.min.js" "$folder/" && rm -rf "$work"
+}
+
 # Installs the program $1 of crates.io in version $2.
 from_crates() {
     local root=$tools/$1-$2
@@ -179,11 +190,12 @@ case ${1:-} in
 peers)
     want prometheus prometheus_from_debian
     want alertmanager alertmanager_from_debian
-    want "buildah, debootstrap and sqlite3" debian_packages buildah debootstrap sqlite3
+    want "buildah, debootstrap, sqlite3 and chromium" debian_packages buildah debootstrap sqlite3 chromium
     want helm helm_from_go
     want otelcol otelcol_from_go
     want prometheus-3 prometheus_3_from_go
     want kubelet-podresources kubelet_from_go
+    want axe-core axe_from_npm
     want "the base image" base_image
     ;;
 lint)

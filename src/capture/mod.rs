@@ -13,6 +13,7 @@ mod asking;
 mod directory;
 mod found;
 mod id;
+mod profile;
 mod recorder;
 mod settings;
 mod shares;
@@ -26,6 +27,7 @@ mod worker;
 
 pub use admission::Refusal;
 pub use directory::Listed;
+pub use profile::{Profile, default_profile};
 pub use recorder::{Recorder, Request};
 pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};

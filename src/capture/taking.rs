@@ -49,6 +49,16 @@ impl View {
         }
     }
 
+    /// Memory of the GPUs, by position.
+    pub fn rings(&self) -> &[ring::Reader] {
+        &self.rings
+    }
+
+    /// When memory was read, if that is kept.
+    pub fn ticks(&self) -> Option<&TickLog> {
+        self.ticks.log()
+    }
+
     /// Whether this still belongs to that node.
     pub fn is_of(&self, node: Option<&Node>) -> bool {
         node.is_some_and(|node| Arc::ptr_eq(&node.rings, &self.rings))
@@ -351,7 +361,7 @@ impl Capture {
 }
 
 /// The entries of a log within an interval, from `next` on. Moves `next` behind them.
-fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, end_ns: i64) -> Vec<Sweep> {
+pub(super) fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, end_ns: i64) -> Vec<Sweep> {
     let Some(log) = log else { return Vec::new() };
     let (mut new, count) = log.since(*next);
     // Entries after the end are left, in case the end moves.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often new data is written.
-const WRITE_PERIOD: Duration = Duration::from_millis(250);
+pub(super) const WRITE_PERIOD: Duration = Duration::from_millis(250);
 /// How often written data is synced.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// No limit but the disk: the most pages that SQLite can count.

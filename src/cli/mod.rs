@@ -5,6 +5,7 @@ mod manual;
 pub mod probe;
 mod record;
 pub mod replay_eval;
+mod report;
 mod run;
 pub mod serve;
 mod terminal;
@@ -54,6 +55,13 @@ enum Command {
     Run(run::Run),
     /// Record the memory of every GPU into a file until interrupted.
     Record(record::Record),
+    /// Show what recordings contain: peaks, phases and findings, as text, JSON, or a page that opens without a network.
+    ///
+    /// Reads what `run`, `record` and the flight recorder write, and files of other tools: memory_usage.txt of ONNX
+    /// Runtime's profiler, CSV of nvidia-smi, and SQLite of nvprof and Nsight Systems. Several files are compared with
+    /// the first.
+    #[command(after_help = report::status_help())]
+    Report(report::ReportCommand),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),
     /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
@@ -131,6 +139,7 @@ pub fn main() -> ExitCode {
         Command::Demo(common) => demo::run(&common).map(succeeded),
         Command::Run(run) => run.run(),
         Command::Record(record) => record.run().map(succeeded),
+        Command::Report(report) => report.run(),
         Command::Probe(probe) => probe.run().map(succeeded),
         Command::ReplayEval(eval) => eval.run().map(succeeded),
         Command::Completions(completions) => completions.run().map(succeeded),

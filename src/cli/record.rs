@@ -1,12 +1,12 @@
 //! `record`: records this node's GPUs until a signal, or for a time. `run` shares its flags.
 
 use super::serve::{Signals, runtime, until_ended};
-use super::{Misuse, duration, key_value, layers, terminal};
-use crate::capture::Ended;
+use super::{Misuse, duration, key_value, layers, settings_of, terminal};
+use crate::capture::{Ended, default_profile};
 use crate::config::{Settings, SourceSpec, default_socket, load};
-use crate::daemon::Recording;
+use crate::daemon::{Format, Recording};
 use crate::files::OwnFolder;
-use crate::recording::Summary;
+use crate::report;
 use anyhow::Context as _;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -30,9 +30,12 @@ pub(super) struct Record {
 /// What is recorded, and where to.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// The file to write, a SQLite database. It must not exist.
-    #[arg(short, long, value_name = "FILE", default_value = "highwater.sqlite")]
-    pub output: PathBuf,
+    /// The file to write, which must not exist [default: highwater.sqlite, or memory_usage.txt with --format ort].
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The file's format. `ort` has no steps and phases.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
     /// Milliseconds from one reading of memory to the next [default: 1, or the setting sampling.period].
     #[arg(short, long, value_name = "MS")]
     interval: Option<f64>,
@@ -51,6 +54,15 @@ pub(super) struct Flags {
 }
 
 impl Flags {
+    /// The file to write.
+    pub fn output(&self) -> &Path {
+        match (&self.output, self.format) {
+            (Some(output), _) => output,
+            (None, Format::Sqlite) => Path::new("highwater.sqlite"),
+            (None, Format::Ort) => default_profile(),
+        }
+    }
+
     /// The settings of a recording that takes annotations over this socket.
     pub fn settings(&self, socket: &Path) -> anyhow::Result<Settings> {
         let socket = socket.to_str().context("the path of the annotation socket is not UTF-8")?;
@@ -88,8 +100,8 @@ impl Record {
         note_daemon(&socket);
         runtime()?.block_on(async {
             let signals = Signals::listen()?;
-            let recording = Recording::start(settings, &self.flags.output, "highwater record")?;
-            let output = self.flags.output.display();
+            let recording = Recording::start(settings, self.flags.output(), self.flags.format, "highwater record")?;
+            let output = self.flags.output().display();
             terminal::print_error(format_args!(
                 "recording to {output}; marks: HIGHWATER_ANNOTATIONS_SOCKET={}",
                 socket.display()
@@ -103,7 +115,7 @@ impl Record {
                 () = until_ended(signals, self.run_for) => {}
                 () = ended => {}
             }
-            end(recording, &self.flags.output)
+            end(recording, self.flags.output())
         })
     }
 }
@@ -121,12 +133,13 @@ pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
 }
 
 fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
-    let summary = Summary::of(path).with_context(|| format!("{}: cannot be read again", name.display()))?;
+    let shown = report::Report::open(path, &settings_of(&[])?);
+    let shown = shown.with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
-    let seconds = summary.duration_ns as f64 / 1e9;
+    let seconds = shown.duration_ns() as f64 / 1e9;
     let bytes = path.metadata().map_or(0, |file| file.len());
     terminal::print_error(format_args!("highwater: {seconds:.1} s in {} ({bytes} bytes)", name.display()));
-    terminal::print_error(summary.to_string().trim_end());
+    terminal::print_error(report::summary(&shown).trim_end());
     Ok(())
 }
 

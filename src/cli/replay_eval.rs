@@ -6,20 +6,14 @@
 use super::{settings_of, terminal};
 use crate::config::Settings;
 use crate::files::read_text;
-use crate::intake::{Intake, due};
-use crate::node::Node;
+use crate::offline;
 use crate::recording::{Options, Replay};
-use crate::sample;
-use crate::source::Source as _;
 use anyhow::{Context as _, bail};
-use highwater_core::clock::Manual;
 use highwater_core::detect::evaluate::{Score, Truth, score};
-use highwater_core::detect::{Detect, Kind, Sign};
-use highwater_core::jobs::Sender;
+use highwater_core::detect::{Kind, Sign};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The largest `truth.json`.
 const MOST_TRUTH_BYTES: u64 = 16 << 20;
@@ -97,35 +91,13 @@ fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
     Ok(scores.filter(|(_, score)| score.must_find + score.signs > 0).collect())
 }
 
-/// Every sign in a recording, with its time: the same stages as the daemon's, without its threads.
+/// Every sign in a recording, with its time.
 fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, Sign)>> {
     let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
-    let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
-    let (node, writers) =
-        Node::new(Arc::clone(&replay) as _, Arc::clone(&clock) as _, settings.ring(1), settings.periods(), None)?;
-    let intake = Intake::new(settings.limits, Arc::clone(&clock) as _, Arc::default());
-    intake.set_devices(node.source.devices());
-    let detect = Detect::new(settings.detect.clone());
-    let mut annotations = replay.annotations().peekable();
     let mut signs = Vec::new();
-    let mut played_ns = i64::MIN;
-    let before = |at_ns: i64| {
-        replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
-        for annotation in due(&mut annotations, at_ns) {
-            clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
-            // `serve` reports invalid annotations of the recording; here only the findings matter.
-            let _ = intake.take(annotation, &Sender::DAEMON);
-        }
-    };
-    let after = |at_ns: i64| {
-        node.read_recorded(at_ns);
-        if !replay.is_turn(at_ns) {
-            return;
-        }
-        node.advance(intake.ledger(), at_ns);
-        signs.extend(detect.advance(&node.join, intake.ledger(), at_ns).signs.into_iter().map(|sign| (at_ns, sign)));
-    };
-    sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
+    offline::play(&replay, settings, |at_ns, _, change| {
+        signs.extend(change.signs.into_iter().map(|sign| (at_ns, sign)));
+    })?;
     Ok(signs)
 }
 

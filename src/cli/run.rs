@@ -57,7 +57,7 @@ impl Run {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime for signals")?;
         let line = self.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        let recording = Recording::start(settings, &self.flags.output, &line)?;
+        let recording = Recording::start(settings, self.flags.output(), self.flags.format, &line)?;
         // Signals are taken before the command exists, so that none ends this process and leaves the command behind.
         let ended = runtime.block_on(async {
             let signals = signals()?;
@@ -66,7 +66,7 @@ impl Run {
         let ended = ended.and_then(|status| runtime.block_on(status));
         if ended.is_ok() {
             // The command's own status is returned all the same: whoever calls this relies on it.
-            if let Err(error) = end(recording, &self.flags.output) {
+            if let Err(error) = end(recording, self.flags.output()) {
                 terminal::print_error(format_args!("highwater: {error:#}"));
             }
         } else {

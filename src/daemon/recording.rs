@@ -5,7 +5,7 @@
 
 use super::sockets::Sockets;
 use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario, spawn};
-use crate::capture::{Ended, Recorder, Whole};
+use crate::capture::{Ended, Profile, Recorder, Whole};
 use crate::config::Settings;
 use crate::place::kubelet::Kubelet;
 use anyhow::Context as _;
@@ -30,6 +30,16 @@ pub struct Recording {
     readers: Readers,
 }
 
+/// The format of the file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A SQLite database with everything.
+    #[default]
+    Sqlite,
+    /// Lines of `<device> <nanoseconds since start> <bytes>`, as ONNX Runtime's profiler writes them.
+    Ort,
+}
+
 /// The threads that read the GPUs and take annotations.
 struct Readers {
     shared: Shared,
@@ -43,7 +53,7 @@ impl Recording {
     /// # Errors
     /// The scenario cannot be read, a socket cannot be bound, the source cannot be opened, or the file cannot be
     /// written or exists.
-    pub fn start(mut settings: Settings, path: &Path, note: &str) -> anyhow::Result<Self> {
+    pub fn start(mut settings: Settings, path: &Path, format: Format, note: &str) -> anyhow::Result<Self> {
         let path = without_links(path)?;
         // A journal without its file is that of a recording that was killed and then moved.
         for taken in [path.clone(), PathBuf::from(format!("{}-wal", path.display()))] {
@@ -54,11 +64,19 @@ impl Recording {
         let readers = Readers::start(settings)?;
         let begun = readers.wait_for_node().and_then(|()| {
             let stop_writer = Arc::new(AtomicBool::new(false));
-            let whole = Whole::begin(path.clone(), note, &readers.shared.known, &readers.shared.intake)?;
-            let stopped = Arc::clone(&stop_writer);
-            let writer = std::thread::Builder::new().name("hw-record".to_owned());
-            let writer = writer.spawn(move || whole.run(&stopped)).context("cannot start thread hw-record")?;
-            Ok((writer, stop_writer))
+            let (stopped, known) = (Arc::clone(&stop_writer), &readers.shared.known);
+            let thread = std::thread::Builder::new().name("hw-record".to_owned());
+            let writer = match format {
+                Format::Sqlite => {
+                    let whole = Whole::begin(path.clone(), note, known, &readers.shared.intake)?;
+                    thread.spawn(move || whole.run(&stopped))
+                }
+                Format::Ort => {
+                    let profile = Profile::begin(path.clone(), known)?;
+                    thread.spawn(move || profile.run(&stopped))
+                }
+            };
+            Ok((writer.context("cannot start thread hw-record")?, stop_writer))
         });
         match begun {
             Ok((writer, stop_writer)) => Ok(Self { path, writer, stop_writer, readers }),

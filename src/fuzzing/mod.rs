@@ -7,6 +7,7 @@
 mod annotations;
 mod folder;
 mod http;
+mod import;
 mod recording;
 mod replay;
 mod scenario;
@@ -21,6 +22,7 @@ pub use crate::place::kubelet::fuzzing::kubelet;
 pub use annotations::annotations;
 pub use highwater_core::ring::fuzzing::ring;
 pub use http::http;
+pub use import::import;
 pub use recording::recording;
 pub use replay::replay;
 pub use scenario::scenario;

@@ -1,10 +1,11 @@
-//! Fuzzes a recording in a SQLite file: rows with arbitrary cells in its tables, and arbitrary bytes in its pages.
+//! Fuzzes a recording in a SQLite file, played and shown: rows with arbitrary cells in its tables, and arbitrary bytes in its pages.
 
 use super::folder::Folder;
 use super::parts;
 use super::replay::play;
 use crate::recording::schema;
 use crate::recording::{Options, Replay};
+use crate::report::{Comparison, Report, json, page, summary};
 use highwater_core::fuzzing::Numbers;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -13,7 +14,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// The tables that are read, with their number of columns.
-const TABLES: [(&str, usize); 9] = [
+const TABLES: [(&str, usize); 12] = [
     ("meta", 2),
     ("gpus", 11),
     ("samples", 4),
@@ -23,6 +24,9 @@ const TABLES: [(&str, usize); 9] = [
     ("turns", 1),
     ("health", 5),
     ("xids", 6),
+    ("phases", 8),
+    ("phase_memory", 12),
+    ("findings", 13),
 ];
 /// Texts with a meaning for the reader.
 const WORDS: [&str; 16] = [
@@ -61,7 +65,20 @@ pub fn recording(data: &[u8]) {
         if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
+        if let Ok(report) = Report::recorded(&path) {
+            show(&report);
+        }
     });
+}
+
+/// Everything that a report is turned into.
+pub(super) fn show(report: &Report) {
+    assert!(!summary(report).is_empty());
+    let reports = [report.clone(), report.clone()];
+    let comparison = Comparison::of(&reports);
+    let shown = json(&reports, comparison.as_ref()).to_string();
+    let page = page(&reports, comparison.as_ref(), Some(1));
+    assert!(page.len() > shown.len() / 100 && page.matches("<script").count() == 2, "text became an element");
 }
 
 /// A folder, and the bytes of a recording that contains only the row of its state.

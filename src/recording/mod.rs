@@ -6,22 +6,25 @@
 //! those of the recording. Absent on purpose: when something is recorded, which [`capture`](crate::capture) decides.
 
 mod folder;
+mod import;
 mod lines;
 mod meters;
 mod points;
 mod read;
+pub(crate) mod rows;
 pub(crate) mod schema;
 mod source;
 mod state;
-mod summary;
 mod tape;
 #[cfg(test)]
 mod tests;
 pub(crate) mod track;
 pub(crate) mod write;
 
+pub(crate) use import::is_own;
 pub use lines::{Skipped, SkippedLines};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;
-pub use summary::{GpuPeak, PhasePeak, Summary};
+pub(crate) use tape::is_too_long;
+pub use tape::{Allocation, Format, Times};

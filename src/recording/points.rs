@@ -22,6 +22,11 @@ impl Track {
         Self { gpu, points }
     }
 
+    /// All points in order of time; `None` begins a gap.
+    pub(super) fn points(&self) -> impl Iterator<Item = (i64, Option<u64>)> {
+        self.points.iter().map(|(at_ns, used)| (*at_ns, (*used != UNKNOWN).then_some(*used)))
+    }
+
     /// The first and the last time; `None` if there is no point.
     pub(super) fn span(&self) -> Option<(i64, i64)> {
         Some((self.points.first()?.0, self.points.last()?.0))

@@ -1,43 +1,34 @@
 //! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
 //! it was written.
-//!
-//! Enters: a file from anywhere. Invariants: nothing in it is executed: views, triggers and functions of its schema are
-//! not used; a row that cannot be read is counted with its table, and no other row is lost.
 
-use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
 use super::points::Track;
-use super::schema;
-use super::schema::{APPLICATION_ID, FORMAT_VERSION};
-use super::tape::{Tape, Words};
+use super::rows::{File, json, needed, number, real, text, word};
+use super::tape::{Format, Tape, Times, Words, is_too_long};
 use crate::source::OpenError;
-use highwater_core::gpu::{Became, Device, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
+use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
-use rusqlite::limits::Limit;
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, ErrorCode, Row};
-use serde::de::DeserializeOwned;
+use rusqlite::Row;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 /// The most rows that are kept of each table.
-const MOST_GPUS: usize = 256;
 const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 16;
 const MOST_CHANGES: usize = 1 << 16;
-/// The longest text of a cell, bytes.
-const MOST_CELL_BYTES: i32 = 1 << 16;
+
+/// The product's own format.
+const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[] };
 
 /// Reads a recording.
 ///
 /// # Errors
 /// If it is not such a file, has another format, is still being written, exceeds the bounds, or has no memory.
 pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
-    let connection = open(path)?;
-    let mut file = File { path, connection, skipped: SkippedLines::default() };
+    let mut file = File::open(path)?;
     let devices = file.devices()?;
     let mut tracks = Vec::new();
     for (gpu, (_, until_ns)) in &devices {
@@ -55,106 +46,27 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     }
     // A value that lasts to the end of the recording is known until then.
     let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
-    if end_ns.saturating_sub(begin_ns) > super::tape::LONGEST_NS {
+    if is_too_long(begin_ns, end_ns) {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }
     let devices = devices.into_values().map(|(device, _)| device).collect();
     let skipped = file.skipped;
-    Ok(Tape { devices, tracks, said: Box::new(said), meters, turns, changes, begin_ns, end_ns, skipped })
+    Ok(Tape {
+        devices,
+        tracks,
+        said: Box::new(said),
+        meters,
+        turns,
+        changes,
+        begin_ns,
+        end_ns,
+        skipped,
+        format: OWN,
+        allocations: Vec::new(),
+    })
 }
 
-fn open(path: &Path) -> Result<Connection, OpenError> {
-    let unreadable = |error: rusqlite::Error| {
-        let is_locked = error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
-        let problem = if is_locked { "is still being written".to_owned() } else { error.to_string() };
-        refuse("recording_unreadable", path, problem)
-    };
-    let connection = schema::look(path).map_err(unreadable)?;
-    connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
-    connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
-    connection.pragma_update(None, "cell_size_check", true).map_err(unreadable)?;
-    let number = |pragma: &str| connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0));
-    let application = number("application_id").map_err(unreadable)?;
-    if application != i64::from(APPLICATION_ID) {
-        return Err(refuse("recording_unreadable", path, "is not a recording of highwater"));
-    }
-    let version = number("user_version").map_err(unreadable)?;
-    if version != i64::from(FORMAT_VERSION) {
-        let problem = format!("has format {version}; this version of highwater plays format {FORMAT_VERSION}");
-        return Err(refuse("recording_unreadable", path, problem));
-    }
-    // A file in the state `writing` can be read only if its writer was killed: a writer that runs holds a lock.
-    schema::meta::<String>(&connection, "state").map_err(unreadable)?;
-    Ok(connection)
-}
-
-/// The file while it is read.
-struct File<'a> {
-    path: &'a Path,
-    connection: Connection,
-    skipped: SkippedLines,
-}
-
-impl File<'_> {
-    fn refuse(&self, reason: &'static str, problem: impl std::fmt::Display) -> OpenError {
-        refuse(reason, self.path, problem)
-    }
-
-    fn meta<T: rusqlite::types::FromSql>(&self, key: &str) -> Option<T> {
-        schema::meta(&self.connection, key).ok()
-    }
-
-    /// Every row of a query on one table, converted by `read`. A row that `read` refuses is skipped.
-    fn rows<T>(
-        &mut self,
-        table: &str,
-        query: &str,
-        parameter: i64,
-        most: usize,
-        read: impl Fn(&Row<'_>) -> Result<T, String>,
-    ) -> Result<Vec<T>, OpenError> {
-        let path = self.path;
-        let unreadable =
-            |error: rusqlite::Error| refuse("recording_unreadable", path, format!("table {table}: {error}"));
-        let mut statement = self.connection.prepare(query).map_err(unreadable)?;
-        let mut rows = if statement.parameter_count() > 0 { statement.query([parameter]) } else { statement.query([]) }
-            .map_err(unreadable)?;
-        let (mut all, mut number) = (Vec::new(), 0);
-        while let Some(row) = rows.next().map_err(unreadable)? {
-            number += 1;
-            match read(row) {
-                Ok(_) if all.len() >= most => {
-                    let problem = format!("table {table} has more than {most} rows");
-                    return Err(refuse("recording_too_large", path, problem));
-                }
-                Ok(good) => all.push(good),
-                Err(problem) => self.skipped.add(path, number, &format!("table {table}: {problem}")),
-            }
-        }
-        Ok(all)
-    }
-
-    /// Each device by its number in the file, with the time until which its memory is known.
-    fn devices(&mut self) -> Result<BTreeMap<u32, (Device, Option<i64>)>, OpenError> {
-        let query = "SELECT gpu, gpu_index, uuid, name, pci_bus_id, parent_uuid, mig_profile, driver_version, \
-                     memory_total_bytes, memory_reserved_bytes, known_until_ns FROM gpus ORDER BY gpu";
-        let rows = self.rows("gpus", query, 0, MOST_GPUS, |row| {
-            let device = Device {
-                index: text(row, 1)?.ok_or("gpu_index is not known")?,
-                uuid: text(row, 2)?.ok_or("uuid is not known")?,
-                name: text(row, 3)?,
-                pci_bus_id: text(row, 4)?,
-                parent_uuid: text(row, 5)?,
-                mig_profile: text(row, 6)?,
-                driver_version: text(row, 7)?,
-                memory_total_bytes: number(row, 8)?,
-                memory_reserved_bytes: number(row, 9)?,
-            };
-            Ok((needed::<u32>(row, 0)?, (device, number(row, 10)?)))
-        })?;
-        Ok(rows.into_iter().collect())
-    }
-
+impl File {
     /// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
     fn track(&mut self, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
         let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
@@ -197,12 +109,6 @@ impl File<'_> {
         Ok(Meters::new(by_gpu))
     }
 
-    /// Whether the file has this column: columns and tables were added without a new version of the format. A file that
-    /// cannot be queried fails when it is read.
-    fn has_column(&self, table: &str, column: &str) -> bool {
-        self.connection.column_exists(None, table, column).unwrap_or(false)
-    }
-
     /// What became of GPUs, by their positions among these numbers of the file. A GPU's return was seen in a turn, some
     /// time after it happened. It counts as back just after the turn before, which makes no difference to any detector,
     /// so that its memory meanwhile is played too.
@@ -242,8 +148,11 @@ impl File<'_> {
     /// When the detectors looked.
     fn turns(&mut self) -> Result<Vec<i64>, OpenError> {
         let query = "SELECT at_ns FROM turns ORDER BY at_ns";
-        let has_table = self.connection.table_exists(None, "turns").unwrap_or(false);
-        if has_table { self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0)) } else { Ok(Vec::new()) }
+        if self.has_table("turns") {
+            self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0))
+        } else {
+            Ok(Vec::new())
+        }
     }
 
     /// What jobs sent, each event with its rank's GPUs. The GPUs of a job that names none are those found when it was
@@ -309,63 +218,6 @@ impl Words for Rows {
         let rows = Arc::clone(&self.0);
         Box::new((0..rows.len()).filter_map(move |position| rows.get(position).cloned()))
     }
-}
-
-/// The name of a column, for messages.
-fn column(row: &Row<'_>, at: usize) -> String {
-    row.as_ref().column_name(at).unwrap_or("a column").to_owned()
-}
-
-fn cell<'a>(row: &'a Row<'_>, at: usize) -> Result<ValueRef<'a>, String> {
-    row.get_ref(at).map_err(|error| error.to_string())
-}
-
-/// A whole number; `None` if it is not known.
-fn number<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
-    match cell(row, at)? {
-        ValueRef::Null => Ok(None),
-        ValueRef::Integer(number) => {
-            T::try_from(number).map(Some).map_err(|_| format!("{}: {number} is out of range", column(row, at)))
-        }
-        other => Err(format!("{}: {} instead of a whole number", column(row, at), other.data_type())),
-    }
-}
-
-fn needed<T: TryFrom<i64>>(row: &Row<'_>, at: usize) -> Result<T, String> {
-    number(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))
-}
-
-fn real(row: &Row<'_>, at: usize) -> Result<Option<f64>, String> {
-    match cell(row, at)? {
-        ValueRef::Null => Ok(None),
-        ValueRef::Real(number) if number.is_finite() => Ok(Some(number)),
-        // A column without a type of its own may hold a whole number.
-        #[allow(clippy::cast_precision_loss, reason = "watts and shares")]
-        ValueRef::Integer(number) => Ok(Some(number as f64)),
-        other => Err(format!("{}: {} instead of a number", column(row, at), other.data_type())),
-    }
-}
-
-fn text(row: &Row<'_>, at: usize) -> Result<Option<String>, String> {
-    match cell(row, at)? {
-        ValueRef::Null => Ok(None),
-        ValueRef::Text(text) => match std::str::from_utf8(text) {
-            Ok(text) => Ok(Some(text.to_owned())),
-            Err(_) => Err(format!("{} is not UTF-8 text", column(row, at))),
-        },
-        other => Err(format!("{}: {} instead of text", column(row, at), other.data_type())),
-    }
-}
-
-fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<Option<T>, String> {
-    let Some(text) = text(row, at)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", column(row, at)))
-}
-
-/// A name in its wire form: `begin`, `phase`.
-fn word<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T, String> {
-    let name = text(row, at)?.ok_or_else(|| format!("{} is not known", column(row, at)))?;
-    serde_json::from_value(name.into()).map_err(|error| format!("{}: {error}", column(row, at)))
 }
 
 /// A JSON array of UUIDs; an empty one counts as not known.

@@ -4,9 +4,11 @@
 //! time. Invariants: times and values are those of the recording; on request, all times are moved by one and the same
 //! shift. Absent on purpose: the lanes that were not recorded, whose values are not known.
 
+use super::import::is_own;
 use super::lines::SkippedLines;
-use super::tape::Tape;
-use super::{folder, read};
+use super::points::Track;
+use super::tape::{Allocation, Format, Tape};
+use super::{folder, import, read};
 use crate::source::{CallStats, Error, NextTick, OpenError, Source};
 use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::wire::Annotation;
@@ -37,7 +39,13 @@ impl Replay {
     /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has
     /// them.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
-        let tape = if path.is_file() { read::tape(path)? } else { folder::tape(path)? };
+        let tape = if !path.is_file() {
+            folder::tape(path)?
+        } else if is_own(path) {
+            read::tape(path)?
+        } else {
+            import::tape(path)?
+        };
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
         Ok(Self { description: format!("replay:{}", path.display()), tape, shift_ns })
     }
@@ -52,6 +60,24 @@ impl Replay {
     #[must_use]
     pub fn end_ns(&self) -> i64 {
         self.tape.end_ns.saturating_add(self.shift_ns)
+    }
+
+    /// The changes of memory of the GPU at this position, in order of time; `None` begins a gap.
+    pub fn points(&self, gpu: usize) -> impl Iterator<Item = (i64, Option<u64>)> {
+        let points = self.tape.tracks.get(gpu).into_iter().flat_map(Track::points);
+        points.map(|(at_ns, used)| (at_ns.saturating_add(self.shift_ns), used))
+    }
+
+    /// What programs allocated, if the recording has that. Times are as recorded.
+    #[must_use]
+    pub fn allocations(&self) -> &[Allocation] {
+        &self.tape.allocations
+    }
+
+    /// The format that it was read from.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.tape.format
     }
 
     /// The lines and rows that could not be read.

@@ -11,6 +11,11 @@ pub(super) const DAY_NS: i64 = 86_400_000_000_000;
 /// Longer than any real recording. With one time of another clock or unit, a replay would wait for years.
 pub(super) const LONGEST_NS: i64 = 31 * DAY_NS;
 
+/// Whether an interval is longer than any real recording.
+pub(crate) fn is_too_long(begin_ns: i64, end_ns: i64) -> bool {
+    end_ns.saturating_sub(begin_ns) > LONGEST_NS
+}
+
 /// A recording in memory, except for what jobs sent if that is in text files.
 #[derive(Debug)]
 pub(super) struct Tape {
@@ -27,6 +32,56 @@ pub(super) struct Tape {
     pub begin_ns: i64,
     pub end_ns: i64,
     pub skipped: SkippedLines,
+    pub format: Format,
+    /// What was allocated, if that was recorded.
+    pub allocations: Vec<Allocation>,
+}
+
+/// Memory that a program allocated on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allocation {
+    /// Position of the GPU.
+    pub gpu: usize,
+    /// When it was allocated, and when it was freed or the recording ended, nanoseconds.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it was freed.
+    pub is_freed: bool,
+}
+
+/// What a format is called, and what files of it do not contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    /// Its name, for people.
+    pub name: &'static str,
+    /// What its times are.
+    pub times: Times,
+    /// What it does not contain, for people.
+    pub missing: &'static [&'static str],
+}
+
+/// What the times of a recording are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Times {
+    /// Unix times.
+    Unix,
+    /// Times from some begin.
+    Relative,
+    /// Numbers of readings: each stands for one millisecond, because nothing is known of the real times.
+    Readings,
+}
+
+/// What jobs sent where a format has no such thing.
+#[derive(Debug)]
+pub(super) struct Nothing;
+
+impl Words for Nothing {
+    fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        Box::new(std::iter::empty())
+    }
 }
 
 /// What jobs sent.

@@ -253,6 +253,10 @@ fn runs(command: &str, folder: &TempDir, what: &str) {
         records(shell.current_dir(folder.path()), what);
         return;
     }
+    if command.starts_with("highwater report") {
+        has_recordings(folder);
+        shell.current_dir(folder.path());
+    }
     if !command.contains("highwater serve") {
         assert!(!succeeds(shell, what).is_empty(), "{what}");
         return;
@@ -263,6 +267,21 @@ fn runs(command: &str, folder: &TempDir, what: &str) {
     serves.wait_for(SOON, "line `listening on`", |line| line.contains("listening on").then_some(()));
 }
 
+/// The recordings that docs/reports.md names, once.
+fn has_recordings(folder: &TempDir) {
+    let names = ["job.sqlite", "before.sqlite", "after.sqlite"].map(|name| folder.path().join(name));
+    if names[1].exists() {
+        return;
+    }
+    let _ = fs::remove_file(&names[0]);
+    let mut record = command();
+    record.args(["record", "--source", "sim:demo", "--for", "2s", "-o"]).arg(&names[0]);
+    succeeds(record, "record");
+    for name in &names[1..] {
+        fs::copy(&names[0], name).expect("copied");
+    }
+}
+
 /// Recordings end by themselves, and print what docs/recordings.md shows.
 fn records(shell: &mut Command, what: &str) {
     let job = "import highwater\nwith highwater.step(1), highwater.phase('forward'): pass\n";
@@ -271,8 +290,8 @@ fn records(shell: &mut Command, what: &str) {
     let output = shell.output().expect("it runs");
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {printed}");
-    // Columns are as wide as their numbers.
-    let narrow = |line: &str| shape(line).split_whitespace().collect::<Vec<_>>().join(" ");
+    // Columns are as wide as their numbers, and sizes have the unit that keeps them short.
+    let narrow = |line: &str| shape(line).split_whitespace().collect::<Vec<_>>().join(" ").replace("MiB", "GiB");
     let printed: BTreeSet<String> = printed.lines().map(narrow).collect();
     for shown in block("docs/recordings.md", "text").lines().filter(|line| !line.contains("moe-tight")) {
         let wanted =

@@ -7,6 +7,7 @@
 // Shared helpers.
 mod alertmanager;
 mod authority;
+mod browser;
 mod collector;
 mod crowd;
 mod daemon;
@@ -42,6 +43,8 @@ mod prometheus;
 mod recording;
 mod recordings;
 mod replay;
+mod report;
+mod report_page;
 mod settings;
 mod spikes;
 mod web_config;

@@ -319,3 +319,42 @@ fn record_ends_with_a_signal_or_after_its_time() {
     // A sweep may be late.
     assert!(last_tick_ns(&file) - begin_ns >= 200_000_000, "{}", last_tick_ns(&file) - begin_ns);
 }
+
+/// Lines as ONNX Runtime's profiler writes them, of every reading, which `report` shows like that tool's own.
+#[test]
+fn the_older_tools_format_has_a_line_for_every_reading() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = command()
+        .current_dir(folder.path())
+        .args(["record", "--format", "ort", "--source", "sim:spike", "--for", "1s"])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    assert!(text(&output.stderr).contains("reached at"), "{output:?}");
+    let lines = std::fs::read_to_string(folder.path().join("memory_usage.txt")).expect("the tool's own name");
+    let mut readings = std::collections::BTreeMap::<u64, Vec<(u64, u64)>>::new();
+    for line in lines.lines() {
+        let fields: Vec<u64> = line.split(' ').map(|field| field.parse().expect("a number")).collect();
+        let [gpu, at_ns, used] = fields[..] else { panic!("`{line}`") };
+        readings.entry(gpu).or_default().push((at_ns, used));
+    }
+    assert!(lines.ends_with('\n') && !readings.is_empty(), "{lines}");
+    for of in readings.values() {
+        assert!(of.is_sorted_by(|one, other| one.0 < other.0), "times go back");
+        // A busy machine misses sweeps; without a reading for every sweep there would be one for every change only.
+        assert!((300..=1_300).contains(&of.len()), "{} readings in a second", of.len());
+    }
+    let json = command().current_dir(folder.path()).args(["report", "memory_usage.txt", "--json"]).output();
+    let json: serde_json::Value = serde_json::from_slice(&json.expect("it runs").stdout).expect("JSON");
+    let peak = |of: &[(u64, u64)]| of.iter().map(|(_, used)| *used).max();
+    for (gpu, of) in readings {
+        let shown = &json["recordings"][0]["gpus"][usize::try_from(gpu).expect("few")];
+        assert_eq!(shown["peak_bytes"].as_u64(), peak(&of));
+    }
+    // As with every recording, nothing is overwritten.
+    let again =
+        command().current_dir(folder.path()).args(["run", "--format", "ort", "--source", "sim", "true"]).output();
+    let again = again.expect("it runs");
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
+    assert!(text(&again.stderr).contains("memory_usage.txt: exists, and is not overwritten"), "{again:?}");
+}

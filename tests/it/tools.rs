@@ -48,6 +48,7 @@ fn search(tool: &str) -> Option<PathBuf> {
         built("otelcol", "OTELCOL_VERSION"),
         built("prometheus", "PROMETHEUS_3_VERSION"),
         built("kubelet", "KUBELET_VERSION"),
+        built("axe-core", "AXE_CORE_VERSION"),
         tools.join("prometheus/usr/bin"),
         tools.join("alertmanager/usr/bin"),
     ];

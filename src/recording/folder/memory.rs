@@ -2,12 +2,10 @@
 
 use crate::recording::lines::{File, SkippedLines};
 use crate::recording::points::Track;
+use crate::recording::rows::MOST_GPUS;
 use crate::source::OpenError;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// The most GPUs of one recording. A node does not have more.
-const MOST_GPUS: usize = 256;
 
 /// Reads all points, by GPU in order of its number.
 pub(super) fn read(path: &Path, skipped: &mut SkippedLines) -> Result<Vec<Track>, OpenError> {

@@ -7,7 +7,7 @@ mod memory;
 mod utilization;
 
 use super::lines::{SkippedLines, refuse};
-use super::tape::{DAY_NS, LONGEST_NS, Tape};
+use super::tape::{DAY_NS, Format, Tape, Times, is_too_long};
 use crate::files::read_text;
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
@@ -21,6 +21,8 @@ const FACTS: &str = "gpus.json";
 const UTILIZATION: &str = "utilization.csv";
 /// The largest size of [`FACTS`].
 const MOST_FACTS_BYTES: u64 = 1 << 20;
+
+const FORMAT: Format = Format { name: "folder of text files", times: Times::Unix, missing: &[] };
 
 /// A recording's folder.
 #[derive(Debug)]
@@ -115,7 +117,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let last = spans.iter().max_by_key(|(span, _)| span.1);
     let begin_ns = first.map_or(i64::MAX, |(span, _)| span.0);
     let end_ns = last.map_or(i64::MIN, |(span, _)| span.1);
-    if end_ns.saturating_sub(begin_ns) > LONGEST_NS {
+    if is_too_long(begin_ns, end_ns) {
         let days = end_ns.saturating_sub(begin_ns) / DAY_NS;
         let [first, last] = [first, last].map(|end| end.and_then(|(_, file)| file.file_name()).unwrap_or_default());
         let (first, last) = (first.display(), last.display());
@@ -134,6 +136,8 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         begin_ns,
         end_ns,
         skipped,
+        format: FORMAT,
+        allocations: Vec::new(),
     })
 }
 

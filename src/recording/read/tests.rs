@@ -1,5 +1,5 @@
 use super::*;
-use crate::recording::{Options, Replay};
+use crate::recording::{Options, Replay, schema};
 use crate::source::{Error, NextTick, Source as _};
 
 /// A finished recording with these rows.
@@ -149,7 +149,7 @@ fn what_is_no_recording_is_refused_by_name() {
     for (sql, problem) in [
         ("PRAGMA application_id = 7", "FILE: is not a recording of highwater"),
         ("PRAGMA user_version = 2", "FILE: has format 2; this version of highwater plays format 1"),
-        ("DROP TABLE samples", "FILE: table samples: no such table"),
+        ("DROP TABLE samples", "FILE: it has no table samples"),
         ("SELECT 1", "FILE: it has no memory of any GPU"),
     ] {
         let gpu = if problem.contains("samples") { GPU } else { "" };

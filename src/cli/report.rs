@@ -1,0 +1,122 @@
+//! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
+
+use super::terminal;
+use super::{MISUSED, Misuse, settings_of};
+use crate::report::{Comparison, Condition, Report, json, page, summary};
+use anyhow::Context as _;
+use clap::Args;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The exit status where a condition of `--fail-if` holds.
+const FAILED_IF: u8 = 3;
+
+#[derive(Debug, Args)]
+pub(super) struct ReportCommand {
+    /// Recordings: of highwater, or of another tool. The first is what the others are compared with.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Write a page that opens in a browser without a network. An existing file is replaced.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// JSON on standard output instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Exit with status 3 if this holds: 'peak > 70GiB', 'peak.increase > 5%'. May be given several times.
+    #[arg(long = "fail-if", value_name = "CONDITION")]
+    fail_if: Vec<Condition>,
+    /// In the page, begin all recordings at this step instead of at their begin.
+    #[arg(long, value_name = "STEP")]
+    align_step: Option<u64>,
+}
+
+impl ReportCommand {
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        if let Some(condition) = self.fail_if.iter().find(|condition| condition.needs_two() && self.files.len() < 2) {
+            return Err(Misuse(format!("--fail-if '{condition}': needs two recordings or more")).into());
+        }
+        let settings = settings_of(&[])?;
+        let mut reports = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            reports.push(Report::open(file, &settings)?);
+        }
+        tell_apart(&mut reports, &self.files);
+        let comparison = Comparison::of(&reports);
+        if let Some(output) = &self.output {
+            let page = page(&reports, comparison.as_ref(), self.align_step);
+            replace(output, page.as_bytes()).with_context(|| output.display().to_string())?;
+        }
+        if self.json {
+            terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref()))?)?;
+        } else {
+            terminal::print(text(&reports, comparison.as_ref()))?;
+        }
+        Ok(self.judge(&reports))
+    }
+
+    fn judge(&self, reports: &[Report]) -> ExitCode {
+        let failed: Vec<_> = self.fail_if.iter().flat_map(|condition| condition.failed(reports)).collect();
+        for failed in &failed {
+            terminal::print_error(format_args!("highwater: {}", failed.why));
+        }
+        match failed.iter().all(|failed| failed.is_known) {
+            true if failed.is_empty() => ExitCode::SUCCESS,
+            true => ExitCode::from(FAILED_IF),
+            // A bound that cannot be checked must not pass, and is another fault than one that is exceeded.
+            false => ExitCode::FAILURE,
+        }
+    }
+}
+
+fn text(reports: &[Report], comparison: Option<&Comparison>) -> String {
+    let mut text = String::new();
+    for report in reports {
+        let (name, format) = (&report.name, report.origin.format);
+        #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+        let seconds = report.duration_ns() as f64 / 1e9;
+        text.push_str(&format!("{name} ({format}): {seconds:.1} s\n{}", summary(report)));
+    }
+    if let Some(comparison) = comparison {
+        text.push_str(&comparison.to_string());
+    }
+    text
+}
+
+/// Names that are given twice become paths.
+fn tell_apart(reports: &mut [Report], files: &[PathBuf]) {
+    let names: Vec<String> = reports.iter().map(|report| report.name.clone()).collect();
+    for (report, file) in reports.iter_mut().zip(files) {
+        if names.iter().filter(|name| **name == report.name).count() > 1 {
+            report.name = file.display().to_string();
+        }
+    }
+}
+
+/// Writes a file under another name first, so that a reader never sees half of it.
+fn replace(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file());
+    if is_special {
+        return std::fs::File::options().write(true).open(path)?.write_all(content);
+    }
+    let mut other = path.as_os_str().to_owned();
+    other.push(format!(".{}.partial", std::process::id()));
+    let written = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .open(&other)
+        .and_then(|mut file| file.write_all(content))
+        .and_then(|()| std::fs::rename(&other, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&other);
+    }
+    written
+}
+
+/// For `report --help`.
+pub(super) fn status_help() -> String {
+    format!(
+        "Exit status: 0 when all went well, 1 when a recording cannot be read or a condition cannot be judged, {MISUSED} \
+         when flags are wrong, {FAILED_IF} when a condition of --fail-if holds."
+    )
+}

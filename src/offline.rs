@@ -1,0 +1,56 @@
+//! Plays a recording at once, on the calling thread: the stages of the daemon without its threads.
+//!
+//! Enters: a recording. Leaves: what each turn of the join and the detectors found. Absent on purpose: pacing, logging
+//! and everything that exports.
+
+use crate::config::Settings;
+use crate::intake::{Intake, due};
+use crate::node::Node;
+use crate::recording::Replay;
+use crate::sample;
+use crate::source::Source as _;
+use highwater_core::clock::Manual;
+use highwater_core::detect::{Change, Detect};
+use highwater_core::jobs::Sender;
+use highwater_core::phases::Ledger;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Plays a whole recording, and calls `turn` with the time of each turn, the jobs and their phases after it, and what
+/// the detectors found in it. Returns the detectors with the findings that are left.
+///
+/// # Errors
+/// There is not enough memory for the rings.
+pub fn play(
+    replay: &Arc<Replay>,
+    settings: &Settings,
+    mut turn: impl FnMut(i64, &Ledger, Change),
+) -> anyhow::Result<Detect> {
+    let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
+    let (node, writers) =
+        Node::new(Arc::clone(replay) as _, Arc::clone(&clock) as _, settings.ring(1), settings.periods(), None)?;
+    let intake = Intake::new(settings.limits, Arc::clone(&clock) as _, Arc::default());
+    intake.set_devices(node.source.devices());
+    let detect = Detect::new(settings.detect.clone());
+    let mut annotations = replay.annotations().peekable();
+    let mut played_ns = i64::MIN;
+    let before = |at_ns: i64| {
+        replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
+        for annotation in due(&mut annotations, at_ns) {
+            clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
+            // `serve` reports the recording's invalid annotations; here only what follows from the others matters.
+            let _ = intake.take(annotation, &Sender::DAEMON);
+        }
+    };
+    let after = |at_ns: i64| {
+        node.read_recorded(at_ns);
+        if !replay.is_turn(at_ns) {
+            return;
+        }
+        node.advance(intake.ledger(), at_ns);
+        let change = detect.advance(&node.join, intake.ledger(), at_ns);
+        turn(at_ns, intake.ledger(), change);
+    };
+    sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
+    Ok(detect)
+}

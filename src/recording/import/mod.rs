@@ -1,0 +1,124 @@
+//! Recordings that other tools wrote, one file a format. Each becomes a `Tape`, like the product's own.
+//!
+//! Enters: text or SQLite files, recognised by what is in them, and not by their names. Invariants: a file is read as a
+//! stream; a line or row that cannot be read is counted, and no other is lost; what a format does not contain stays
+//! unknown.
+
+mod allocations;
+mod nsight;
+mod nvidia_smi;
+mod nvprof;
+mod onnx_runtime;
+mod readings;
+
+use super::lines::{Fault, File, refuse};
+use super::rows;
+use super::tape::Tape;
+use crate::source::OpenError;
+use std::io::Read as _;
+use std::path::Path;
+
+/// What every SQLite file begins with.
+const SQLITE: &[u8] = b"SQLite format 3\0";
+/// Where in it the number of the program stands that it belongs to, and that number for recordings.
+const APPLICATION_AT: std::ops::Range<usize> = 68..72;
+
+/// Whether a file is a recording in the product's own format, or may have become one: a killed recorder can leave a
+/// file that is still empty, with everything in its journal.
+pub(crate) fn is_own(path: &Path) -> bool {
+    let Some(header) = header(path) else { return false };
+    let application = header.get(APPLICATION_AT).map(|bytes| bytes == super::APPLICATION_ID.to_be_bytes().as_slice());
+    header.starts_with(SQLITE) && application.unwrap_or(false) || header.is_empty() && has_journal(path)
+}
+
+/// The first bytes of a regular file; `None` if it is none, or cannot be read.
+fn header(path: &Path) -> Option<Vec<u8>> {
+    // Opening a FIFO would wait for a writer.
+    if !path.is_file() {
+        return None;
+    }
+    let mut header = Vec::new();
+    std::fs::File::open(path).ok()?.take(100).read_to_end(&mut header).ok()?;
+    Some(header)
+}
+
+/// Reads the SQLite file of another tool.
+fn profile(path: &Path) -> Result<Tape, OpenError> {
+    let file = rows::File::open_any(path)?;
+    if file.has_table(nvprof::TABLE) {
+        nvprof::tape(file)
+    } else if file.has_table(nsight::TABLE) {
+        nsight::tape(file)
+    } else {
+        Err(refuse(
+            "recording_unreadable",
+            path,
+            "is not a recording of highwater, and has no table of nvprof's or \
+            Nsight Systems' memory events (nsys profile --cuda-memory-usage=true writes them)",
+        ))
+    }
+}
+
+fn has_journal(path: &Path) -> bool {
+    let mut journal = path.as_os_str().to_owned();
+    journal.push("-wal");
+    Path::new(&journal).exists()
+}
+
+/// Reads a file of another tool.
+///
+/// # Errors
+/// If it is of no known format, has no reading, or exceeds the bounds of `docs/recordings.md`.
+pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
+    if header(path).is_some_and(|header| header.starts_with(SQLITE)) {
+        return profile(path);
+    }
+    let file = File::open(path)?;
+    let mut lines = file.lines();
+    let first = lines.find_map(|(_, line)| line.ok());
+    let Some(first) = first.map(|line| line.trim().trim_start_matches('\u{feff}').to_owned()) else {
+        return Err(refuse("recording_unreadable", path, "is empty, or is not text"));
+    };
+    if onnx_runtime::is_line(&first) {
+        onnx_runtime::tape(path, &file)
+    } else if nvidia_smi::is_first_line(&first) {
+        nvidia_smi::tape(path, &file)
+    } else {
+        Err(refuse("recording_unreadable", path, KNOWN))
+    }
+}
+
+const KNOWN: &str = "is no recording that highwater knows: a SQLite file of highwater, nvprof or Nsight Systems, a folder \
+                     with nvml_1khz.csv, lines of `<device> <nanoseconds> <bytes>`, or CSV of nvidia-smi --query-gpu";
+
+/// A line of a text file without its end. A line that a tool was still writing has no newline, and its last number may
+/// be cut off. The outer error is about the whole file.
+fn whole(line: Result<String, Fault>, path: &Path) -> Result<Result<String, String>, OpenError> {
+    match line {
+        Ok(text) if text.ends_with('\n') => Ok(Ok(text.trim().trim_start_matches('\u{feff}').to_owned())),
+        Ok(_) => Ok(Err("it does not end with a newline, so it may be cut off".to_owned())),
+        Err(Fault::Line(problem)) => Ok(Err(problem)),
+        Err(Fault::File(problem)) => Err(refuse("recording_too_large", path, problem)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of this name with this text, imported.
+    pub(super) fn imported(name: &str, text: &str) -> Result<Tape, OpenError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        tape(&path)
+    }
+
+    #[test]
+    fn a_file_of_no_known_format_is_refused_with_the_formats_that_are_known() {
+        let error = imported("job.log", "epoch 1, loss 3.1\n").expect_err("a log");
+        assert!(error.message.ends_with(KNOWN), "{error:?}");
+        let error = imported("empty.txt", "\n\n").expect_err("nothing");
+        assert!(error.message.ends_with("is empty, or is not text"), "{error:?}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Conditions on recordings, for CI: `peak > 70GiB`, `peak.increase > 5%`.
+
+use super::Report;
+use super::compare::{Difference, Measure};
+use highwater_core::units::{parse_bytes, parse_duration_ns};
+use std::fmt;
+
+/// When a recording fails.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Condition {
+    text: String,
+    measure: Measure,
+    of: Of,
+    comparison: Order,
+    bound: f64,
+}
+
+/// What of the measure is compared with the bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// The value itself.
+    Value,
+    /// By how much it is more than the first recording's.
+    Increase,
+    /// The same in percent.
+    IncreasePercent,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    More,
+    AtLeast,
+    Less,
+    AtMost,
+}
+
+/// A recording for which a condition holds, or cannot be judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// What is the matter, in one line.
+    pub why: String,
+    /// Whether the condition could be judged.
+    pub is_known: bool,
+}
+
+const FORM: &str = "`MEASURE > VALUE` or `MEASURE.increase > VALUE` (also >=, <, <=), where MEASURE is one of peak, mean, \
+                    duration, step, unknown and findings";
+
+impl std::str::FromStr for Condition {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let at = text.find(['>', '<']).ok_or_else(|| format!("`{text}` is not {FORM}"))?;
+        let (name, rest) = text.split_at(at);
+        let (comparison, value) =
+            [(">=", Order::AtLeast), ("<=", Order::AtMost), (">", Order::More), ("<", Order::Less)]
+                .into_iter()
+                .find_map(|(sign, comparison)| Some((comparison, rest.strip_prefix(sign)?.trim())))
+                .ok_or_else(|| format!("`{text}` is not {FORM}"))?;
+        let (name, is_increase) = match name.trim().strip_suffix(".increase") {
+            Some(name) => (name, true),
+            None => (name.trim(), false),
+        };
+        let measure = Measure::ALL.into_iter().find(|measure| measure.name() == name);
+        let measure = measure.ok_or_else(|| format!("`{name}` is no measure: {FORM}"))?;
+        let (of, bound) = match (is_increase, value.strip_suffix('%')) {
+            (true, Some(percent)) => (Of::IncreasePercent, plain(percent.trim())?),
+            (false, Some(_)) => return Err(format!("`{value}`: a percentage needs {name}.increase")),
+            (true, None) => (Of::Increase, bound(measure, value)?),
+            (false, None) => (Of::Value, bound(measure, value)?),
+        };
+        Ok(Self { text: text.trim().to_owned(), measure, of, comparison, bound })
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "bytes below 2^53, and days of nanoseconds")]
+fn bound(measure: Measure, value: &str) -> Result<f64, String> {
+    match measure {
+        Measure::Peak | Measure::Mean => {
+            parse_bytes(value).map(|bytes| bytes as f64).map_err(|error| error.to_string())
+        }
+        Measure::Duration | Measure::Step | Measure::Unknown => {
+            parse_duration_ns(value).map(|ns| ns as f64).map_err(|error| error.to_string())
+        }
+        Measure::Findings => plain(value),
+    }
+}
+
+fn plain(value: &str) -> Result<f64, String> {
+    let number: Option<f64> = value.parse().ok();
+    number.filter(|number| number.is_finite()).ok_or_else(|| format!("`{value}` is not a number"))
+}
+
+impl Condition {
+    /// Whether it compares recordings with the first one.
+    #[must_use]
+    pub fn needs_two(&self) -> bool {
+        self.of != Of::Value
+    }
+
+    /// The recordings for which it holds, and those for which it cannot be judged.
+    #[must_use]
+    pub fn failed(&self, reports: &[Report]) -> Vec<Failed> {
+        let Some(first) = reports.first() else { return Vec::new() };
+        let judged = if self.needs_two() { &reports[1..] } else { reports };
+        judged.iter().filter_map(|report| self.judge(report, first)).collect()
+    }
+
+    fn judge(&self, report: &Report, first: &Report) -> Option<Failed> {
+        let measure = self.measure;
+        let beside = Difference::new(measure.of(report), measure.of(first));
+        let value = match self.of {
+            Of::Value => beside.value,
+            Of::Increase => beside.increase,
+            Of::IncreasePercent => beside.increase_ratio.map(|ratio| ratio * 100.0),
+        };
+        let Some(value) = value else {
+            let why = format!("{}: {} is not known, so `{self}` cannot be judged", report.name, self.measure.name());
+            return Some(Failed { why, is_known: false });
+        };
+        let holds = match self.comparison {
+            Order::More => value > self.bound,
+            Order::AtLeast => value >= self.bound,
+            Order::Less => value < self.bound,
+            Order::AtMost => value <= self.bound,
+        };
+        let now = measure.show(beside.value.unwrap_or_default());
+        let than = || format!("{now} after {} in {}", measure.show(measure.of(first).unwrap_or_default()), first.name);
+        let shown = match self.of {
+            Of::Value => now.clone(),
+            Of::Increase => format!("{} more ({})", measure.show(value), than()),
+            Of::IncreasePercent => format!("{value:+.1} % ({})", than()),
+        };
+        holds.then(|| Failed {
+            why: format!("{}: {}: {shown}, and `{self}` fails it", report.name, measure.name()),
+            is_known: true,
+        })
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_is_a_measure_a_sign_and_a_value_of_its_unit() {
+        let parsed: Condition = " peak.increase >= 5 % ".parse().expect("a condition");
+        assert_eq!(
+            (parsed.measure, parsed.of, parsed.comparison, parsed.bound),
+            (Measure::Peak, Of::IncreasePercent, Order::AtLeast, 5.0)
+        );
+        let parsed: Condition = "step<1.5ms".parse().expect("a condition");
+        assert_eq!(
+            (parsed.measure, parsed.of, parsed.comparison, parsed.bound),
+            (Measure::Step, Of::Value, Order::Less, 1.5e6)
+        );
+        let parsed: Condition = "mean.increase > 1GiB".parse().expect("a condition");
+        assert_eq!((parsed.of, parsed.bound, parsed.needs_two()), (Of::Increase, 1_073_741_824.0, true));
+        let refused =
+            ["peak", "peak = 3GiB", "top > 3GiB", "peak > 5%", "peak > 70", "findings > x", "step.increase > NaN%"];
+        for (text, problem) in refused.into_iter().zip([
+            "is not `MEASURE",
+            "is not `MEASURE",
+            "`top` is no measure",
+            "a percentage needs peak.increase",
+            "no unit",
+            "`x` is not a number",
+            "`NaN` is not a number",
+        ]) {
+            let error = text.parse::<Condition>().expect_err(text);
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

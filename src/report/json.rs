@@ -1,0 +1,108 @@
+//! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
+
+use super::{Comparison, Report, Span};
+use crate::recording::Times;
+use serde_json::{Value, json};
+
+/// The reports and their comparison, as one object.
+#[must_use]
+pub fn json(reports: &[Report], comparison: Option<&Comparison>) -> Value {
+    json!({
+        "format": 1,
+        "recordings": reports.iter().map(recording).collect::<Vec<_>>(),
+        "comparison": comparison,
+    })
+}
+
+fn recording(report: &Report) -> Value {
+    let origin = &report.origin;
+    json!({
+        "name": report.name,
+        "format": origin.format,
+        "host": origin.host,
+        "source": origin.source,
+        "note": origin.note,
+        "state": origin.state,
+        "period_ns": origin.period_ns,
+        "missing": origin.missing,
+        "begin_unix_nano": (origin.times == Times::Unix).then_some(report.begin_ns),
+        "duration_ns": report.duration_ns(),
+        "gpus": report.gpus.iter().map(|one| gpu(one, report.begin_ns)).collect::<Vec<_>>(),
+        "phases": phases(report),
+        "findings": findings(report),
+        "skipped_rows": report.skipped.count,
+    })
+}
+
+pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64) -> Value {
+    let largest = gpu.largest.iter().map(|one| {
+        json!({
+            "bytes": one.bytes,
+            "after_ns": one.begin_ns - begin_ns,
+            "lasted_ns": one.end_ns - one.begin_ns,
+            "freed": one.is_freed,
+        })
+    });
+    let (device, usage) = (&gpu.device, &gpu.usage);
+    json!({
+        "index": device.index,
+        "uuid": device.uuid,
+        "name": device.name,
+        "total_bytes": device.memory_total_bytes,
+        "usable_bytes": device.usable_bytes(),
+        "peak_bytes": usage.peak.map(|(bytes, _)| bytes),
+        "peak_after_ns": usage.peak.map(|(_, at_ns)| at_ns - begin_ns),
+        "mean_bytes": usage.mean_bytes(),
+        "lowest_bytes": usage.lowest_bytes,
+        "known_ns": usage.known_ns,
+        "unknown_ns": usage.gap_ns,
+        "changes": usage.curve.changes(),
+        "allocations": gpu.allocations,
+        "largest": largest.collect::<Vec<_>>(),
+    })
+}
+
+fn phases(report: &Report) -> Vec<Value> {
+    let place = |span: &Span| {
+        json!({
+            "step": span.step,
+            "after_ns": span.begin_ns - report.begin_ns,
+            "duration_ns": span.duration_ns(),
+            "peak_bytes": span.peak_bytes,
+        })
+    };
+    let rows = report.spans.rows().iter().map(|row| {
+        let (job, rank) = report.spans.rank(row.rank);
+        json!({
+            "job": job,
+            "rank": rank,
+            "kind": row.kind,
+            "name": row.name,
+            "count": row.count,
+            "total_ns": row.total_ns,
+            "mean_ns": row.mean_ns(),
+            "longest": place(&row.longest),
+            "highest": row.highest.as_ref().map(place),
+        })
+    });
+    rows.collect()
+}
+
+pub(super) fn findings(report: &Report) -> Vec<Value> {
+    let shown = report.findings.iter().map(|found| {
+        json!({
+            "kind": found.kind,
+            "severity": found.severity,
+            "certainty": found.certainty,
+            "gpu": found.gpu,
+            "job": found.job,
+            "rank": found.rank,
+            "begin_after_ns": found.begin_ns - report.begin_ns,
+            "end_after_ns": found.end_ns.map(|end_ns| end_ns - report.begin_ns),
+            "what": found.what,
+            "why": found.why,
+            "advice": found.advice,
+        })
+    });
+    shown.collect()
+}

@@ -1,0 +1,183 @@
+//! What recordings show, for people: numbers, a comparison, and a page that opens without a network.
+//!
+//! Enters: recordings of any format that [`recording`](crate::recording) reads. Leaves: [`Report`], and from it a
+//! summary for a terminal, JSON, an HTML page and a picture. Invariants: numbers are of every reading; only what is drawn
+//! is thinned, and then every extreme is kept; what a recording does not contain is absent, never 0. Memory is bounded
+//! whatever the recording's size: a file in the recordings' own format is read row by row.
+
+mod compare;
+mod condition;
+mod curve;
+mod json;
+mod packed;
+mod page;
+mod played;
+mod recorded;
+mod spans;
+mod text;
+mod usage;
+
+pub use compare::{Comparison, Difference};
+pub use condition::{Condition, Failed};
+pub use curve::{Curve, Point};
+pub use json::json;
+pub use page::page;
+pub use spans::{Ended, Row, Span, Spans};
+pub use text::{Table, summary};
+pub use usage::Usage;
+
+use crate::config::Settings;
+use crate::recording::{Allocation, SkippedLines, Times};
+use crate::source::OpenError;
+use highwater_core::gpu::Device;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Points of all GPUs that a report keeps, and of one of them. With three to five bytes each, they are most of a page.
+const MOST_POINTS: usize = 280_000;
+const MOST_POINTS_OF_ONE: usize = 100_000;
+/// Steps, phases and layers that are kept one by one.
+pub(crate) const MOST_SPANS: usize = 60_000;
+
+/// What one recording shows.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The file's name, for people.
+    pub name: String,
+    /// Where the recording is from.
+    pub origin: Origin,
+    /// When it began and ended, nanoseconds of Unix time, or since its begin if it has no other times.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// The GPUs, in the recording's order.
+    pub gpus: Vec<Gpu>,
+    /// Steps, phases and layers.
+    pub spans: Spans,
+    /// The UUIDs of each rank's GPUs, if they are known.
+    pub gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
+    /// What was found, in order of time.
+    pub findings: Vec<Found>,
+    /// Rows and lines that could not be read.
+    pub skipped: SkippedLines,
+}
+
+/// Where a recording is from. `None` is not known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Origin {
+    /// The format of the file.
+    pub format: &'static str,
+    /// The host.
+    pub host: Option<String>,
+    /// What was read: NVML with its driver's version.
+    pub source: Option<String>,
+    /// The command that was recorded, or why a capture was taken.
+    pub note: Option<String>,
+    /// Whether the recording is whole: `complete`, `cut_short`, …
+    pub state: Option<String>,
+    /// The sampling period, nanoseconds.
+    pub period_ns: Option<i64>,
+    /// What the times are.
+    pub times: Times,
+    /// What such a file does not contain, for people.
+    pub missing: Vec<&'static str>,
+}
+
+/// One GPU.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    /// What it is.
+    pub device: Device,
+    /// What its memory did.
+    pub usage: Usage,
+    /// How many allocations the recording has, if it is one of allocations.
+    pub allocations: Option<u64>,
+    /// The largest of them.
+    pub largest: Vec<Allocation>,
+}
+
+/// A finding. Times are nanoseconds, like the recording's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// Its kind, as in the label `finding`.
+    pub kind: String,
+    /// `info`, `warning` or `critical`.
+    pub severity: String,
+    /// `suspected`, `observed` or `confirmed`.
+    pub certainty: String,
+    /// The GPU's index.
+    pub gpu: Option<String>,
+    /// The job and rank that it is about.
+    pub job: Option<String>,
+    /// See above.
+    pub rank: Option<u32>,
+    /// Since when it held.
+    pub begin_ns: i64,
+    /// When it ended; `None` if it had not ended.
+    pub end_ns: Option<i64>,
+    /// What was found.
+    pub what: String,
+    /// Why we think so.
+    pub why: String,
+    /// What to try next.
+    pub advice: String,
+}
+
+impl Report {
+    /// Reads a recording of any format. A recording without phases and findings of its own is played through the
+    /// detectors with these settings.
+    ///
+    /// # Errors
+    /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
+    pub fn open(path: &Path, settings: &Settings) -> Result<Self, OpenError> {
+        if crate::recording::is_own(path) { recorded::open(path) } else { played::open(path, settings) }
+    }
+
+    /// Reads a recording in the product's own format.
+    ///
+    /// # Errors
+    /// As [`Report::open`].
+    pub fn recorded(path: &Path) -> Result<Self, OpenError> {
+        recorded::open(path)
+    }
+
+    /// How long it lasted, nanoseconds.
+    #[must_use]
+    pub fn duration_ns(&self) -> i64 {
+        self.end_ns.saturating_sub(self.begin_ns)
+    }
+
+    /// The GPU with the highest peak, with that peak and its time; `None` if no memory is known.
+    #[must_use]
+    pub fn peak(&self) -> Option<(&Gpu, u64, i64)> {
+        let peaks = self.gpus.iter().filter_map(|gpu| gpu.usage.peak.map(|(bytes, at_ns)| (gpu, bytes, at_ns)));
+        peaks.rev().max_by_key(|(_, bytes, _)| *bytes)
+    }
+
+    /// The innermost spans at a time: of each rank on this GPU the shortest phase, layer or step that contains it. A rank
+    /// whose GPUs are not known may be on it.
+    pub fn at(&self, at_ns: i64, gpu: &Gpu) -> impl Iterator<Item = &Span> {
+        let holds = move |span: &&Span| span.begin_ns <= at_ns && at_ns < span.end_ns;
+        let is_on = move |rank: &usize| {
+            let gpus = self.gpus_of.get(&self.spans.ranks()[*rank]);
+            gpus.is_none_or(|gpus| gpus.contains(&gpu.device.uuid))
+        };
+        (0..self.spans.ranks().len()).filter(is_on).filter_map(move |rank| {
+            let of = self.spans.spans().iter().take_while(move |span| span.begin_ns <= at_ns);
+            of.filter(|span| span.rank == rank).filter(holds).min_by_key(|span| span.duration_ns())
+        })
+    }
+}
+
+impl Gpu {
+    fn new(device: Device, begin_ns: i64, gpus: usize) -> Self {
+        let most = (MOST_POINTS / gpus.max(1)).min(MOST_POINTS_OF_ONE);
+        Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new() }
+    }
+}
+
+/// The index of the GPU with this UUID; the UUID itself if it is not among the recording's.
+fn index_of(gpus: &[Gpu], uuid: String) -> String {
+    let known = gpus.iter().find(|gpu| gpu.device.uuid == uuid);
+    known.map_or(uuid, |gpu| gpu.device.index.clone())
+}

@@ -1,0 +1,98 @@
+//! The numbers that a page draws, small: columns of unsigned LEB128 numbers, gzip, base64. `page/data.js` reads them.
+//!
+//! Invariant: every point of a curve is there with its exact bytes; times are rounded down to the microsecond.
+
+use super::Report;
+use super::curve::Point;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::io::Write as _;
+
+const MICROSECOND_NS: i64 = 1_000;
+/// The unit of spans' peaks in the page: a hundredth of a MiB would not be seen.
+const PEAK_UNIT_BYTES: u64 = 1 << 16;
+
+/// Numbers that change little are small.
+#[derive(Default)]
+struct Numbers(Vec<u8>);
+
+impl Numbers {
+    fn push(&mut self, mut number: u64) {
+        while number > 127 {
+            self.0.push((number & 127) as u8 | 128);
+            number >>= 7;
+        }
+        self.0.push((number & 127) as u8);
+    }
+
+    fn signed(&mut self, number: i64) {
+        self.push(folded(number));
+    }
+
+    /// A number that may be unknown: 0, or the change from the last known one.
+    fn change(&mut self, number: Option<u64>, last: &mut u64) {
+        match number {
+            None => self.push(0),
+            Some(number) => {
+                self.push(folded(number.wrapping_sub(*last).cast_signed()).saturating_add(1));
+                *last = number;
+            }
+        }
+    }
+}
+
+/// 0, -1, 1, -2, … as 0, 1, 2, 3, …
+fn folded(number: i64) -> u64 {
+    (number << 1 ^ number >> 63).cast_unsigned()
+}
+
+/// The curves and spans of all recordings, packed.
+pub(super) fn columns(reports: &[Report]) -> String {
+    let mut numbers = Numbers::default();
+    for report in reports {
+        for gpu in &report.gpus {
+            curve(gpu.usage.curve.points(), report.begin_ns, &mut numbers);
+        }
+        spans(report, &mut numbers);
+    }
+    let mut packer = GzEncoder::new(Vec::new(), Compression::best());
+    let packed = packer.write_all(&numbers.0).and_then(|()| packer.finish());
+    STANDARD.encode(packed.unwrap_or_default())
+}
+
+/// The largest power of two that divides every known value, bytes: what the curve's values are counted in.
+pub(super) fn unit_bytes(points: &[Point]) -> u64 {
+    let all = points.iter().filter_map(|point| point.used).fold(0, |all, used| all | used);
+    // Beyond the driver's own units it would only make a lone value small.
+    1 << all.trailing_zeros().min(21)
+}
+
+fn curve(points: &[Point], begin_ns: i64, numbers: &mut Numbers) {
+    let unit_bytes = unit_bytes(points);
+    let mut last_us = 0;
+    for point in points {
+        let at_us = (point.at_ns - begin_ns) / MICROSECOND_NS;
+        numbers.push((at_us - last_us).max(0).unsigned_abs());
+        last_us = at_us.max(last_us);
+    }
+    let mut last = 0;
+    points.iter().for_each(|point| numbers.change(point.used.map(|used| used / unit_bytes), &mut last));
+}
+
+fn spans(report: &Report, numbers: &mut Numbers) {
+    let spans = report.spans.spans();
+    let mut last_us = 0;
+    for span in spans {
+        let at_us = (span.begin_ns - report.begin_ns) / MICROSECOND_NS;
+        numbers.signed(at_us - last_us);
+        last_us = at_us;
+    }
+    spans.iter().for_each(|span| numbers.push((span.duration_ns() / MICROSECOND_NS).max(0).unsigned_abs()));
+    spans.iter().for_each(|span| numbers.push(span.row as u64));
+    let mut last_step = 0;
+    spans.iter().for_each(|span| numbers.change(span.step, &mut last_step));
+    let peak = |bytes: Option<u64>| bytes.map_or(0, |bytes| bytes / PEAK_UNIT_BYTES + 1);
+    spans.iter().for_each(|span| numbers.push(peak(span.peak_bytes)));
+}

@@ -1,0 +1,203 @@
+//! A report as one HTML page that opens from disk without a network.
+//!
+//! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariants: text from a recording
+//! is data only, so it can end no element; the page's content security policy allows no other script or style than its
+//! own, by their hashes, and no request at all.
+
+use super::{Comparison, Gpu, Report, Span, packed, text};
+use crate::recording::Times;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = concat!(
+    "(() => {\n",
+    include_str!("page/data.js"),
+    include_str!("page/chart.js"),
+    include_str!("page/report.js"),
+    "})();\n"
+);
+
+/// The page. With `align_step`, recordings begin at this step instead of at their begin.
+#[must_use]
+pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Option<u64>) -> String {
+    let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
+    let data = json!({
+        "recordings": reports.iter().map(recording).collect::<Vec<_>>(),
+        "comparison": comparison,
+        "align_step": align_step,
+        "columns": packed::columns(reports),
+    });
+    // In a script element only `<` can begin anything else than data.
+    let data = data.to_string().replace('<', "\\u003c");
+    let mut page = String::with_capacity(PAGE.len() + STYLE.len() + SCRIPT.len() + data.len());
+    let mut rest = PAGE;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (name, after) = after.split_once('}').unwrap_or((after, ""));
+        page.push_str(before);
+        match name {
+            "title" => page.push_str(&escape(&names.join(", "))),
+            "style" => page.push_str(STYLE),
+            "style_hash" => page.push_str(&hash(STYLE)),
+            "script" => page.push_str(SCRIPT),
+            "script_hash" => page.push_str(&hash(SCRIPT)),
+            "data" => page.push_str(&data),
+            "version" => page.push_str(env!("CARGO_PKG_VERSION")),
+            _ => {}
+        }
+        rest = after;
+    }
+    page.push_str(rest);
+    page
+}
+
+/// The SHA-256 of an element's content, as a content security policy names it.
+fn hash(content: &str) -> String {
+    STANDARD.encode(ring::digest::digest(&ring::digest::SHA256, content.as_bytes()))
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn recording(report: &Report) -> Value {
+    let origin = &report.origin;
+    let place = |span: &Span| {
+        json!({
+            "step": span.step,
+            "after_ns": span.begin_ns - report.begin_ns,
+            "duration_ns": span.duration_ns(),
+            "peak_bytes": span.peak_bytes,
+        })
+    };
+    let rows = report.spans.rows().iter().map(|row| {
+        json!({
+            "rank": row.rank,
+            "kind": row.kind,
+            "name": row.name,
+            "count": row.count,
+            "mean_ns": row.mean_ns(),
+            "longest": place(&row.longest),
+            "highest": row.highest.as_ref().map(place),
+        })
+    });
+    json!({
+        "name": report.name,
+        "format": origin.format,
+        "host": origin.host,
+        "source": origin.source,
+        "note": origin.note,
+        "state": origin.state,
+        "missing": origin.missing,
+        "times": match origin.times {
+            Times::Unix => "unix",
+            Times::Relative => "relative",
+            Times::Readings => "readings",
+        },
+        "begin_unix_ms": (origin.times == Times::Unix).then_some(report.begin_ns / 1_000_000),
+        "duration_ns": report.duration_ns(),
+        "headline": text::headline(report),
+        "gpus": report.gpus.iter().map(|gpu| gpu_of(gpu, report.begin_ns)).collect::<Vec<_>>(),
+        "ranks": report.spans.ranks(),
+        "rows": rows.collect::<Vec<_>>(),
+        "spans": report.spans.spans().len(),
+        "left_out": report.spans.left_out(),
+        "findings": super::json::findings(report),
+        "skipped": report.skipped.count,
+        "skipped_first": report.skipped.first.first().map(ToString::to_string),
+    })
+}
+
+fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
+    let mut value = super::json::gpu(gpu, begin_ns);
+    let curve = &gpu.usage.curve;
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("points".to_owned(), curve.points().len().into());
+        fields.insert("unit_bytes".to_owned(), packed::unit_bytes(curve.points()).into());
+        fields.insert("bucket_ns".to_owned(), curve.bucket_ns().into());
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::SkippedLines;
+    use crate::report::{Ended, MOST_SPANS, Origin, Point, Spans};
+    use highwater_core::gpu::Device;
+    use highwater_core::wire::Kind;
+    use std::collections::BTreeMap;
+
+    /// Eight GPUs whose memory changes with every reading for ten minutes, and as many phases as are kept.
+    fn restless() -> Report {
+        let mut random = 1_u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let end_ns = 600_000_000_000;
+        let device = |index: usize| Device { index: index.to_string(), ..Device::default() };
+        let mut gpus: Vec<Gpu> = (0..8).map(|gpu| Gpu::new(device(gpu), 0, 8)).collect();
+        for gpu in &mut gpus {
+            for reading in 0..600_000_i64 {
+                let at_ns = reading * 1_000_000 + next(900_000).cast_signed();
+                gpu.usage.push(Point { at_ns, used: Some(next(70_000) << 21) });
+            }
+            gpu.usage.end(None, end_ns);
+        }
+        let mut spans = Spans::default();
+        for nth in 0..MOST_SPANS {
+            let begin_ns = nth as i64 * 10_000_000;
+            let (rank, name) = (next(8) as u32, ["forward", "backward", "comm"][nth % 3].to_owned());
+            let (end_ns, peak_bytes) = (begin_ns + next(900_000_000).cast_signed(), Some(next(70_000) << 21));
+            spans.push(Ended {
+                job: "job".to_owned(),
+                rank,
+                kind: Kind::Phase,
+                name,
+                step: Some(nth as u64 / 24),
+                begin_ns,
+                end_ns,
+                peak_bytes,
+            });
+        }
+        spans.finish();
+        let origin = Origin {
+            format: "test",
+            host: None,
+            source: None,
+            note: None,
+            state: None,
+            period_ns: None,
+            times: Times::Unix,
+            missing: Vec::new(),
+        };
+        Report {
+            name: "</script><b>{data}{script}".to_owned(),
+            origin,
+            begin_ns: 0,
+            end_ns,
+            gpus,
+            spans,
+            gpus_of: BTreeMap::new(),
+            findings: Vec::new(),
+            skipped: SkippedLines::default(),
+        }
+    }
+
+    #[test]
+    fn the_worst_recording_of_ten_minutes_is_a_page_of_two_megabytes_and_names_are_data() {
+        let report = restless();
+        let points: usize = report.gpus.iter().map(|gpu| gpu.usage.curve.points().len()).sum();
+        assert!(points > super::super::MOST_POINTS / 3, "only {points} points are kept");
+        let page = page(&[report], None, None);
+        assert!(page.len() < 2_000_000, "{} bytes", page.len());
+        assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));
+        assert!(
+            page.contains("<title>&lt;/script&gt;&lt;b&gt;{data}{script}</title>"),
+            "a name is no place of the template"
+        );
+    }
+}

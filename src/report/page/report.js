@@ -1,0 +1,284 @@
+"use strict";
+// Builds the page: the chart, and every number of it as text.
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+function table(caption, header, rows, words = 1) {
+  if (!rows.length) return null;
+  const side = (at) => at < words ? { class: "words" } : {};
+  const head = element("tr", {}, ...header.map((text, at) => element("th", { scope: "col", ...side(at) }, text)));
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell, at) =>
+    element(at ? "td" : "th", at ? side(at) : { scope: "row", ...side(at) }, cell ?? "not known"))));
+  // A region that scrolls must be reached by the keyboard.
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body)));
+}
+
+const seconds = (ns) => ns === null ? null : ns / 1e9;
+const bytes = (value) => value === null ? "not known" : gib(value);
+const percent = (ratio) => ratio === null ? "" : `${ratio > 0 ? "+" : ""}${(ratio * 100).toFixed(1)} %`;
+
+function shiftOf(recording, step) {
+  if (step === null) return 0;
+  const { columns, rows } = recording;
+  for (let i = 0; i < recording.spans; i++) {
+    if (columns.step[i] === step && rows[columns.row[i]].kind === "step") return -columns.begin[i];
+  }
+  return 0;
+}
+
+function seriesOf(report) {
+  const series = [], several = report.recordings.length > 1;
+  const count = report.recordings.reduce((sum, recording) => sum + recording.gpus.length, 0);
+  for (const recording of report.recordings) {
+    const most = Math.max(...recording.gpus.map((gpu) => gpu.peak_bytes ?? -1));
+    for (const gpu of recording.gpus) {
+      const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
+      series.push({ name, gpu, recording, color: `--c${series.length % 8}`, times: gpu.times, used: gpu.used,
+        shift: recording.shift, length: seconds(recording.duration_ns), capacity: gpu.usable_bytes,
+        peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
+        namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
+        allocations: gpu.largest.map((one, nth) => ({ nth, bytes: one.bytes, freed: one.freed,
+          begin: seconds(one.after_ns), end: seconds(one.after_ns + one.lasted_ns) })) });
+    }
+  }
+  const sized = series.find((one) => one.capacity);
+  if (sized) sized.namesCapacity = true;
+  // Bands of several GPUs would hide each other: one is shown at first.
+  if (series.some((one) => one.allocations.length)) {
+    const top = series.reduce((best, one) => (one.peak?.[0] ?? 0) > (best.peak?.[0] ?? 0) ? one : best);
+    if (!several) series.forEach((one) => { one.shown = one === top; });
+  }
+  return series;
+}
+
+function lanesOf(report) {
+  const lanes = [], several = report.recordings.length > 1;
+  report.recordings.forEach((recording, nth) => {
+    recording.ranks.forEach(([job, rank], position) => {
+      const members = [], kinds = new Set(), { columns, rows } = recording;
+      let longest = 0;
+      for (let i = 0; i < recording.spans; i++) {
+        const row = rows[columns.row[i]];
+        if (row.rank !== position) continue;
+        members.push(i);
+        kinds.add(row.kind);
+        longest = Math.max(longest, columns.end[i] - columns.begin[i]);
+      }
+      if (!members.length) return;
+      const levels = [];
+      let height = 0;
+      for (const kind of ["step", "phase", "layer"]) {
+        if (!kinds.has(kind)) continue;
+        const tall = kind === "layer" ? LAYER : LANE;
+        levels.push({ kind, top: height, height: tall });
+        height += tall;
+      }
+      const name = `${several ? `${recording.name}, ` : ""}${job} rank ${rank}`;
+      lanes.push({ name, short: several ? `${nth + 1}: rank ${rank}` : `rank ${rank}`, columns, rows, members, longest, levels,
+        height: height + 4, shift: recording.shift });
+    });
+  });
+  return lanes;
+}
+
+// Names get hues in the order in which they appear, the same in every recording.
+function giveHues(report) {
+  const hues = new Map();
+  for (const recording of report.recordings) {
+    for (const row of recording.rows) {
+      if (!hues.has(row.name)) hues.set(row.name, HUES[hues.size % HUES.length]);
+      row.hue = hues.get(row.name);
+    }
+  }
+}
+
+function about(report) {
+  const one = report.recordings.length === 1 ? report.recordings[0] : null;
+  const parts = one ? [one.format, one.host, one.source,
+    one.begin_unix_ms === null ? null : new Date(one.begin_unix_ms).toISOString(),
+    one.times === "readings" ? `${Math.round(one.duration_ns / 1e6) + 1} readings` : duration(seconds(one.duration_ns)),
+    one.state === "complete" || one.state === null ? null : `the recording is ${one.state.replace("_", " ")}`] : [];
+  const title = one ? one.name : `${report.recordings.length} recordings`;
+  return [element("h1", {}, title), parts.length ? element("p", { class: "about" }, parts.filter(Boolean).join(" · ")) : null,
+    one?.note ? element("p", { class: "about" }, element("code", {}, one.note)) : null,
+    one?.headline ? element("p", { class: "headline" }, one.headline) : null,
+    ...(report.comparison?.verdict ?? []).map((text) => element("p", { class: "headline" }, text))]
+    .filter((made) => made !== null);
+}
+
+function comparison(report) {
+  if (!report.comparison) return [];
+  const beside = (of, show) => [of.value === null ? "not known" : show(of.value), percent(of.increase_ratio)];
+  const time = (ns) => duration(ns / 1e9);
+  const rows = report.comparison.recordings.map((one) => [one.name, ...beside(one.peak, gib), ...beside(one.mean, gib),
+    ...beside(one.duration, time), ...beside(one.step, time)]);
+  const header = ["recording", "peak", "to the first", "mean", "to the first", "duration", "to the first", "mean step", "to the first"];
+  return [element("h2", {}, "Comparison"),
+    table("Each recording beside the first", header, rows)];
+}
+
+function findings(report, chart) {
+  const made = [];
+  for (const recording of report.recordings) {
+    for (const found of recording.findings) {
+      const from = seconds(found.begin_after_ns), to = found.end_after_ns === null ? seconds(recording.duration_ns) : seconds(found.end_after_ns);
+      const show = () => {
+        const margin = Math.max((to - from) * 0.1, 0.01);
+        chart.show(from + recording.shift - margin, to + recording.shift + margin);
+        chart.place.scrollIntoView({ block: "nearest" });
+        chart.say(found.what);
+      };
+      made.push(element("section", { class: `found ${found.severity}` },
+        element("p", {}, element("strong", {}, found.what)),
+        element("p", {}, found.why), element("p", {}, found.advice),
+        element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
+          element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
+    }
+  }
+  return made.length ? [element("h2", {}, "Findings"), ...made] : [];
+}
+
+function tables(report, chart) {
+  const made = [], several = report.recordings.length > 1;
+  for (const recording of report.recordings) {
+    const of = several ? ` in ${recording.name}` : "";
+    const jump = (span, text) => span === null ? "not known" : element("button", {
+      onclick: () => {
+        const from = seconds(span.after_ns) + recording.shift, long = seconds(span.duration_ns);
+        chart.show(from - long * 0.2, from + long * 1.2);
+        chart.place.scrollIntoView({ block: "nearest" });
+      }, "aria-label": `Show ${text}` }, text);
+    const time = (ns) => recording.times === "readings" ? `reading ${Math.round(ns / 1e6)}` : duration(seconds(ns));
+    made.push(element("h2", {}, `GPUs${of}`), table(`Memory of each GPU${of}`,
+      ["GPU", "name", "peak", "reached at", "mean", "lowest", "usable", "unknown for", "changes", "drawn"],
+      recording.gpus.map((gpu) => [gpu.index, gpu.name ?? "not known", bytes(gpu.peak_bytes),
+        gpu.peak_after_ns === null ? "not known" : time(gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
+        bytes(gpu.usable_bytes), duration(seconds(gpu.unknown_ns)), gpu.changes.toLocaleString("en"),
+        gpu.bucket_ns === null ? "every change" : `extremes of every ${duration(seconds(gpu.bucket_ns))}`]), 2));
+    const rows = recording.rows.map((row) => {
+      const [job, rank] = recording.ranks[row.rank];
+      const step = (span) => span === null || span.step === null ? "" : ` in step ${span.step}`;
+      return [row.kind === "step" ? "step (whole)" : row.name, job, rank, row.count.toLocaleString("en"), duration(row.mean_ns / 1e9),
+        jump(row.longest, duration(seconds(row.longest.duration_ns)) + step(row.longest)),
+        jump(row.highest, row.highest === null ? "" : gib(row.highest.peak_bytes) + step(row.highest))].map((cell) =>
+          typeof cell === "number" ? String(cell) : cell);
+    });
+    if (rows.length) made.push(element("h2", {}, `Phases${of}`), table(`Steps, phases and layers${of}`,
+      ["phase", "job", "rank", "count", "mean", "longest", "highest peak"], rows, 2));
+    const steps = longestSteps(recording).map((span) => {
+      const { begin, end, step, peak, row } = recording.columns, [job, rank] = recording.ranks[recording.rows[row[span]].rank];
+      const long = end[span] - begin[span], name = Number.isNaN(step[span]) ? "not known" : String(step[span]);
+      return [jump({ after_ns: begin[span] * 1e9, duration_ns: long * 1e9 }, name), job, String(rank), duration(begin[span]), duration(long),
+        gib(peak[span])];
+    });
+    if (steps.length) made.push(element("h2", {}, `Longest steps${of}`), table(`The longest steps${of}`,
+      ["step", "job", "rank", "began at", "duration", "peak"], steps, 2));
+    for (const gpu of recording.gpus) {
+      if (!gpu.largest.length) continue;
+      made.push(element("h2", {}, `Largest allocations on GPU ${gpu.index}${of}`), table(
+        `${gpu.largest.length} of ${(gpu.allocations ?? 0).toLocaleString("en")} allocations on GPU ${gpu.index}${of}`,
+        ["size", "allocated at", "lasted"], gpu.largest.map((one) => [gib(one.bytes), duration(seconds(one.after_ns)),
+          one.freed ? duration(seconds(one.lasted_ns)) : "never freed"]), 0));
+    }
+    const notes = [];
+    if (recording.missing.length) notes.push(`Not in this file: ${recording.missing.join(", ")}.`);
+    if (recording.left_out) notes.push(`${recording.left_out.toLocaleString("en")} of the shortest steps and phases are in the tables and not in the chart.`);
+    if (recording.skipped) notes.push(`${recording.skipped.toLocaleString("en")} lines or rows could not be read: ${recording.skipped_first}`);
+    if (notes.length) made.push(element("h2", {}, `About this recording${of}`), ...notes.map((note) => element("p", {}, note)));
+  }
+  return made;
+}
+
+function longestSteps(recording) {
+  const { begin, end, row } = recording.columns, steps = [];
+  for (let i = 0; i < recording.spans; i++) if (recording.rows[row[i]].kind === "step") steps.push(i);
+  return steps.sort((a, b) => (end[b] - begin[b]) - (end[a] - begin[a])).slice(0, 20);
+}
+
+const HELP = "Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
+  "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+
+async function build() {
+  const report = JSON.parse(document.getElementById("data").textContent);
+  decode(await unpacked(report.columns), report.recordings);
+  for (const recording of report.recordings) recording.shift = shiftOf(recording, report.align_step);
+  giveHues(report);
+  document.getElementById("about").append(...about(report));
+  const main = document.getElementById("report");
+  const place = element("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
+    "aria-label": "Memory in use over time", "aria-describedby": "help" });
+  const readout = element("p", { class: "readout", role: "status" });
+  const series = seriesOf(report);
+  const length = Math.max(...report.recordings.map((recording) => seconds(recording.duration_ns) + recording.shift));
+  const units = new Set(report.recordings.map((recording) => recording.times));
+  const unit = units.size === 1 && units.has("readings") ? "readings" : "seconds";
+  const tools = element("div", { class: "tools" });
+  const legend = element("ul", { class: "legend" });
+  main.replaceChildren(tools, place, readout, legend, element("p", { class: "hidden", id: "help" }, HELP));
+  const chart = new Chart(place, { series, lanes: lanesOf(report), length, unit, say: (text) => { readout.textContent = text; } });
+  chart.filled = series.length <= 2;
+  let finding = -1;
+  const begins = report.recordings.flatMap((recording) => recording.findings.map((found) => [recording, found]));
+  const actions = [
+    ["p", "Peak", () => chart.peak()],
+    ["n", "Next finding", () => {
+      if (!begins.length) { chart.say("There are no findings."); return; }
+      finding = (finding + 1) % begins.length;
+      const [recording, found] = begins[finding];
+      chart.point(seconds(found.begin_after_ns) + recording.shift);
+      chart.say(found.what);
+    }],
+    ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
+    ["-", "Zoom out", () => chart.zoom(1.6)],
+    ["0", "Whole", () => chart.whole()],
+    ["f", "Fit memory axis", () => { chart.fit = !chart.fit; chart.draw(); chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0."); }],
+  ];
+  for (const [key, name, act] of actions) {
+    tools.append(element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key)));
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    const key = event.key === "=" ? "+" : event.key;
+    const action = actions.find(([known]) => known === key);
+    if (action) { event.preventDefault(); action[2](); }
+  });
+  place.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
+    if (by !== undefined) {
+      event.preventDefault();
+      const [from, to] = chart.view, pixel = (to - from) / chart.width;
+      if (event.shiftKey) chart.pan(by * 0.2); else chart.point((chart.cursor ?? (from + to) / 2) + by * 4 * pixel);
+    } else if (event.key === "Home" || event.key === "End") {
+      event.preventDefault();
+      chart.point(event.key === "Home" ? chart.first() : chart.length);
+    }
+  });
+  for (const one of series) {
+    const swatch = element("span", { class: "swatch" });
+    swatch.style.background = `var(${one.color})`;
+    const box = element("input", { type: "checkbox", onchange: () => { one.shown = box.checked; chart.draw(); } });
+    box.checked = one.shown;
+    legend.append(element("li", {}, element("label", {}, box, swatch, one.name)));
+  }
+  chart.draw();
+  main.append(...[...comparison(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
+  // For tests and benchmarks: the page is complete, so many milliseconds after it was asked for.
+  chart.paint();
+  document.documentElement.dataset.readyAfterMs = performance.now().toFixed(0);
+  document.documentElement.dataset.ready = "true";
+  globalThis.highwaterChart = chart;
+}
+
+build().catch((error) => {
+  document.getElementById("report").replaceChildren(element("p", { role: "alert" },
+    `The report cannot be drawn: ${error.message}. This page needs a browser with DecompressionStream (2023 or newer).`));
+});

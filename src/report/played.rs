@@ -1,0 +1,144 @@
+//! A report on a recording that has no phases and findings of its own: they are derived as the daemon derives them.
+
+use super::curve::Point;
+use super::spans::{Ended, Spans};
+use super::{Found, Gpu, Origin, Report};
+use crate::config::Settings;
+use crate::offline;
+use crate::recording::{Allocation, Options, Replay};
+use crate::source::{OpenError, Source as _};
+use highwater_core::detect::Finding;
+use highwater_core::phases::{Attributed, PhaseMemory};
+use highwater_core::wire::Kind;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Allocations that are drawn and listed one by one, of each GPU.
+const MOST_LARGEST: usize = 32;
+
+pub(super) fn open(path: &Path, settings: &Settings) -> Result<Report, OpenError> {
+    let replay = Arc::new(Replay::open(path, Options::default())?);
+    let (begin_ns, end_ns) = (replay.begin_ns(), replay.end_ns());
+    let devices = replay.devices();
+    let mut gpus: Vec<Gpu> = devices.iter().map(|device| Gpu::new(device.clone(), begin_ns, devices.len())).collect();
+    for (position, gpu) in gpus.iter_mut().enumerate() {
+        replay.points(position).for_each(|(at_ns, used)| gpu.usage.push(Point { at_ns, used }));
+        gpu.usage.end(None, end_ns);
+    }
+    allocations(&replay, &mut gpus);
+    let Derived { spans, gpus_of, findings } = if replay.annotations().next().is_some() {
+        derived(&replay, settings).map_err(|error| OpenError {
+            reason: "recording_unreadable",
+            message: format!("{}: {error}", path.display()),
+        })?
+    } else {
+        Derived::default()
+    };
+    let name = path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let format = replay.format();
+    let origin = Origin {
+        format: format.name,
+        times: format.times,
+        missing: format.missing.to_vec(),
+        host: None,
+        source: None,
+        note: None,
+        state: None,
+        period_ns: None,
+    };
+    Ok(Report {
+        name: name.unwrap_or_else(|| path.display().to_string()),
+        origin,
+        begin_ns,
+        end_ns,
+        gpus,
+        spans,
+        gpus_of,
+        findings,
+        skipped: replay.skipped().clone(),
+    })
+}
+
+/// Gives each GPU its largest allocations, the earlier of equal ones first.
+fn allocations(replay: &Replay, gpus: &mut [Gpu]) {
+    let mut all: Vec<Allocation> = replay.allocations().to_vec();
+    all.sort_by_key(|one| (std::cmp::Reverse(one.bytes), one.begin_ns));
+    for one in all {
+        let Some(gpu) = gpus.get_mut(one.gpu) else { continue };
+        *gpu.allocations.get_or_insert(0) += 1;
+        if gpu.largest.len() < MOST_LARGEST {
+            gpu.largest.push(one);
+        }
+    }
+}
+
+/// What follows from a recording's annotations.
+#[derive(Default)]
+struct Derived {
+    spans: Spans,
+    gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
+    findings: Vec<Found>,
+}
+
+/// Phases and findings, as the daemon would have found them.
+fn derived(replay: &Arc<Replay>, settings: &Settings) -> anyhow::Result<Derived> {
+    let Derived { mut spans, mut gpus_of, .. } = Derived::default();
+    let mut found = BTreeMap::new();
+    let mut next = [0, 0];
+    let detect = offline::play(replay, settings, |_, ledger, change| {
+        found.extend(change.ended.iter().map(|finding| (finding.id, shown(finding))));
+        let log = ledger.ended();
+        for (next, shelf) in next.iter_mut().zip([&log.phases, &log.layers]) {
+            let (new, _) = shelf.since(*next);
+            *next = shelf.count();
+            for attributed in new {
+                let ended = ended(&attributed);
+                let gpus = attributed.gpus.iter().filter_map(|gpu| attributed.uuid_of(gpu));
+                // Steps are enough: a rank that has none is on a GPU that is not known.
+                if attributed.ended.open.kind == Kind::Step {
+                    let of: &mut BTreeSet<String> = gpus_of.entry((ended.job.clone(), ended.rank)).or_default();
+                    of.extend(gpus.map(str::to_owned));
+                }
+                spans.push(ended);
+            }
+        }
+    })?;
+    found.extend(detect.board().active().map(|finding| (finding.id, shown(finding))));
+    spans.finish();
+    let mut findings: Vec<Found> = found.into_values().collect();
+    findings.sort_by_key(|found| found.begin_ns);
+    gpus_of.retain(|_, gpus| !gpus.is_empty());
+    Ok(Derived { spans, gpus_of, findings })
+}
+
+fn ended(attributed: &Attributed) -> Ended {
+    let (ended, open) = (&attributed.ended, &attributed.ended.open);
+    Ended {
+        job: ended.job.to_string(),
+        rank: ended.rank,
+        kind: open.kind,
+        name: open.name.to_string(),
+        step: open.step,
+        begin_ns: open.begin_ns,
+        end_ns: ended.end_ns,
+        peak_bytes: attributed.gpus.iter().filter_map(|gpu: &PhaseMemory| gpu.peak_bytes).max(),
+    }
+}
+
+fn shown(finding: &Finding) -> Found {
+    let (sign, subject) = (&finding.sign, &finding.sign.subject);
+    Found {
+        kind: sign.kind.label().to_owned(),
+        severity: sign.severity.label().to_owned(),
+        certainty: sign.certainty.label().to_owned(),
+        gpu: finding.gpu.as_ref().map(|(index, _)| index.clone()),
+        job: subject.job.as_deref().map(str::to_owned),
+        rank: subject.rank,
+        begin_ns: sign.begin_ns,
+        end_ns: finding.ended_ns,
+        what: sign.text.what.clone(),
+        why: sign.text.why.clone(),
+        advice: sign.text.advice.clone(),
+    }
+}

@@ -1,0 +1,145 @@
+//! A report on a recording in the product's own format, row by row, so that its size does not matter.
+
+use super::curve::Point;
+use super::spans::{Ended, Spans};
+use super::{Found, Gpu, Origin, Report, index_of};
+use crate::recording::rows::{File, json, needed, number, text, word};
+use crate::recording::{Times, is_too_long};
+use crate::source::OpenError;
+use highwater_core::wire::Kind;
+use rusqlite::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The most findings that are shown.
+const MOST_FINDINGS: usize = 1 << 12;
+/// The most ranks.
+const MOST_RANKS: usize = 1 << 16;
+
+pub(super) fn open(path: &Path) -> Result<Report, OpenError> {
+    let mut file = File::open(path)?;
+    let (begin_ns, end_ns) = interval(&mut file)?;
+    let devices = file.devices()?;
+    let count = devices.len();
+    let mut gpus = Vec::with_capacity(count);
+    for (number, (device, until_ns)) in devices {
+        let mut gpu = Gpu::new(device, begin_ns, count);
+        samples(&mut file, number, &mut gpu, (begin_ns, end_ns))?;
+        gpu.usage.end(until_ns, end_ns);
+        gpus.push(gpu);
+    }
+    if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
+        return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
+    }
+    let spans = spans(&mut file, (begin_ns, end_ns))?;
+    let gpus_of = gpus_of(&mut file)?;
+    let findings = findings(&mut file, &gpus, (begin_ns, end_ns))?;
+    let origin = Origin {
+        format: "highwater",
+        host: file.meta("host"),
+        source: file.meta("source"),
+        note: file.meta::<String>("note").filter(|note| !note.is_empty()),
+        state: file.meta("state"),
+        period_ns: file.meta("period_ns"),
+        times: Times::Unix,
+        missing: Vec::new(),
+    };
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    Ok(Report { name, origin, begin_ns, end_ns, gpus, spans, gpus_of, findings, skipped: file.skipped })
+}
+
+/// The recording's begin and end. Where the file does not contain them, those of its memory.
+fn interval(file: &mut File) -> Result<(i64, i64), OpenError> {
+    let known = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
+    let (Some(begin_ns), Some(end_ns)) = known else {
+        let query = "SELECT min(at_ns), max(at_ns) FROM samples";
+        let found = file.rows("samples", query, 0, 1, |row| Ok((needed(row, 0)?, needed(row, 1)?)))?;
+        let found = found.first().copied();
+        return found.ok_or_else(|| file.refuse("recording_unreadable", "it has no memory of any GPU"));
+    };
+    if end_ns < begin_ns || is_too_long(begin_ns, end_ns) {
+        let problem = "its begin and its end are not within 31 days: one of them is wrong";
+        return Err(file.refuse("recording_unreadable", problem));
+    }
+    Ok((begin_ns, end_ns))
+}
+
+fn samples(file: &mut File, gpu: u32, to: &mut Gpu, (begin_ns, end_ns): (i64, i64)) -> Result<(), OpenError> {
+    let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+    let read = |row: &Row<'_>| {
+        let at_ns: i64 = needed(row, 0)?;
+        if at_ns < begin_ns || at_ns > end_ns {
+            return Err(format!("at_ns: {at_ns} lies outside the recording"));
+        }
+        Ok(Point { at_ns, used: number(row, 1)? })
+    };
+    file.each("samples", query, gpu.into(), read, |point| {
+        to.usage.push(point);
+        Ok(())
+    })
+}
+
+/// A time that may lie before the recording's begin or after its end, as those of phases do, but not far.
+fn near(at_ns: i64, (begin_ns, end_ns): (i64, i64)) -> Result<i64, String> {
+    let is_far = is_too_long(begin_ns, at_ns) || is_too_long(at_ns, end_ns);
+    if is_far { Err(format!("{at_ns} lies more than 31 days outside the recording")) } else { Ok(at_ns) }
+}
+
+fn spans(file: &mut File, interval: (i64, i64)) -> Result<Spans, OpenError> {
+    let query = "SELECT job, rank, kind, name, step, begin_ns, end_ns, (
+                     SELECT max(peak_bytes) FROM phase_memory WHERE phase = id AND typeof(peak_bytes) = 'integer'
+                 ) FROM phases ORDER BY id";
+    let read = |row: &Row<'_>| {
+        let (begin_ns, end_ns) = (near(needed(row, 5)?, interval)?, near(needed(row, 6)?, interval)?);
+        if end_ns < begin_ns {
+            return Err("end_ns: it lies before begin_ns".to_owned());
+        }
+        Ok(Ended {
+            job: text(row, 0)?.ok_or("job is not known")?,
+            rank: needed(row, 1)?,
+            kind: word::<Kind>(row, 2)?,
+            name: text(row, 3)?.ok_or("name is not known")?,
+            step: number(row, 4)?,
+            begin_ns,
+            end_ns,
+            peak_bytes: number(row, 7)?,
+        })
+    };
+    let mut spans = Spans::default();
+    file.each("phases", query, 0, read, |ended| {
+        spans.push(ended);
+        Ok(())
+    })?;
+    spans.finish();
+    Ok(spans)
+}
+
+/// The GPUs of each rank.
+fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>, OpenError> {
+    let rows = file.rows("ranks", "SELECT job, rank, gpus FROM ranks", 0, MOST_RANKS, |row| {
+        let gpus: Option<BTreeSet<String>> = json(row, 2)?;
+        Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), gpus))
+    })?;
+    Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
+}
+
+fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
+    let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice
+                 FROM findings ORDER BY begin_ns, id";
+    file.rows("findings", query, 0, MOST_FINDINGS, |row| {
+        let sentence = |at| text(row, at).map(Option::unwrap_or_default);
+        Ok(Found {
+            kind: sentence(0)?,
+            severity: sentence(1)?,
+            certainty: sentence(2)?,
+            gpu: text(row, 3)?.map(|uuid| index_of(gpus, uuid)),
+            job: text(row, 4)?,
+            rank: number(row, 5)?,
+            begin_ns: near(needed(row, 6)?, interval)?,
+            end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,
+            what: sentence(8)?,
+            why: sentence(9)?,
+            advice: sentence(10)?,
+        })
+    })
+}

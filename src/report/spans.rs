@@ -1,0 +1,261 @@
+//! Steps, phases and layers: a table of all of them, and the longest of them one by one.
+
+use super::MOST_SPANS;
+use highwater_core::wire::Kind;
+use std::collections::BTreeMap;
+
+/// A step, phase or layer that ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ended {
+    /// The job.
+    pub job: String,
+    /// The rank.
+    pub rank: u32,
+    /// Step, phase or layer.
+    pub kind: Kind,
+    /// Its name; `step` for steps.
+    pub name: String,
+    /// The step that it is, or belongs to.
+    pub step: Option<u64>,
+    /// When it began and ended, nanoseconds.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// The highest memory inside it, bytes, over its GPUs.
+    pub peak_bytes: Option<u64>,
+}
+
+/// One of them. `rank` and `name` are positions in the lists of [`Spans`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Position in [`Spans::ranks`].
+    pub rank: usize,
+    /// Position in [`Spans::rows`].
+    pub row: usize,
+    /// The step that it is, or belongs to.
+    pub step: Option<u64>,
+    /// When it began and ended, nanoseconds.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// The highest memory inside it, bytes.
+    pub peak_bytes: Option<u64>,
+}
+
+/// All of one name of one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Position in [`Spans::ranks`].
+    pub rank: usize,
+    /// Step, phase or layer.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// How many there were.
+    pub count: u64,
+    /// Time in all of them, nanoseconds.
+    pub total_ns: i64,
+    /// The longest.
+    pub longest: Span,
+    /// The one with the highest peak; `None` if the memory of none is known.
+    pub highest: Option<Span>,
+}
+
+impl Row {
+    /// The mean duration, nanoseconds.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a mean")]
+    pub fn mean_ns(&self) -> f64 {
+        self.total_ns as f64 / self.count as f64
+    }
+}
+
+/// Everything that ended.
+#[derive(Debug, Clone, Default)]
+pub struct Spans {
+    ranks: Vec<(String, u32)>,
+    rows: Vec<Row>,
+    by_name: BTreeMap<(String, u32), BTreeMap<(Kind, String), usize>>,
+    spans: Vec<Span>,
+    left_out: u64,
+}
+
+/// The most different names of all ranks. What comes beyond them is counted only.
+const MOST_ROWS: usize = 1 << 14;
+
+impl Spans {
+    /// Adds one.
+    pub fn push(&mut self, ended: Ended) {
+        let Some(row) = self.row(&ended) else {
+            self.left_out += 1;
+            return;
+        };
+        let of = &mut self.rows[row];
+        let Ended { step, begin_ns, end_ns, peak_bytes, .. } = ended;
+        let span = Span { rank: of.rank, row, step, begin_ns, end_ns, peak_bytes };
+        if of.count == 0 || span.duration_ns() > of.longest.duration_ns() {
+            of.longest = span;
+        }
+        if peak_bytes > of.highest.and_then(|highest| highest.peak_bytes) {
+            of.highest = Some(span);
+        }
+        of.count += 1;
+        of.total_ns = of.total_ns.saturating_add(span.duration_ns());
+        self.spans.push(span);
+        if self.spans.len() >= 2 * MOST_SPANS {
+            self.thin();
+        }
+    }
+
+    /// Puts everything in order, and leaves out the shortest spans if there are too many.
+    pub fn finish(&mut self) {
+        if self.spans.len() > MOST_SPANS {
+            self.thin();
+        }
+        self.spans.sort_by_key(|span| (span.begin_ns, std::cmp::Reverse(span.end_ns)));
+        self.sort_rows();
+    }
+
+    /// Sorts ranks and rows, and lets every span follow.
+    fn sort_rows(&mut self) {
+        let mut ranks: Vec<usize> = (0..self.ranks.len()).collect();
+        ranks.sort_by_key(|rank| &self.ranks[*rank]);
+        let rank_now = positions(&ranks);
+        let mut rows: Vec<usize> = (0..self.rows.len()).collect();
+        rows.sort_by_key(|row| (rank_now[self.rows[*row].rank], self.rows[*row].kind, *row));
+        let row_now = positions(&rows);
+        let moved = |span: &mut Span| (span.rank, span.row) = (rank_now[span.rank], row_now[span.row]);
+        self.ranks = ranks.iter().map(|rank| self.ranks[*rank].clone()).collect();
+        self.rows = rows.iter().map(|row| self.rows[*row].clone()).collect();
+        for row in &mut self.rows {
+            row.rank = rank_now[row.rank];
+            moved(&mut row.longest);
+            row.highest.as_mut().map(moved);
+        }
+        self.spans.iter_mut().for_each(moved);
+        self.by_name = BTreeMap::new();
+    }
+
+    /// The ranks, by job and number.
+    #[must_use]
+    pub fn ranks(&self) -> &[(String, u32)] {
+        &self.ranks
+    }
+
+    /// Every name of every rank: by rank, steps first, and in the order in which they first appear.
+    #[must_use]
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The steps, phases and layers, in order of time.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// How many of the shortest are not among the spans.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// The span's job and rank.
+    #[must_use]
+    pub fn rank(&self, rank: usize) -> (&str, u32) {
+        self.ranks.get(rank).map_or(("", 0), |(job, rank)| (job, *rank))
+    }
+
+    fn row(&mut self, ended: &Ended) -> Option<usize> {
+        let known = self.by_name.get(&(ended.job.clone(), ended.rank));
+        let name = (ended.kind, ended.name.clone());
+        if let Some(row) = known.and_then(|names| names.get(&name)) {
+            return Some(*row);
+        }
+        if self.rows.len() >= MOST_ROWS {
+            return None;
+        }
+        let rank = known.and_then(|names| Some(self.rows[*names.values().next()?].rank)).unwrap_or_else(|| {
+            self.ranks.push((ended.job.clone(), ended.rank));
+            self.ranks.len() - 1
+        });
+        let row = self.rows.len();
+        let none = Span { rank, row, step: None, begin_ns: 0, end_ns: 0, peak_bytes: None };
+        let (kind, name_of) = (ended.kind, ended.name.clone());
+        self.rows.push(Row { rank, kind, name: name_of, count: 0, total_ns: 0, longest: none, highest: None });
+        self.by_name.entry((ended.job.clone(), ended.rank)).or_default().insert(name, row);
+        Some(row)
+    }
+
+    fn thin(&mut self) {
+        self.spans.sort_by_key(|span| std::cmp::Reverse(span.duration_ns()));
+        self.left_out += self.spans.len().saturating_sub(MOST_SPANS) as u64;
+        self.spans.truncate(MOST_SPANS);
+    }
+}
+
+/// Where each of the entries of an order stands in it.
+fn positions(order: &[usize]) -> Vec<usize> {
+    let mut positions = vec![0; order.len()];
+    for (position, entry) in order.iter().enumerate() {
+        positions[*entry] = position;
+    }
+    positions
+}
+
+impl Span {
+    /// How long it lasted, nanoseconds.
+    #[must_use]
+    pub fn duration_ns(&self) -> i64 {
+        self.end_ns.saturating_sub(self.begin_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(rank: u32, name: &str, begin_ns: i64, end_ns: i64, peak_bytes: Option<u64>) -> Ended {
+        let kind = if name == "step" { Kind::Step } else { Kind::Phase };
+        let (job, name, step) = ("j".to_owned(), name.to_owned(), Some(7));
+        Ended { job, rank, kind, name, step, begin_ns, end_ns, peak_bytes }
+    }
+
+    #[test]
+    fn the_table_counts_all_and_names_the_longest_and_the_highest() {
+        let mut spans = Spans::default();
+        for one in [
+            ended(1, "step", 90, 100, None),
+            ended(0, "step", 100, 200, Some(5)),
+            ended(0, "forward", 100, 150, Some(4)),
+            ended(0, "step", 200, 350, Some(5)),
+        ] {
+            spans.push(one);
+        }
+        spans.finish();
+        assert_eq!(spans.ranks(), [("j".to_owned(), 0), ("j".to_owned(), 1)]);
+        let steps = &spans.rows()[0];
+        assert_eq!((steps.count, steps.total_ns, steps.longest.begin_ns), (2, 250, 200));
+        assert_eq!(steps.highest.map(|span| span.begin_ns), Some(100), "of equal peaks the first");
+        let shown: Vec<_> = spans.rows().iter().map(|row| (spans.rank(row.rank).1, row.name.as_str())).collect();
+        assert_eq!(shown, [(0, "step"), (0, "forward"), (1, "step")]);
+        assert_eq!(spans.rows()[2].highest, None);
+        assert_eq!(spans.spans().iter().map(|span| span.begin_ns).collect::<Vec<_>>(), [90, 100, 100, 200]);
+        assert_eq!(spans.spans()[1].row, 0, "what contains another comes first");
+    }
+
+    #[test]
+    fn of_too_many_the_shortest_are_left_out_and_counted_in_the_table() {
+        let mut spans = Spans::default();
+        let all = 2 * MOST_SPANS as i64 + 10;
+        for begin_ns in 0..all {
+            spans.push(ended(0, "forward", begin_ns, begin_ns + 1 + begin_ns % 1_000, None));
+        }
+        spans.finish();
+        assert_eq!((spans.spans().len(), spans.rows()[0].count), (MOST_SPANS, all as u64));
+        assert_eq!(spans.left_out(), all as u64 - MOST_SPANS as u64);
+        let shortest = spans.spans().iter().map(Span::duration_ns).min();
+        assert!(shortest > Some(400), "{shortest:?}");
+        assert!(spans.spans().is_sorted_by_key(|span| span.begin_ns));
+    }
+}

@@ -1,0 +1,191 @@
+//! A report as text: for terminals, and for whoever reads a log of CI.
+
+use super::{Report, Span};
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
+use highwater_core::wire::Kind;
+use std::fmt::{self, Write as _};
+
+/// A table with a header, its columns as wide as their widest cell.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns.
+    #[must_use]
+    pub fn new<const N: usize>(header: [&str; N]) -> Self {
+        Self { rows: vec![header.map(str::to_owned).to_vec()] }
+    }
+
+    /// Adds a row.
+    pub fn push<const N: usize>(&mut self, row: [String; N]) {
+        self.rows.push(row.to_vec());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width =
+            |column: usize| self.rows.iter().filter_map(move |row| row.get(column)).map(|cell| cell.chars().count());
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).max().unwrap_or(0)).collect();
+        for row in &self.rows {
+            let cells: Vec<String> =
+                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}", width = *width)).collect();
+            writeln!(f, "  {}", cells.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// What a recording shows: its peak, a table of GPUs, one of phases, and the findings.
+#[must_use]
+pub fn summary(report: &Report) -> String {
+    let mut text = String::new();
+    let _ = write_summary(report, &mut text);
+    text
+}
+
+fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
+    if let Some(headline) = headline(report) {
+        writeln!(out, "{headline}")?;
+    }
+    write!(out, "{}", gpus(report))?;
+    if !report.spans.rows().is_empty() {
+        write!(out, "{}", phases(report))?;
+    }
+    for found in &report.findings {
+        let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| seconds(end_ns - report.begin_ns));
+        let begin = seconds(found.begin_ns - report.begin_ns);
+        writeln!(out, "{} {} from {begin} to {end}: {}", found.severity, found.kind, found.what)?;
+        writeln!(out, "    {}", found.why)?;
+        writeln!(out, "    {}", found.advice)?;
+    }
+    if !report.origin.missing.is_empty() {
+        writeln!(out, "not in this file: {}", report.origin.missing.join(", "))?;
+    }
+    if let Some(first) = report.skipped.first.first() {
+        writeln!(out, "{} lines or rows could not be read; the first: {first}", report.skipped.count)?;
+    }
+    Ok(())
+}
+
+/// The peak in one sentence: where, when, how full, and what ran then. `None` if no memory is known.
+#[must_use]
+pub(super) fn headline(report: &Report) -> Option<String> {
+    let (gpu, bytes, at_ns) = report.peak()?;
+    let at = seconds(at_ns - report.begin_ns);
+    let mut text = format!("Peak: {} on GPU {} after {at}", size(bytes), gpu.device.index);
+    if let Some(usable) = gpu.device.usable_bytes().filter(|usable| *usable > 0) {
+        #[allow(clippy::cast_precision_loss, reason = "a share")]
+        let percent = bytes as f64 / usable as f64 * 100.0;
+        let _ = write!(text, ", {percent:.1} % of the usable {}", size(usable));
+    }
+    let running: Vec<String> = report.at(at_ns, gpu).take(3).map(|span| during(report, span)).collect();
+    if !running.is_empty() {
+        let _ = write!(text, ", in {}", running.join(" and "));
+    }
+    text.push('.');
+    Some(text)
+}
+
+/// `forward of step 3 of job rank 0`.
+fn during(report: &Report, span: &Span) -> String {
+    let (job, rank) = report.spans.rank(span.rank);
+    let of = report.spans.rows().get(span.row);
+    let (kind, name) = of.map_or((Kind::Phase, ""), |row| (row.kind, row.name.as_str()));
+    match (kind, span.step) {
+        (Kind::Step, Some(step)) => format!("step {step} of {job} rank {rank}"),
+        (Kind::Step, None) => format!("a step of {job} rank {rank}"),
+        (_, Some(step)) => format!("{name} of step {step} of {job} rank {rank}"),
+        (_, None) => format!("{name} of {job} rank {rank}"),
+    }
+}
+
+fn gpus(report: &Report) -> Table {
+    let mut table = Table::new(["GPU", "peak", "reached at", "mean", "lowest", "size", "unknown for"]);
+    for gpu in &report.gpus {
+        let usage = &gpu.usage;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of sizes is a size")]
+        let mean = usage.mean_bytes().map(|bytes| bytes as u64);
+        table.push([
+            gpu.device.index.clone(),
+            size_if(usage.peak.map(|(bytes, _)| bytes)),
+            usage.peak.map_or_else(|| "?".to_owned(), |(_, at_ns)| seconds(at_ns - report.begin_ns)),
+            size_if(mean),
+            size_if(usage.lowest_bytes),
+            size_if(gpu.device.memory_total_bytes),
+            seconds(usage.gap_ns),
+        ]);
+    }
+    table
+}
+
+fn phases(report: &Report) -> Table {
+    let mut table = Table::new(["job", "rank", "phase", "count", "mean", "longest", "in step", "peak", "in step"]);
+    for row in report.spans.rows() {
+        let (job, rank) = report.spans.rank(row.rank);
+        let step = |step: Option<u64>| step.map_or_else(|| "?".to_owned(), |step| step.to_string());
+        #[allow(clippy::cast_possible_truncation, reason = "a mean of durations is one")]
+        let mean_ns = row.mean_ns() as i64;
+        table.push([
+            job.to_owned(),
+            rank.to_string(),
+            row.name.clone(),
+            row.count.to_string(),
+            milliseconds(mean_ns),
+            milliseconds(row.longest.duration_ns()),
+            step(row.longest.step),
+            size_if(row.highest.and_then(|span| span.peak_bytes)),
+            step(row.highest.and_then(|span| span.step)),
+        ]);
+    }
+    table
+}
+
+/// Bytes for people: in GiB to ten MiB, and below one GiB in MiB.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "shown to a hundredth")]
+pub(super) fn size(bytes: u64) -> String {
+    const MIB: f64 = 1_048_576.0;
+    if bytes >= 1 << 30 {
+        format!("{:.2} GiB", bytes as f64 / MIB / 1024.0)
+    } else {
+        format!("{:.2} MiB", bytes as f64 / MIB)
+    }
+}
+
+fn size_if(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "?".to_owned(), size)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown to a millisecond")]
+pub(super) fn seconds(duration_ns: i64) -> String {
+    format!("{:.3} s", duration_ns as f64 / SECOND_NS as f64)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
+pub(super) fn milliseconds(duration_ns: i64) -> String {
+    format!("{:.1} ms", duration_ns as f64 / MILLISECOND_NS as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_in_the_unit_that_keeps_them_short() {
+        assert_eq!(
+            [0, (1 << 30) - 1, 1 << 30, 149_904_425_779].map(size),
+            ["0.00 MiB", "1024.00 MiB", "1.00 GiB", "139.61 GiB"]
+        );
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(["a", "bcd"]);
+        table.push(["12".to_owned(), "µ".to_owned()]);
+        assert_eq!(table.to_string(), "   a  bcd\n  12    µ\n");
+    }
+}

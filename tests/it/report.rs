@@ -1,0 +1,206 @@
+//! `report`: what recordings of every format show, and what stops a script.
+
+use crate::daemon::command;
+use crate::tools::root;
+use rusqlite::Connection;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+const GIB: u64 = 1 << 30;
+
+/// `highwater report` in a folder.
+fn report(folder: &Path, arguments: &[&str]) -> Output {
+    command().current_dir(folder).arg("report").args(arguments).output().expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json_of(folder: &Path, arguments: &[&str]) -> Value {
+    let output = report(folder, &[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn ddp() -> PathBuf {
+    root().join("tests/data/h200-ddp")
+}
+
+/// A file in a folder.
+fn put(folder: &Path, name: &str, content: &str) {
+    std::fs::write(folder.join(name), content).expect("written");
+}
+
+/// What ONNX Runtime's profiler writes of one GPU: each millisecond, memory that rises to a peak and stays a while.
+fn profile(peak_bytes: u64, milliseconds: u64) -> String {
+    (0..milliseconds).fold(String::new(), |mut lines, at| {
+        let used = if at < milliseconds / 2 { GIB } else { peak_bytes };
+        let _ = writeln!(lines, "0 {} {used}", at * 1_000_000);
+        lines
+    })
+}
+
+#[test]
+fn a_recorded_training_job_is_shown_with_its_peak_its_phases_and_its_findings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ddp = ddp().display().to_string();
+    let shown = text(&report(folder.path(), &[&ddp, "-o", "page.html"]).stdout);
+    // The numbers are those of the file, counted with awk and with the tests' own reader.
+    assert!(
+        shown.contains("Peak: 140.21 GiB on GPU 0 after 61.367 s, in forward of step 2 of h200-ddp rank 0.\n"),
+        "{shown}"
+    );
+    for kind in ["allocator_thrash", "comm_starvation", "straggler"] {
+        assert!(shown.contains(kind), "{kind}: {shown}");
+    }
+    let json = json_of(folder.path(), &[&ddp]);
+    let recording = &json["recordings"][0];
+    assert_eq!(recording["gpus"][0]["peak_bytes"], 150_546_087_936_u64);
+    assert_eq!(recording["skipped_rows"], 0);
+    let phases = recording["phases"].as_array().expect("a list");
+    let steps: Vec<_> = phases.iter().filter(|row| row["kind"] == "step").map(|row| row["count"].clone()).collect();
+    assert_eq!(steps, [290, 290]);
+    let page = std::fs::read_to_string(folder.path().join("page.html")).expect("a page");
+    assert!(page.len() < 200_000, "{} bytes", page.len());
+    assert!(!page.contains("http://") && !page.contains("https://"), "a page that asks for something");
+}
+
+#[test]
+fn five_logs_of_each_tool_are_compared_by_peak_and_mean() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let peaks = [20_u64, 22, 18, 30, 20];
+    let (mut ort, mut smi) = (Vec::new(), Vec::new());
+    for (nth, peak) in peaks.into_iter().enumerate() {
+        let (one, other) = (format!("algorithm_{nth}.txt"), format!("memory_{nth}.csv"));
+        put(folder.path(), &one, &profile(peak * GIB, 1_000));
+        let rows = (0..100).map(|at| if at < 50 { 1_024 } else { peak * 1_024 });
+        let lines = rows.fold("memory.used [MiB]\n".to_owned(), |mut lines, mib| {
+            let _ = writeln!(lines, "{mib} MiB");
+            lines
+        });
+        put(folder.path(), &other, &lines);
+        ort.push(one);
+        smi.push(other);
+    }
+    for files in [ort, smi] {
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let json = json_of(folder.path(), &files);
+        let compared = json["comparison"]["recordings"].as_array().expect("a list");
+        assert_eq!(compared.len(), 5);
+        for (one, peak) in compared.iter().zip(peaks) {
+            assert_eq!(one["peak"]["value"], (peak * GIB) as f64);
+            assert_eq!(one["peak"]["increase"], (peak as f64 - 20.0) * GIB as f64);
+            // Half of the readings are 1 GiB. The last is true for an instant only.
+            let mean = one["mean"]["value"].as_f64().expect("known") / GIB as f64;
+            assert!((mean - (1.0 + peak as f64) / 2.0).abs() < 0.2, "{mean} of {peak}");
+        }
+        let verdict = json["comparison"]["verdict"][0].as_str().expect("a sentence").to_owned();
+        assert!(verdict.contains("has the highest peak, 30.00 GiB, 66.7 % more than the 18.00 GiB of"), "{verdict}");
+    }
+}
+
+#[test]
+fn a_condition_that_holds_stops_a_script_with_a_status_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    put(folder.path(), "before.txt", &profile(20 * GIB, 100));
+    put(folder.path(), "after.txt", &profile(22 * GIB, 100));
+    let bin = env!("CARGO_BIN_EXE_highwater");
+    let script = |condition: &str| {
+        let script =
+            format!("set -e; \"$0\" report before.txt after.txt --fail-if '{condition}' > /dev/null; echo passed");
+        let output = std::process::Command::new("sh").args(["-c", &script, bin]).current_dir(folder.path()).output();
+        let output = output.expect("it runs");
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(script("peak > 22GiB"), (Some(0), "passed\n".to_owned(), String::new()));
+    assert_eq!(script("peak.increase > 10.5%"), (Some(0), "passed\n".to_owned(), String::new()));
+    assert_eq!(
+        script("peak > 21GiB"),
+        (Some(3), String::new(), "highwater: after.txt: peak: 22.00 GiB, and `peak > 21GiB` fails it\n".to_owned())
+    );
+    assert_eq!(script("peak.increase > 5%"), (
+        Some(3),
+        String::new(),
+        "highwater: after.txt: peak: +10.0 % (22.00 GiB after 20.00 GiB in before.txt), and `peak.increase > 5%` fails it\n"
+            .to_owned()
+    ));
+    // A bound that cannot be checked does not pass.
+    let (status, _, why) = script("step > 1s");
+    assert_eq!(status, Some(1), "{why}");
+    assert!(why.starts_with("highwater: before.txt: step is not known, so `step > 1s` cannot be judged\n"), "{why}");
+    let output = report(folder.path(), &["before.txt", "--fail-if", "peak.increase > 5%"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(report(folder.path(), &["before.txt", "--fail-if", "peak > lots"]).status.code(), Some(2));
+}
+
+#[test]
+fn hostile_and_truncated_files_end_in_one_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let database = |name: &str, sql: &str| {
+        let file = Connection::open(folder.path().join(name)).expect("created");
+        file.execute_batch(sql).expect("good SQL");
+    };
+    database(
+        "nvprof",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMORY (deviceId, start, end, bytes);
+        INSERT INTO CUPTI_ACTIVITY_KIND_MEMORY VALUES (0, 5, 'x', 9), (-1, 5, 6, 9), (0, 5, 6, -9)",
+    );
+    database(
+        "nsight",
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (deviceId, start, bytes, memoryOperationType, address);
+        INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (0, 5, 9, 7, 1), (0, 1, 5, 1, 1)",
+    );
+    database("other", "CREATE TABLE t (a)");
+    let whole = std::fs::read(folder.path().join("nvprof")).expect("read");
+    std::fs::write(folder.path().join("cut"), &whole[..whole.len() / 2]).expect("written");
+    put(folder.path(), "ort", "0 1 2");
+    put(folder.path(), "smi", "timestamp, memory.used [MiB]\n2026/");
+    put(folder.path(), "ambiguous", "1 MiB, 2 MiB\n");
+    put(folder.path(), "log", "Traceback (most recent call last):\n");
+    put(folder.path(), "empty", "");
+    put(folder.path(), "far", "0 1 2\n0 9200000000000000000 3\n");
+    std::fs::write(folder.path().join("noise"), (0..9_000_u32).map(|at| (at * 7 % 251) as u8).collect::<Vec<_>>())
+        .expect("written");
+    let names =
+        ["nvprof", "nsight", "other", "cut", "ort", "smi", "ambiguous", "log", "empty", "far", "noise", "missing"];
+    for name in names {
+        let output = report(folder.path(), &[name, "-o", "page.html"]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {output:?}");
+        assert!(said.starts_with(&format!("highwater: {name}: ")) && said.lines().count() == 1, "{name}: {said}");
+        assert_eq!(text(&output.stdout), "");
+        assert!(!folder.path().join("page.html").exists(), "{name}: a page of nothing");
+    }
+}
+
+/// The same recording over the daemon's own format: what `record` writes is what `report` shows, also when it was killed.
+#[test]
+fn a_recording_of_this_program_is_shown_as_its_rows_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let recorded = command()
+        .current_dir(folder.path())
+        .args(["record", "-o", "it.sqlite", "--source", "sim:demo", "--for", "3s"])
+        .output()
+        .expect("it runs");
+    assert!(recorded.status.success(), "{recorded:?}");
+    let json = json_of(folder.path(), &["it.sqlite"]);
+    let file = Connection::open(folder.path().join("it.sqlite")).expect("it opens");
+    let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("a number");
+    let recording = &json["recordings"][0];
+    let gpus = recording["gpus"].as_array().expect("a list");
+    assert_eq!(gpus.len() as i64, one("SELECT count(*) FROM gpus"));
+    for (position, gpu) in gpus.iter().enumerate() {
+        assert_eq!(gpu["peak_bytes"], one(&format!("SELECT max(used_bytes) FROM samples WHERE gpu = {position}")));
+        assert_eq!(gpu["changes"].as_i64(), Some(one(&format!("SELECT count(*) FROM samples WHERE gpu = {position}"))));
+    }
+    let count = |kind: &str| {
+        let rows = recording["phases"].as_array().expect("a list").iter().filter(|row| row["kind"] == kind);
+        rows.map(|row| row["count"].as_i64().expect("a number")).sum::<i64>()
+    };
+    assert_eq!(count("step"), one("SELECT count(*) FROM phases WHERE kind = 'step'"));
+    assert_eq!(count("phase"), one("SELECT count(*) FROM phases WHERE kind = 'phase'"));
+    assert_eq!(recording["note"], "highwater record");
+}

@@ -1,0 +1,232 @@
+//! The page of `report` in a real browser: drawn, reached by keys, read by a screen reader, and closed to the network.
+
+use crate::browser::{Browser, Theme};
+use crate::daemon::command;
+use crate::tools;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const READY: &str = "document.documentElement?.dataset.ready === 'true'";
+const GIB: u64 = 1 << 30;
+
+/// The page of these recordings.
+fn page(folder: &Path, files: &[&str]) -> PathBuf {
+    let output = command().current_dir(folder).arg("report").args(files).args(["-o", "page.html"]).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    folder.join("page.html")
+}
+
+fn ddp(folder: &Path) -> PathBuf {
+    page(folder, &[&tools::root().join("tests/data/h200-ddp").display().to_string()])
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+/// Waits until what was asked for is painted.
+fn painted(browser: &mut Browser) {
+    browser.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+}
+
+fn readout(browser: &mut Browser) -> String {
+    browser.value("document.querySelector('.readout').textContent").as_str().expect("text").to_owned()
+}
+
+/// Keeps a picture for whoever looks at it.
+fn keep(browser: &mut Browser, name: &str) {
+    let pictures = tools::root().join("target/pictures");
+    std::fs::create_dir_all(&pictures).expect("a folder");
+    std::fs::write(pictures.join(format!("{name}.png")), browser.picture()).expect("written");
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_pointer() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    browser.appear(1400, 1000, Theme::Light);
+    browser.open(&ddp(folder.path()), READY);
+    painted(&mut browser);
+    let drawn = "(() => { const { canvas } = highwaterChart, pixels = canvas.getContext('2d')
+        .getImageData(0, 0, canvas.width, canvas.height).data; let colors = new Set();
+        for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3]) colors.add(pixels.slice(i, i + 3).join());
+        return colors.size; })()";
+    assert!(browser.value(drawn).as_u64() > Some(10), "an empty chart");
+    browser.press("p");
+    painted(&mut browser);
+    assert!(
+        readout(&mut browser).starts_with("Peak of GPU 0: 140.21 GiB after 61.367 s; "),
+        "{}",
+        readout(&mut browser)
+    );
+    let view: Vec<f64> = serde_json::from_value(browser.value("highwaterChart.view")).expect("two times");
+    assert!(view[0] < 61.367 && 61.367 < view[1] && view[1] - view[0] < 5.0, "{view:?}");
+    keep(&mut browser, "peak");
+    // The middle of the lane of rank 0, at the peak.
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), lane = chart.lanes[0];
+        return [box.left + chart.x(61.367), box.top + box.height - chart.lanesHeight() + lane.height - 14]; })()",
+    );
+    let at = |position: usize| place[position].as_f64().expect("a place");
+    browser.point(at(0), at(1));
+    painted(&mut browser);
+    let tip = browser.value("document.querySelector('.tip').textContent");
+    let tip = tip.as_str().expect("text");
+    assert!(tip.contains("h200-ddp rank 0") && tip.contains("step 2 (") && tip.contains("forward ("), "{tip}");
+    browser.press("n");
+    assert!(readout(&mut browser).contains("ran out of memory and flushed its cache"), "{}", readout(&mut browser));
+    browser.press("0");
+    painted(&mut browser);
+    assert_eq!(browser.value("highwaterChart.view[1] - highwaterChart.view[0] > 78"), json!(true));
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_spike_of_one_reading_is_visible_at_every_zoom() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    // Five minutes at 1 kHz of a curve that moves all the time, so that it must be thinned; and one reading of a spike.
+    let (mut text, spike) = (String::new(), 123_456_u64);
+    for at in 0..300_000_u64 {
+        let used = if at == spike { 40 * GIB } else { 10 * GIB + at % 7 * 2_097_152 };
+        let _ = writeln!(text, "0 {} {used}", at * 1_000_000);
+    }
+    std::fs::write(folder.path().join("memory_usage.txt"), text).expect("written");
+    browser.appear(1200, 800, Theme::Light);
+    browser.open(&page(folder.path(), &["memory_usage.txt"]), READY);
+    assert_eq!(browser.value("highwaterChart.series[0].times.length < 100000"), json!(true), "it is not thinned");
+    let spike_s = spike as f64 / 1_000.0;
+    let visible = format!(
+        "(() => {{ const chart = highwaterChart, pen = chart.canvas.getContext('2d'), color = chart.color('--c0');
+        const probe = document.createElement('canvas').getContext('2d'); probe.fillStyle = color; probe.fillRect(0, 0, 1, 1);
+        const wanted = probe.getImageData(0, 0, 1, 1).data, y = Math.round(chart.y(30 * 2 ** 30));
+        const x = Math.round(chart.x({spike_s})), near = pen.getImageData(x - 2, y, 5, 1).data;
+        for (let i = 0; i < near.length; i += 4) if ([0, 1, 2].every((c) => Math.abs(near[i + c] - wanted[c]) < 40)) return true;
+        return false; }})()"
+    );
+    for zoom in 0..32 {
+        painted(&mut browser);
+        let view = browser.value("highwaterChart.view");
+        assert_eq!(browser.value(&visible), json!(true), "zoom {zoom}, from {view}");
+        browser.value(&format!("highwaterChart.zoom(1 / 1.5, {spike_s})"));
+    }
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn an_accessibility_checker_finds_nothing_serious_and_narrow_windows_fit() {
+    let (Some(mut browser), Some(axe)) = (Browser::start(), tools::find("axe.min.js")) else { return };
+    let axe = std::fs::read_to_string(axe).expect("a script");
+    let folder = folder();
+    let page = ddp(folder.path());
+    for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
+        for width in [1400, 390] {
+            browser.appear(width, 1400, theme);
+            browser.open(&page, READY);
+            painted(&mut browser);
+            keep(&mut browser, &format!("{name}-{width}"));
+            let overflow = browser.value("document.documentElement.scrollWidth - innerWidth");
+            assert!(overflow.as_i64() <= Some(0), "{name}, {width} pixels wide: {overflow} too many");
+            browser.value(&format!("{axe}; 0"));
+            let found = browser.value(
+                "axe.run().then(({ violations }) => violations.map(({ id, impact, nodes }) =>
+                    `${impact} ${id}: ${nodes.map(({ html }) => html).slice(0, 3)}`))",
+            );
+            let found: Vec<String> = serde_json::from_value(found).expect("a list");
+            assert!(found.is_empty(), "{name}, {width} pixels wide: {found:#?}");
+        }
+    }
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let name = "</script><img src=x onerror=alert(1)><!--.sqlite";
+    let recorded = command()
+        .current_dir(folder.path())
+        .args(["record", "-o", "it.sqlite", "--source", "sim:spike", "--for", "1s"])
+        .output()
+        .expect("it runs");
+    assert!(recorded.status.success(), "{recorded:?}");
+    let file = Connection::open(folder.path().join("it.sqlite")).expect("it opens");
+    let evil = "<img src=x onerror=alert(1)>";
+    file.execute("UPDATE meta SET value = ?1 WHERE key IN ('note', 'host')", [evil]).expect("written");
+    file.execute("UPDATE gpus SET name = ?1, gpu_index = ?1", [evil]).expect("written");
+    let row = "INSERT INTO phases VALUES (999999, ?1, 0, 'phase', ?1, 1, (SELECT value FROM meta WHERE key = 'begin_ns'), \
+               (SELECT value FROM meta WHERE key = 'end_ns'))";
+    file.execute(row, [evil]).expect("written");
+    let row = "INSERT INTO findings VALUES (999, ?1, ?1, ?1, ?1, ?1, 0, (SELECT value FROM meta WHERE key = 'begin_ns'), \
+               NULL, ?1, ?1, ?1, '{}')";
+    file.execute(row, [evil]).expect("written");
+    drop(file);
+    std::fs::rename(
+        folder.path().join("it.sqlite"),
+        folder.path().join("</script><img src=x onerror=alert(1)><!--.sqlite".replace('/', "_")),
+    )
+    .expect("renamed");
+    browser.appear(1200, 800, Theme::Light);
+    browser.open(&page(folder.path(), &[&format!("./{}", name.replace('/', "_"))]), READY);
+    painted(&mut browser);
+    assert_eq!(browser.value("document.images.length"), json!(0));
+    assert_eq!(browser.value("performance.getEntriesByType('resource').length"), json!(0));
+    let shown = browser.value("document.body.innerText");
+    assert!(shown.as_str().is_some_and(|shown| shown.contains(evil)), "{shown}");
+    // The page's own policy refuses what a page could still be made to ask for.
+    let refused = "fetch('https://example.com/').then(() => 'sent', () => 'refused')";
+    assert_eq!(browser.value(refused), json!("refused"));
+    assert!(browser.errors.iter().all(|error| error.contains("example.com")), "{:?}", browser.errors);
+    assert!(!browser.errors.is_empty(), "a refused request is an error of the page");
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn recordings_are_overlaid_and_allocations_are_stacked() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let mut files = Vec::new();
+    for (nth, peak) in [20_u64, 22, 18, 30, 20].into_iter().enumerate() {
+        let name = format!("algorithm_{nth}.txt");
+        let line =
+            |at: u64| format!("0 {} {}\n", at * 1_000_000, if at < 100 * (nth as u64 + 1) { GIB } else { peak * GIB });
+        std::fs::write(folder.path().join(&name), (0..1_000).map(line).collect::<String>()).expect("written");
+        files.push(name);
+    }
+    browser.appear(1200, 900, Theme::Light);
+    browser.open(&page(folder.path(), &files.iter().map(String::as_str).collect::<Vec<_>>()), READY);
+    painted(&mut browser);
+    keep(&mut browser, "overlaid");
+    assert_eq!(browser.value("highwaterChart.series.length"), json!(5));
+    let peaks = browser.value("[...document.querySelectorAll('table')][0].innerText.match(/\\d+\\.\\d+ GiB/g).length");
+    assert_eq!(peaks, json!(10), "a peak and a mean of each");
+    let profile = Connection::open(folder.path().join("profile")).expect("created");
+    profile
+        .execute_batch(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMORY (_id_ INTEGER PRIMARY KEY, memoryKind INT, address INT, bytes INT, \
+             start INT, end INT, deviceId INT);
+             INSERT INTO CUPTI_ACTIVITY_KIND_MEMORY VALUES (1, 3, 1, 1073741824, 1000000000, 5000000000, 0),
+                 (2, 3, 2, 2147483648, 2000000000, 4000000000, 0), (3, 3, 3, 536870912, 3000000000, 0, 0)",
+        )
+        .expect("good SQL");
+    drop(profile);
+    browser.open(&page(folder.path(), &["profile"]), READY);
+    painted(&mut browser);
+    keep(&mut browser, "allocations");
+    let bands = browser
+        .value("highwaterChart.bands(highwaterChart.series[0], 2.5, 3.5 * 2 ** 30).map(({ from, to }) => [from, to])");
+    let gib = |gib: f64| json!(gib * GIB as f64);
+    let bands: Vec<Value> = serde_json::from_value(bands).expect("bands");
+    assert_eq!(bands.len(), 3, "{bands:?}");
+    let ends: Vec<Value> = bands.iter().map(|band| json!([band[0].as_f64(), band[1].as_f64()])).collect();
+    assert_eq!(ends, [json!([gib(0.0), gib(2.0)]), json!([gib(2.0), gib(3.0)]), json!([gib(3.0), gib(3.5)])]);
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
