@@ -16,8 +16,16 @@ use highwater_core::phases::Ledger;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+/// What is left after a recording was played.
+pub struct Played {
+    /// The detectors with the findings that had not ended.
+    pub detect: Detect,
+    /// How many annotations were refused.
+    pub refused: usize,
+}
+
 /// Plays a whole recording, and calls `turn` with the time of each turn, the jobs and their phases after it, and what
-/// the detectors found in it. Returns the detectors with the findings that are left.
+/// the detectors found in it.
 ///
 /// # Errors
 /// There is not enough memory for the rings.
@@ -25,7 +33,7 @@ pub fn play(
     replay: &Arc<Replay>,
     settings: &Settings,
     mut turn: impl FnMut(i64, &Ledger, Change),
-) -> anyhow::Result<Detect> {
+) -> anyhow::Result<Played> {
     let clock = Arc::new(Manual::at(replay.begin_ns().saturating_sub(1)));
     let (node, writers) =
         Node::new(Arc::clone(replay) as _, Arc::clone(&clock) as _, settings.ring(1), settings.periods(), None)?;
@@ -33,13 +41,12 @@ pub fn play(
     intake.set_devices(node.source.devices());
     let detect = Detect::new(settings.detect.clone());
     let mut annotations = replay.annotations().peekable();
-    let mut played_ns = i64::MIN;
+    let (mut played_ns, mut refused) = (i64::MIN, 0);
     let before = |at_ns: i64| {
         replay.replay_changes(&node.gpus, std::mem::replace(&mut played_ns, at_ns), at_ns);
         for annotation in due(&mut annotations, at_ns) {
             clock.advance_to(annotation.time_unix_nano.unwrap_or(at_ns));
-            // `serve` reports the recording's invalid annotations; here only what follows from the others matters.
-            let _ = intake.take(annotation, &Sender::DAEMON);
+            refused += usize::from(intake.take(annotation, &Sender::DAEMON).is_err());
         }
     };
     let after = |at_ns: i64| {
@@ -52,5 +59,5 @@ pub fn play(
         turn(at_ns, intake.ledger(), change);
     };
     sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
-    Ok(detect)
+    Ok(Played { detect, refused })
 }

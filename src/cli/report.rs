@@ -2,7 +2,8 @@
 
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
-use crate::report::{Comparison, Condition, Report, json, page, summary};
+use crate::files::read_at_most;
+use crate::report::{Comparison, Condition, Report, json, page, picture, printable, summary};
 use anyhow::Context as _;
 use clap::Args;
 use std::io::Write as _;
@@ -20,6 +21,9 @@ pub(super) struct ReportCommand {
     /// Write a page that opens in a browser without a network. An existing file is replaced.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Write a picture of the curves with their peaks. An existing file is replaced.
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
     /// JSON on standard output instead of text.
     #[arg(long)]
     json: bool,
@@ -36,6 +40,9 @@ impl ReportCommand {
         if let Some(condition) = self.fail_if.iter().find(|condition| condition.needs_two() && self.files.len() < 2) {
             return Err(Misuse(format!("--fail-if '{condition}': needs two recordings or more")).into());
         }
+        for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
+            output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
+        }
         let settings = settings_of(&[])?;
         let mut reports = Vec::with_capacity(self.files.len());
         for file in &self.files {
@@ -46,6 +53,10 @@ impl ReportCommand {
         if let Some(output) = &self.output {
             let page = page(&reports, comparison.as_ref(), self.align_step);
             replace(output, page.as_bytes()).with_context(|| output.display().to_string())?;
+        }
+        if let Some(png) = &self.png {
+            let written = picture(&reports).map_err(anyhow::Error::from).and_then(|png_of| Ok(replace(png, &png_of)?));
+            written.with_context(|| png.display().to_string())?;
         }
         if self.json {
             terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref()))?)?;
@@ -73,9 +84,8 @@ fn text(reports: &[Report], comparison: Option<&Comparison>) -> String {
     let mut text = String::new();
     for report in reports {
         let (name, format) = (&report.name, report.origin.format);
-        #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
-        let seconds = report.duration_ns() as f64 / 1e9;
-        text.push_str(&format!("{name} ({format}): {seconds:.1} s\n{}", summary(report)));
+        let length = report.stretch(report.duration_ns());
+        text.push_str(&format!("{} ({format}): {length}\n{}", printable(name), summary(report)));
     }
     if let Some(comparison) = comparison {
         text.push_str(&comparison.to_string());
@@ -91,6 +101,20 @@ fn tell_apart(reports: &mut [Report], files: &[PathBuf]) {
             report.name = file.display().to_string();
         }
     }
+}
+
+/// What a page and a picture begin with.
+const PAGE: &[u8] = b"<!doctype html>";
+const PNG: &[u8] = b"\x89PNG";
+
+/// `-o` names the recording in `run`: a recording must not be replaced by the page about it.
+fn may_be_replaced(path: &Path, begin: &[u8]) -> anyhow::Result<()> {
+    let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0);
+    if is_file && !read_at_most(path, begin.len() as u64).is_ok_and(|read| read == begin) {
+        let problem = "exists and is not such a file: it is not overwritten";
+        return Err(Misuse(format!("{}: {problem}", path.display())).into());
+    }
+    Ok(())
 }
 
 /// Writes a file under another name first, so that a reader never sees half of it.

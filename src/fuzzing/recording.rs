@@ -5,7 +5,7 @@ use super::parts;
 use super::replay::play;
 use crate::recording::schema;
 use crate::recording::{Options, Replay};
-use crate::report::{Comparison, Report, json, page, summary};
+use crate::report::{Comparison, Report, json, page, printable, summary};
 use highwater_core::fuzzing::Numbers;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -29,10 +29,11 @@ const TABLES: [(&str, usize); 12] = [
     ("findings", 13),
 ];
 /// Texts with a meaning for the reader.
-const WORDS: [&str; 16] = [
+const WORDS: [&str; 17] = [
     "state",
     "complete",
     "writing",
+    "begin_ns",
     "end_ns",
     "begin",
     "end",
@@ -73,12 +74,15 @@ pub fn recording(data: &[u8]) {
 
 /// Everything that a report is turned into.
 pub(super) fn show(report: &Report) {
-    assert!(!summary(report).is_empty());
+    let text = summary(report);
+    assert!(report.gpus.iter().all(|gpu| text.contains(&printable(&gpu.device.index))), "a GPU is missing: {text}");
+    assert!(!text.chars().any(|one| one.is_control() && one != '\n'), "a terminal would obey this: {text:?}");
     let reports = [report.clone(), report.clone()];
     let comparison = Comparison::of(&reports);
     let shown = json(&reports, comparison.as_ref()).to_string();
     let page = page(&reports, comparison.as_ref(), Some(1));
-    assert!(page.len() > shown.len() / 100 && page.matches("<script").count() == 2, "text became an element");
+    assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (2, 2), "text became an element");
+    assert!(shown.contains("\"recordings\""), "{shown}");
 }
 
 /// A folder, and the bytes of a recording that contains only the row of its state.

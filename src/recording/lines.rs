@@ -35,7 +35,7 @@ pub(super) fn refuse(reason: &'static str, path: &Path, problem: impl fmt::Displ
 pub struct Skipped {
     /// The file.
     pub file: PathBuf,
-    /// The line, from 1.
+    /// The line or row, from 1; 0 if it is not one line.
     pub line: usize,
     /// What is wrong with it.
     pub message: String,
@@ -43,7 +43,10 @@ pub struct Skipped {
 
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.file.display(), self.line, self.message)
+        match self.line {
+            0 => write!(f, "{}: {}", self.file.display(), self.message),
+            line => write!(f, "{}:{line}: {}", self.file.display(), self.message),
+        }
     }
 }
 
@@ -65,9 +68,20 @@ impl SkippedLines {
     }
 }
 
+impl SkippedLines {
+    /// Counts several things that could not be used, for one reason.
+    pub(crate) fn add_many(&mut self, file: &Path, count: usize, message: &str) {
+        self.add(file, 0, &format!("{count} {message}"));
+        self.count += count - 1;
+    }
+}
+
 fn shortened(message: &str) -> String {
-    let mut short: String = message.chars().take(LONGEST_MESSAGE).collect();
-    if short.len() < message.len() {
+    let mut characters = message.chars();
+    // A line may hold what a terminal would obey.
+    let printable = |one: char| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one };
+    let mut short: String = characters.by_ref().take(LONGEST_MESSAGE).map(printable).collect();
+    if characters.next().is_some() {
         short.push('…');
     }
     short

@@ -27,4 +27,4 @@ pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;
 pub(crate) use tape::is_too_long;
-pub use tape::{Allocation, Format, Times};
+pub use tape::{Allocation, Format, READING_NS, Times};

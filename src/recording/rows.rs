@@ -46,6 +46,9 @@ impl File {
             let problem = format!("has format {version}; this version of highwater plays format {FORMAT_VERSION}");
             return Err(refuse("recording_unreadable", path, problem));
         }
+        if !file.has_table("meta") {
+            return Err(file.refuse("recording_unreadable", "it has no table meta"));
+        }
         // A file in the state `writing` can be read only if its writer was killed: a writer that runs holds a lock.
         schema::meta::<String>(connection, "state").map_err(unreadable)?;
         Ok(file)
@@ -57,7 +60,9 @@ impl File {
     /// If it is not such a file, or is still being written.
     pub fn open_any(path: &Path) -> Result<Self, OpenError> {
         let unreadable = |error| unreadable(path, &error);
-        let connection = schema::look(path).map_err(unreadable)?;
+        // SQLite follows no link, not even in the path to the folder; whoever names a file means where its links lead.
+        let real = path.canonicalize().map_err(|error| refuse("recording_unreadable", path, error))?;
+        let connection = schema::look(&real).map_err(unreadable)?;
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
         connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
         connection.pragma_update(None, "cell_size_check", true).map_err(unreadable)?;

@@ -63,6 +63,9 @@ pub struct Format {
     pub missing: &'static [&'static str],
 }
 
+/// What one reading stands for where nothing is known of the times.
+pub const READING_NS: i64 = 1_000_000;
+
 /// What the times of a recording are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
@@ -70,7 +73,7 @@ pub enum Times {
     Unix,
     /// Times from some begin.
     Relative,
-    /// Numbers of readings: each stands for one millisecond, because nothing is known of the real times.
+    /// Numbers of readings: each stands for [`READING_NS`], because nothing is known of the real times.
     Readings,
 }
 

@@ -2,6 +2,7 @@
 
 use super::text::{Table, milliseconds, seconds, size};
 use super::{Report, Spans};
+use crate::recording::Times;
 use highwater_core::wire::Kind;
 use serde::Serialize;
 
@@ -45,14 +46,18 @@ impl Measure {
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53, and days of nanoseconds to a microsecond")]
     pub fn of(self, report: &Report) -> Option<f64> {
+        let has_times = report.origin.times != Times::Readings;
         let highest = |values: &mut dyn Iterator<Item = f64>| values.max_by(f64::total_cmp);
         match self {
             Measure::Peak => report.peak().map(|(_, bytes, _)| bytes as f64),
             Measure::Mean => highest(&mut report.gpus.iter().filter_map(|gpu| gpu.usage.mean_bytes())),
-            Measure::Duration => Some(report.duration_ns() as f64),
+            Measure::Duration => has_times.then_some(report.duration_ns() as f64),
             Measure::Step => step_ns(&report.spans),
+            Measure::Unknown if !has_times => None,
             Measure::Unknown => highest(&mut report.gpus.iter().map(|gpu| gpu.usage.gap_ns as f64)),
-            Measure::Findings => Some(report.findings.iter().filter(|found| found.severity != "info").count() as f64),
+            Measure::Findings => {
+                Some(report.findings.as_ref()?.iter().filter(|found| found.severity != "info").count() as f64)
+            }
         }
     }
 

@@ -115,8 +115,13 @@ impl Condition {
             Of::IncreasePercent => beside.increase_ratio.map(|ratio| ratio * 100.0),
         };
         let Some(value) = value else {
-            let why = format!("{}: {} is not known, so `{self}` cannot be judged", report.name, self.measure.name());
-            return Some(Failed { why, is_known: false });
+            let name = measure.name();
+            let why = match (beside.value, measure.of(first)) {
+                (None, _) => format!("{}: {name} is not known", report.name),
+                (_, None) => format!("{}: {name} is not known", first.name),
+                _ => format!("{}: {name} is 0, of which nothing is a percentage", first.name),
+            };
+            return Some(Failed { why: format!("{why}, so `{self}` cannot be judged"), is_known: false });
         };
         let holds = match self.comparison {
             Order::More => value > self.bound,

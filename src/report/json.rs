@@ -1,6 +1,6 @@
 //! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
 
-use super::{Comparison, Report, Span};
+use super::{Comparison, Report, Row, Span};
 use crate::recording::Times;
 use serde_json::{Value, json};
 
@@ -19,6 +19,7 @@ fn recording(report: &Report) -> Value {
     json!({
         "name": report.name,
         "format": origin.format,
+        "times": times(report),
         "host": origin.host,
         "source": origin.source,
         "note": origin.note,
@@ -63,33 +64,51 @@ pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64) -> Value {
 }
 
 fn phases(report: &Report) -> Vec<Value> {
+    let named = |row: &Row| {
+        let (job, rank) = report.spans.rank(row.rank);
+        let mut value = self::row(row, report.begin_ns);
+        if let Some(fields) = value.as_object_mut() {
+            fields.extend([("job".to_owned(), job.into()), ("rank".to_owned(), rank.into())]);
+        }
+        value
+    };
+    report.spans.rows().iter().map(named).collect()
+}
+
+/// One row of the table of phases; `rank` is a position among the ranks.
+pub(super) fn row(row: &Row, begin_ns: i64) -> Value {
     let place = |span: &Span| {
         json!({
             "step": span.step,
-            "after_ns": span.begin_ns - report.begin_ns,
+            "after_ns": span.begin_ns - begin_ns,
             "duration_ns": span.duration_ns(),
             "peak_bytes": span.peak_bytes,
         })
     };
-    let rows = report.spans.rows().iter().map(|row| {
-        let (job, rank) = report.spans.rank(row.rank);
-        json!({
-            "job": job,
-            "rank": rank,
-            "kind": row.kind,
-            "name": row.name,
-            "count": row.count,
-            "total_ns": row.total_ns,
-            "mean_ns": row.mean_ns(),
-            "longest": place(&row.longest),
-            "highest": row.highest.as_ref().map(place),
-        })
-    });
-    rows.collect()
+    json!({
+        "rank": row.rank,
+        "kind": row.kind,
+        "name": row.name,
+        "count": row.count,
+        "total_ns": row.total_ns,
+        "mean_ns": row.mean_ns(),
+        "longest": place(&row.longest),
+        "highest": row.highest.as_ref().map(place),
+    })
 }
 
-pub(super) fn findings(report: &Report) -> Vec<Value> {
-    let shown = report.findings.iter().map(|found| {
+/// What the times are.
+pub(super) fn times(report: &Report) -> &'static str {
+    match report.origin.times {
+        Times::Unix => "unix",
+        Times::Relative => "relative",
+        Times::Readings => "readings",
+    }
+}
+
+/// The findings; `None` if nothing was looked for.
+pub(super) fn findings(report: &Report) -> Option<Vec<Value>> {
+    let shown = report.findings.as_ref()?.iter().map(|found| {
         json!({
             "kind": found.kind,
             "severity": found.severity,
@@ -104,5 +123,5 @@ pub(super) fn findings(report: &Report) -> Vec<Value> {
             "advice": found.advice,
         })
     });
-    shown.collect()
+    Some(shown.collect())
 }

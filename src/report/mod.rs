@@ -8,9 +8,12 @@
 mod compare;
 mod condition;
 mod curve;
+#[cfg(test)]
+mod hand;
 mod json;
 mod packed;
 mod page;
+mod picture;
 mod played;
 mod recorded;
 mod spans;
@@ -22,12 +25,13 @@ pub use condition::{Condition, Failed};
 pub use curve::{Curve, Point};
 pub use json::json;
 pub use page::page;
+pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
-pub use text::{Table, summary};
+pub use text::{Table, printable, summary};
 pub use usage::Usage;
 
 use crate::config::Settings;
-use crate::recording::{Allocation, SkippedLines, Times};
+use crate::recording::{Allocation, READING_NS, SkippedLines, Times};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,8 +60,8 @@ pub struct Report {
     pub spans: Spans,
     /// The UUIDs of each rank's GPUs, if they are known.
     pub gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
-    /// What was found, in order of time.
-    pub findings: Vec<Found>,
+    /// What was found, in order of time; `None` if the recording has nothing that detectors could look at.
+    pub findings: Option<Vec<Found>>,
     /// Rows and lines that could not be read.
     pub skipped: SkippedLines,
 }
@@ -156,16 +160,42 @@ impl Report {
 
     /// The innermost spans at a time: of each rank on this GPU the shortest phase, layer or step that contains it. A rank
     /// whose GPUs are not known may be on it.
-    pub fn at(&self, at_ns: i64, gpu: &Gpu) -> impl Iterator<Item = &Span> {
-        let holds = move |span: &&Span| span.begin_ns <= at_ns && at_ns < span.end_ns;
-        let is_on = move |rank: &usize| {
-            let gpus = self.gpus_of.get(&self.spans.ranks()[*rank]);
+    pub fn at<'a>(&'a self, at_ns: i64, gpu: &'a Gpu) -> impl Iterator<Item = &'a Span> {
+        let mut innermost: BTreeMap<usize, &Span> = BTreeMap::new();
+        let begun = self.spans.spans().iter().take_while(|span| span.begin_ns <= at_ns);
+        for span in begun.filter(|span| span.holds(at_ns)) {
+            let known = innermost.entry(span.rank).or_insert(span);
+            if span.duration_ns() <= known.duration_ns() {
+                *known = span;
+            }
+        }
+        innermost.into_values().filter(move |span| {
+            let gpus = self.gpus_of.get(&self.spans.ranks()[span.rank]);
             gpus.is_none_or(|gpus| gpus.contains(&gpu.device.uuid))
-        };
-        (0..self.spans.ranks().len()).filter(is_on).filter_map(move |rank| {
-            let of = self.spans.spans().iter().take_while(move |span| span.begin_ns <= at_ns);
-            of.filter(|span| span.rank == rank).filter(holds).min_by_key(|span| span.duration_ns())
         })
+    }
+
+    /// The findings; none if there is nothing that detectors could look at.
+    pub fn found(&self) -> &[Found] {
+        self.findings.as_deref().unwrap_or_default()
+    }
+
+    /// A time after the begin, for people.
+    #[must_use]
+    pub fn time(&self, after_ns: i64) -> String {
+        match self.origin.times {
+            Times::Readings => format!("reading {}", after_ns / READING_NS),
+            Times::Unix | Times::Relative => text::seconds(after_ns),
+        }
+    }
+
+    /// A stretch of time, for people.
+    #[must_use]
+    pub fn stretch(&self, length_ns: i64) -> String {
+        match self.origin.times {
+            Times::Readings => format!("{} readings", length_ns / READING_NS),
+            Times::Unix | Times::Relative => text::seconds(length_ns),
+        }
     }
 }
 
@@ -174,6 +204,11 @@ impl Gpu {
         let most = (MOST_POINTS / gpus.max(1)).min(MOST_POINTS_OF_ONE);
         Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new() }
     }
+}
+
+/// When each GPU's memory was highest.
+fn peaks_of(gpus: &[Gpu]) -> Vec<i64> {
+    gpus.iter().filter_map(|gpu| Some(gpu.usage.peak?.1)).collect()
 }
 
 /// The index of the GPU with this UUID; the UUID itself if it is not among the recording's.

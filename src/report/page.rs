@@ -4,7 +4,7 @@
 //! is data only, so it can end no element; the page's content security policy allows no other script or style than its
 //! own, by their hashes, and no request at all.
 
-use super::{Comparison, Gpu, Report, Span, packed, text};
+use super::{Comparison, Gpu, Report, packed, text};
 use crate::recording::Times;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -64,25 +64,7 @@ fn escape(text: &str) -> String {
 
 fn recording(report: &Report) -> Value {
     let origin = &report.origin;
-    let place = |span: &Span| {
-        json!({
-            "step": span.step,
-            "after_ns": span.begin_ns - report.begin_ns,
-            "duration_ns": span.duration_ns(),
-            "peak_bytes": span.peak_bytes,
-        })
-    };
-    let rows = report.spans.rows().iter().map(|row| {
-        json!({
-            "rank": row.rank,
-            "kind": row.kind,
-            "name": row.name,
-            "count": row.count,
-            "mean_ns": row.mean_ns(),
-            "longest": place(&row.longest),
-            "highest": row.highest.as_ref().map(place),
-        })
-    });
+    let rows = report.spans.rows().iter().map(|row| super::json::row(row, report.begin_ns));
     json!({
         "name": report.name,
         "format": origin.format,
@@ -91,11 +73,7 @@ fn recording(report: &Report) -> Value {
         "note": origin.note,
         "state": origin.state,
         "missing": origin.missing,
-        "times": match origin.times {
-            Times::Unix => "unix",
-            Times::Relative => "relative",
-            Times::Readings => "readings",
-        },
+        "times": super::json::times(report),
         "begin_unix_ms": (origin.times == Times::Unix).then_some(report.begin_ns / 1_000_000),
         "duration_ns": report.duration_ns(),
         "headline": text::headline(report),
@@ -104,7 +82,7 @@ fn recording(report: &Report) -> Value {
         "rows": rows.collect::<Vec<_>>(),
         "spans": report.spans.spans().len(),
         "left_out": report.spans.left_out(),
-        "findings": super::json::findings(report),
+        "findings": super::json::findings(report).unwrap_or_default(),
         "skipped": report.skipped.count,
         "skipped_first": report.skipped.first.first().map(ToString::to_string),
     })
@@ -124,11 +102,8 @@ fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::SkippedLines;
-    use crate::report::{Ended, MOST_SPANS, Origin, Point, Spans};
-    use highwater_core::gpu::Device;
+    use crate::report::{Ended, MOST_SPANS, Spans, hand};
     use highwater_core::wire::Kind;
-    use std::collections::BTreeMap;
 
     /// Eight GPUs whose memory changes with every reading for ten minutes, and as many phases as are kept.
     fn restless() -> Report {
@@ -137,16 +112,12 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
-        let end_ns = 600_000_000_000;
-        let device = |index: usize| Device { index: index.to_string(), ..Device::default() };
-        let mut gpus: Vec<Gpu> = (0..8).map(|gpu| Gpu::new(device(gpu), 0, 8)).collect();
-        for gpu in &mut gpus {
-            for reading in 0..600_000_i64 {
-                let at_ns = reading * 1_000_000 + next(900_000).cast_signed();
-                gpu.usage.push(Point { at_ns, used: Some(next(70_000) << 21) });
-            }
-            gpu.usage.end(None, end_ns);
-        }
+        let mut readings = || {
+            let reading = |reading: i64| (reading * 1_000_000 + next(900_000).cast_signed(), Some(next(70_000) << 21));
+            (0..600_000).map(reading).collect::<Vec<_>>()
+        };
+        let gpus: Vec<_> = (0..8).map(|_| readings()).collect();
+        let mut report = hand::report("</script><b>{data}{script}", &gpus);
         let mut spans = Spans::default();
         for nth in 0..MOST_SPANS {
             let begin_ns = nth as i64 * 10_000_000;
@@ -164,27 +135,8 @@ mod tests {
             });
         }
         spans.finish();
-        let origin = Origin {
-            format: "test",
-            host: None,
-            source: None,
-            note: None,
-            state: None,
-            period_ns: None,
-            times: Times::Unix,
-            missing: Vec::new(),
-        };
-        Report {
-            name: "</script><b>{data}{script}".to_owned(),
-            origin,
-            begin_ns: 0,
-            end_ns,
-            gpus,
-            spans,
-            gpus_of: BTreeMap::new(),
-            findings: Vec::new(),
-            skipped: SkippedLines::default(),
-        }
+        report.spans = spans;
+        report
     }
 
     #[test]

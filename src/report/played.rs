@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report};
+use super::{Found, Gpu, Origin, Report, peaks_of};
 use crate::config::Settings;
 use crate::offline;
 use crate::recording::{Allocation, Options, Replay};
@@ -27,14 +27,18 @@ pub(super) fn open(path: &Path, settings: &Settings) -> Result<Report, OpenError
         gpu.usage.end(None, end_ns);
     }
     allocations(&replay, &mut gpus);
-    let Derived { spans, gpus_of, findings } = if replay.annotations().next().is_some() {
-        derived(&replay, settings).map_err(|error| OpenError {
+    let Derived { spans, gpus_of, findings, refused } = if replay.annotations().next().is_some() {
+        derived(&replay, settings, peaks_of(&gpus)).map_err(|error| OpenError {
             reason: "recording_unreadable",
             message: format!("{}: {error}", path.display()),
         })?
     } else {
         Derived::default()
     };
+    let mut skipped = replay.skipped().clone();
+    if refused > 0 {
+        skipped.add_many(path, refused, "annotations that are refused: serve --source replay: logs why");
+    }
     let name = path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let format = replay.format();
     let origin = Origin {
@@ -56,7 +60,7 @@ pub(super) fn open(path: &Path, settings: &Settings) -> Result<Report, OpenError
         spans,
         gpus_of,
         findings,
-        skipped: replay.skipped().clone(),
+        skipped,
     })
 }
 
@@ -78,19 +82,23 @@ fn allocations(replay: &Replay, gpus: &mut [Gpu]) {
 struct Derived {
     spans: Spans,
     gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
-    findings: Vec<Found>,
+    /// `None` if no detector had anything to look at.
+    findings: Option<Vec<Found>>,
+    /// Annotations that the daemon would refuse.
+    refused: usize,
 }
 
 /// Phases and findings, as the daemon would have found them.
-fn derived(replay: &Arc<Replay>, settings: &Settings) -> anyhow::Result<Derived> {
-    let Derived { mut spans, mut gpus_of, .. } = Derived::default();
+fn derived(replay: &Arc<Replay>, settings: &Settings, keep: Vec<i64>) -> anyhow::Result<Derived> {
+    let (mut spans, mut gpus_of) = (Spans::that_keep(keep), BTreeMap::new());
     let mut found = BTreeMap::new();
     let mut next = [0, 0];
-    let detect = offline::play(replay, settings, |_, ledger, change| {
+    let played = offline::play(replay, settings, |_, ledger, change| {
         found.extend(change.ended.iter().map(|finding| (finding.id, shown(finding))));
         let log = ledger.ended();
         for (next, shelf) in next.iter_mut().zip([&log.phases, &log.layers]) {
-            let (new, _) = shelf.since(*next);
+            let (new, lost) = shelf.since(*next);
+            spans.lose(lost);
             *next = shelf.count();
             for attributed in new {
                 let ended = ended(&attributed);
@@ -104,12 +112,12 @@ fn derived(replay: &Arc<Replay>, settings: &Settings) -> anyhow::Result<Derived>
             }
         }
     })?;
-    found.extend(detect.board().active().map(|finding| (finding.id, shown(finding))));
+    found.extend(played.detect.board().active().map(|finding| (finding.id, shown(finding))));
     spans.finish();
     let mut findings: Vec<Found> = found.into_values().collect();
     findings.sort_by_key(|found| found.begin_ns);
     gpus_of.retain(|_, gpus| !gpus.is_empty());
-    Ok(Derived { spans, gpus_of, findings })
+    Ok(Derived { spans, gpus_of, findings: Some(findings), refused: played.refused })
 }
 
 fn ended(attributed: &Attributed) -> Ended {

@@ -2,24 +2,28 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report, index_of};
-use crate::recording::rows::{File, json, needed, number, text, word};
+use super::{Found, Gpu, Origin, Report, index_of, peaks_of};
+use crate::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
 use crate::recording::{Times, is_too_long};
 use crate::source::OpenError;
+use highwater_core::gpu::Device;
 use highwater_core::wire::Kind;
 use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The most findings that are shown.
+/// The most findings: Some(findings), ranks and phases with memory that a file may have: 32 MiB of text and 128 MiB of numbers.
 const MOST_FINDINGS: usize = 1 << 12;
-/// The most ranks.
-const MOST_RANKS: usize = 1 << 16;
+const MOST_RANKS: usize = 1 << 12;
+const MOST_PEAKS: usize = 1 << 23;
+/// The most characters that are kept of a name, and of a sentence of a finding.
+const LONGEST_NAME: usize = 200;
+const LONGEST_SENTENCE: usize = 1_000;
 
 pub(super) fn open(path: &Path) -> Result<Report, OpenError> {
     let mut file = File::open(path)?;
-    let (begin_ns, end_ns) = interval(&mut file)?;
     let devices = file.devices()?;
+    let (begin_ns, end_ns) = interval(&mut file, &devices)?;
     let count = devices.len();
     let mut gpus = Vec::with_capacity(count);
     for (number, (device, until_ns)) in devices {
@@ -31,37 +35,54 @@ pub(super) fn open(path: &Path) -> Result<Report, OpenError> {
     if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
         return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     }
-    let spans = spans(&mut file, (begin_ns, end_ns))?;
+    let spans = spans(&mut file, (begin_ns, end_ns), peaks_of(&gpus))?;
     let gpus_of = gpus_of(&mut file)?;
     let findings = findings(&mut file, &gpus, (begin_ns, end_ns))?;
     let origin = Origin {
         format: "highwater",
         host: file.meta("host"),
         source: file.meta("source"),
-        note: file.meta::<String>("note").filter(|note| !note.is_empty()),
+        note: file.meta::<String>("note").filter(|note| !note.is_empty()).map(|note| short(note, LONGEST_SENTENCE)),
         state: file.meta("state"),
         period_ns: file.meta("period_ns"),
         times: Times::Unix,
         missing: Vec::new(),
     };
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Ok(Report { name, origin, begin_ns, end_ns, gpus, spans, gpus_of, findings, skipped: file.skipped })
+    Ok(Report { name, origin, begin_ns, end_ns, gpus, spans, gpus_of, findings: Some(findings), skipped: file.skipped })
 }
 
-/// The recording's begin and end. Where the file does not contain them, those of its memory.
-fn interval(file: &mut File) -> Result<(i64, i64), OpenError> {
-    let known = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
-    let (Some(begin_ns), Some(end_ns)) = known else {
-        let query = "SELECT min(at_ns), max(at_ns) FROM samples";
-        let found = file.rows("samples", query, 0, 1, |row| Ok((needed(row, 0)?, needed(row, 1)?)))?;
-        let found = found.first().copied();
-        return found.ok_or_else(|| file.refuse("recording_unreadable", "it has no memory of any GPU"));
+/// The recording's begin and end. The last readings of a file whose writer was killed lie after the end that it noted, and
+/// a damaged file may have noted none.
+fn interval(file: &mut File, devices: &BTreeMap<u32, (Device, Option<i64>)>) -> Result<(i64, i64), OpenError> {
+    let (mut begin_ns, mut end_ns) = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
+    let is_noted = begin_ns.is_some();
+    for (gpu, (_, until_ns)) in devices {
+        let query = "SELECT min(at_ns), max(at_ns) FROM samples WHERE gpu = ?1";
+        let found = file.rows("samples", query, (*gpu).into(), 1, |row| Ok((number(row, 0)?, number(row, 1)?)))?;
+        for (first_ns, last_ns) in found {
+            if !is_noted {
+                begin_ns = begin_ns.into_iter().chain(first_ns).min();
+            }
+            end_ns = end_ns.into_iter().chain(last_ns).chain(*until_ns).max();
+        }
+    }
+    let (Some(begin_ns), Some(end_ns)) = (begin_ns, end_ns) else {
+        return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     };
     if end_ns < begin_ns || is_too_long(begin_ns, end_ns) {
         let problem = "its begin and its end are not within 31 days: one of them is wrong";
         return Err(file.refuse("recording_unreadable", problem));
     }
     Ok((begin_ns, end_ns))
+}
+
+/// The first characters of a text.
+fn short(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => text[..at].to_owned() + "…",
+        None => text,
+    }
 }
 
 fn samples(file: &mut File, gpu: u32, to: &mut Gpu, (begin_ns, end_ns): (i64, i64)) -> Result<(), OpenError> {
@@ -85,27 +106,33 @@ fn near(at_ns: i64, (begin_ns, end_ns): (i64, i64)) -> Result<i64, String> {
     if is_far { Err(format!("{at_ns} lies more than 31 days outside the recording")) } else { Ok(at_ns) }
 }
 
-fn spans(file: &mut File, interval: (i64, i64)) -> Result<Spans, OpenError> {
-    let query = "SELECT job, rank, kind, name, step, begin_ns, end_ns, (
-                     SELECT max(peak_bytes) FROM phase_memory WHERE phase = id AND typeof(peak_bytes) = 'integer'
-                 ) FROM phases ORDER BY id";
+/// The highest memory inside each phase, bytes, by the phases' numbers.
+fn peaks(file: &mut File) -> Result<Vec<(i64, u64)>, OpenError> {
+    let query = "SELECT phase, max(peak_bytes) FROM phase_memory WHERE typeof(peak_bytes) = 'integer' GROUP BY phase \
+                 ORDER BY phase";
+    file.rows("phase_memory", query, 0, MOST_PEAKS, |row| Ok((needed(row, 0)?, needed(row, 1)?)))
+}
+
+fn spans(file: &mut File, interval: (i64, i64), keep: Vec<i64>) -> Result<Spans, OpenError> {
+    let peaks = peaks(file)?;
+    let query = "SELECT job, rank, kind, name, step, begin_ns, end_ns, id FROM phases ORDER BY id";
     let read = |row: &Row<'_>| {
         let (begin_ns, end_ns) = (near(needed(row, 5)?, interval)?, near(needed(row, 6)?, interval)?);
         if end_ns < begin_ns {
             return Err("end_ns: it lies before begin_ns".to_owned());
         }
         Ok(Ended {
-            job: text(row, 0)?.ok_or("job is not known")?,
+            job: short(text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME),
             rank: needed(row, 1)?,
             kind: word::<Kind>(row, 2)?,
-            name: text(row, 3)?.ok_or("name is not known")?,
+            name: short(text(row, 3)?.ok_or("name is not known")?, LONGEST_NAME),
             step: number(row, 4)?,
             begin_ns,
             end_ns,
-            peak_bytes: number(row, 7)?,
+            peak_bytes: peaks.binary_search_by_key(&needed(row, 7)?, |peak| peak.0).ok().map(|at| peaks[at].1),
         })
     };
-    let mut spans = Spans::default();
+    let mut spans = Spans::that_keep(keep);
     file.each("phases", query, 0, read, |ended| {
         spans.push(ended);
         Ok(())
@@ -117,8 +144,10 @@ fn spans(file: &mut File, interval: (i64, i64)) -> Result<Spans, OpenError> {
 /// The GPUs of each rank.
 fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>, OpenError> {
     let rows = file.rows("ranks", "SELECT job, rank, gpus FROM ranks", 0, MOST_RANKS, |row| {
-        let gpus: Option<BTreeSet<String>> = json(row, 2)?;
-        Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), gpus))
+        let gpus: Option<Vec<String>> = json(row, 2)?;
+        let gpus = gpus.map(|gpus| gpus.into_iter().take(MOST_GPUS).map(|uuid| short(uuid, LONGEST_NAME)).collect());
+        let job = short(text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME);
+        Ok(((job, needed(row, 1)?), gpus))
     })?;
     Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
 }
@@ -127,13 +156,13 @@ fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<F
     let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice
                  FROM findings ORDER BY begin_ns, id";
     file.rows("findings", query, 0, MOST_FINDINGS, |row| {
-        let sentence = |at| text(row, at).map(Option::unwrap_or_default);
+        let sentence = |at| text(row, at).map(|text| short(text.unwrap_or_default(), LONGEST_SENTENCE));
         Ok(Found {
             kind: sentence(0)?,
             severity: sentence(1)?,
             certainty: sentence(2)?,
-            gpu: text(row, 3)?.map(|uuid| index_of(gpus, uuid)),
-            job: text(row, 4)?,
+            gpu: text(row, 3)?.map(|uuid| short(index_of(gpus, uuid), LONGEST_NAME)),
+            job: text(row, 4)?.map(|job| short(job, LONGEST_NAME)),
             rank: number(row, 5)?,
             begin_ns: near(needed(row, 6)?, interval)?,
             end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,

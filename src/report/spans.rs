@@ -25,7 +25,7 @@ pub struct Ended {
     pub peak_bytes: Option<u64>,
 }
 
-/// One of them. `rank` and `name` are positions in the lists of [`Spans`].
+/// One of them. `rank` and `row` are positions in the lists of [`Spans`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Position in [`Spans::ranks`].
@@ -78,12 +78,25 @@ pub struct Spans {
     by_name: BTreeMap<(String, u32), BTreeMap<(Kind, String), usize>>,
     spans: Vec<Span>,
     left_out: u64,
+    /// Times whose spans are kept however short they are.
+    keep: Vec<i64>,
 }
 
 /// The most different names of all ranks. What comes beyond them is counted only.
 const MOST_ROWS: usize = 1 << 14;
 
 impl Spans {
+    /// None yet. The spans at these times are kept however many there are.
+    #[must_use]
+    pub fn that_keep(times: Vec<i64>) -> Self {
+        Self { keep: times, ..Self::default() }
+    }
+
+    /// Counts some that are not known any more.
+    pub fn lose(&mut self, count: u64) {
+        self.left_out += count;
+    }
+
     /// Adds one.
     pub fn push(&mut self, ended: Ended) {
         let Some(row) = self.row(&ended) else {
@@ -188,7 +201,8 @@ impl Spans {
     }
 
     fn thin(&mut self) {
-        self.spans.sort_by_key(|span| std::cmp::Reverse(span.duration_ns()));
+        let is_kept = |span: &Span| self.keep.iter().any(|at_ns| span.holds(*at_ns));
+        self.spans.sort_by_cached_key(|span| std::cmp::Reverse((is_kept(span), span.duration_ns())));
         self.left_out += self.spans.len().saturating_sub(MOST_SPANS) as u64;
         self.spans.truncate(MOST_SPANS);
     }
@@ -204,6 +218,12 @@ fn positions(order: &[usize]) -> Vec<usize> {
 }
 
 impl Span {
+    /// Whether it contains a time.
+    #[must_use]
+    pub fn holds(&self, at_ns: i64) -> bool {
+        self.begin_ns <= at_ns && at_ns < self.end_ns
+    }
+
     /// How long it lasted, nanoseconds.
     #[must_use]
     pub fn duration_ns(&self) -> i64 {

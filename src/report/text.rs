@@ -1,6 +1,7 @@
 //! A report as text: for terminals, and for whoever reads a log of CI.
 
 use super::{Report, Span};
+use crate::recording::Times;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::wire::Kind;
 use std::fmt::{self, Write as _};
@@ -20,7 +21,7 @@ impl Table {
 
     /// Adds a row.
     pub fn push<const N: usize>(&mut self, row: [String; N]) {
-        self.rows.push(row.to_vec());
+        self.rows.push(row.iter().map(|cell| printable(cell)).collect());
     }
 }
 
@@ -49,18 +50,19 @@ pub fn summary(report: &Report) -> String {
 
 fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     if let Some(headline) = headline(report) {
-        writeln!(out, "{headline}")?;
+        writeln!(out, "{}", printable(&headline))?;
     }
     write!(out, "{}", gpus(report))?;
-    if !report.spans.rows().is_empty() {
+    if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         write!(out, "{}", phases(report))?;
     }
-    for found in &report.findings {
-        let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| seconds(end_ns - report.begin_ns));
-        let begin = seconds(found.begin_ns - report.begin_ns);
-        writeln!(out, "{} {} from {begin} to {end}: {}", found.severity, found.kind, found.what)?;
-        writeln!(out, "    {}", found.why)?;
-        writeln!(out, "    {}", found.advice)?;
+    for found in report.found() {
+        let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
+        let begin = report.time(found.begin_ns - report.begin_ns);
+        let line = format!("{} {} from {begin} to {end}: {}", found.severity, found.kind, found.what);
+        writeln!(out, "{}", printable(&line))?;
+        writeln!(out, "    {}", printable(&found.why))?;
+        writeln!(out, "    {}", printable(&found.advice))?;
     }
     if !report.origin.missing.is_empty() {
         writeln!(out, "not in this file: {}", report.origin.missing.join(", "))?;
@@ -75,8 +77,11 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
 #[must_use]
 pub(super) fn headline(report: &Report) -> Option<String> {
     let (gpu, bytes, at_ns) = report.peak()?;
-    let at = seconds(at_ns - report.begin_ns);
-    let mut text = format!("Peak: {} on GPU {} after {at}", size(bytes), gpu.device.index);
+    let at = match report.origin.times {
+        Times::Readings => format!("at {}", report.time(at_ns - report.begin_ns)),
+        Times::Unix | Times::Relative => format!("after {}", report.time(at_ns - report.begin_ns)),
+    };
+    let mut text = format!("Peak: {} on GPU {} {at}", size(bytes), gpu.device.index);
     if let Some(usable) = gpu.device.usable_bytes().filter(|usable| *usable > 0) {
         #[allow(clippy::cast_precision_loss, reason = "a share")]
         let percent = bytes as f64 / usable as f64 * 100.0;
@@ -112,11 +117,11 @@ fn gpus(report: &Report) -> Table {
         table.push([
             gpu.device.index.clone(),
             size_if(usage.peak.map(|(bytes, _)| bytes)),
-            usage.peak.map_or_else(|| "?".to_owned(), |(_, at_ns)| seconds(at_ns - report.begin_ns)),
+            usage.peak.map_or_else(|| "?".to_owned(), |(_, at_ns)| report.time(at_ns - report.begin_ns)),
             size_if(mean),
             size_if(usage.lowest_bytes),
             size_if(gpu.device.memory_total_bytes),
-            seconds(usage.gap_ns),
+            report.stretch(usage.gap_ns),
         ]);
     }
     table
@@ -124,7 +129,8 @@ fn gpus(report: &Report) -> Table {
 
 fn phases(report: &Report) -> Table {
     let mut table = Table::new(["job", "rank", "phase", "count", "mean", "longest", "in step", "peak", "in step"]);
-    for row in report.spans.rows() {
+    // There may be hundreds of layers; the page and JSON have them.
+    for row in report.spans.rows().iter().filter(|row| row.kind != Kind::Layer) {
         let (job, rank) = report.spans.rank(row.rank);
         let step = |step: Option<u64>| step.map_or_else(|| "?".to_owned(), |step| step.to_string());
         #[allow(clippy::cast_possible_truncation, reason = "a mean of durations is one")]
@@ -142,6 +148,12 @@ fn phases(report: &Report) -> Table {
         ]);
     }
     table
+}
+
+/// A text without what a terminal would obey: names come from files of anybody.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
 }
 
 /// Bytes for people: in GiB to ten MiB, and below one GiB in MiB.

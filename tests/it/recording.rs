@@ -256,7 +256,10 @@ fn last_tick_ns(file: &Connection) -> i64 {
 #[test]
 fn a_recording_that_is_killed_opens_with_what_was_written() {
     let mut worst = Duration::ZERO;
-    for milliseconds in [0, 40, 130, 260, 390, 700, 1_100, 1_900] {
+    // HIGHWATER_KILLS=100 kills it at so many more moments within two seconds.
+    let more: u64 = std::env::var("HIGHWATER_KILLS").map_or(0, |kills| kills.parse().expect("a number"));
+    let more = (1..=more).map(|nth| nth.wrapping_mul(6_364_136_223_846_793_005) >> 33).map(|random| random % 2_000);
+    for milliseconds in [0, 40, 130, 260, 390, 700, 1_100, 1_900].into_iter().chain(more) {
         let folder = tempfile::tempdir().expect("a folder");
         let (mut record, file) = record(folder.path());
         // The moments are to differ; which they are does not matter.
@@ -286,6 +289,9 @@ fn a_recording_that_is_killed_opens_with_what_was_written() {
             .query_row("SELECT count(*) FROM samples_by_tick WHERE used_bytes IS NULL", [], |row| row.get(0))
             .expect("its view");
         assert_eq!(without, 0);
+        drop(file);
+        let shown = command().arg("report").arg(folder.path().join("file.sqlite")).output().expect("it runs");
+        assert!(shown.status.success() && text(&shown.stdout).contains("reached at"), "{shown:?}");
     }
     println!("at most {worst:?} before the kill is missing");
     // A second on a machine that does nothing else; tests run beside others.

@@ -176,7 +176,7 @@ fn hostile_and_truncated_files_end_in_one_line() {
     }
 }
 
-/// The same recording over the daemon's own format: what `record` writes is what `report` shows, also when it was killed.
+/// What `record` writes is what `report` shows, to the row; a page about it never replaces it.
 #[test]
 fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -203,4 +203,62 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     assert_eq!(count("step"), one("SELECT count(*) FROM phases WHERE kind = 'step'"));
     assert_eq!(count("phase"), one("SELECT count(*) FROM phases WHERE kind = 'phase'"));
     assert_eq!(recording["note"], "highwater record");
+    let before = std::fs::read(folder.path().join("it.sqlite")).expect("read");
+    for flag in ["-o", "--png"] {
+        let output = report(folder.path(), &["it.sqlite", flag, "it.sqlite"]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(text(&output.stderr).contains("it.sqlite: exists and is not such a file"), "{output:?}");
+    }
+    assert!(std::fs::read(folder.path().join("it.sqlite")).expect("read") == before);
+    // A page and a picture are replaced by newer ones, also through a link to the folder.
+    let other = tempfile::tempdir().expect("a folder");
+    std::os::unix::fs::symlink(folder.path(), other.path().join("link")).expect("linked");
+    for _ in 0..2 {
+        let output = report(other.path(), &["link/it.sqlite", "-o", "page.html", "--png", "picture.png"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+/// The last readings of a recorder that was killed lie after the end that it noted.
+#[test]
+fn a_recording_that_was_killed_is_shown_to_its_last_reading() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut recorder = command();
+    recorder.current_dir(folder.path()).args(["record", "-o", "it.sqlite", "--source", "sim:demo"]);
+    let mut recorder = recorder.stderr(std::process::Stdio::null()).spawn().expect("it starts");
+    crate::process::eventually(std::time::Duration::from_secs(60), "some seconds are on disk", || {
+        let journal = std::fs::metadata(folder.path().join("it.sqlite-wal")).ok()?.len();
+        let file = std::fs::metadata(folder.path().join("it.sqlite")).ok()?.len();
+        (journal + file > 200_000).then_some(())
+    });
+    recorder.kill().expect("killed");
+    recorder.wait().expect("ended");
+    let json = json_of(folder.path(), &["it.sqlite"]);
+    assert_eq!(json["recordings"][0]["skipped_rows"], 0, "{json}");
+    assert_eq!(json["recordings"][0]["state"], "writing");
+    let gpus = json["recordings"][0]["gpus"].as_array().expect("a list").clone();
+    assert!(gpus.iter().all(|gpu| gpu["peak_bytes"].is_u64()), "{gpus:?}");
+}
+
+#[test]
+fn a_bound_on_what_a_file_does_not_contain_never_passes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    put(folder.path(), "smi.csv", "memory.used [MiB]\n3 MiB\n4 MiB\n5 MiB\n");
+    for condition in ["findings > 0", "duration > 10s", "unknown > 1s", "step > 1s"] {
+        let output = report(folder.path(), &["smi.csv", "--fail-if", condition]);
+        assert_eq!(output.status.code(), Some(1), "{condition}: {output:?}");
+        assert!(text(&output.stderr).contains("cannot be judged"), "{condition}: {output:?}");
+    }
+    let shown = text(&report(folder.path(), &["smi.csv"]).stdout);
+    assert!(
+        shown.starts_with("smi.csv (nvidia-smi CSV): 2 readings\nPeak: 5.00 MiB on GPU 0 at reading 2.\n"),
+        "{shown}"
+    );
+    put(folder.path(), "first.txt", "0 0 5\n0 1000000 5\n");
+    let output = report(folder.path(), &["first.txt", "smi.csv", "--fail-if", "unknown.increase > 10%"]);
+    assert!(text(&output.stderr).contains("smi.csv: unknown is not known"), "{output:?}");
+    // What a terminal would obey is shown as what it is.
+    put(folder.path(), "evil.txt", "0 0 5\n0 \u{1b}]0;owned\u{7} 5\n");
+    let shown = text(&report(folder.path(), &["evil.txt"]).stdout);
+    assert!(shown.contains("owned") && !shown.contains('\u{1b}'), "{shown:?}");
 }

@@ -102,20 +102,33 @@ fn a_spike_of_one_reading_is_visible_at_every_zoom() {
     browser.open(&page(folder.path(), &["memory_usage.txt"]), READY);
     assert_eq!(browser.value("highwaterChart.series[0].times.length < 100000"), json!(true), "it is not thinned");
     let spike_s = spike as f64 / 1_000.0;
-    let visible = format!(
+    let visible = |spike_s: f64| {
+        format!(
         "(() => {{ const chart = highwaterChart, pen = chart.canvas.getContext('2d'), color = chart.color('--c0');
         const probe = document.createElement('canvas').getContext('2d'); probe.fillStyle = color; probe.fillRect(0, 0, 1, 1);
         const wanted = probe.getImageData(0, 0, 1, 1).data, y = Math.round(chart.y(30 * 2 ** 30));
         const x = Math.round(chart.x({spike_s})), near = pen.getImageData(x - 2, y, 5, 1).data;
         for (let i = 0; i < near.length; i += 4) if ([0, 1, 2].every((c) => Math.abs(near[i + c] - wanted[c]) < 40)) return true;
         return false; }})()"
-    );
+    )
+    };
+    let seen = visible(spike_s);
     for zoom in 0..32 {
         painted(&mut browser);
         let view = browser.value("highwaterChart.view");
-        assert_eq!(browser.value(&visible), json!(true), "zoom {zoom}, from {view}");
+        assert_eq!(browser.value(&seen), json!(true), "zoom {zoom}, from {view}");
         browser.value(&format!("highwaterChart.zoom(1 / 1.5, {spike_s})"));
     }
+    // The readout does not claim to know more than the page has.
+    let said = format!("highwaterChart.at({}).join()", spike_s + 0.0015);
+    let said = browser.value(&said);
+    assert!(said.as_str().is_some_and(|said| said.contains(" to 40.00 GiB within ")), "{said}");
+    // The last reading before a crash is an instant at the very end.
+    let last = (0..1_000).map(|at| format!("0 {} {}\n", at * 1_000_000, if at == 999 { 40 * GIB } else { 10 * GIB }));
+    std::fs::write(folder.path().join("memory_usage.txt"), last.collect::<String>()).expect("written");
+    browser.open(&page(folder.path(), &["memory_usage.txt"]), READY);
+    painted(&mut browser);
+    assert_eq!(browser.value(&visible(0.9985)), json!(true), "the last reading");
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
@@ -186,6 +199,50 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
     assert_eq!(browser.value(refused), json!("refused"));
     assert!(browser.errors.iter().all(|error| error.contains("example.com")), "{:?}", browser.errors);
     assert!(!browser.errors.is_empty(), "a refused request is an error of the page");
+}
+
+/// An epoch around the steps, communication inside the backward pass and beyond its end: all of them have a place.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn phases_that_overlap_are_all_drawn() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let recorded = command()
+        .current_dir(folder.path())
+        .args(["record", "-o", "it.sqlite", "--source", "sim:spike", "--for", "1s"])
+        .output()
+        .expect("it runs");
+    assert!(recorded.status.success(), "{recorded:?}");
+    let file = Connection::open(folder.path().join("it.sqlite")).expect("it opens");
+    let begin_ns: i64 =
+        file.query_row("SELECT value FROM meta WHERE key = 'begin_ns'", [], |row| row.get(0)).expect("a time");
+    file.execute_batch("DELETE FROM phases; DELETE FROM phase_memory").expect("written");
+    for (name, from_ms, to_ms) in [("epoch", 0, 900), ("backward", 100, 700), ("comm", 200, 400), ("comm", 600, 800)] {
+        let row = "INSERT INTO phases (job, rank, kind, name, step, begin_ns, end_ns) VALUES ('j', 0, 'phase', ?1, 1, ?2, ?3)";
+        file.execute(row, rusqlite::params![name, begin_ns + from_ms * 1_000_000, begin_ns + to_ms * 1_000_000])
+            .expect("written");
+    }
+    drop(file);
+    browser.appear(1200, 800, Theme::Light);
+    browser.open(&page(folder.path(), &["it.sqlite"]), READY);
+    painted(&mut browser);
+    assert_eq!(browser.value("Array.from(highwaterChart.lanes[0].level)"), json!([0, 1, 2, 2]));
+    // In the middle of each, its own color.
+    let drawn = "highwaterChart.lanes[0].members.map((span, at) => { const chart = highwaterChart, lane = chart.lanes[0];
+        const x = chart.x((lane.columns.begin[span] + lane.columns.end[span]) / 2 + 0.03), level = lane.levels[lane.level[at]];
+        const y = chart.height - 6 - chart.lanesHeight() + level.top + 2;
+        return chart.pen.getImageData(Math.round(x), Math.round(y), 1, 1).data.join(); })";
+    let drawn: Vec<String> = serde_json::from_value(browser.value(drawn)).expect("colors");
+    assert_eq!(drawn[2], drawn[3], "both are communication");
+    let distinct: std::collections::BTreeSet<_> = drawn.iter().collect();
+    assert_eq!(distinct.len(), 3, "{drawn:?}");
+    let said = browser.value("highwaterChart.at(0.3).join()");
+    assert!(
+        said.as_str()
+            .is_some_and(|said| said.contains("epoch (") && said.contains("backward (") && said.contains("comm (")),
+        "{said}"
+    );
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
 #[test]

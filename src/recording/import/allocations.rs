@@ -14,8 +14,15 @@ use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The most allocations of a file: 96 MiB with their changes of memory.
+/// The most allocations of a file: 256 MiB with the changes of memory that they make.
 pub(super) const MOST_ALLOCATIONS: usize = 1 << 20;
+
+/// What neither profiler's files say of memory.
+pub(super) const MISSING: &[&str] = &[
+    "memory that CUDA itself takes",
+    "pinned and pageable memory of the host (left out)",
+    "steps and phases (NVTX ranges are not read)",
+];
 
 /// What was allocated on a device. `end_ns` is `None` if it was never freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,11 +33,12 @@ pub(super) struct Lifetime {
     pub bytes: u64,
 }
 
-/// The recording with these allocations. It ends with the last event.
+/// The recording with these allocations, and with what the file says of the GPUs. It ends with the last event.
 pub(super) fn tape(
     path: &Path,
     format: Format,
     lifetimes: &[Lifetime],
+    facts: &BTreeMap<u32, Device>,
     skipped: SkippedLines,
 ) -> Result<Tape, OpenError> {
     let begin_ns = lifetimes.iter().map(|one| one.begin_ns).min();
@@ -60,10 +68,11 @@ pub(super) fn tape(
         bytes: one.bytes,
         is_freed: one.end_ns.is_some(),
     };
-    let device = |device: &u32| Device {
-        index: device.to_string(),
-        uuid: format!("GPU-{device}-of-{}", path.display()),
-        ..Device::default()
+    let device = |device: &u32| {
+        let known = facts.get(device).cloned().unwrap_or_default();
+        let made = || format!("GPU-{device}-of-{}", path.display());
+        let uuid = Some(known.uuid.clone()).filter(|uuid| !uuid.is_empty()).unwrap_or_else(made);
+        Device { index: device.to_string(), uuid, ..known }
     };
     let devices = changes.keys().map(device).collect();
     let tracks = changes.into_iter().map(|(device, changes)| Track::new(device, sums(changes, begin_ns, end_ns)));
@@ -163,6 +172,10 @@ mod tests {
         let expected = lifetimes();
         let tape = imported(|file| {
             file.execute_batch(NVPROF)?;
+            file.execute_batch(
+                "CREATE TABLE CUPTI_ACTIVITY_KIND_DEVICE (_id_ INTEGER PRIMARY KEY, globalMemorySize INT, id INT);
+                 INSERT INTO CUPTI_ACTIVITY_KIND_DEVICE VALUES (1, 5000, 0)",
+            )?;
             let row = "INSERT INTO CUPTI_ACTIVITY_KIND_MEMORY VALUES (NULL, ?5, 9, ?4, ?2, ?3, 0, 0, 1, ?1, 1, 0)";
             for (device, begin_ns, end_ns, bytes) in &expected {
                 file.execute(row, params![device, begin_ns, end_ns, bytes.cast_signed(), 3])?;
@@ -175,6 +188,8 @@ mod tests {
         let tape = tape.expect("a profile");
         agrees(&tape, &expected);
         assert_eq!(tape.skipped.count, 2);
+        let sizes: Vec<_> = tape.devices.iter().map(|gpu| gpu.memory_total_bytes).collect();
+        assert_eq!(sizes, [Some(5_000), None]);
         let held = tape.allocations.iter().filter(|one| !one.is_freed).count();
         assert_eq!(held, expected.iter().filter(|one| one.2 == 0).count());
     }
@@ -205,6 +220,28 @@ mod tests {
             let end_ns = if first.2 == 0 { tape.end_ns } else { first.2 };
             Allocation { gpu: first.0 as usize, begin_ns: first.1, end_ns, bytes: first.3, is_freed: first.2 != 0 }
         });
+    }
+
+    #[test]
+    fn the_device_0_of_each_process_is_the_gpu_that_the_export_names() {
+        let tape = imported(|file| {
+            file.execute_batch(NSIGHT)?;
+            file.execute_batch(&format!(
+                "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER, uuid TEXT);
+                 INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (4, 0, 100, 'x'), (6, 0, 200, 'y');
+                 CREATE TABLE TARGET_INFO_GPU (vmId INTEGER, id INTEGER, name TEXT, totalMemory INTEGER, uuid TEXT);
+                 INSERT INTO TARGET_INFO_GPU VALUES (0, 4, 'H200', 1000, 'ab'), (0, 6, 'H200', 1000, 'GPU-cd');
+                 INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS (start, globalPid, deviceId, contextId, address, pc, bytes,
+                 memKind, memoryOperationType) VALUES (10, {}, 0, 1, 5, 0, 100, 2, 0), (20, {}, 0, 1, 5, 0, 300, 2, 0)",
+                (7_i64 << 48) + (100 << 24),
+                (7_i64 << 48) + (200 << 24) + 3
+            ))
+        });
+        let tape = tape.expect("an export");
+        let shown: Vec<_> = tape.devices.iter().map(|gpu| (&*gpu.index, &*gpu.uuid, gpu.memory_total_bytes)).collect();
+        assert_eq!(shown, [("4", "GPU-ab", Some(1_000)), ("6", "GPU-cd", Some(1_000))]);
+        let last = |gpu: usize| tape.tracks[gpu].points().last();
+        assert_eq!([last(0), last(1)], [Some((20, Some(100))), Some((20, Some(300)))]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod nvprof;
 mod onnx_runtime;
 mod readings;
 
+use super::SkippedLines;
 use super::lines::{Fault, File, refuse};
 use super::rows;
 use super::tape::Tape;
@@ -74,10 +75,12 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         return profile(path);
     }
     let file = File::open(path)?;
-    let mut lines = file.lines();
-    let first = lines.find_map(|(_, line)| line.ok());
-    let Some(first) = first.map(|line| line.trim().trim_start_matches('\u{feff}').to_owned()) else {
-        return Err(refuse("recording_unreadable", path, "is empty, or is not text"));
+    let first = match file.lines().next().map(|(_, line)| line) {
+        Some(Ok(line)) => line.trim().trim_start_matches('\u{feff}').to_owned(),
+        Some(Err(Fault::File(problem))) => return Err(refuse("recording_too_large", path, problem)),
+        Some(Err(Fault::Line(_))) | None => {
+            return Err(refuse("recording_unreadable", path, "is empty, or is not text"));
+        }
     };
     if onnx_runtime::is_line(&first) {
         onnx_runtime::tape(path, &file)
@@ -91,20 +94,32 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
 const KNOWN: &str = "is no recording that highwater knows: a SQLite file of highwater, nvprof or Nsight Systems, a folder \
                      with nvml_1khz.csv, lines of `<device> <nanoseconds> <bytes>`, or CSV of nvidia-smi --query-gpu";
 
-/// A line of a text file without its end. A line that a tool was still writing has no newline, and its last number may
-/// be cut off. The outer error is about the whole file.
-fn whole(line: Result<String, Fault>, path: &Path) -> Result<Result<String, String>, OpenError> {
-    match line {
-        Ok(text) if text.ends_with('\n') => Ok(Ok(text.trim().trim_start_matches('\u{feff}').to_owned())),
-        Ok(_) => Ok(Err("it does not end with a newline, so it may be cut off".to_owned())),
-        Err(Fault::Line(problem)) => Ok(Err(problem)),
-        Err(Fault::File(problem)) => Err(refuse("recording_too_large", path, problem)),
+/// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
+/// its last number may be cut off, so it is not used.
+fn each_line(
+    path: &Path,
+    file: &File,
+    skipped: &mut SkippedLines,
+    mut take: impl FnMut(&str) -> Result<(), Fault>,
+) -> Result<(), OpenError> {
+    for (number, line) in file.lines() {
+        let taken = line.and_then(|text| match text.strip_suffix('\n') {
+            Some(whole) => take(whole.trim().trim_start_matches('\u{feff}')),
+            None => Err(Fault::Line("it does not end with a newline, so it may be cut off".to_owned())),
+        });
+        match taken {
+            Ok(()) => {}
+            Err(Fault::Line(problem)) => skipped.add(path, number, &problem),
+            Err(Fault::File(problem)) => return Err(refuse("recording_unreadable", path, problem)),
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::tape::Times;
 
     /// A file of this name with this text, imported.
     pub(super) fn imported(name: &str, text: &str) -> Result<Tape, OpenError> {
@@ -112,6 +127,32 @@ mod tests {
         let path = folder.path().join(name);
         std::fs::write(&path, text).expect("written");
         tape(&path)
+    }
+
+    /// Files that the tools wrote on an H200 while a job trained on it.
+    #[test]
+    fn files_of_the_tools_themselves_are_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/imports");
+        let read = |name: &str| {
+            let tape = tape(&folder.join(name)).expect(name);
+            assert_eq!((tape.skipped.count, tape.tracks.len()), (0, 1), "{name}");
+            tape
+        };
+        for name in ["smi_all.csv", "smi_noheader.csv", "smi_nounits.csv", "smi_bare.csv"] {
+            let tape = read(name);
+            assert_eq!(tape.tracks[0].used_at(tape.end_ns), Some(33_195 << 20), "{name}");
+            let has_times = !name.contains("bare");
+            assert_eq!(tape.format.times, if has_times { Times::Relative } else { Times::Readings }, "{name}");
+            let length_ms = (tape.end_ns - tape.begin_ns) / 1_000_000;
+            assert!((15..400).contains(&length_ms), "{name}: {length_ms} ms");
+        }
+        let known = &read("smi_all.csv").devices[0];
+        assert_eq!((known.index.as_str(), known.name.as_deref()), ("0", Some("NVIDIA H200")));
+        assert_eq!(
+            (known.pci_bus_id.as_deref(), known.memory_total_bytes),
+            (Some("00000000:00:06.0"), Some(143_771 << 20))
+        );
+        assert_eq!(read("memory_usage.txt").tracks[0].points().next(), Some((14_045, Some(35_452_223_488))));
     }
 
     #[test]

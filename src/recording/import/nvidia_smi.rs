@@ -5,16 +5,14 @@
 
 use super::readings::Readings;
 use crate::recording::SkippedLines;
-use crate::recording::lines::{File, refuse};
-use crate::recording::tape::{Format, Tape, Times};
+use crate::recording::lines::{Fault, File};
+use crate::recording::tape::{Format, READING_NS, Tape, Times};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
-/// Readings of a file without times stand for this long each.
-const READING_NS: i64 = 1_000_000;
 
 const TIMED: Format = Format {
     name: "nvidia-smi CSV",
@@ -26,6 +24,10 @@ const UNTIMED: Format = Format {
     times: Times::Readings,
     missing: &["times (query timestamp too)", "readings between its own", "steps and phases"],
 };
+
+/// Of a file that has nothing that tells GPUs apart.
+const ANONYMOUS: &[&str] =
+    &["which GPU a row is of (query index too)", "times or their zone", "readings between its own", "steps and phases"];
 
 /// What a column is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,19 +54,10 @@ pub(super) fn is_first_line(line: &str) -> bool {
 }
 
 pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
-    let mut reader = Reader::default();
-    let mut skipped = SkippedLines::default();
-    for (number, line) in file.lines() {
-        let taken = super::whole(line, path)?.and_then(|text| reader.take(&text, path));
-        match taken {
-            Ok(()) => {}
-            Err(problem) => match reader.refused.take() {
-                Some(problem) => return Err(refuse("recording_unreadable", path, problem)),
-                None => skipped.add(path, number, &problem),
-            },
-        }
-    }
+    let (mut reader, mut skipped) = (Reader::default(), SkippedLines::default());
+    super::each_line(path, file, &mut skipped, |line| reader.take(line, path))?;
     let format = if reader.has(Column::Time) { TIMED } else { UNTIMED };
+    let format = if reader.is_anonymous { Format { missing: ANONYMOUS, ..format } } else { format };
     reader.readings.tape(path, format, skipped)
 }
 
@@ -77,8 +70,8 @@ struct Reader {
     /// How many readings each has had.
     counts: BTreeMap<u32, i64>,
     last_ns: Option<i64>,
-    /// A problem of the whole file.
-    refused: Option<String>,
+    /// Whether rows name no GPU.
+    is_anonymous: bool,
 }
 
 impl Reader {
@@ -86,44 +79,45 @@ impl Reader {
         self.columns.as_ref().is_some_and(|columns| columns.has(column))
     }
 
-    fn take(&mut self, line: &str, path: &Path) -> Result<(), String> {
+    fn take(&mut self, line: &str, path: &Path) -> Result<(), Fault> {
         // A header comes first, and again wherever a second run was appended.
         if let Some(named) = Columns::named(line) {
             if !named.has(Column::Used) {
-                return self.refuse("the query has no memory.used");
+                return Err(Fault::File("the query has no memory.used".to_owned()));
             }
             self.columns = Some(named);
+            self.readings.begin_anew();
             return Ok(());
         }
         let columns = match &self.columns {
             Some(columns) => columns.clone(),
             None => match Columns::guessed(line) {
                 Ok(columns) => self.columns.insert(columns).clone(),
-                Err(problem) => return self.refuse(&problem),
+                Err(problem) => return Err(Fault::File(problem)),
             },
         };
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         if fields.len() != columns.0.len() {
-            return Err(format!("it has {} columns instead of {}", fields.len(), columns.0.len()));
+            return Err(Fault::Line(format!("it has {} columns instead of {}", fields.len(), columns.0.len())));
         }
         let field = |column: Column| columns.0.iter().position(|of| *of == column).map(|at| fields[at]);
-        let used = mebibytes(field(Column::Used).unwrap_or_default())?;
-        let at_ns = field(Column::Time).map(local_ns).transpose()?;
+        let used = mebibytes(field(Column::Used).unwrap_or_default()).map_err(Fault::Line)?;
+        let at_ns = field(Column::Time).map(local_ns).transpose().map_err(Fault::Line)?;
         let name = [Column::Uuid, Column::Bus, Column::Index].into_iter().find_map(field);
         if name.is_none() && at_ns.is_some() && at_ns == self.last_ns {
-            return self.refuse("it has several GPUs and no column that tells them apart: query index or uuid too");
+            let problem = "it has several GPUs and no column that tells them apart: query index or uuid too";
+            return Err(Fault::File(problem.to_owned()));
         }
-        self.last_ns = at_ns;
+        (self.last_ns, self.is_anonymous) = (at_ns, name.is_none());
         let next = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX);
-        let given = field(Column::Index).and_then(|index| index.parse().ok());
-        let gpu = *self.gpus.entry(name.unwrap_or_default().to_owned()).or_insert(given.unwrap_or(next));
+        let gpu = *self.gpus.entry(name.unwrap_or_default().to_owned()).or_insert(next);
         let count = self.counts.entry(gpu).or_insert(0);
         let at_ns = at_ns.unwrap_or(*count * READING_NS);
         *count += 1;
         let size = |column| field(column).and_then(|text| mebibytes(text).ok().flatten());
         let known = |column| field(column).filter(|text| !is_unknown(text)).map(str::to_owned);
         self.readings.push(gpu, at_ns, used, || Device {
-            index: gpu.to_string(),
+            index: known(Column::Index).unwrap_or_else(|| gpu.to_string()),
             uuid: known(Column::Uuid).unwrap_or_else(|| format!("GPU-{gpu}-of-{}", path.display())),
             name: known(Column::Name),
             pci_bus_id: known(Column::Bus),
@@ -131,11 +125,6 @@ impl Reader {
             memory_reserved_bytes: size(Column::Reserved),
             ..Device::default()
         })
-    }
-
-    fn refuse(&mut self, problem: &str) -> Result<(), String> {
-        self.refused = Some(problem.to_owned());
-        Err(problem.to_owned())
     }
 }
 
@@ -164,7 +153,7 @@ impl Columns {
         let is_name = |name: &&str| {
             let plain = name.split('[').next().unwrap_or_default().trim();
             plain.starts_with(|first: char| first.is_ascii_lowercase())
-                && plain.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || "._".contains(one))
+                && plain.chars().all(|one| one.is_ascii_alphanumeric() || "._".contains(one))
         };
         let has_known = names.iter().any(|name| of(name).is_some());
         (has_known && names.iter().all(is_name))
@@ -175,22 +164,23 @@ impl Columns {
     fn guessed(line: &str) -> Result<Self, String> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let mut columns: Vec<Column> = fields.iter().map(|field| by_value(field)).collect();
-        let sizes = |columns: &[Column]| columns.iter().filter(|of| **of == Column::Used).count();
-        if sizes(&columns) == 0 {
-            // Without units, a column of plain numbers is memory if it is the only one.
-            for (column, field) in columns.iter_mut().zip(&fields) {
-                if *column == Column::Other && (field.parse::<u64>().is_ok() || is_unknown(field)) {
-                    *column = Column::Used;
-                }
-            }
+        let count = |columns: &[Column], wanted| columns.iter().filter(|of| **of == wanted).count();
+        let is_plain = |at: usize| columns[at] == Column::Other && fields[at].parse::<u64>().is_ok();
+        let plain: Vec<usize> = (0..fields.len()).filter(|at| is_plain(*at)).collect();
+        let again = "record it with a header (without noheader)";
+        if fields.iter().any(|field| is_unknown(field)) {
+            return Err(format!("its first line has no value in a column, so what that is cannot be known: {again}"));
         }
-        match sizes(&columns) {
-            1 => Ok(Self(columns)),
-            0 => Err("it has no column that can be memory.used".to_owned()),
-            _ => {
-                Err("several of its columns can be memory.used: record it with a header (without noheader)".to_owned())
-            }
+        match (count(&columns, Column::Used), plain.len()) {
+            // Without units, a column of plain numbers is memory if it is the only one; beside memory, it is the index.
+            (0, 1) => columns[plain[0]] = Column::Used,
+            (1, 1) => columns[plain[0]] = Column::Index,
+            (1, 0) => {}
+            (0, 0) => return Err("it has no column that can be memory.used".to_owned()),
+            (1, _) => return Err(format!("several of its columns can be the GPU's index: {again}")),
+            _ => return Err(format!("several of its columns can be memory.used: {again}")),
         }
+        Ok(Self(columns))
     }
 }
 
@@ -199,6 +189,9 @@ fn by_value(field: &str) -> Column {
         Column::Time
     } else if field.starts_with("GPU-") || field.starts_with("MIG-") {
         Column::Uuid
+    } else if field.split(':').count() == 3 && field.bytes().all(|one| one.is_ascii_hexdigit() || b":.".contains(&one))
+    {
+        Column::Bus
     } else if field.strip_suffix("MiB").is_some_and(|number| number.trim().parse::<u64>().is_ok()) {
         Column::Used
     } else {
@@ -304,10 +297,41 @@ mod tests {
     }
 
     #[test]
+    fn gpus_are_told_apart_without_a_header() {
+        for (first, second) in [("0", "3"), ("GPU-a", "GPU-b"), ("00000000:3B:00.0", "00000000:5E:00.0")] {
+            let text = format!("{first}, 10 MiB\n{second}, 20 MiB\n{first}, 11 MiB\n{second}, 20 MiB\n");
+            assert_eq!(
+                points(&text),
+                [
+                    vec![(0, Some(10 * MIB)), (1_000_000, Some(11 * MIB))],
+                    vec![(0, Some(20 * MIB)), (1_000_000, Some(20 * MIB))],
+                ],
+                "{first}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_appended_run_has_a_period_of_its_own() {
+        let mut text = String::new();
+        for (begin, period) in [(0, 10), (20_000, 1_000)] {
+            text += "timestamp, encoder.stats.sessionCount, memory.used [MiB]\n";
+            for nth in 0..30 {
+                let at = begin + nth * period;
+                text += &format!("2026/01/01 00:00:{:02}.{:03}, 0, {} MiB\n", at / 1000, at % 1000, 5 + begin);
+            }
+        }
+        let gaps: Vec<_> = points(&text)[0].iter().filter(|(_, used)| used.is_none()).copied().collect();
+        assert_eq!(gaps, [(290_000_001, None)], "between the runs only");
+    }
+
+    #[test]
     fn what_cannot_be_known_is_refused_with_what_to_query() {
         let refused = |text: &str| imported("smi.csv", text).expect_err(text).message;
         for (text, problem) in [
-            ("10 MiB, 143771 MiB\n", "record it with a header"),
+            ("10 MiB, 143771 MiB\n", "can be memory.used: record it with a header"),
+            ("0, 17, 10 MiB\n", "can be the GPU's index: record it with a header"),
+            ("[N/A], 143771 MiB\n", "its first line has no value in a column"),
             ("memory.total [MiB]\n3 MiB\n", "the query has no memory.used"),
             (
                 "timestamp, memory.used [MiB]\n2026/01/01 00:00:00.5, 1 MiB\n2026/01/01 00:00:00.5, 2 MiB\n",

@@ -1,24 +1,17 @@
 //! SQLite of nvprof (`nvprof --track-memory-allocations on -o FILE`): a row for each allocation, with the times of its
 //! allocation and of its release.
 
-use super::allocations::{self, Lifetime, MOST_ALLOCATIONS};
-use crate::recording::rows::{File, needed, number};
+use super::allocations::{self, Lifetime, MISSING, MOST_ALLOCATIONS};
+use crate::recording::rows::{File, MOST_GPUS, needed, number};
 use crate::recording::tape::{Format, Tape, Times};
 use crate::source::OpenError;
+use highwater_core::gpu::Device;
+use std::collections::BTreeMap;
 
 /// The table of CUPTI's memory activity.
 pub(super) const TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMORY";
 
-const FORMAT: Format = Format {
-    name: "nvprof profile",
-    times: Times::Relative,
-    missing: &[
-        "memory that CUDA itself takes",
-        "pinned and pageable memory of the host",
-        "the GPUs' sizes",
-        "steps and phases",
-    ],
-};
+const FORMAT: Format = Format { name: "nvprof profile", times: Times::Relative, missing: MISSING };
 
 /// CUPTI's kinds of memory that is the host's: pageable and pinned.
 const OF_HOST: [i64; 2] = [1, 2];
@@ -38,6 +31,19 @@ pub(super) fn tape(mut file: File) -> Result<Tape, OpenError> {
         Ok((!is_of_host).then_some(lifetime))
     })?;
     let lifetimes: Vec<Lifetime> = rows.into_iter().flatten().collect();
-    let path = file.path().to_owned();
-    allocations::tape(&path, FORMAT, &lifetimes, file.skipped)
+    let (path, facts) = (file.path().to_owned(), facts(&mut file)?);
+    allocations::tape(&path, FORMAT, &lifetimes, &facts, file.skipped)
+}
+
+/// The size of each device, if the profile has the devices.
+fn facts(file: &mut File) -> Result<BTreeMap<u32, Device>, OpenError> {
+    const DEVICES: &str = "CUPTI_ACTIVITY_KIND_DEVICE";
+    if !file.has_column(DEVICES, "globalMemorySize") || !file.has_column(DEVICES, "id") {
+        return Ok(BTreeMap::new());
+    }
+    let query = format!("SELECT id, globalMemorySize FROM {DEVICES}");
+    let rows = file.rows(DEVICES, &query, 0, MOST_GPUS, |row| {
+        Ok((needed(row, 0)?, Device { memory_total_bytes: number(row, 1)?, ..Device::default() }))
+    })?;
+    Ok(rows.into_iter().collect())
 }

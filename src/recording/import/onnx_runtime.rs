@@ -2,7 +2,7 @@
 
 use super::readings::Readings;
 use crate::recording::SkippedLines;
-use crate::recording::lines::{File, refuse};
+use crate::recording::lines::{Fault, File};
 use crate::recording::tape::{Format, Tape, Times};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
@@ -21,19 +21,14 @@ pub(super) fn is_line(line: &str) -> bool {
 
 pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let (mut readings, mut skipped) = (Readings::default(), SkippedLines::default());
-    for (number, line) in file.lines() {
-        let reading = super::whole(line, path)?.and_then(|text| parse(&text));
-        match reading {
-            Ok((gpu, at_ns, used)) => readings
-                .push(gpu, at_ns, Some(used), || Device {
-                    index: gpu.to_string(),
-                    uuid: format!("GPU-{gpu}-of-{}", path.display()),
-                    ..Device::default()
-                })
-                .map_err(|problem| refuse("recording_too_large", path, problem))?,
-            Err(problem) => skipped.add(path, number, &problem),
-        }
-    }
+    super::each_line(path, file, &mut skipped, |line| {
+        let (gpu, at_ns, used) = parse(line).map_err(Fault::Line)?;
+        readings.push(gpu, at_ns, Some(used), || Device {
+            index: gpu.to_string(),
+            uuid: format!("GPU-{gpu}-of-{}", path.display()),
+            ..Device::default()
+        })
+    })?;
     readings.tape(path, FORMAT, skipped)
 }
 
@@ -92,6 +87,19 @@ mod tests {
         let tape = imported("memory_usage.txt", &text).expect("a recording");
         let points: Vec<_> = tape.tracks[0].points().collect();
         assert_eq!(points, [(0, Some(5)), (31, None), (500, Some(5)), (520, Some(5))]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_read_any_more_is_not_known_any_more() {
+        let mut text: String = (0..50).map(|tick| format!("0 {0} 5\n1 {0} 6\n", tick * 10)).collect();
+        text += &(50..100).map(|tick| format!("1 {} 6\n", tick * 10)).collect::<String>();
+        // A time that goes back is no reading of its GPU.
+        text += "1 20 9\n";
+        let tape = imported("memory_usage.txt", &text).expect("a recording");
+        let points: Vec<Vec<_>> = tape.tracks.iter().map(|track| track.points().collect()).collect();
+        assert_eq!(points[0], [(0, Some(5)), (490, Some(5)), (491, None)]);
+        assert_eq!(points[1], [(0, Some(6)), (990, Some(6))]);
+        assert_eq!(tape.skipped.count, 1);
     }
 
     #[test]

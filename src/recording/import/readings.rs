@@ -3,11 +3,12 @@
 //! Enters: readings of each GPU in order of time. Leaves: change points, with gaps where the poller was held up.
 //! Invariant: readings that repeat the value before take no memory.
 
+use crate::recording::SkippedLines;
+use crate::recording::lines::{Fault, refuse};
 use crate::recording::meters::Meters;
 use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
 use crate::recording::tape::{Format, Nothing, Tape, is_too_long};
-use crate::recording::{SkippedLines, lines::refuse};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ const LEARNED_FROM: usize = 256;
 /// A pause of more than so many periods is a gap. A poller that sleeps between calls has no deadlines, so a few periods
 /// are nothing unusual.
 const GAP_PERIODS: i64 = 10;
-/// The most changes of all GPUs that are kept: 256 MiB.
-const MOST_POINTS: usize = 1 << 24;
+/// The most changes of all GPUs that are kept: 192 MiB.
+const MOST_POINTS: usize = 1 << 23;
 
 /// All readings of a file.
 #[derive(Debug, Default)]
@@ -43,24 +44,36 @@ struct Readout {
 
 impl Readings {
     /// Adds a reading of a GPU; `None` if the tool could not read it. `device` describes the GPU at its first reading.
+    ///
+    /// # Errors
+    /// The reading is older than the one before, or there are too many.
     pub fn push(
         &mut self,
         gpu: u32,
         at_ns: i64,
         used: Option<u64>,
         device: impl FnOnce() -> Device,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fault> {
         if self.gpus.len() >= MOST_GPUS && !self.gpus.contains_key(&gpu) {
-            return Err(format!("it has more than {MOST_GPUS} GPUs"));
+            return Err(Fault::File(format!("it has more than {MOST_GPUS} GPUs")));
+        }
+        let last = self.gpus.get(&gpu).and_then(|of| of.last);
+        if last.is_some_and(|(last_ns, _)| at_ns < last_ns) {
+            return Err(Fault::Line("its time lies before that of the reading before".to_owned()));
         }
         let of = self.gpus.entry(gpu).or_insert_with(|| Readout { device: device(), ..Readout::default() });
         let before = of.points.len();
         of.push(at_ns, used);
         self.points += of.points.len() - before;
         if self.points > MOST_POINTS {
-            return Err(format!("it has more than {MOST_POINTS} changes of memory"));
+            return Err(Fault::File(format!("it has more than {MOST_POINTS} changes of memory")));
         }
         Ok(())
+    }
+
+    /// Another run of the tool was appended: its period may be another.
+    pub fn begin_anew(&mut self) {
+        self.gpus.values_mut().for_each(Readout::begin_anew);
     }
 
     /// The recording.
@@ -69,8 +82,9 @@ impl Readings {
     /// There is no reading, or times lie too far apart.
     pub fn tape(self, path: &Path, format: Format, skipped: SkippedLines) -> Result<Tape, OpenError> {
         let (mut devices, mut tracks) = (Vec::new(), Vec::new());
+        let last_ns = self.gpus.values().filter_map(|of| Some(of.last?.0)).max();
         for (gpu, readout) in self.gpus {
-            let (device, points) = readout.end();
+            let (device, points) = readout.end(last_ns.unwrap_or(i64::MIN));
             devices.push(device);
             tracks.push(Track::new(gpu, points));
         }
@@ -115,6 +129,10 @@ impl Readout {
 
     /// Takes the time between two readings into account.
     fn pause(&mut self, from_ns: i64, to_ns: i64) {
+        if matches!(self.points.last(), Some((_, None))) {
+            // It is in a gap already.
+            return;
+        }
         let interval_ns = to_ns.saturating_sub(from_ns);
         let Some(period_ns) = self.period_ns else {
             self.intervals.push(interval_ns);
@@ -161,7 +179,17 @@ impl Readout {
         self.points.sort_by_key(|(at_ns, _)| *at_ns);
     }
 
-    fn end(mut self) -> (Device, Vec<(i64, Option<u64>)>) {
+    fn begin_anew(&mut self) {
+        self.learn();
+        self.period_ns = None;
+        // What lies between two runs is not known.
+        if let Some((last_ns, _)) = self.last {
+            self.gap(last_ns);
+        }
+    }
+
+    /// Its points, in a recording that ends with a reading at `end_ns`.
+    fn end(mut self, end_ns: i64) -> (Device, Vec<(i64, Option<u64>)>) {
         if self.period_ns.is_none() {
             self.learn();
         }
@@ -170,6 +198,13 @@ impl Readout {
             && self.points.last().is_none_or(|(last_ns, _)| *last_ns < at_ns)
         {
             self.points.push((at_ns, used));
+        }
+        // The tool went on reading the others.
+        let longest_ns = GAP_PERIODS.saturating_mul(self.period_ns.unwrap_or(1));
+        if let Some((at_ns, _)) = self.last
+            && end_ns.saturating_sub(at_ns) > longest_ns
+        {
+            self.gap(at_ns);
         }
         (self.device, self.points)
     }

@@ -2,19 +2,24 @@
 // Memory over time, with lanes of steps and phases below. Each column of pixels shows the least and the most of its
 // time, so that no reading is lost at any zoom.
 
-const AXIS = 64, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, LANE = 17, LAYER = 12, RIGHT = 12;
+const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, LANE = 17, LAYER = 12, RIGHT = 12;
+const MOST_SPOKEN = 4, MOST_TIP = 16;
 const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 
 class Chart {
-  // series: { name, color, times, used, shift, capacity, peak: [bytes, seconds] or null, allocations, shown }
-  // lanes: { name, columns, rows, members, shift }, where `members` are positions of spans in order of time
-  constructor(place, { series, lanes, length, unit, say }) {
-    Object.assign(this, { series, lanes, length: Math.max(length, 1e-6), unit, say });
+  // series: { name, color, times, used, shift, length, bucket, capacity, peak: [bytes, seconds] or null, allocations, shown }
+  // lanes: { name, short, columns, rows, members, level, levels, longest, height, shift }, where `members` are positions
+  // of spans in order of time, and `level` is the row of each
+  constructor(place, { series, lanes, length, unit, say, note }) {
+    Object.assign(this, { series, lanes, length: Math.max(length, 1e-6), unit, say, note });
     this.view = [this.first(), this.length];
     this.fit = false;
     this.cursor = null;
     this.place = place;
     this.canvas = place.appendChild(document.createElement("canvas"));
+    // The cursor has a canvas of its own, so that moving it repaints nothing else.
+    this.overlay = place.appendChild(document.createElement("canvas"));
+    this.overlay.className = "overlay";
     this.tip = place.appendChild(document.createElement("div"));
     this.tip.className = "tip";
     this.tip.hidden = true;
@@ -52,17 +57,19 @@ class Chart {
         const [one, other] = this.selection.map((x) => this.time(x)).sort((a, b) => a - b);
         this.selection = null;
         this.show(one, other);
-      }
+      } else if (from !== null) this.point(this.time(at(event)));
       from = null;
     });
-    this.canvas.addEventListener("pointercancel", () => { from = null; this.selection = null; this.draw(); });
-    this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; this.pointer = null; this.draw(); });
+    this.canvas.addEventListener("pointercancel", () => { from = null; this.selection = null; this.drawCursor(); });
+    this.canvas.addEventListener("pointerleave", () => { this.leave(); this.drawCursor(); });
     this.canvas.addEventListener("dblclick", () => this.whole());
     this.canvas.addEventListener("wheel", (event) => {
       // Without a key held, the wheel scrolls the page.
       if (!event.ctrlKey && !event.shiftKey && !event.metaKey) return;
       event.preventDefault();
-      this.zoom((event.deltaY || event.deltaX) > 0 ? 1.3 : 1 / 1.3, this.time(at(event)));
+      // A trackpad sends many small steps.
+      const by = Math.max(-50, Math.min(50, event.deltaY || event.deltaX));
+      this.zoom(Math.exp(by * 0.005), this.time(at(event)));
     }, { passive: false });
   }
 
@@ -73,14 +80,29 @@ class Chart {
     let begin = (from + to - width) / 2;
     begin = Math.max(this.first(), Math.min(begin, this.length - width));
     this.view = [begin, begin + width];
+    this.leave();
     this.draw();
+    this.say(`Shows ${this.moment(begin)} to ${this.moment(begin + width)}.`);
+  }
+
+  // What the pointer was at is elsewhere now.
+  leave() { this.pointer = null; this.tip.hidden = true; }
+
+  moment(seconds) {
+    return this.unit === "readings" ? `reading ${Math.floor(seconds * 1000)}` : `${seconds.toFixed(6)} s`;
   }
 
   whole() { this.show(this.first(), this.length); }
 
   zoom(factor, around) {
-    const center = around ?? this.cursor ?? (this.view[0] + this.view[1]) / 2;
+    const center = around ?? this.center();
     this.show(center - (center - this.view[0]) * factor, center + (this.view[1] - center) * factor);
+  }
+
+  // The cursor if it is in view, and the middle otherwise.
+  center() {
+    const [from, to] = this.view;
+    return this.cursor !== null && this.cursor >= from && this.cursor <= to ? this.cursor : (from + to) / 2;
   }
 
   pan(part) { const by = (this.view[1] - this.view[0]) * part; this.show(this.view[0] + by, this.view[1] + by); }
@@ -88,11 +110,13 @@ class Chart {
   // Moves the cursor, brings it into view, and says what is there.
   point(seconds) {
     this.cursor = Math.max(this.first(), Math.min(seconds, this.length));
+    this.leave();
     if (this.cursor < this.view[0] || this.cursor > this.view[1]) {
       const half = (this.view[1] - this.view[0]) / 2;
       this.show(this.cursor - half, this.cursor + half);
-    } else this.draw();
-    this.say(this.at(this.cursor).join("; "));
+    } else this.drawCursor();
+    // What lies between two stops of the arrow keys is said too.
+    this.say(this.at(this.cursor, MOST_SPOKEN, (this.view[1] - this.view[0]) / this.width * 4).join("; "));
   }
 
   peak() {
@@ -103,18 +127,26 @@ class Chart {
     this.show(at - half, at + half);
     this.cursor = at;
     this.draw();
-    this.say(`Peak of ${top.name}: ${gib(top.peak[0])} after ${duration(top.peak[1])}; ` + this.at(at).slice(1).join("; "));
+    const when = this.unit === "readings" ? `at ${this.moment(top.peak[1])}` : `after ${duration(top.peak[1])}`;
+    this.say(`Peak of ${top.name}: ${gib(top.peak[0])} ${when}; ` + this.at(at, MOST_SPOKEN).slice(1).join("; "));
   }
 
-  // The names of what is there at a time, outermost first.
-  at(seconds, width = 0) {
-    const texts = [this.unit === "readings" ? `reading ${Math.floor(seconds * 1000)}` : `${seconds.toFixed(6)} s`];
+  // What is there at a time: the time, the highest series, and each lane's spans, outermost first.
+  at(seconds, most = MOST_TIP, width = 0) {
+    const values = [];
     for (const one of this.series) {
       if (!one.shown) continue;
-      const { least, most } = extremes(one.times, one.used, seconds - one.shift, seconds - one.shift + width);
-      const value = most === -Infinity ? "not known" : least === most ? gib(most) : `${gib(least)} to ${gib(most)}`;
-      texts.push(`${one.name}: ${value}`);
+      // Between the points of a thinned curve only its extremes are known.
+      const half = one.bucket > width ? one.bucket / 2 : 0;
+      const found = extremes(one.times, one.used, seconds - one.shift - half, seconds - one.shift + Math.max(width, half));
+      const within = half && found.least !== found.most ? ` within ${duration(one.bucket)}` : "";
+      const value = found.most === -Infinity ? "not known"
+        : found.least === found.most ? gib(found.most) : `${gib(found.least)} to ${gib(found.most)}${within}`;
+      values.push([found.most, `${one.name}: ${value}`]);
     }
+    if (values.length > most) values.sort((a, b) => b[0] - a[0]);
+    const texts = [this.moment(seconds), ...values.slice(0, most).map(([, text]) => text)];
+    if (values.length > most) texts.push(`and ${values.length - most} more`);
     for (const lane of this.lanes) {
       const inside = this.spansAt(lane, seconds);
       if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => this.spanText(lane, span)).join(", ")}`);
@@ -124,7 +156,7 @@ class Chart {
 
   spanText(lane, span) {
     const { step, begin, end, peak } = lane.columns, row = lane.rows[lane.columns.row[span]];
-    const name = row.kind === "step" ? `step ${Number.isNaN(step[span]) ? "?" : step[span]}` : row.name;
+    const name = row.kind === "step" ? stepName(step[span]) : row.name;
     const most = Number.isNaN(peak[span]) ? "" : `, peak ${gib(peak[span])}`;
     return `${name} (${duration(end[span] - begin[span])}${most})`;
   }
@@ -148,7 +180,7 @@ class Chart {
   hover(x, y) {
     this.pointer = Math.max(AXIS, Math.min(x, AXIS + this.width));
     const seconds = this.time(this.pointer);
-    let texts = this.at(seconds, (this.view[1] - this.view[0]) / this.width);
+    let texts = this.at(seconds, MOST_TIP, (this.view[1] - this.view[0]) / this.width);
     const lane = this.laneAt(y);
     if (lane) {
       const inside = this.spansAt(lane, seconds);
@@ -157,7 +189,7 @@ class Chart {
       const allocation = this.allocationAt(seconds, y);
       if (allocation) texts.push(allocation);
     }
-    this.tip.replaceChildren(...texts.slice(0, 24).map((text) => {
+    this.tip.replaceChildren(...texts.map((text) => {
       const line = document.createElement("div");
       line.textContent = text;
       return line;
@@ -166,7 +198,9 @@ class Chart {
     const right = this.pointer > this.canvas.clientWidth / 2;
     this.tip.style.left = right ? "" : `${this.pointer + 14}px`;
     this.tip.style.right = right ? `${this.canvas.clientWidth - this.pointer + 14}px` : "";
-    this.draw();
+    // Beside the pointer where that is below the plot: the plot's top may be out of sight.
+    this.tip.style.top = lane ? `${y + 14}px` : "8px";
+    this.drawCursor();
   }
 
   laneAt(y) {
@@ -195,11 +229,14 @@ class Chart {
   bands(one, seconds, total) {
     const at = seconds - one.shift;
     const alive = one.allocations.filter(({ begin, end }) => begin <= at && at < end);
-    let level = total - alive.reduce((sum, { bytes }) => sum + bytes, 0);
+    let level = Math.max(0, total - alive.reduce((sum, { bytes }) => sum + bytes, 0));
     return alive.map((allocation) => ({ allocation, from: level, to: (level += allocation.bytes) }));
   }
 
-  color(name) { return this.style.getPropertyValue(name).trim(); }
+  color(name) {
+    if (!this.colors.has(name)) this.colors.set(name, this.style.getPropertyValue(name).trim());
+    return this.colors.get(name);
+  }
 
   setRange() {
     const shown = this.series.filter((one) => one.shown);
@@ -238,14 +275,22 @@ class Chart {
     if (!across) return;
     const height = TOP + HEIGHT + STRIP + TICKS + this.lanesHeight() + 6;
     this.width = Math.max(across - AXIS - RIGHT, 10);
-    this.canvas.width = Math.round(across * ratio);
-    this.canvas.height = Math.round(height * ratio);
-    this.canvas.style.height = `${height}px`;
+    for (const canvas of [this.canvas, this.overlay]) {
+      const wide = Math.round(across * ratio), tall = Math.round(height * ratio);
+      if (canvas.width !== wide) canvas.width = wide;
+      if (canvas.height !== tall) canvas.height = tall;
+      canvas.style.height = `${height}px`;
+    }
+    this.height = height;
     this.style = getComputedStyle(document.documentElement);
+    this.colors = new Map();
+    this.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const pen = this.canvas.getContext("2d");
     this.pen = pen;
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, across, height);
+    // Painted and not transparent, so that it is also right on paper.
+    pen.fillStyle = this.color("--ground");
+    pen.fillRect(0, 0, across, height);
     pen.font = "12px system-ui, sans-serif";
     this.setRange();
     this.axes();
@@ -258,8 +303,11 @@ class Chart {
     for (const one of this.series) if (one.shown) this.curve(one, step);
     for (const one of this.series) if (one.shown) this.marks(one);
     this.drawLanes();
-    this.drawCursor(height);
     pen.restore();
+    this.drawCursor();
+    const thinned = this.series.filter((one) => one.shown && one.bucket > (this.view[1] - this.view[0]) / this.width);
+    this.note(thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
+      + `the page has the lowest and highest of every ${duration(Math.max(...thinned.map((one) => one.bucket)))}.` : "");
     // For tests, and for whoever waits for the picture.
     this.place.dataset.painted = String(Number(this.place.dataset.painted || 0) + 1);
   }
@@ -271,12 +319,12 @@ class Chart {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    const scale = this.range[1] - this.range[0] >= 2 ** 31 ? 2 ** 30 : 2 ** 20;
+    const scale = this.range[1] >= 2 ** 31 ? 2 ** 30 : 2 ** 20;
     const every = round((this.range[1] - this.range[0]) / scale / 8) * scale;
     for (let at = Math.ceil(this.range[0] / every) * every; at <= this.range[1]; at += every) {
       const y = Math.round(this.y(at)) + 0.5;
       pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + this.width, y); pen.stroke();
-      const digits = every / scale < 1 ? (every / scale < 0.1 ? 2 : 1) : 0;
+      const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
       pen.fillText((at / scale).toFixed(digits) + (scale === 2 ** 30 ? " GiB" : " MiB"), AXIS - 6, y);
     }
     let top = TOP + HEIGHT + STRIP + TICKS;
@@ -301,9 +349,14 @@ class Chart {
     this.pen.fillStyle = this.color("--gap");
     for (const one of this.series) {
       if (!one.shown) continue;
+      let drawn = AXIS;
       for (const { from, to } of this.unknown(one)) {
-        const left = this.x(from), right = Math.max(this.x(to), left + Math.max(step, 1));
-        if (right >= AXIS && left <= AXIS + this.width) this.pen.fillRect(left, TOP + HEIGHT + 1, right - left, STRIP - 1);
+        const left = Math.max(this.x(from), drawn), right = Math.max(this.x(to), left + Math.max(step, 1));
+        if (left > AXIS + this.width) break;
+        // Of gaps that are narrower than a pixel, one is drawn.
+        if (this.x(to) < drawn && right - left <= Math.max(step, 1)) continue;
+        this.pen.fillRect(left, TOP + HEIGHT + 1, right - left, STRIP - 1);
+        drawn = right;
       }
     }
   }
@@ -326,8 +379,11 @@ class Chart {
     const color = this.color(one.color), bands = one.allocations.length > 0;
     for (let column = 0; column < columns; column++) {
       const from = this.view[0] + column * per;
-      if (from - one.shift >= one.length || from + per <= one.shift) continue;
-      const { least, most } = extremes(one.times, one.used, from - one.shift, from + per - one.shift);
+      if (from - one.shift > one.length || from + per <= one.shift) continue;
+      // A recording may end with a reading: the last column has it too.
+      const until = from + per - one.shift >= one.length ? Infinity : from + per - one.shift;
+      // What held until the column's begin counts, so that a change at that very time is a line.
+      const { least, most } = extremes(one.times, one.used, from - one.shift - per * 1e-6, until);
       if (most === -Infinity) continue;
       const x = AXIS + column * step, top = this.y(most), bottom = this.y(least);
       if (bands) {
@@ -400,8 +456,8 @@ class Chart {
     pen.textBaseline = "middle";
     pen.textAlign = "left";
     const drawn = lane.levels.map(() => -Infinity);
-    for (const span of this.visible(lane)) {
-      const of = lane.rows[row[span]], level = lane.levels.findIndex((known) => known.kind === of.kind);
+    for (const member of this.visible(lane)) {
+      const span = lane.members[member], of = lane.rows[row[span]], level = lane.level[member];
       const left = this.x(begin[span] + lane.shift), right = this.x(end[span] + lane.shift);
       // Of spans that are narrower than a pixel, one is drawn.
       if (right < drawn[level] + 0.5) continue;
@@ -409,9 +465,9 @@ class Chart {
       drawn[level] = x + wide;
       const y = top + lane.levels[level].top, tall = lane.levels[level].height - 2;
       if (of.kind === "step") pen.fillStyle = this.color(step[span] % 2 ? "--band-a" : "--band-b");
-      else pen.fillStyle = `hsl(${of.hue} 45% ${this.isDark() ? 36 : 78}%)`;
+      else pen.fillStyle = `hsl(${of.hue} 45% ${this.isDark ? 28 : 78}%)`;
       pen.fillRect(x, y, wide > 3 ? wide - 0.7 : wide, tall);
-      const text = of.kind === "step" ? `step ${step[span]}` : of.name;
+      const text = of.kind === "step" ? stepName(step[span]) : of.name;
       if (wide > 26 && tall > 10) {
         pen.fillStyle = this.color("--text");
         pen.save(); pen.beginPath(); pen.rect(x, y, wide - 4, tall); pen.clip();
@@ -421,8 +477,7 @@ class Chart {
     }
   }
 
-  isDark() { return matchMedia("(prefers-color-scheme: dark)").matches; }
-
+  // The places of a lane's spans that are in view.
   *visible(lane) {
     const { begin, end } = lane.columns, from = this.view[0] - lane.shift, to = this.view[1] - lane.shift;
     let low = 0, high = lane.members.length;
@@ -431,12 +486,16 @@ class Chart {
       if (begin[lane.members[middle]] < from - lane.longest) low = middle + 1; else high = middle;
     }
     for (; low < lane.members.length && begin[lane.members[low]] <= to; low++) {
-      if (end[lane.members[low]] >= from) yield lane.members[low];
+      if (end[lane.members[low]] >= from) yield low;
     }
   }
 
-  drawCursor(height) {
-    const pen = this.pen, at = this.pointer ?? (this.cursor === null ? null : this.x(this.cursor));
+  drawCursor() {
+    if (!this.width) return;
+    const pen = this.overlay.getContext("2d"), ratio = devicePixelRatio || 1, height = this.height;
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, this.overlay.width, this.overlay.height);
+    const at = this.pointer ?? (this.cursor === null ? null : this.x(this.cursor));
     if (this.selection) {
       pen.fillStyle = this.color("--cursor");
       pen.globalAlpha = 0.12;
@@ -444,11 +503,13 @@ class Chart {
       pen.fillRect(one, 0, other - one, height);
       pen.globalAlpha = 1;
     }
-    if (at === null) return;
+    if (at === null || at < AXIS || at > AXIS + this.width) return;
     pen.strokeStyle = this.color("--cursor");
     pen.beginPath(); pen.moveTo(Math.round(at) + 0.5, 0); pen.lineTo(Math.round(at) + 0.5, height); pen.stroke();
   }
 }
+
+function stepName(step) { return Number.isNaN(step) ? "a step without a number" : `step ${step}`; }
 
 // The next of 1, 2 and 5 times a power of ten.
 function round(size) {

@@ -90,10 +90,12 @@ function gib(bytes) {
 
 function duration(seconds) {
   if (seconds === null || Number.isNaN(seconds)) return "not known";
-  const size = Math.abs(seconds);
-  if (size === 0) return "0 s";
-  if (size < 0.001) return (seconds * 1e6).toFixed(0) + " µs";
-  if (size < 1) return (seconds * 1e3).toFixed(1) + " ms";
-  if (size < 120) return seconds.toFixed(3) + " s";
-  return Math.floor(seconds / 60) + " min " + (seconds % 60).toFixed(1) + " s";
+  if (seconds < 0) return "-" + duration(-seconds);
+  if (seconds === 0) return "0 s";
+  // Rounded first, so that nothing is 1000 ms or 60 s.
+  if (Math.round(seconds * 1e6) < 1000) return Math.round(seconds * 1e6) + " µs";
+  if (Math.round(seconds * 1e4) < 10000) return (seconds * 1e3).toFixed(1) + " ms";
+  const milliseconds = Math.round(seconds * 1e3);
+  if (milliseconds < 120000) return (milliseconds / 1e3).toFixed(3) + " s";
+  return Math.floor(milliseconds / 60000) + " min " + (milliseconds % 60000 / 1e3).toFixed(3) + " s";
 }

@@ -24,15 +24,42 @@ function table(caption, header, rows, words = 1) {
 
 const seconds = (ns) => ns === null ? null : ns / 1e9;
 const bytes = (value) => value === null ? "not known" : gib(value);
+// A time after a recording's begin, and a stretch of time: readings have numbers where nothing is known of their times.
+const moment = (recording, ns) => ns === null ? "not known"
+  : recording.times === "readings" ? `reading ${Math.round(ns / 1e6)}` : duration(seconds(ns));
+const stretch = (recording, ns) => recording.times === "readings" ? `${Math.round(ns / 1e6)} readings` : duration(seconds(ns));
 const percent = (ratio) => ratio === null ? "" : `${ratio > 0 ? "+" : ""}${(ratio * 100).toFixed(1)} %`;
 
+// By how much a recording is moved so that it begins at a step; null if the page does not have that step.
 function shiftOf(recording, step) {
   if (step === null) return 0;
   const { columns, rows } = recording;
   for (let i = 0; i < recording.spans; i++) {
     if (columns.step[i] === step && rows[columns.row[i]].kind === "step") return -columns.begin[i];
   }
-  return 0;
+  return null;
+}
+
+// Curves that are shown at first: there are as many colors.
+const MOST_SHOWN = 8;
+// Lanes that are drawn: a canvas has a highest height.
+const MOST_LANES = 64;
+// Rows of a lane for spans of one kind that overlap or contain each other.
+const MOST_NESTED = 4;
+
+// The row of each span among those of its kind: the first one that is free at its begin.
+function rowsOf(members, kinds, { begin, end }) {
+  const ends = new Map(), row = new Uint8Array(members.length);
+  members.forEach((span, at) => {
+    const kind = kinds[at];
+    if (!ends.has(kind)) ends.set(kind, []);
+    const taken = ends.get(kind);
+    let free = taken.findIndex((until) => until <= begin[span]);
+    if (free < 0) free = taken.length < MOST_NESTED ? taken.push(-Infinity) - 1 : MOST_NESTED - 1;
+    taken[free] = end[span];
+    row[at] = free;
+  });
+  return { row, counts: new Map([...ends].map(([kind, taken]) => [kind, taken.length])) };
 }
 
 function seriesOf(report) {
@@ -43,7 +70,8 @@ function seriesOf(report) {
     for (const gpu of recording.gpus) {
       const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
       series.push({ name, gpu, recording, color: `--c${series.length % 8}`, times: gpu.times, used: gpu.used,
-        shift: recording.shift, length: seconds(recording.duration_ns), capacity: gpu.usable_bytes,
+        shift: recording.shift, length: Math.max(seconds(recording.duration_ns), 1e-6),
+        bucket: gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns), capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
         allocations: gpu.largest.map((one, nth) => ({ nth, bytes: one.bytes, freed: one.freed,
@@ -55,7 +83,10 @@ function seriesOf(report) {
   // Bands of several GPUs would hide each other: one is shown at first.
   if (series.some((one) => one.allocations.length)) {
     const top = series.reduce((best, one) => (one.peak?.[0] ?? 0) > (best.peak?.[0] ?? 0) ? one : best);
-    if (!several) series.forEach((one) => { one.shown = one === top; });
+    series.forEach((one) => { one.shown = one === top; });
+  } else if (series.length > MOST_SHOWN) {
+    const highest = [...series].sort((a, b) => (b.peak?.[0] ?? -1) - (a.peak?.[0] ?? -1)).slice(0, MOST_SHOWN);
+    series.forEach((one) => { one.shown = highest.includes(one); });
   }
   return series;
 }
@@ -64,26 +95,30 @@ function lanesOf(report) {
   const lanes = [], several = report.recordings.length > 1;
   report.recordings.forEach((recording, nth) => {
     recording.ranks.forEach(([job, rank], position) => {
-      const members = [], kinds = new Set(), { columns, rows } = recording;
+      const members = [], kinds = [], { columns, rows } = recording;
       let longest = 0;
       for (let i = 0; i < recording.spans; i++) {
         const row = rows[columns.row[i]];
         if (row.rank !== position) continue;
         members.push(i);
-        kinds.add(row.kind);
+        kinds.push(row.kind);
         longest = Math.max(longest, columns.end[i] - columns.begin[i]);
       }
       if (!members.length) return;
-      const levels = [];
+      const { row, counts } = rowsOf(members, kinds, columns), levels = [], first = new Map();
       let height = 0;
       for (const kind of ["step", "phase", "layer"]) {
-        if (!kinds.has(kind)) continue;
-        const tall = kind === "layer" ? LAYER : LANE;
-        levels.push({ kind, top: height, height: tall });
-        height += tall;
+        first.set(kind, levels.length);
+        for (let nth = 0; nth < (counts.get(kind) ?? 0); nth++) {
+          const tall = kind === "layer" ? LAYER : LANE;
+          levels.push({ top: height, height: tall });
+          height += tall;
+        }
       }
+      const level = row.map((nth, at) => first.get(kinds[at]) + nth);
       const name = `${several ? `${recording.name}, ` : ""}${job} rank ${rank}`;
-      lanes.push({ name, short: several ? `${nth + 1}: rank ${rank}` : `rank ${rank}`, columns, rows, members, longest, levels,
+      const jobs = new Set(recording.ranks.map(([job]) => job)).size > 1 ? `${job.slice(0, 7)} ` : "rank ";
+      lanes.push({ name, short: `${several ? `${nth + 1}: ` : ""}${jobs}${rank}`, columns, rows, members, longest, level, levels,
         height: height + 4, shift: recording.shift });
     });
   });
@@ -105,10 +140,12 @@ function about(report) {
   const one = report.recordings.length === 1 ? report.recordings[0] : null;
   const parts = one ? [one.format, one.host, one.source,
     one.begin_unix_ms === null ? null : new Date(one.begin_unix_ms).toISOString(),
-    one.times === "readings" ? `${Math.round(one.duration_ns / 1e6) + 1} readings` : duration(seconds(one.duration_ns)),
+    stretch(one, one.duration_ns),
     one.state === "complete" || one.state === null ? null : `the recording is ${one.state.replace("_", " ")}`] : [];
   const title = one ? one.name : `${report.recordings.length} recordings`;
-  return [element("h1", {}, title), parts.length ? element("p", { class: "about" }, parts.filter(Boolean).join(" · ")) : null,
+  return [element("h1", {}, title), parts.length ? element("p", { class: "about" }, ...parts.filter(Boolean).flatMap((part, at) =>
+    // Names from a file must not turn round what stands beside them.
+    [at ? " · " : "", element("bdi", {}, part)])) : null,
     one?.note ? element("p", { class: "about" }, element("code", {}, one.note)) : null,
     one?.headline ? element("p", { class: "headline" }, one.headline) : null,
     ...(report.comparison?.verdict ?? []).map((text) => element("p", { class: "headline" }, text))]
@@ -118,10 +155,11 @@ function about(report) {
 function comparison(report) {
   if (!report.comparison) return [];
   const beside = (of, show) => [of.value === null ? "not known" : show(of.value), percent(of.increase_ratio)];
-  const time = (ns) => duration(ns / 1e9);
+  const readings = report.recordings.some((recording) => recording.times === "readings");
+  const time = (ns) => readings ? `${Math.round(ns / 1e6)} readings` : duration(ns / 1e9);
   const rows = report.comparison.recordings.map((one) => [one.name, ...beside(one.peak, gib), ...beside(one.mean, gib),
     ...beside(one.duration, time), ...beside(one.step, time)]);
-  const header = ["recording", "peak", "to the first", "mean", "to the first", "duration", "to the first", "mean step", "to the first"];
+  const header = ["recording", "peak", "change", "mean", "change", "duration", "change", "mean step", "change"];
   return [element("h2", {}, "Comparison"),
     table("Each recording beside the first", header, rows)];
 }
@@ -137,8 +175,11 @@ function findings(report, chart) {
         chart.place.scrollIntoView({ block: "nearest" });
         chart.say(found.what);
       };
-      made.push(element("section", { class: `found ${found.severity}` },
-        element("p", {}, element("strong", {}, found.what)),
+      // A file may say anything; only these have a look of their own.
+      const look = ["warning", "critical"].includes(found.severity) ? found.severity : "info";
+      const of = report.recordings.length > 1 ? `${recording.name}: ` : "";
+      made.push(element("section", { class: `found ${look}` },
+        element("p", {}, element("strong", {}, of + found.what)),
         element("p", {}, found.why), element("p", {}, found.advice),
         element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
           element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
@@ -157,17 +198,16 @@ function tables(report, chart) {
         chart.show(from - long * 0.2, from + long * 1.2);
         chart.place.scrollIntoView({ block: "nearest" });
       }, "aria-label": `Show ${text}` }, text);
-    const time = (ns) => recording.times === "readings" ? `reading ${Math.round(ns / 1e6)}` : duration(seconds(ns));
     made.push(element("h2", {}, `GPUs${of}`), table(`Memory of each GPU${of}`,
-      ["GPU", "name", "peak", "reached at", "mean", "lowest", "usable", "unknown for", "changes", "drawn"],
+      ["GPU", "name", "peak", "reached at", "mean", "lowest", "usable", "unknown for", "changes", "in the chart"],
       recording.gpus.map((gpu) => [gpu.index, gpu.name ?? "not known", bytes(gpu.peak_bytes),
-        gpu.peak_after_ns === null ? "not known" : time(gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
-        bytes(gpu.usable_bytes), duration(seconds(gpu.unknown_ns)), gpu.changes.toLocaleString("en"),
+        moment(recording, gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
+        bytes(gpu.usable_bytes), stretch(recording, gpu.unknown_ns), gpu.changes.toLocaleString("en"),
         gpu.bucket_ns === null ? "every change" : `extremes of every ${duration(seconds(gpu.bucket_ns))}`]), 2));
     const rows = recording.rows.map((row) => {
       const [job, rank] = recording.ranks[row.rank];
       const step = (span) => span === null || span.step === null ? "" : ` in step ${span.step}`;
-      return [row.kind === "step" ? "step (whole)" : row.name, job, rank, row.count.toLocaleString("en"), duration(row.mean_ns / 1e9),
+      return [row.kind === "step" ? "step" : row.name, job, rank, row.count.toLocaleString("en"), duration(row.mean_ns / 1e9),
         jump(row.longest, duration(seconds(row.longest.duration_ns)) + step(row.longest)),
         jump(row.highest, row.highest === null ? "" : gib(row.highest.peak_bytes) + step(row.highest))].map((cell) =>
           typeof cell === "number" ? String(cell) : cell);
@@ -189,13 +229,31 @@ function tables(report, chart) {
         ["size", "allocated at", "lasted"], gpu.largest.map((one) => [gib(one.bytes), duration(seconds(one.after_ns)),
           one.freed ? duration(seconds(one.lasted_ns)) : "never freed"]), 0));
     }
+    const gaps = longestGaps(recording).map(({ gpu, from, to }) => [gpu, duration(from), duration(to - from)]);
+    if (gaps.length && recording.times !== "readings") made.push(element("h2", {}, `Longest gaps${of}`),
+      table(`The longest times at which memory is not known${of}`, ["GPU", "began at", "lasted"], gaps));
     const notes = [];
+    if (several && report.align_step !== null) notes.push(recording.is_aligned
+      ? `In the chart, 0 s is the begin of step ${report.align_step}. Tables count from the recording's begin.`
+      : `It is not aligned: the page has no step ${report.align_step} of it.`);
     if (recording.missing.length) notes.push(`Not in this file: ${recording.missing.join(", ")}.`);
-    if (recording.left_out) notes.push(`${recording.left_out.toLocaleString("en")} of the shortest steps and phases are in the tables and not in the chart.`);
+    if (recording.left_out) notes.push(`${recording.left_out.toLocaleString("en")} of the shortest steps and phases are not in the chart.`);
     if (recording.skipped) notes.push(`${recording.skipped.toLocaleString("en")} lines or rows could not be read: ${recording.skipped_first}`);
     if (notes.length) made.push(element("h2", {}, `About this recording${of}`), ...notes.map((note) => element("p", {}, note)));
   }
   return made;
+}
+
+function longestGaps(recording) {
+  const gaps = [];
+  for (const gpu of recording.gpus) {
+    for (let i = 0; i < gpu.times.length; i++) {
+      if (!Number.isNaN(gpu.used[i])) continue;
+      const to = i + 1 < gpu.times.length ? gpu.times[i + 1] : seconds(recording.duration_ns);
+      if (to > gpu.times[i]) gaps.push({ gpu: gpu.index, from: gpu.times[i], to });
+    }
+  }
+  return gaps.sort((a, b) => (b.to - b.from) - (a.to - a.from)).slice(0, 10);
 }
 
 function longestSteps(recording) {
@@ -204,27 +262,40 @@ function longestSteps(recording) {
   return steps.sort((a, b) => (end[b] - begin[b]) - (end[a] - begin[a])).slice(0, 20);
 }
 
-const HELP = "Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
+const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
   "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 
 async function build() {
   const report = JSON.parse(document.getElementById("data").textContent);
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("it needs a browser with DecompressionStream, which all have had since 2023");
+  }
   decode(await unpacked(report.columns), report.recordings);
-  for (const recording of report.recordings) recording.shift = shiftOf(recording, report.align_step);
+  for (const recording of report.recordings) {
+    const shift = shiftOf(recording, report.align_step);
+    recording.is_aligned = shift !== null;
+    recording.shift = shift ?? 0;
+  }
   giveHues(report);
   document.getElementById("about").append(...about(report));
   const main = document.getElementById("report");
   const place = element("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
     "aria-label": "Memory in use over time", "aria-describedby": "help" });
-  const readout = element("p", { class: "readout", role: "status" });
+  const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
   const series = seriesOf(report);
   const length = Math.max(...report.recordings.map((recording) => seconds(recording.duration_ns) + recording.shift));
   const units = new Set(report.recordings.map((recording) => recording.times));
   const unit = units.size === 1 && units.has("readings") ? "readings" : "seconds";
   const tools = element("div", { class: "tools" });
   const legend = element("ul", { class: "legend" });
-  main.replaceChildren(tools, place, readout, legend, element("p", { class: "hidden", id: "help" }, HELP));
-  const chart = new Chart(place, { series, lanes: lanesOf(report), length, unit, say: (text) => { readout.textContent = text; } });
+  const lanes = lanesOf(report), region = element("div", {}, tools, place, readout, note, legend);
+  main.replaceChildren(region, element("p", { class: "unseen", id: "help" }, HELP));
+  if (lanes.length > MOST_LANES) region.append(element("p", {}, `${lanes.length - MOST_LANES} of ${lanes.length} ranks are not in the chart; the tables have all.`));
+  const chart = new Chart(place, { series, lanes: lanes.slice(0, MOST_LANES), length, unit,
+    say: (text) => { readout.textContent = text; },
+    // The same text again would be read out again.
+    note: (text) => { if (note.textContent !== text) note.textContent = text; } });
+  readout.textContent = "";
   chart.filled = series.length <= 2;
   let finding = -1;
   const begins = report.recordings.flatMap((recording) => recording.findings.map((found) => [recording, found]));
@@ -240,23 +311,29 @@ async function build() {
     ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
     ["-", "Zoom out", () => chart.zoom(1.6)],
     ["0", "Whole", () => chart.whole()],
-    ["f", "Fit memory axis", () => { chart.fit = !chart.fit; chart.draw(); chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0."); }],
+    ["[", "Left", () => chart.pan(-0.3)],
+    ["]", "Right", () => chart.pan(0.3)],
+    ["f", "Fit memory axis", () => { chart.fit = !chart.fit; fits(); chart.draw(); chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0."); }],
   ];
+  const fits = () => tools.lastChild.setAttribute("aria-pressed", String(chart.fit));
   for (const [key, name, act] of actions) {
     tools.append(element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key)));
   }
-  document.addEventListener("keydown", (event) => {
+  fits();
+  // Not in the whole document: whoever speaks to the browser or searches while typing must not set them off.
+  region.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
     const key = event.key === "=" ? "+" : event.key;
     const action = actions.find(([known]) => known === key);
     if (action) { event.preventDefault(); action[2](); }
   });
   place.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
     if (by !== undefined) {
       event.preventDefault();
       const [from, to] = chart.view, pixel = (to - from) / chart.width;
-      if (event.shiftKey) chart.pan(by * 0.2); else chart.point((chart.cursor ?? (from + to) / 2) + by * 4 * pixel);
+      if (event.shiftKey) chart.pan(by * 0.2); else chart.point(chart.center() + by * 4 * pixel);
     } else if (event.key === "Home" || event.key === "End") {
       event.preventDefault();
       chart.point(event.key === "Home" ? chart.first() : chart.length);
@@ -276,9 +353,11 @@ async function build() {
   document.documentElement.dataset.readyAfterMs = performance.now().toFixed(0);
   document.documentElement.dataset.ready = "true";
   globalThis.highwaterChart = chart;
+  // Its keys work at once.
+  if (document.activeElement === document.body) place.focus({ preventScroll: true });
 }
 
 build().catch((error) => {
   document.getElementById("report").replaceChildren(element("p", { role: "alert" },
-    `The report cannot be drawn: ${error.message}. This page needs a browser with DecompressionStream (2023 or newer).`));
+    `The report cannot be drawn: ${error.message}. highwater report FILE prints the same numbers as text.`));
 });
