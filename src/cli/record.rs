@@ -10,10 +10,10 @@ use crate::report;
 use anyhow::Context as _;
 use clap::Args;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often to check whether the file is still written.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often to check whether the file is still written, and to show on a terminal how long it has been.
+const LOOK: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Args)]
 pub(super) struct Record {
@@ -107,7 +107,13 @@ impl Record {
                 socket.display()
             ));
             let ended = async {
+                let begin = Instant::now();
                 while !recording.has_ended() {
+                    let bytes = recording.path().metadata().map_or(0, |file| file.len());
+                    terminal::progress(format_args!(
+                        "{} s, {bytes} bytes; Control-C ends it",
+                        begin.elapsed().as_secs()
+                    ));
                     tokio::time::sleep(LOOK).await;
                 }
             };
@@ -115,6 +121,7 @@ impl Record {
                 () = until_ended(signals, self.run_for) => {}
                 () = ended => {}
             }
+            terminal::progress("");
             end(recording, self.flags.output())
         })
     }

@@ -10,6 +10,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Files from this size on take a second or more to read.
+const LONG_MIB: u64 = 32;
+
 /// The exit status where a condition of `--fail-if` holds.
 const FAILED_IF: u8 = 3;
 
@@ -45,8 +48,19 @@ impl ReportCommand {
         }
         let settings = settings_of(&[])?;
         let mut reports = Vec::with_capacity(self.files.len());
-        for file in &self.files {
-            reports.push(Report::open(file, &settings)?);
+        for (nth, file) in self.files.iter().enumerate() {
+            let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
+            if mib >= LONG_MIB {
+                terminal::progress(format_args!(
+                    "reading {} ({} of {}, {mib} MiB)",
+                    file.display(),
+                    nth + 1,
+                    self.files.len()
+                ));
+            }
+            let report = Report::open(file, &settings);
+            terminal::progress("");
+            reports.push(report?);
         }
         tell_apart(&mut reports, &self.files);
         let comparison = Comparison::of(&reports);

@@ -4,7 +4,7 @@
 //! measuring, but the standard macros would panic in the thread that prints.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 /// Standard error that never fails; output that cannot be written is lost.
 pub(super) struct Stderr;
@@ -38,6 +38,14 @@ pub(super) fn print(text: impl Display) -> io::Result<()> {
 /// As [`print()`].
 pub(super) fn print_line(line: impl Display) -> io::Result<()> {
     print(format_args!("{line}\n"))
+}
+
+/// A line of progress on standard error if that is a terminal. The next one replaces it; an empty one removes it.
+pub(super) fn progress(line: impl Display) {
+    let mut stderr = io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+    }
 }
 
 /// One line on standard error.

@@ -1,10 +1,12 @@
 //! The contents of a recording, whatever it was read from.
 
-use super::lines::SkippedLines;
+use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
 use super::points::Track;
+use crate::source::OpenError;
 use highwater_core::gpu::{Device, GpuChange};
 use highwater_core::wire::Annotation;
+use std::path::Path;
 
 /// A day.
 pub(super) const DAY_NS: i64 = 86_400_000_000_000;
@@ -50,6 +52,45 @@ pub struct Allocation {
     pub bytes: u64,
     /// Whether it was freed.
     pub is_freed: bool,
+}
+
+impl Tape {
+    /// A recording of another tool: memory, from the first change to the last, and nothing that jobs sent.
+    ///
+    /// # Errors
+    /// There is no memory, or times lie too far apart.
+    pub(super) fn imported(
+        path: &Path,
+        format: Format,
+        gpus: impl IntoIterator<Item = (Device, Track)>,
+        skipped: SkippedLines,
+    ) -> Result<Self, OpenError> {
+        let (devices, tracks): (Vec<Device>, Vec<Track>) = gpus.into_iter().unzip();
+        let spans: Vec<_> = tracks.iter().filter_map(Track::span).collect();
+        let begin_ns = spans.iter().map(|(begin_ns, _)| *begin_ns).min();
+        let end_ns = spans.iter().map(|(_, end_ns)| *end_ns).max();
+        let (Some(begin_ns), Some(end_ns)) = (begin_ns, end_ns) else {
+            let first = skipped.first.first().map_or_else(String::new, |first| format!("; {first}"));
+            return Err(refuse("recording_unreadable", path, format!("it has no memory of any GPU{first}")));
+        };
+        if is_too_long(begin_ns, end_ns) {
+            let problem = "its times lie more than 31 days apart: one of them is wrong";
+            return Err(refuse("recording_unreadable", path, problem));
+        }
+        Ok(Self {
+            devices,
+            tracks,
+            said: Box::new(Nothing),
+            meters: Meters::default(),
+            turns: Vec::new(),
+            changes: Vec::new(),
+            begin_ns,
+            end_ns,
+            skipped,
+            format,
+            allocations: Vec::new(),
+        })
+    }
 }
 
 /// What a format is called, and what files of it do not contain.

@@ -82,7 +82,28 @@ fn a_command_has_the_terminal_and_its_interrupts() {
         &["sh", "-c", "test -t 0 && test -t 1 && trap 'exit 9' INT; read line; echo got $line; read line"],
     );
     run.env("TMPDIR", folder.path());
-    // Runs it on a pseudo-terminal, answers once, and types Control-C.
+    let (code, seen) = on_terminal(&run, "yes\n", "got yes");
+    assert_eq!((code, seen.matches("reached at").count()), (9, 1), "{seen}");
+    // Only `record` shows how long it has been: a command has its terminal to itself.
+    assert!(!seen.contains("Control-C"), "{seen}");
+}
+
+#[test]
+fn a_terminal_shows_how_long_it_has_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut record = command();
+    record
+        .args(["record", "--source", "sim", "-o"])
+        .arg(folder.path().join("file.sqlite"))
+        .env("TMPDIR", folder.path());
+    let (code, seen) = on_terminal(&record, "", "bytes; Control-C ends it");
+    assert_eq!((code, seen.matches("reached at").count()), (0, 1), "{seen}");
+    assert!(seen.contains("\r\u{1b}[K0 s, "), "{seen:?}");
+}
+
+/// Runs a command on a pseudo-terminal, types `first`, and types Control-C when it has printed `awaited`. Returns its exit
+/// code and all that it printed.
+fn on_terminal(command: &Command, first: &str, awaited: &str) -> (i32, String) {
     let types = "
 import os, pty, signal, sys
 signal.alarm(60)
@@ -90,19 +111,23 @@ pid, terminal = pty.fork()
 if pid == 0:
     os.execvp(sys.argv[1], sys.argv[1:])
 seen = b''
-os.write(terminal, b'yes\\n')
-while b'got yes' not in seen:
+os.write(terminal, os.environb[b'FIRST'])
+while os.environb[b'AWAITED'] not in seen:
     seen += os.read(terminal, 1000)
 os.write(terminal, b'\\x03')
 try:
-    while True:
-        seen += os.read(terminal, 1000) or sys.exit('end')
+    while read := os.read(terminal, 1000):
+        seen += read
 except OSError:
     pass
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'reached at'))
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+sys.stdout.buffer.write(b'%d\\n' % code + seen)
 ";
-    let output = behind_python(types, &hearing_signals(&run)).output().expect("it runs");
-    assert_eq!(text(&output.stdout), "9 1\n", "{output:?}");
+    let mut python = behind_python(types, &hearing_signals(command));
+    let output = python.env("FIRST", first).env("AWAITED", awaited).output().expect("it runs");
+    let printed = text(&output.stdout);
+    let (code, seen) = printed.split_once('\n').unwrap_or_else(|| panic!("{output:?}"));
+    (code.parse().expect("a number"), seen.to_owned())
 }
 
 /// Control-C ends a shell's loop around it, reaches a command in a group of its own, and a file lies behind a link.
@@ -113,28 +138,10 @@ fn interrupts_end_the_loop_around_it() {
     let waits = "import os, time; os.setpgid(0, 0); print('ready', flush=True); time.sleep(60)";
     let script =
         format!(r#"for n in 1 2; do "$0" run --source sim -o "$1/link/$n.sqlite" -- python3 -c "{waits}"; done"#);
-    let types = "
-import os, pty, signal, sys
-signal.alarm(60)
-pid, terminal = pty.fork()
-if pid == 0:
-    os.execvp('bash', ['bash', '-c'] + sys.argv[1:])
-seen = b''
-while b'ready' not in seen:
-    seen += os.read(terminal, 1000)
-os.write(terminal, b'\\x03')
-try:
-    while True:
-        seen += os.read(terminal, 1000) or sys.exit('end')
-except OSError:
-    pass
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.count(b'ready'), seen.count(b'reached at'))
-";
-    let mut typist = Command::new("python3");
-    typist.args(["-c", types, &script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
-    let output = hearing_signals(&typist).output().expect("it runs");
-    let printed = text(&output.stdout);
-    assert!(printed.ends_with(" 1 1\n"), "{output:?}");
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
+    let (_, seen) = on_terminal(&bash, "", "ready");
+    assert_eq!((seen.matches("ready").count(), seen.matches("reached at").count()), (1, 1), "{seen}");
 }
 
 #[test]

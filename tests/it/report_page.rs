@@ -24,6 +24,15 @@ fn ddp(folder: &Path) -> PathBuf {
     page(folder, &[&tools::root().join("tests/data/h200-ddp").display().to_string()])
 }
 
+/// A recording of a second, `it.sqlite`, whose rows can be changed.
+fn recording(folder: &Path) -> Connection {
+    let mut record = command();
+    record.current_dir(folder).args(["record", "-o", "it.sqlite", "--source", "sim:spike", "--for", "1s"]);
+    let recorded = record.output().expect("it runs");
+    assert!(recorded.status.success(), "{recorded:?}");
+    Connection::open(folder.join("it.sqlite")).expect("it opens")
+}
+
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
@@ -165,13 +174,7 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
     let Some(mut browser) = Browser::start() else { return };
     let folder = folder();
     let name = "</script><img src=x onerror=alert(1)><!--.sqlite";
-    let recorded = command()
-        .current_dir(folder.path())
-        .args(["record", "-o", "it.sqlite", "--source", "sim:spike", "--for", "1s"])
-        .output()
-        .expect("it runs");
-    assert!(recorded.status.success(), "{recorded:?}");
-    let file = Connection::open(folder.path().join("it.sqlite")).expect("it opens");
+    let file = recording(folder.path());
     let evil = "<img src=x onerror=alert(1)>";
     file.execute("UPDATE meta SET value = ?1 WHERE key IN ('note', 'host')", [evil]).expect("written");
     file.execute("UPDATE gpus SET name = ?1, gpu_index = ?1", [evil]).expect("written");
@@ -207,13 +210,7 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
 fn phases_that_overlap_are_all_drawn() {
     let Some(mut browser) = Browser::start() else { return };
     let folder = folder();
-    let recorded = command()
-        .current_dir(folder.path())
-        .args(["record", "-o", "it.sqlite", "--source", "sim:spike", "--for", "1s"])
-        .output()
-        .expect("it runs");
-    assert!(recorded.status.success(), "{recorded:?}");
-    let file = Connection::open(folder.path().join("it.sqlite")).expect("it opens");
+    let file = recording(folder.path());
     let begin_ns: i64 =
         file.query_row("SELECT value FROM meta WHERE key = 'begin_ns'", [], |row| row.get(0)).expect("a time");
     file.execute_batch("DELETE FROM phases; DELETE FROM phase_memory").expect("written");

@@ -5,10 +5,9 @@
 
 use crate::recording::SkippedLines;
 use crate::recording::lines::refuse;
-use crate::recording::meters::Meters;
 use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
-use crate::recording::tape::{Allocation, Format, Nothing, Tape, is_too_long};
+use crate::recording::tape::{Allocation, Format, Tape};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
@@ -41,16 +40,9 @@ pub(super) fn tape(
     facts: &BTreeMap<u32, Device>,
     skipped: SkippedLines,
 ) -> Result<Tape, OpenError> {
-    let begin_ns = lifetimes.iter().map(|one| one.begin_ns).min();
-    let end_ns = lifetimes.iter().map(|one| one.end_ns.unwrap_or(one.begin_ns).max(one.begin_ns)).max();
-    let (Some(begin_ns), Some(end_ns)) = (begin_ns, end_ns) else {
-        let first = skipped.first.first().map_or_else(String::new, |first| format!("; {first}"));
-        return Err(refuse("recording_unreadable", path, format!("it has no allocation on a GPU{first}")));
-    };
-    if is_too_long(begin_ns, end_ns) {
-        let problem = "its times lie more than 31 days apart: one of them is wrong";
-        return Err(refuse("recording_unreadable", path, problem));
-    }
+    let begin_ns = lifetimes.iter().map(|one| one.begin_ns).min().unwrap_or_default();
+    let ends = lifetimes.iter().map(|one| one.end_ns.unwrap_or(one.begin_ns).max(one.begin_ns));
+    let end_ns = ends.max().unwrap_or_default();
     let mut changes: BTreeMap<u32, Vec<(i64, i128)>> = BTreeMap::new();
     for one in lifetimes {
         if changes.len() >= MOST_GPUS && !changes.contains_key(&one.device) {
@@ -74,21 +66,10 @@ pub(super) fn tape(
         let uuid = Some(known.uuid.clone()).filter(|uuid| !uuid.is_empty()).unwrap_or_else(made);
         Device { index: device.to_string(), uuid, ..known }
     };
-    let devices = changes.keys().map(device).collect();
-    let tracks = changes.into_iter().map(|(device, changes)| Track::new(device, sums(changes, begin_ns, end_ns)));
-    Ok(Tape {
-        devices,
-        tracks: tracks.collect(),
-        said: Box::new(Nothing),
-        meters: Meters::default(),
-        turns: Vec::new(),
-        changes: Vec::new(),
-        begin_ns,
-        end_ns,
-        skipped,
-        format,
-        allocations: lifetimes.iter().map(allocation).collect(),
-    })
+    let gpu = |(of, changes)| (device(&of), Track::new(of, sums(changes, begin_ns, end_ns)));
+    let mut tape = Tape::imported(path, format, changes.into_iter().map(gpu), skipped)?;
+    tape.allocations = lifetimes.iter().map(allocation).collect();
+    Ok(tape)
 }
 
 /// Memory in use after each time at which it changes, from 0 at the begin, unless this GPU's first allocation is then. At one time, what is freed is gone before
@@ -261,7 +242,7 @@ mod tests {
     fn what_is_no_profile_is_refused_in_one_line() {
         let refused = |sql: &str| imported(|file| file.execute_batch(sql)).expect_err(sql).message;
         assert!(refused("CREATE TABLE t (a)").contains("is not a recording of highwater, and has no table of"));
-        assert!(refused(NVPROF).contains("it has no allocation on a GPU"));
+        assert!(refused(NVPROF).contains("it has no memory of any GPU"));
         // A view could be a query without an end.
         let view = "CREATE VIEW CUPTI_ACTIVITY_KIND_MEMORY AS WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) \
                     SELECT 1 AS deviceId, 1 AS start, 1 AS end, 1 AS bytes FROM n";

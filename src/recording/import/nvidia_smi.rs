@@ -337,7 +337,7 @@ mod tests {
                 "timestamp, memory.used [MiB]\n2026/01/01 00:00:00.5, 1 MiB\n2026/01/01 00:00:00.5, 2 MiB\n",
                 "query index or uuid too",
             ),
-            ("memory.used [MiB]\nx\n", "it has no reading of memory; "),
+            ("memory.used [MiB]\nx\n", "it has no memory of any GPU; "),
         ] {
             assert!(refused(text).contains(problem), "{text}: {}", refused(text));
         }

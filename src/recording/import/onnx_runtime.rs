@@ -120,7 +120,7 @@ mod tests {
             ]
         );
         let error = imported("a.txt", "0 0 5").expect_err("nothing is left");
-        assert!(error.message.contains("it has no reading of memory; "), "{error:?}");
+        assert!(error.message.contains("it has no memory of any GPU; "), "{error:?}");
         let far = imported("a.txt", "0 0 5\n0 9000000000000000000 5\n").expect_err("too long");
         assert!(far.message.contains("31 days"), "{far:?}");
     }

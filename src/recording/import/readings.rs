@@ -4,11 +4,10 @@
 //! Invariant: readings that repeat the value before take no memory.
 
 use crate::recording::SkippedLines;
-use crate::recording::lines::{Fault, refuse};
-use crate::recording::meters::Meters;
+use crate::recording::lines::Fault;
 use crate::recording::points::Track;
 use crate::recording::rows::MOST_GPUS;
-use crate::recording::tape::{Format, Nothing, Tape, is_too_long};
+use crate::recording::tape::{Format, Tape};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
@@ -81,37 +80,12 @@ impl Readings {
     /// # Errors
     /// There is no reading, or times lie too far apart.
     pub fn tape(self, path: &Path, format: Format, skipped: SkippedLines) -> Result<Tape, OpenError> {
-        let (mut devices, mut tracks) = (Vec::new(), Vec::new());
-        let last_ns = self.gpus.values().filter_map(|of| Some(of.last?.0)).max();
-        for (gpu, readout) in self.gpus {
-            let (device, points) = readout.end(last_ns.unwrap_or(i64::MIN));
-            devices.push(device);
-            tracks.push(Track::new(gpu, points));
-        }
-        let spans: Vec<_> = tracks.iter().filter_map(Track::span).collect();
-        let begin_ns = spans.iter().map(|(begin_ns, _)| *begin_ns).min();
-        let end_ns = spans.iter().map(|(_, end_ns)| *end_ns).max();
-        let (Some(begin_ns), Some(end_ns)) = (begin_ns, end_ns) else {
-            let first = skipped.first.first().map_or_else(String::new, |first| format!("; {first}"));
-            return Err(refuse("recording_unreadable", path, format!("it has no reading of memory{first}")));
-        };
-        if is_too_long(begin_ns, end_ns) {
-            let problem = "its times lie more than 31 days apart: one of them is wrong";
-            return Err(refuse("recording_unreadable", path, problem));
-        }
-        Ok(Tape {
-            devices,
-            tracks,
-            said: Box::new(Nothing),
-            meters: Meters::default(),
-            turns: Vec::new(),
-            changes: Vec::new(),
-            begin_ns,
-            end_ns,
-            skipped,
-            format,
-            allocations: Vec::new(),
-        })
+        let end_ns = self.gpus.values().filter_map(|of| Some(of.last?.0)).max().unwrap_or(i64::MIN);
+        let gpus = self.gpus.into_iter().map(|(gpu, readout)| {
+            let (device, points) = readout.end(end_ns);
+            (device, Track::new(gpu, points))
+        });
+        Tape::imported(path, format, gpus, skipped)
     }
 }
 
