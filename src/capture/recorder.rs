@@ -144,6 +144,12 @@ impl Recorder {
         asked
     }
 
+    /// How far back a requested capture may reach, nanoseconds; `None` if captures are off.
+    #[must_use]
+    pub fn most_before_ns(&self) -> Option<i64> {
+        self.0.as_ref().map(|shared| shared.retention_ns)
+    }
+
     /// All captures, newest first.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {

@@ -9,6 +9,7 @@ mod report;
 mod run;
 pub mod serve;
 mod terminal;
+mod via;
 
 use crate::config::{Faults, KEYS, Layers, Settings, SourceSpec, load};
 use clap::{Args, Parser, Subcommand};

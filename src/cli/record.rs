@@ -63,6 +63,24 @@ impl Flags {
         }
     }
 
+    /// With `run --via`, how and what is read is the daemon's business.
+    pub fn leave_to_daemon(&self) -> anyhow::Result<()> {
+        let given = [
+            ("--interval", self.interval.is_some()),
+            ("--source", self.source.is_some()),
+            ("--config", self.config.is_some()),
+            ("--nvml-library", self.nvml_library.is_some()),
+            ("--set", !self.set.is_empty()),
+            ("--format ort", self.format == Format::Ort),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                Err(Misuse(format!("{flag}: has no effect with --via, where the daemon records")).into())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The settings of a recording that takes annotations over this socket.
     pub fn settings(&self, socket: &Path) -> anyhow::Result<Settings> {
         let socket = socket.to_str().context("the path of the annotation socket is not UTF-8")?;
@@ -139,7 +157,8 @@ pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
+/// Prints what a finished recording shows.
+pub(super) fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
     let shown = report::Report::open(path, &settings_of(&[])?);
     let shown = shown.with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
@@ -150,11 +169,15 @@ fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether something takes marks over this socket.
+pub(super) fn answers(socket: &Path) -> bool {
+    std::os::unix::net::UnixDatagram::unbound().and_then(|own| own.connect(socket)).is_ok()
+}
+
 /// Says if a daemon runs here too. Both read the driver.
 pub(super) fn note_daemon(own: &Path) {
     let other = default_socket();
-    let answers = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| socket.connect(&other));
-    if other != own && answers.is_ok() {
+    if other != own && answers(&other) {
         terminal::print_error(
             "highwater: a daemon runs on this node too; this recording reads the GPUs by itself and takes its own marks",
         );

@@ -1,7 +1,9 @@
 //! `run`: records while a command runs, and returns its exit status.
 
-use super::record::{Flags, end, note_daemon};
+use super::record::{Flags, answers, end, note_daemon, show};
 use super::terminal;
+use super::via::{self, Daemon};
+use crate::config::default_socket;
 use crate::daemon::Recording;
 use crate::files::OwnFolder;
 use anyhow::Context as _;
@@ -11,9 +13,12 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{ExitCode, ExitStatus};
+use std::time::Instant;
+use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// As shells have it: the command was found but cannot be run, or was not found.
 const CANNOT_RUN: u8 = 126;
@@ -27,6 +32,10 @@ const PASSED_ON: [Signal; 6] = [Signal::TERM, Signal::HUP, Signal::INT, Signal::
 pub(super) struct Run {
     #[command(flatten)]
     flags: Flags,
+    /// Let the daemon at this address record, and read no GPU here. The file is a capture of it, which reaches back by its
+    /// ring.retention at most [default without =URL: http://127.0.0.1:10450].
+    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, default_missing_value = via::DEFAULT)]
+    via: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -46,24 +55,20 @@ impl Run {
 
     /// Records while the command runs. Returns its status, or why it cannot be run; an error if nothing is recorded.
     fn record(&self) -> anyhow::Result<io::Result<ExitStatus>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start the runtime for signals")?;
+        if let Some(url) = &self.via {
+            return self.record_via(url, &runtime);
+        }
         let own = OwnFolder::make("highwater-run").context("cannot make a folder for the socket")?;
         let settings = self.flags.settings(&own.path().join("annotations.sock"))?;
-        let mut command = Command::new(&self.command[0]);
-        command.args(&self.command[1..]);
+        let mut command = self.command();
         if let Some(socket) = &settings.annotations_socket {
             command.env("HIGHWATER_ANNOTATIONS_SOCKET", socket);
             note_daemon(socket);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("cannot start the runtime for signals")?;
-        let line = self.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        let recording = Recording::start(settings, self.flags.output(), self.flags.format, &line)?;
-        // Signals are taken before the command exists, so that none ends this process and leaves the command behind.
-        let ended = runtime.block_on(async {
-            let signals = signals()?;
-            spawn(&mut command).map(|child| wait(child, signals))
-        });
-        let ended = ended.and_then(|status| runtime.block_on(status));
+        let recording = Recording::start(settings, self.flags.output(), self.flags.format, &self.line())?;
+        let ended = execute(&mut command, &runtime);
         if ended.is_ok() {
             // The command's own status is returned all the same: whoever calls this relies on it.
             if let Err(error) = end(recording, self.flags.output()) {
@@ -77,14 +82,66 @@ impl Run {
         }
         Ok(ended)
     }
+
+    /// The same, but a daemon records.
+    fn record_via(&self, url: &str, runtime: &Runtime) -> anyhow::Result<io::Result<ExitStatus>> {
+        self.flags.leave_to_daemon()?;
+        let path = self.flags.output();
+        anyhow::ensure!(path.symlink_metadata().is_err(), "{}: exists, and is not overwritten", path.display());
+        let daemon = runtime.block_on(Daemon::find(url))?;
+        let mut command = self.command();
+        // A daemon with a socket elsewhere has told the job's environment.
+        if answers(&default_socket()) {
+            command.env("HIGHWATER_ANNOTATIONS_SOCKET", default_socket());
+        }
+        let begin = Instant::now();
+        let ended = execute(&mut command, runtime);
+        if ended.is_ok() {
+            let recorded = runtime.block_on(daemon.record(begin.elapsed(), &self.line(), path));
+            let shown = recorded.and_then(|lost| {
+                if !lost.is_zero() {
+                    let seconds = lost.as_secs_f64();
+                    terminal::print_error(format_args!(
+                        "highwater: the daemon no longer keeps the first {seconds:.0} s (ring.retention)"
+                    ));
+                }
+                show(path, path)
+            });
+            if let Err(error) = shown {
+                terminal::print_error(format_args!("highwater: {error:#}"));
+            }
+        }
+        Ok(ended)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        command
+    }
+
+    /// The command as a line of text.
+    fn line(&self) -> String {
+        self.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Runs the command to its end. Signals are taken before it exists, so that none ends this process and leaves the command
+/// behind.
+fn execute(command: &mut Command, runtime: &Runtime) -> io::Result<ExitStatus> {
+    let running = runtime.block_on(async {
+        let signals = signals()?;
+        spawn(command).map(|child| wait(child, signals))
+    });
+    running.and_then(|status| runtime.block_on(status))
 }
 
 /// Starts the command. As in a shell, a file without an interpreter is a script.
 fn spawn(command: &mut Command) -> io::Result<Child> {
     let is_script = |error: &io::Error| error.raw_os_error() == Some(libc::ENOEXEC);
     match command.spawn() {
-        Err(error) if is_script(&error) && command.get_program().as_encoded_bytes().contains(&b'/') => {
-            let mut script = Command::new("/bin/sh");
+        Err(error) if is_script(&error) && command.as_std().get_program().as_encoded_bytes().contains(&b'/') => {
+            let (mut script, command) = (Command::new("/bin/sh"), command.as_std());
             script.arg(command.get_program()).args(command.get_args());
             script.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
             script.spawn()
@@ -106,16 +163,18 @@ fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
 
 /// Waits for the command, and passes signals on.
 async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> io::Result<ExitStatus> {
-    let pid = Pid::from_child(&child);
+    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
     // A descriptor, because the number could belong to another process once the command has been waited for. Kernels
     // before 5.3 have none.
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok();
-    let (ended, mut status) = oneshot::channel();
-    std::thread::Builder::new().name("hw-command".to_owned()).spawn(move || drop(ended.send(child.wait())))?;
+    let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     loop {
         tokio::select! {
-            status = &mut status => return status.unwrap_or_else(|_| Err(io::Error::other("it cannot be waited for"))),
-            Some(taken) = signals.recv() => pass_on(pid, pidfd.as_ref(), taken),
+            status = child.wait() => return status,
+            Some(taken) = signals.recv() => {
+                if let Some(pid) = pid {
+                    pass_on(pid, pidfd.as_ref(), taken);
+                }
+            }
         }
     }
 }
@@ -144,7 +203,7 @@ fn hears_terminal(pid: Pid) -> bool {
 fn code(status: ExitStatus) -> ExitCode {
     if status.signal() == Some(Signal::INT.as_raw()) {
         // A new program has no handler for the signal. If it cannot be had, the status says the same.
-        let _ = Command::new("/bin/sh").args(["-c", "kill -INT $$"]).exec();
+        let _ = std::process::Command::new("/bin/sh").args(["-c", "kill -INT $$"]).exec();
     }
     let code = status.code().or_else(|| status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

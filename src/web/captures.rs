@@ -37,7 +37,10 @@ pub(super) struct Desk {
 /// `GET /api/v1/captures`: newest first.
 pub(super) async fn list(State(desk): State<Desk>) -> Json<Value> {
     let is_on = desk.recorder.stats().is_some();
-    Json(json!({ "on": is_on, "trouble": desk.recorder.trouble(), "captures": desk.recorder.list() }))
+    #[allow(clippy::cast_precision_loss, reason = "seconds of at most a day")]
+    let most_seconds = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
+    let (trouble, captures) = (desk.recorder.trouble(), desk.recorder.list());
+    Json(json!({ "on": is_on, "most_seconds_before": most_seconds, "trouble": trouble, "captures": captures }))
 }
 
 /// The body of `POST /api/v1/captures`; every key is optional.

@@ -371,3 +371,53 @@ fn the_older_tools_format_has_a_line_for_every_reading() {
     assert_eq!(again.status.code(), Some(1), "{again:?}");
     assert!(text(&again.stderr).contains("memory_usage.txt: exists, and is not overwritten"), "{again:?}");
 }
+
+/// With `--via`, the daemon's recorder makes the file, and no GPU is read here.
+#[test]
+fn a_daemon_that_runs_already_can_record_the_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let captures = format!("captures.directory={}", folder.path().join("captures").display());
+    let daemon = Daemon::start(&["serve", "--source", "sim:demo", "--set", &captures]).ready();
+    // Until the first phases of the simulated jobs have ended.
+    eventually(SOON, "phases", || {
+        daemon.get("/metrics").contains("highwater_phase_duration_seconds_count").then_some(())
+    });
+    let run = |flags: &[&str], words: &[&str]| {
+        let mut run = command();
+        run.current_dir(folder.path()).arg("run").args(flags).arg("--").args(words);
+        // A driver that cannot be opened: nothing here may try.
+        run.env("HIGHWATER_NVML_LIBRARY", "/nonexistent.so").output().expect("it runs")
+    };
+    let via = format!("--via=http://{}", daemon.address());
+    let output = run(&[&via, "-o", "file.sqlite"], &["sh", "-c", "sleep 1.5; exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(text(&output.stderr).contains("reached at"), "{output:?}");
+    let file = Connection::open(folder.path().join("file.sqlite")).expect("a recording");
+    let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, String>(0)).expect("a row");
+    assert_eq!(one("SELECT value FROM meta WHERE key = 'note'"), "sh -c sleep 1.5; exit 7");
+    let length = "SELECT printf('%f', (SELECT value FROM meta WHERE key = 'end_ns') / 1e9 -
+                                      (SELECT value FROM meta WHERE key = 'begin_ns') / 1e9)";
+    let seconds: f64 = one(length).parse().expect("a number");
+    assert!((2.4..30.0).contains(&seconds), "{seconds} s of a command of 1.5 s and the second after it");
+    assert_ne!(one("SELECT count(*) || '' FROM phase_memory"), "0");
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &folder.path().join("file.sqlite").metadata().expect("there").permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+
+    // Whatever is wrong is said before the command runs.
+    let marker = folder.path().join("ran");
+    let touch = ["touch", marker.to_str().expect("UTF-8")];
+    let ended = |flags: &[&str], code: i32, why: &str| {
+        let output = run(flags, &touch);
+        assert_eq!(output.status.code(), Some(code), "{flags:?}: {output:?}");
+        assert!(text(&output.stderr).contains(why), "{flags:?}: {output:?}");
+        assert!(!marker.exists(), "{flags:?}: the command ran");
+    };
+    ended(&[&via, "-o", "file.sqlite"], 1, "file.sqlite: exists, and is not overwritten");
+    ended(&["--via=http://127.0.0.1:1", "-o", "other.sqlite"], 1, "http://127.0.0.1:1: ");
+    ended(&["--via=https://localhost", "-o", "other.sqlite"], 1, "is not http://HOST:PORT");
+    ended(&[&via, "-o", "other.sqlite", "-i", "5"], 2, "--interval: has no effect with --via");
+    let without = Daemon::start(&["serve", "--source", "sim", "--set", "captures.directory=none"]).ready();
+    ended(&[&format!("--via=http://{}", without.address()), "-o", "other.sqlite"], 1, "takes no captures");
+}
