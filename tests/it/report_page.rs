@@ -87,6 +87,12 @@ fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_po
     let tip = browser.value("document.querySelector('.tip').textContent");
     let tip = tip.as_str().expect("text");
     assert!(tip.contains("h200-ddp rank 0") && tip.contains("step 2 (") && tip.contains("forward ("), "{tip}");
+    // A finding has its mark above the plot, and is named where it holds.
+    let mark = browser.value("(() => { const chart = highwaterChart, { from } = chart.findings.find(({ from }) => from > chart.view[0]);
+        return chart.pen.getImageData(Math.round(chart.x(from)), 4, 1, 1).data.join() !== chart.pen.getImageData(90, 12, 1, 1).data.join(); })()");
+    assert_eq!(mark, json!(true));
+    let said = browser.value("highwaterChart.at(61.5).join()");
+    assert!(said.as_str().is_some_and(|said| said.contains("allocator_thrash: The allocator of rank 0")), "{said}");
     browser.press("n");
     assert!(readout(&mut browser).contains("ran out of memory and flushed its cache"), "{}", readout(&mut browser));
     browser.press("0");

@@ -3,15 +3,16 @@
 // time, so that no reading is lost at any zoom.
 
 const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, LANE = 17, LAYER = 12, RIGHT = 12;
-const MOST_SPOKEN = 4, MOST_TIP = 16;
+const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
 const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 
 class Chart {
   // series: { name, color, times, used, shift, length, bucket, capacity, peak: [bytes, seconds] or null, allocations, shown }
   // lanes: { name, short, columns, rows, members, level, levels, longest, height, shift }, where `members` are positions
   // of spans in order of time, and `level` is the row of each
-  constructor(place, { series, lanes, length, unit, say, note }) {
-    Object.assign(this, { series, lanes, length: Math.max(length, 1e-6), unit, say, note });
+  // findings: { from, to, color, text }
+  constructor(place, { series, lanes, findings, length, unit, say, note }) {
+    Object.assign(this, { series, lanes, findings, length: Math.max(length, 1e-6), unit, say, note });
     this.view = [this.first(), this.length];
     this.fit = false;
     this.cursor = null;
@@ -151,6 +152,8 @@ class Chart {
       const inside = this.spansAt(lane, seconds);
       if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => this.spanText(lane, span)).join(", ")}`);
     }
+    const found = this.findings.filter(({ from, to }) => from <= seconds + width && seconds <= to);
+    texts.push(...found.slice(0, MOST_FOUND).map(({ text }) => text));
     return texts;
   }
 
@@ -303,6 +306,7 @@ class Chart {
     for (const one of this.series) if (one.shown) this.curve(one, step);
     for (const one of this.series) if (one.shown) this.marks(one);
     this.drawLanes();
+    this.drawFindings();
     pen.restore();
     this.drawCursor();
     const thinned = this.series.filter((one) => one.shown && one.bucket > (this.view[1] - this.view[0]) / this.width);
@@ -334,7 +338,7 @@ class Chart {
     }
     pen.textAlign = "center";
     pen.textBaseline = "top";
-    const span = this.view[1] - this.view[0], tick = round(span / Math.max(this.width / 110, 2));
+    const span = this.view[1] - this.view[0], tick = round(span / Math.max(this.width / 90, 3));
     const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(tick))));
     for (let at = Math.ceil(this.view[0] / tick) * tick; at <= this.view[1]; at += tick) {
       const x = this.x(at);
@@ -440,6 +444,19 @@ class Chart {
       pen.globalAlpha = 1;
       pen.fillStyle = this.color("--text");
       pen.fillText(text, tx, y + 8);
+    }
+  }
+
+  // Above the plot, a bar for as long as each finding held, from a mark at its begin.
+  drawFindings() {
+    for (const { from, to, color } of this.findings) {
+      const left = this.x(from), right = Math.max(this.x(to), left + 2);
+      if (right < AXIS || left > AXIS + this.width) continue;
+      this.pen.fillStyle = this.color(color);
+      this.pen.fillRect(left, 5, right - left, 3);
+      this.pen.beginPath();
+      this.pen.moveTo(left - 4, 1); this.pen.lineTo(left + 4, 1); this.pen.lineTo(left, 9);
+      this.pen.fill();
     }
   }
 

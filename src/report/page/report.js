@@ -262,6 +262,16 @@ function longestSteps(recording) {
   return steps.sort((a, b) => (end[b] - begin[b]) - (end[a] - begin[a])).slice(0, 20);
 }
 
+function marksOf(report) {
+  const colors = { critical: "--bad", warning: "--warn" };
+  return report.recordings.flatMap((recording) => recording.findings.map((found) => ({
+    from: seconds(found.begin_after_ns) + recording.shift,
+    to: seconds(found.end_after_ns ?? recording.duration_ns) + recording.shift,
+    color: colors[found.severity] ?? "--note",
+    text: `${found.kind}: ${found.what}`,
+  })));
+}
+
 const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
   "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
 
@@ -291,7 +301,7 @@ async function build() {
   const lanes = lanesOf(report), region = element("div", {}, tools, place, readout, note, legend);
   main.replaceChildren(region, element("p", { class: "unseen", id: "help" }, HELP));
   if (lanes.length > MOST_LANES) region.append(element("p", {}, `${lanes.length - MOST_LANES} of ${lanes.length} ranks are not in the chart; the tables have all.`));
-  const chart = new Chart(place, { series, lanes: lanes.slice(0, MOST_LANES), length, unit,
+  const chart = new Chart(place, { series, lanes: lanes.slice(0, MOST_LANES), findings: marksOf(report), length, unit,
     say: (text) => { readout.textContent = text; },
     // The same text again would be read out again.
     note: (text) => { if (note.textContent !== text) note.textContent = text; } });
