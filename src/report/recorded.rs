@@ -172,3 +172,93 @@ fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<F
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::schema;
+
+    /// Two GPUs from 1,000 to 2,000 ns, with phases and what was found.
+    const ROWS: &str = "
+        INSERT INTO meta VALUES ('state', 'writing'), ('begin_ns', 1000), ('end_ns', 1500), ('host', 'h'), ('note', '');
+        INSERT INTO gpus (gpu, gpu_index, uuid, memory_total_bytes, known_until_ns)
+            VALUES (0, '3', 'a', 100, 1990), (1, '4', 'b', NULL, 2000);
+        INSERT INTO samples VALUES (0, 1000, 0, 30), (0, 1600, 0, 90), (0, 1700, 0, NULL), (0, 1800, 0, 20),
+            (1, 1100, 0, 5), (1, 900, 0, 99);
+        INSERT INTO phases VALUES (1, 'j', 0, 'step', 'step', 7, 1100, 1300), (2, 'j', 0, 'phase', 'forward', 7, 1110, 1210),
+            (3, 'j', 1, 'phase', 'forward', 7, 1500, 1700), (4, 'j', 1, 'phase', 'forward', 7, 1700, 1600),
+            (5, 'j', 1, 'phase', 'forward', 7, 1, 9000000000000000000);
+        INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
+        INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
+        INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}')";
+
+    fn with(more: &str) -> Result<Report, OpenError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it.sqlite");
+        let connection = schema::create(&path, 1 << 20, 0o600).expect("created");
+        connection.execute_batch(ROWS).expect("its tables");
+        connection.execute_batch(more).expect("good SQL");
+        connection.execute_batch("COMMIT").expect("written");
+        schema::close(connection).expect("closed");
+        open(&path)
+    }
+
+    #[test]
+    fn a_killed_recording_is_read_to_its_last_reading() {
+        let report = with("").expect("a recording");
+        assert_eq!((report.begin_ns, report.end_ns), (1_000, 2_000), "beyond the end that was noted");
+        let shown: Vec<_> = report.gpus.iter().map(|gpu| (gpu.usage.peak, gpu.usage.gap_ns)).collect();
+        assert_eq!(shown, [(Some((90, 1_600)), 100 + 10), (Some((5, 1_100)), 100)]);
+        let messages: Vec<&str> = report.skipped.first.iter().map(|skipped| skipped.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "table samples: at_ns: 900 lies outside the recording",
+                "table phases: end_ns: it lies before begin_ns",
+                "table phases: 9000000000000000000 lies more than 31 days outside the recording",
+            ]
+        );
+        let rows: Vec<_> = report.spans.rows().iter().map(|row| (row.rank, row.count, row.highest)).collect();
+        assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), [(0, 1), (0, 1), (1, 1)]);
+        assert_eq!(rows[0].2.and_then(|highest| highest.peak_bytes), Some(95));
+        assert_eq!(rows[1].2, None, "a cell that is no number");
+        // The peak is GPU 3's, on which rank 1 was.
+        let (gpu, _, at_ns) = report.peak().expect("a peak");
+        let running: Vec<_> = report.at(at_ns, gpu).map(|span| report.spans.rank(span.rank)).collect();
+        assert_eq!((gpu.device.index.as_str(), running), ("3", vec![("j", 1)]));
+        let found = &report.found()[0];
+        assert_eq!((found.gpu.as_deref(), found.begin_ns, found.end_ns), (Some("3"), 1_200, None));
+    }
+
+    #[test]
+    fn times_that_were_not_noted_are_those_of_the_readings() {
+        let report = with("DELETE FROM meta WHERE key LIKE '%_ns'").expect("a recording");
+        assert_eq!((report.begin_ns, report.end_ns), (900, 2_000));
+        let refused = |more: &str| with(more).expect_err(more).message;
+        let far = "DELETE FROM meta WHERE key LIKE '%_ns';
+                   INSERT INTO samples VALUES (0, -9000000000000000000, 0, 1), (0, 9000000000000000000, 0, 1)";
+        assert!(refused(far).ends_with("are not within 31 days: one of them is wrong"));
+        assert!(refused("DELETE FROM samples").ends_with("it has no memory of any GPU"));
+    }
+
+    #[test]
+    fn no_view_is_queried() {
+        let endless =
+            "WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT 1 AS phase, 1 AS peak_bytes FROM n";
+        for table in ["phase_memory", "phases", "findings", "samples", "ranks", "gpus"] {
+            let error =
+                with(&format!("DELETE FROM phase_memory; DROP TABLE {table}; CREATE VIEW {table} AS {endless}"))
+                    .expect_err(table);
+            assert!(error.message.ends_with(&format!("it has no table {table}")), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let report =
+            with("UPDATE findings SET what = printf('%.5000c', 'ü'); UPDATE phases SET name = printf('%.900c', 'n')");
+        let report = report.expect("a recording");
+        assert_eq!(report.found()[0].what.chars().count(), LONGEST_SENTENCE + 1);
+        assert!(report.spans.rows().iter().all(|row| row.name.chars().count() == LONGEST_NAME + 1));
+    }
+}
