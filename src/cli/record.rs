@@ -159,7 +159,7 @@ pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
 
 /// Prints what a finished recording shows.
 pub(super) fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
-    let shown = report::Report::open(path, &settings_of(&[])?);
+    let shown = report::Report::open(path, report::Room::of(1), &settings_of(&[])?);
     let shown = shown.with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
     let seconds = shown.duration_ns() as f64 / 1e9;

@@ -3,7 +3,7 @@
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
 use crate::files::read_at_most;
-use crate::report::{Comparison, Condition, Report, json, page, picture, printable, summary};
+use crate::report::{Comparison, Condition, Report, Room, json, page, picture, printable, summary};
 use anyhow::Context as _;
 use clap::Args;
 use std::io::Write as _;
@@ -58,7 +58,7 @@ impl ReportCommand {
                     self.files.len()
                 ));
             }
-            let report = Report::open(file, &settings);
+            let report = Report::open(file, Room::of(self.files.len()), &settings);
             terminal::progress("");
             reports.push(report?);
         }

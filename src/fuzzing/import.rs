@@ -6,7 +6,7 @@ use super::recording::show;
 use super::replay::play;
 use crate::config::{Layers, Settings, load};
 use crate::recording::{Options, Replay};
-use crate::report::Report;
+use crate::report::{Report, Room};
 use highwater_core::fuzzing::Numbers;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -36,7 +36,7 @@ pub fn import(data: &[u8]) {
         if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
-        if let Ok(report) = Report::open(&path, settings) {
+        if let Ok(report) = Report::open(&path, Room::of(2), settings) {
             show(&report);
         }
     });

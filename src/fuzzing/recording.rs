@@ -5,7 +5,7 @@ use super::parts;
 use super::replay::play;
 use crate::recording::schema;
 use crate::recording::{Options, Replay};
-use crate::report::{Comparison, Report, json, page, printable, summary};
+use crate::report::{Comparison, Report, Room, json, page, printable, recorded, summary};
 use highwater_core::fuzzing::Numbers;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -66,7 +66,7 @@ pub fn recording(data: &[u8]) {
         if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
-        if let Ok(report) = Report::recorded(&path) {
+        if let Ok(report) = recorded::open(&path, Room::of(2)) {
             show(&report);
         }
     });

@@ -1,6 +1,7 @@
 //! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
 //! it was written.
 
+use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
 use super::rows::{File, json, needed, number, real, text, word};
@@ -17,6 +18,8 @@ use std::sync::Arc;
 const MOST_SAMPLES: usize = 1 << 24;
 const MOST_USAGE: usize = 1 << 22;
 const MOST_EVENTS: usize = 1 << 20;
+/// The most bytes of their names, jobs and attributes. A capture has 8 MiB of events at most.
+const MOST_EVENT_BYTES: usize = 256 << 20;
 const MOST_RANKS: usize = 1 << 16;
 const MOST_CHANGES: usize = 1 << 16;
 
@@ -161,7 +164,7 @@ impl File {
         let found = self.ranks()?;
         let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
                      active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations ORDER BY id";
-        let rows = self.rows("annotations", query, 0, MOST_EVENTS, |row| {
+        let read = |row: &Row<'_>| {
             let memory = Memory {
                 allocated: number(row, 9)?,
                 reserved: number(row, 10)?,
@@ -173,10 +176,12 @@ impl File {
             let (job, rank) = (text(row, 4)?.ok_or("job is not known")?, needed::<u32>(row, 5)?);
             let named = gpus(row, 8)?.or_else(|| found.get(&(job.clone(), rank)).cloned());
             let attributes: Option<BTreeMap<String, Scalar>> = json(row, 15)?;
-            Ok(Annotation {
+            let name = text(row, 3)?;
+            let bytes = job.len() + name.as_ref().map_or(0, String::len) + text(row, 15)?.map_or(0, |text| text.len());
+            let annotation = Annotation {
                 event: word::<EventType>(row, 1)?,
                 kind: word::<Kind>(row, 2)?,
-                name: text(row, 3)?,
+                name,
                 job: Some(job),
                 rank: Some(rank),
                 world_size: number(row, 6)?,
@@ -186,7 +191,19 @@ impl File {
                 memory: (memory != Memory::default()).then_some(memory),
                 lost: None,
                 attributes,
-            })
+            };
+            Ok((annotation, bytes))
+        };
+        let (mut rows, mut bytes, path) = (Vec::new(), 0, self.path().to_owned());
+        self.each("annotations", query, 0, read, |(annotation, more)| {
+            bytes += more;
+            if rows.len() >= MOST_EVENTS || bytes > MOST_EVENT_BYTES {
+                let problem =
+                    format!("table annotations has more than {MOST_EVENTS} rows or {MOST_EVENT_BYTES} bytes of text");
+                return Err(refuse("recording_too_large", &path, problem));
+            }
+            rows.push(annotation);
+            Ok(())
         })?;
         Ok(Rows(rows.into()))
     }

@@ -1,6 +1,6 @@
 //! Reports made by hand, for unit tests.
 
-use super::{Gpu, Origin, Point, Report, Spans};
+use super::{Gpu, Origin, Point, Report, Room, Spans};
 use crate::recording::{SkippedLines, Times};
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
@@ -9,7 +9,11 @@ use std::collections::BTreeMap;
 pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
     let last_ns = gpus.iter().flatten().map(|(at_ns, _)| *at_ns).max().unwrap_or(0);
     let gpu = |(index, points): (usize, &Vec<(i64, Option<u64>)>)| {
-        let mut gpu = Gpu::new(Device { index: index.to_string(), ..Device::default() }, 0, gpus.len());
+        let mut gpu = Gpu::new(
+            Device { index: index.to_string(), ..Device::default() },
+            0,
+            Room::of(1).points_of_one(gpus.len()),
+        );
         points.iter().for_each(|(at_ns, used)| gpu.usage.push(Point { at_ns: *at_ns, used: *used }));
         gpu.usage.end(None, last_ns + 1);
         gpu

@@ -15,7 +15,7 @@ mod packed;
 mod page;
 mod picture;
 mod played;
-mod recorded;
+pub(crate) mod recorded;
 mod spans;
 mod text;
 mod usage;
@@ -37,11 +37,32 @@ use highwater_core::gpu::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Points of all GPUs that a report keeps, and of one of them. With three to five bytes each, they are most of a page.
-const MOST_POINTS: usize = 280_000;
+/// What is kept one by one of a recording, to be drawn. All reports of a page share what one could have, so that it stays
+/// small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Points of all GPUs. With three to five bytes each, they are most of a page.
+    points: usize,
+    /// Steps, phases and layers.
+    spans: usize,
+}
+
+/// The most points of one GPU.
 const MOST_POINTS_OF_ONE: usize = 100_000;
-/// Steps, phases and layers that are kept one by one.
-pub(crate) const MOST_SPANS: usize = 60_000;
+
+impl Room {
+    /// The room of each of so many recordings.
+    #[must_use]
+    pub fn of(recordings: usize) -> Self {
+        let recordings = recordings.max(1);
+        Self { points: 280_000 / recordings, spans: 60_000 / recordings }
+    }
+
+    /// How many points each of so many GPUs may have.
+    fn points_of_one(self, gpus: usize) -> usize {
+        (self.points / gpus.max(1)).min(MOST_POINTS_OF_ONE)
+    }
+}
 
 /// What one recording shows.
 #[derive(Debug, Clone)]
@@ -133,16 +154,8 @@ impl Report {
     ///
     /// # Errors
     /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
-    pub fn open(path: &Path, settings: &Settings) -> Result<Self, OpenError> {
-        if crate::recording::is_own(path) { recorded::open(path) } else { played::open(path, settings) }
-    }
-
-    /// Reads a recording in the product's own format.
-    ///
-    /// # Errors
-    /// As [`Report::open`].
-    pub fn recorded(path: &Path) -> Result<Self, OpenError> {
-        recorded::open(path)
+    pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
+        if crate::recording::is_own(path) { recorded::open(path, room) } else { played::open(path, room, settings) }
     }
 
     /// How long it lasted, nanoseconds.
@@ -200,8 +213,8 @@ impl Report {
 }
 
 impl Gpu {
-    fn new(device: Device, begin_ns: i64, gpus: usize) -> Self {
-        let most = (MOST_POINTS / gpus.max(1)).min(MOST_POINTS_OF_ONE);
+    /// One with at most so many points.
+    fn new(device: Device, begin_ns: i64, most: usize) -> Self {
         Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new() }
     }
 }

@@ -102,7 +102,7 @@ fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Ended, MOST_SPANS, Spans, hand};
+    use crate::report::{Ended, Room, Spans, hand};
     use highwater_core::wire::Kind;
 
     /// Eight GPUs whose memory changes with every reading for ten minutes, and as many phases as are kept.
@@ -118,8 +118,8 @@ mod tests {
         };
         let gpus: Vec<_> = (0..8).map(|_| readings()).collect();
         let mut report = hand::report("</script><b>{data}{script}", &gpus);
-        let mut spans = Spans::default();
-        for nth in 0..MOST_SPANS {
+        let mut spans = Spans::new(Room::of(1).spans, Vec::new());
+        for nth in 0..Room::of(1).spans {
             let begin_ns = nth as i64 * 10_000_000;
             let (rank, name) = (next(8) as u32, ["forward", "backward", "comm"][nth % 3].to_owned());
             let (end_ns, peak_bytes) = (begin_ns + next(900_000_000).cast_signed(), Some(next(70_000) << 21));
@@ -143,7 +143,7 @@ mod tests {
     fn the_worst_recording_of_ten_minutes_is_a_page_of_two_megabytes_and_names_are_data() {
         let report = restless();
         let points: usize = report.gpus.iter().map(|gpu| gpu.usage.curve.points().len()).sum();
-        assert!(points > super::super::MOST_POINTS / 3, "only {points} points are kept");
+        assert!(points > Room::of(1).points / 3, "only {points} points are kept");
         let page = page(&[report], None, None);
         assert!(page.len() < 2_000_000, "{} bytes", page.len());
         assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));

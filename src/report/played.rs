@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report, peaks_of};
+use super::{Found, Gpu, Origin, Report, Room, peaks_of};
 use crate::config::Settings;
 use crate::offline;
 use crate::recording::{Allocation, Options, Replay};
@@ -17,18 +17,19 @@ use std::sync::Arc;
 /// Allocations that are drawn and listed one by one, of each GPU.
 const MOST_LARGEST: usize = 32;
 
-pub(super) fn open(path: &Path, settings: &Settings) -> Result<Report, OpenError> {
+pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Report, OpenError> {
     let replay = Arc::new(Replay::open(path, Options::default())?);
     let (begin_ns, end_ns) = (replay.begin_ns(), replay.end_ns());
     let devices = replay.devices();
-    let mut gpus: Vec<Gpu> = devices.iter().map(|device| Gpu::new(device.clone(), begin_ns, devices.len())).collect();
+    let mut gpus: Vec<Gpu> =
+        devices.iter().map(|device| Gpu::new(device.clone(), begin_ns, room.points_of_one(devices.len()))).collect();
     for (position, gpu) in gpus.iter_mut().enumerate() {
         replay.points(position).for_each(|(at_ns, used)| gpu.usage.push(Point { at_ns, used }));
         gpu.usage.end(None, end_ns);
     }
     allocations(&replay, &mut gpus);
     let Derived { spans, gpus_of, findings, refused } = if replay.annotations().next().is_some() {
-        derived(&replay, settings, peaks_of(&gpus)).map_err(|error| OpenError {
+        derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus))).map_err(|error| OpenError {
             reason: "recording_unreadable",
             message: format!("{}: {error}", path.display()),
         })?
@@ -89,8 +90,8 @@ struct Derived {
 }
 
 /// Phases and findings, as the daemon would have found them.
-fn derived(replay: &Arc<Replay>, settings: &Settings, keep: Vec<i64>) -> anyhow::Result<Derived> {
-    let (mut spans, mut gpus_of) = (Spans::that_keep(keep), BTreeMap::new());
+fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans) -> anyhow::Result<Derived> {
+    let mut gpus_of = BTreeMap::new();
     let mut found = BTreeMap::new();
     let mut next = [0, 0];
     let played = offline::play(replay, settings, |_, ledger, change| {

@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report, index_of, peaks_of};
+use super::{Found, Gpu, Origin, Report, Room, index_of, peaks_of};
 use crate::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
 use crate::recording::{Times, is_too_long};
 use crate::source::OpenError;
@@ -20,14 +20,18 @@ const MOST_PEAKS: usize = 1 << 23;
 const LONGEST_NAME: usize = 200;
 const LONGEST_SENTENCE: usize = 1_000;
 
-pub(super) fn open(path: &Path) -> Result<Report, OpenError> {
+/// Reads a recording in the product's own format.
+///
+/// # Errors
+/// As [`Report::open`].
+pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let mut file = File::open(path)?;
     let devices = file.devices()?;
     let (begin_ns, end_ns) = interval(&mut file, &devices)?;
     let count = devices.len();
     let mut gpus = Vec::with_capacity(count);
     for (number, (device, until_ns)) in devices {
-        let mut gpu = Gpu::new(device, begin_ns, count);
+        let mut gpu = Gpu::new(device, begin_ns, room.points_of_one(count));
         samples(&mut file, number, &mut gpu, (begin_ns, end_ns))?;
         gpu.usage.end(until_ns, end_ns);
         gpus.push(gpu);
@@ -35,7 +39,7 @@ pub(super) fn open(path: &Path) -> Result<Report, OpenError> {
     if gpus.iter().all(|gpu| gpu.usage.peak.is_none()) {
         return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
     }
-    let spans = spans(&mut file, (begin_ns, end_ns), peaks_of(&gpus))?;
+    let spans = spans(&mut file, (begin_ns, end_ns), Spans::new(room.spans, peaks_of(&gpus)))?;
     let gpus_of = gpus_of(&mut file)?;
     let findings = findings(&mut file, &gpus, (begin_ns, end_ns))?;
     let origin = Origin {
@@ -113,7 +117,7 @@ fn peaks(file: &mut File) -> Result<Vec<(i64, u64)>, OpenError> {
     file.rows("phase_memory", query, 0, MOST_PEAKS, |row| Ok((needed(row, 0)?, needed(row, 1)?)))
 }
 
-fn spans(file: &mut File, interval: (i64, i64), keep: Vec<i64>) -> Result<Spans, OpenError> {
+fn spans(file: &mut File, interval: (i64, i64), mut spans: Spans) -> Result<Spans, OpenError> {
     let peaks = peaks(file)?;
     let query = "SELECT job, rank, kind, name, step, begin_ns, end_ns, id FROM phases ORDER BY id";
     let read = |row: &Row<'_>| {
@@ -132,7 +136,6 @@ fn spans(file: &mut File, interval: (i64, i64), keep: Vec<i64>) -> Result<Spans,
             peak_bytes: peaks.binary_search_by_key(&needed(row, 7)?, |peak| peak.0).ok().map(|at| peaks[at].1),
         })
     };
-    let mut spans = Spans::that_keep(keep);
     file.each("phases", query, 0, read, |ended| {
         spans.push(ended);
         Ok(())
@@ -200,7 +203,7 @@ mod tests {
         connection.execute_batch(more).expect("good SQL");
         connection.execute_batch("COMMIT").expect("written");
         schema::close(connection).expect("closed");
-        open(&path)
+        open(&path, Room::of(1))
     }
 
     #[test]

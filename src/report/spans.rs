@@ -1,6 +1,5 @@
 //! Steps, phases and layers: a table of all of them, and the longest of them one by one.
 
-use super::MOST_SPANS;
 use highwater_core::wire::Kind;
 use std::collections::BTreeMap;
 
@@ -78,6 +77,7 @@ pub struct Spans {
     by_name: BTreeMap<(String, u32), BTreeMap<(Kind, String), usize>>,
     spans: Vec<Span>,
     left_out: u64,
+    most: usize,
     /// Times whose spans are kept however short they are.
     keep: Vec<i64>,
 }
@@ -86,10 +86,10 @@ pub struct Spans {
 const MOST_ROWS: usize = 1 << 14;
 
 impl Spans {
-    /// None yet. The spans at these times are kept however many there are.
+    /// None yet. At most so many are kept one by one, and those at these times before all others.
     #[must_use]
-    pub fn that_keep(times: Vec<i64>) -> Self {
-        Self { keep: times, ..Self::default() }
+    pub fn new(most: usize, keep: Vec<i64>) -> Self {
+        Self { most, keep, ..Self::default() }
     }
 
     /// Counts some that are not known any more.
@@ -115,14 +115,14 @@ impl Spans {
         of.count += 1;
         of.total_ns = of.total_ns.saturating_add(span.duration_ns());
         self.spans.push(span);
-        if self.spans.len() >= 2 * MOST_SPANS {
+        if self.spans.len() >= 2 * self.most {
             self.thin();
         }
     }
 
     /// Puts everything in order, and leaves out the shortest spans if there are too many.
     pub fn finish(&mut self) {
-        if self.spans.len() > MOST_SPANS {
+        if self.spans.len() > self.most {
             self.thin();
         }
         self.spans.sort_by_key(|span| (span.begin_ns, std::cmp::Reverse(span.end_ns)));
@@ -203,8 +203,8 @@ impl Spans {
     fn thin(&mut self) {
         let is_kept = |span: &Span| self.keep.iter().any(|at_ns| span.holds(*at_ns));
         self.spans.sort_by_cached_key(|span| std::cmp::Reverse((is_kept(span), span.duration_ns())));
-        self.left_out += self.spans.len().saturating_sub(MOST_SPANS) as u64;
-        self.spans.truncate(MOST_SPANS);
+        self.left_out += self.spans.len().saturating_sub(self.most) as u64;
+        self.spans.truncate(self.most);
     }
 }
 
@@ -235,6 +235,8 @@ impl Span {
 mod tests {
     use super::*;
 
+    const MOST: usize = 6_000;
+
     fn ended(rank: u32, name: &str, begin_ns: i64, end_ns: i64, peak_bytes: Option<u64>) -> Ended {
         let kind = if name == "step" { Kind::Step } else { Kind::Phase };
         let (job, name, step) = ("j".to_owned(), name.to_owned(), Some(7));
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_table_counts_all_and_names_the_longest_and_the_highest() {
-        let mut spans = Spans::default();
+        let mut spans = Spans::new(MOST, Vec::new());
         for one in [
             ended(1, "step", 90, 100, None),
             ended(0, "step", 100, 200, Some(5)),
@@ -266,14 +268,14 @@ mod tests {
 
     #[test]
     fn of_too_many_the_shortest_are_left_out_and_counted_in_the_table() {
-        let mut spans = Spans::default();
-        let all = 2 * MOST_SPANS as i64 + 10;
+        let mut spans = Spans::new(MOST, Vec::new());
+        let all = 2 * MOST as i64 + 10;
         for begin_ns in 0..all {
             spans.push(ended(0, "forward", begin_ns, begin_ns + 1 + begin_ns % 1_000, None));
         }
         spans.finish();
-        assert_eq!((spans.spans().len(), spans.rows()[0].count), (MOST_SPANS, all as u64));
-        assert_eq!(spans.left_out(), all as u64 - MOST_SPANS as u64);
+        assert_eq!((spans.spans().len(), spans.rows()[0].count), (MOST, all as u64));
+        assert_eq!(spans.left_out(), all as u64 - MOST as u64);
         let shortest = spans.spans().iter().map(Span::duration_ns).min();
         assert!(shortest > Some(400), "{shortest:?}");
         assert!(spans.spans().is_sorted_by_key(|span| span.begin_ns));
