@@ -38,6 +38,8 @@ impl Browser {
             .arg(program)
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"])
             .args(["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"])
+            // In a container, /dev/shm may be too small for it.
+            .arg("--disable-dev-shm-usage")
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
