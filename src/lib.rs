@@ -16,6 +16,7 @@ pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;
+mod html;
 pub mod intake;
 pub mod known;
 pub mod metrics;

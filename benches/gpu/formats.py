@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from measure import Child
-from rig import find_highwater
+from rig import find_highwater, start_recorder
 
 HERE = Path(__file__).resolve().parent
 GIB = 1 << 30
@@ -41,16 +41,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="for which all tools record")
     parser.add_argument("--out", type=Path, help="where to keep the files' beginnings and the page")
     return parser.parse_args()
-
-
-def start(command: list[object]) -> subprocess.Popen[bytes]:
-    # A shell's `&` makes what it starts ignore SIGINT, and processes inherit that.
-    return subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 def shown(highwater: str, path: Path) -> dict[str, object]:
@@ -78,7 +68,7 @@ def main() -> int:
             tools |= {log: ["nvidia-smi", *query, "-f", folder / log] for log, query in SMI.items()}
         job = Child([sys.executable, HERE / "train.py", "--seconds", 3600, "--verbose"], folder / "job.log")
         job.wait_for("ready: ", 120)
-        running = [start(command) for command in tools.values()]
+        running = [start_recorder(command) for command in tools.values()]
         time.sleep(options.seconds)
         for process in running:
             process.send_signal(signal.SIGINT)

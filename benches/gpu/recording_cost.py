@@ -27,7 +27,7 @@ from pathlib import Path
 
 from harm import order
 from measure import Child
-from rig import find_highwater
+from rig import find_highwater, start_recorder
 
 HERE = Path(__file__).resolve().parent
 SMI = "nvidia-smi --query-gpu=timestamp,index,memory.used --format=csv,noheader -lms 1 -f".split()
@@ -52,13 +52,7 @@ def lines(path: Path) -> int:
 def record(command: list[object], path: Path, seconds: float, count: Callable[[Path], int]) -> dict[str, float]:
     """Runs it for some seconds, ends it with SIGINT, and measures it."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    # A shell's `&` makes what it starts ignore SIGINT, and processes inherit that.
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = start_recorder(command)
     time.sleep(seconds)
     resident = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
     process.send_signal(signal.SIGINT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,16 @@ def find_highwater() -> Path:
     if not os.access(path, os.X_OK):
         raise SystemExit(f"no executable at {path}: set HIGHWATER to the daemon's binary")
     return path.resolve()
+
+
+def start_recorder(command: list[object]) -> subprocess.Popen[bytes]:
+    """Starts a program that SIGINT ends. A shell's `&` makes what it starts ignore that, and processes inherit it."""
+    return subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 class Job:

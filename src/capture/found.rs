@@ -14,27 +14,7 @@ impl Findings for OnBoard {
         let held = |finding: &&Finding| {
             finding.sign.begin_ns <= to_ns && finding.ended_ns.is_none_or(|ended_ns| ended_ns >= from_ns)
         };
-        board.all().filter(held).map(row).collect()
-    }
-}
-
-fn row(finding: &Finding) -> FindingRow {
-    let (sign, subject) = (&finding.sign, &finding.sign.subject);
-    let evidence = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
-    FindingRow {
-        id: finding.id,
-        kind: sign.kind.label(),
-        severity: sign.severity.label().to_owned(),
-        certainty: sign.certainty.label().to_owned(),
-        gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
-        job: subject.job.as_deref().map(str::to_owned),
-        rank: subject.rank,
-        begin_ns: sign.begin_ns,
-        end_ns: finding.ended_ns,
-        what: sign.text.what.clone(),
-        why: sign.text.why.clone(),
-        advice: sign.text.advice.clone(),
-        evidence: serde_json::Value::Object(evidence.collect()),
+        board.all().filter(held).map(FindingRow::of).collect()
     }
 }
 

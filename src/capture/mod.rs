@@ -27,7 +27,7 @@ mod worker;
 
 pub use admission::Refusal;
 pub use directory::Listed;
-pub use profile::{Profile, default_profile};
+pub use profile::Profile;
 pub use recorder::{Recorder, Request};
 pub use settings::{Settings, default_directory};
 pub use stats::{Outcome, Stats};

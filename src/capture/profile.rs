@@ -13,7 +13,7 @@ use highwater_core::ring;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Times of rings are rounded down to this, nanoseconds.
@@ -91,12 +91,6 @@ fn reading(ring: &ring::Reader, begin_ns: i64, end_ns: i64) -> Option<u64> {
     let points = ring.changes_from(begin_ns.max(ring.oldest_ns()?), to_ns).ok()?;
     // A gap begins at the time of the last good reading, so the value before it is a reading.
     points.iter().rev().find_map(|point| point.used)
-}
-
-/// Where such a recording goes if no file is named.
-#[must_use]
-pub fn default_profile() -> &'static Path {
-    Path::new("memory_usage.txt")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::serve::{Signals, runtime, until_ended};
 use super::{Misuse, duration, key_value, layers, settings_of, terminal};
-use crate::capture::{Ended, default_profile};
+use crate::capture::Ended;
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon::{Format, Recording};
 use crate::files::OwnFolder;
@@ -59,7 +59,8 @@ impl Flags {
         match (&self.output, self.format) {
             (Some(output), _) => output,
             (None, Format::Sqlite) => Path::new("highwater.sqlite"),
-            (None, Format::Ort) => default_profile(),
+            // As that tool calls it.
+            (None, Format::Ort) => Path::new("memory_usage.txt"),
         }
     }
 

@@ -3,7 +3,8 @@
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
 use crate::files::read_at_most;
-use crate::report::{Comparison, Condition, Report, Room, json, page, picture, printable, summary};
+use crate::recording::printable;
+use crate::report::{Comparison, Condition, Report, Room, json, page, picture, summary};
 use anyhow::Context as _;
 use clap::Args;
 use std::io::Write as _;
@@ -62,7 +63,7 @@ impl ReportCommand {
             terminal::progress("");
             reports.push(report?);
         }
-        tell_apart(&mut reports, &self.files);
+        distinguish(&mut reports, &self.files);
         let comparison = Comparison::of(&reports);
         if let Some(output) = &self.output {
             let page = page(&reports, comparison.as_ref(), self.align_step);
@@ -108,7 +109,7 @@ fn text(reports: &[Report], comparison: Option<&Comparison>) -> String {
 }
 
 /// Names that are given twice become paths.
-fn tell_apart(reports: &mut [Report], files: &[PathBuf]) {
+fn distinguish(reports: &mut [Report], files: &[PathBuf]) {
     let names: Vec<String> = reports.iter().map(|report| report.name.clone()).collect();
     for (report, file) in reports.iter_mut().zip(files) {
         if names.iter().filter(|name| **name == report.name).count() > 1 {

@@ -90,7 +90,7 @@ impl Run {
         anyhow::ensure!(path.symlink_metadata().is_err(), "{}: exists, and is not overwritten", path.display());
         let daemon = runtime.block_on(Daemon::find(url))?;
         let mut command = self.command();
-        // A daemon with a socket elsewhere has told the job's environment.
+        // Where the daemon's socket lies elsewhere, the environment names it.
         if answers(&default_socket()) {
             command.env("HIGHWATER_ANNOTATIONS_SOCKET", default_socket());
         }

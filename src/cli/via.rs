@@ -49,7 +49,10 @@ impl Daemon {
         }
         let client = Client::builder(TokioExecutor::new()).build_http();
         let mut daemon = Self { client, url, keeps: Duration::ZERO };
-        let captures = daemon.json(Method::GET, "/api/v1/captures", None, StatusCode::OK).await?;
+        let (status, captures) = daemon.ask(Method::GET, "/api/v1/captures", None).await?;
+        if status != StatusCode::OK {
+            bail!("{}/api/v1/captures: {status}: {}", daemon.url, detail(&captures));
+        }
         if captures["on"] != true {
             bail!("{}: takes no captures (captures.directory)", daemon.url);
         }
@@ -91,20 +94,6 @@ impl Daemon {
         let written = tokio::time::timeout(WRITTEN_WITHIN, written).await;
         written.unwrap_or_else(|_| bail!("{}: has no capture after {WRITTEN_WITHIN:?}", self.url))?;
         Ok(elapsed.saturating_sub(within))
-    }
-
-    async fn json(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-        wanted: StatusCode,
-    ) -> anyhow::Result<Value> {
-        let (status, answer) = self.ask(method, path, body).await?;
-        if status != wanted {
-            bail!("{}{path}: {status}: {}", self.url, detail(&answer));
-        }
-        Ok(answer)
     }
 
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<(StatusCode, Value)> {

@@ -76,15 +76,21 @@ impl SkippedLines {
     }
 }
 
-fn shortened(message: &str) -> String {
-    let mut characters = message.chars();
-    // A line may hold what a terminal would obey.
-    let printable = |one: char| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one };
-    let mut short: String = characters.by_ref().take(LONGEST_MESSAGE).map(printable).collect();
-    if characters.next().is_some() {
-        short.push('…');
+/// The first characters of a text.
+pub(crate) fn short(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
     }
-    short
+}
+
+/// A text without what a terminal would obey: names and lines come from files of anybody.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
+}
+
+fn shortened(message: &str) -> String {
+    printable(&short(message, LONGEST_MESSAGE))
 }
 
 /// A file that stays open, so that each read sees the same file.

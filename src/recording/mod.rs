@@ -23,6 +23,7 @@ pub(crate) mod write;
 
 pub(crate) use import::is_own;
 pub use lines::{Skipped, SkippedLines};
+pub(crate) use lines::{printable, short};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;

@@ -55,7 +55,8 @@ pub struct Allocation {
 }
 
 impl Tape {
-    /// A recording of another tool: memory, from the first change to the last, and nothing that jobs sent.
+    /// A recording of another tool: memory, from the first change to the last, and nothing that jobs sent. A device
+    /// without a UUID gets one that no other file's has.
     ///
     /// # Errors
     /// There is no memory, or times lie too far apart.
@@ -65,7 +66,10 @@ impl Tape {
         gpus: impl IntoIterator<Item = (Device, Track)>,
         skipped: SkippedLines,
     ) -> Result<Self, OpenError> {
-        let (devices, tracks): (Vec<Device>, Vec<Track>) = gpus.into_iter().unzip();
+        let (mut devices, tracks): (Vec<Device>, Vec<Track>) = gpus.into_iter().unzip();
+        for (device, track) in devices.iter_mut().zip(&tracks).filter(|(device, _)| device.uuid.is_empty()) {
+            device.uuid = format!("GPU-{}-of-{}", track.gpu, path.display());
+        }
         let spans: Vec<_> = tracks.iter().filter_map(Track::span).collect();
         let begin_ns = spans.iter().map(|(begin_ns, _)| *begin_ns).min();
         let end_ns = spans.iter().map(|(_, end_ns)| *end_ns).max();

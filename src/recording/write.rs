@@ -6,6 +6,7 @@
 use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
+use highwater_core::detect::Finding;
 use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -58,6 +59,29 @@ pub(crate) struct FindingRow {
     pub advice: String,
     /// The numbers behind it, by name.
     pub evidence: serde_json::Value,
+}
+
+impl FindingRow {
+    /// A finding as it is now.
+    pub fn of(finding: &Finding) -> Self {
+        let (sign, subject) = (&finding.sign, &finding.sign.subject);
+        let evidence = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
+        Self {
+            id: finding.id,
+            kind: sign.kind.label(),
+            severity: sign.severity.label().to_owned(),
+            certainty: sign.certainty.label().to_owned(),
+            gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
+            job: subject.job.as_deref().map(str::to_owned),
+            rank: subject.rank,
+            begin_ns: sign.begin_ns,
+            end_ns: finding.ended_ns,
+            what: sign.text.what.clone(),
+            why: sign.text.why.clone(),
+            advice: sign.text.advice.clone(),
+            evidence: serde_json::Value::Object(evidence.collect()),
+        }
+    }
 }
 
 /// A recording that is being written.

@@ -5,10 +5,10 @@ use super::{Report, Spans};
 use crate::recording::Times;
 use highwater_core::wire::Kind;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// What recordings are compared by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// The highest memory of any GPU, bytes.
     Peak,
@@ -108,15 +108,13 @@ impl Difference {
 pub struct Compared {
     /// Its name.
     pub name: String,
-    /// The highest memory, bytes.
-    pub peak: Difference,
-    /// The mean memory, bytes.
-    pub mean: Difference,
-    /// The length, nanoseconds.
-    pub duration: Difference,
-    /// The mean step, nanoseconds.
-    pub step: Difference,
+    /// What [`COMPARED`] has, by name.
+    #[serde(flatten)]
+    by_name: BTreeMap<&'static str, Difference>,
 }
+
+/// What is shown of each recording; the others are for conditions only.
+const COMPARED: [Measure; 4] = [Measure::Peak, Measure::Mean, Measure::Duration, Measure::Step];
 
 /// Several recordings, each beside the first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -138,10 +136,7 @@ impl Comparison {
         let beside = |measure: Measure, report: &Report| Difference::new(measure.of(report), measure.of(first));
         let compared = |report: &Report| Compared {
             name: report.name.clone(),
-            peak: beside(Measure::Peak, report),
-            mean: beside(Measure::Mean, report),
-            duration: beside(Measure::Duration, report),
-            step: beside(Measure::Step, report),
+            by_name: COMPARED.map(|measure| (measure.name(), beside(measure, report))).into(),
         };
         let recordings: Vec<Compared> = reports.iter().map(compared).collect();
         let verdict = [Measure::Peak, Measure::Step].into_iter().filter_map(|measure| verdict(measure, &recordings));
@@ -149,20 +144,9 @@ impl Comparison {
     }
 }
 
-impl Compared {
-    fn of(&self, measure: Measure) -> Difference {
-        match measure {
-            Measure::Mean => self.mean,
-            Measure::Duration => self.duration,
-            Measure::Step => self.step,
-            _ => self.peak,
-        }
-    }
-}
-
 /// Which recordings have the most and the least of a measure, in one sentence.
 fn verdict(measure: Measure, recordings: &[Compared]) -> Option<String> {
-    let value = |compared: &&Compared| compared.of(measure).value;
+    let value = |compared: &&Compared| compared.by_name[measure.name()].value;
     let known = || recordings.iter().filter(|compared| value(compared).is_some());
     let order =
         |one: &&Compared, other: &&Compared| f64::total_cmp(&value(one).unwrap_or(0.0), &value(other).unwrap_or(0.0));
@@ -195,18 +179,14 @@ impl std::fmt::Display for Comparison {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = Table::new(["recording", "peak", "", "mean", "", "duration", "", "mean step", ""]);
         for compared in &self.recordings {
-            let cell = |measure: Measure| {
-                let difference = compared.of(measure);
-                let value = difference.value.map_or_else(|| "?".to_owned(), |value| measure.show(value));
+            let mut row = vec![compared.name.clone()];
+            for measure in COMPARED {
+                let difference = compared.by_name[measure.name()];
+                row.push(difference.value.map_or_else(|| "?".to_owned(), |value| measure.show(value)));
                 let ratio = difference.increase_ratio.map(|ratio| format!("{:+.1} %", ratio * 100.0));
-                [value, ratio.unwrap_or_default()]
-            };
-            let [peak, peak_more] = cell(Measure::Peak);
-            let [mean, mean_more] = cell(Measure::Mean);
-            let [duration, duration_more] = cell(Measure::Duration);
-            let [step, step_more] = cell(Measure::Step);
-            let name = compared.name.clone();
-            table.push([name, peak, peak_more, mean, mean_more, duration, duration_more, step, step_more]);
+                row.push(ratio.unwrap_or_default());
+            }
+            table.push(row);
         }
         write!(f, "{table}")?;
         self.verdict.iter().try_for_each(|sentence| writeln!(f, "{sentence}"))

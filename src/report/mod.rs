@@ -27,7 +27,7 @@ pub use json::json;
 pub use page::page;
 pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
-pub use text::{Table, printable, summary};
+pub use text::{Table, summary};
 pub use usage::Usage;
 
 use crate::config::Settings;

@@ -5,6 +5,7 @@
 //! own, by their hashes, and no request at all.
 
 use super::{Comparison, Gpu, Report, packed, text};
+use crate::html::escape;
 use crate::recording::Times;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -56,10 +57,6 @@ pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Opt
 /// The SHA-256 of an element's content, as a content security policy names it.
 fn hash(content: &str) -> String {
     STANDARD.encode(ring::digest::digest(&ring::digest::SHA256, content.as_bytes()))
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn recording(report: &Report) -> Value {

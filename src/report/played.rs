@@ -5,6 +5,7 @@ use super::spans::{Ended, Spans};
 use super::{Found, Gpu, Origin, Report, Room, peaks_of};
 use crate::config::Settings;
 use crate::offline;
+use crate::recording::write::FindingRow;
 use crate::recording::{Allocation, Options, Replay};
 use crate::source::{OpenError, Source as _};
 use highwater_core::detect::Finding;
@@ -67,13 +68,13 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
 
 /// Gives each GPU its largest allocations, the earlier of equal ones first.
 fn allocations(replay: &Replay, gpus: &mut [Gpu]) {
-    let mut all: Vec<Allocation> = replay.allocations().to_vec();
+    let mut all: Vec<&Allocation> = replay.allocations().iter().collect();
     all.sort_by_key(|one| (std::cmp::Reverse(one.bytes), one.begin_ns));
     for one in all {
         let Some(gpu) = gpus.get_mut(one.gpu) else { continue };
         *gpu.allocations.get_or_insert(0) += 1;
         if gpu.largest.len() < MOST_LARGEST {
-            gpu.largest.push(one);
+            gpu.largest.push(*one);
         }
     }
 }
@@ -136,18 +137,8 @@ fn ended(attributed: &Attributed) -> Ended {
 }
 
 fn shown(finding: &Finding) -> Found {
-    let (sign, subject) = (&finding.sign, &finding.sign.subject);
-    Found {
-        kind: sign.kind.label().to_owned(),
-        severity: sign.severity.label().to_owned(),
-        certainty: sign.certainty.label().to_owned(),
-        gpu: finding.gpu.as_ref().map(|(index, _)| index.clone()),
-        job: subject.job.as_deref().map(str::to_owned),
-        rank: subject.rank,
-        begin_ns: sign.begin_ns,
-        end_ns: finding.ended_ns,
-        what: sign.text.what.clone(),
-        why: sign.text.why.clone(),
-        advice: sign.text.advice.clone(),
-    }
+    let FindingRow { kind, severity, certainty, job, rank, begin_ns, end_ns, what, why, advice, .. } =
+        FindingRow::of(finding);
+    let gpu = finding.gpu.as_ref().map(|(index, _)| index.clone());
+    Found { kind: kind.to_owned(), severity, certainty, gpu, job, rank, begin_ns, end_ns, what, why, advice }
 }

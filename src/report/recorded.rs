@@ -4,7 +4,7 @@ use super::curve::Point;
 use super::spans::{Ended, Spans};
 use super::{Found, Gpu, Origin, Report, Room, index_of, peaks_of};
 use crate::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
-use crate::recording::{Times, is_too_long};
+use crate::recording::{Times, is_too_long, short};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use highwater_core::wire::Kind;
@@ -12,7 +12,7 @@ use rusqlite::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The most findings: Some(findings), ranks and phases with memory that a file may have: 32 MiB of text and 128 MiB of numbers.
+/// The most findings, ranks and phases with memory that a file may have: 32 MiB of text and 128 MiB of numbers.
 const MOST_FINDINGS: usize = 1 << 12;
 const MOST_RANKS: usize = 1 << 12;
 const MOST_PEAKS: usize = 1 << 23;
@@ -46,7 +46,7 @@ pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         format: "highwater",
         host: file.meta("host"),
         source: file.meta("source"),
-        note: file.meta::<String>("note").filter(|note| !note.is_empty()).map(|note| short(note, LONGEST_SENTENCE)),
+        note: file.meta::<String>("note").filter(|note| !note.is_empty()).map(|note| short(&note, LONGEST_SENTENCE)),
         state: file.meta("state"),
         period_ns: file.meta("period_ns"),
         times: Times::Unix,
@@ -62,7 +62,9 @@ fn interval(file: &mut File, devices: &BTreeMap<u32, (Device, Option<i64>)>) -> 
     let (mut begin_ns, mut end_ns) = (file.meta::<i64>("begin_ns"), file.meta::<i64>("end_ns"));
     let is_noted = begin_ns.is_some();
     for (gpu, (_, until_ns)) in devices {
-        let query = "SELECT min(at_ns), max(at_ns) FROM samples WHERE gpu = ?1";
+        // Apart, so that the index answers each: together they would read every row.
+        let query =
+            "SELECT (SELECT min(at_ns) FROM samples WHERE gpu = ?1), (SELECT max(at_ns) FROM samples WHERE gpu = ?1)";
         let found = file.rows("samples", query, (*gpu).into(), 1, |row| Ok((number(row, 0)?, number(row, 1)?)))?;
         for (first_ns, last_ns) in found {
             if !is_noted {
@@ -79,14 +81,6 @@ fn interval(file: &mut File, devices: &BTreeMap<u32, (Device, Option<i64>)>) -> 
         return Err(file.refuse("recording_unreadable", problem));
     }
     Ok((begin_ns, end_ns))
-}
-
-/// The first characters of a text.
-fn short(text: String, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => text[..at].to_owned() + "…",
-        None => text,
-    }
 }
 
 fn samples(file: &mut File, gpu: u32, to: &mut Gpu, (begin_ns, end_ns): (i64, i64)) -> Result<(), OpenError> {
@@ -126,10 +120,10 @@ fn spans(file: &mut File, interval: (i64, i64), mut spans: Spans) -> Result<Span
             return Err("end_ns: it lies before begin_ns".to_owned());
         }
         Ok(Ended {
-            job: short(text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME),
+            job: short(&text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME),
             rank: needed(row, 1)?,
             kind: word::<Kind>(row, 2)?,
-            name: short(text(row, 3)?.ok_or("name is not known")?, LONGEST_NAME),
+            name: short(&text(row, 3)?.ok_or("name is not known")?, LONGEST_NAME),
             step: number(row, 4)?,
             begin_ns,
             end_ns,
@@ -148,8 +142,8 @@ fn spans(file: &mut File, interval: (i64, i64), mut spans: Spans) -> Result<Span
 fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>, OpenError> {
     let rows = file.rows("ranks", "SELECT job, rank, gpus FROM ranks", 0, MOST_RANKS, |row| {
         let gpus: Option<Vec<String>> = json(row, 2)?;
-        let gpus = gpus.map(|gpus| gpus.into_iter().take(MOST_GPUS).map(|uuid| short(uuid, LONGEST_NAME)).collect());
-        let job = short(text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME);
+        let gpus = gpus.map(|gpus| gpus.into_iter().take(MOST_GPUS).map(|uuid| short(&uuid, LONGEST_NAME)).collect());
+        let job = short(&text(row, 0)?.ok_or("job is not known")?, LONGEST_NAME);
         Ok(((job, needed(row, 1)?), gpus))
     })?;
     Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
@@ -159,13 +153,13 @@ fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<F
     let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice
                  FROM findings ORDER BY begin_ns, id";
     file.rows("findings", query, 0, MOST_FINDINGS, |row| {
-        let sentence = |at| text(row, at).map(|text| short(text.unwrap_or_default(), LONGEST_SENTENCE));
+        let sentence = |at| text(row, at).map(|text| short(&text.unwrap_or_default(), LONGEST_SENTENCE));
         Ok(Found {
             kind: sentence(0)?,
             severity: sentence(1)?,
             certainty: sentence(2)?,
-            gpu: text(row, 3)?.map(|uuid| short(index_of(gpus, uuid), LONGEST_NAME)),
-            job: text(row, 4)?.map(|job| short(job, LONGEST_NAME)),
+            gpu: text(row, 3)?.map(|uuid| short(&index_of(gpus, uuid), LONGEST_NAME)),
+            job: text(row, 4)?.map(|job| short(&job, LONGEST_NAME)),
             rank: number(row, 5)?,
             begin_ns: near(needed(row, 6)?, interval)?,
             end_ns: number(row, 7)?.map(|end_ns| near(end_ns, interval)).transpose()?,

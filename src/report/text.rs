@@ -1,7 +1,7 @@
 //! A report as text: for terminals, and for whoever reads a log of CI.
 
 use super::{Report, Span};
-use crate::recording::Times;
+use crate::recording::{Times, printable};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::wire::Kind;
 use std::fmt::{self, Write as _};
@@ -20,8 +20,8 @@ impl Table {
     }
 
     /// Adds a row.
-    pub fn push<const N: usize>(&mut self, row: [String; N]) {
-        self.rows.push(row.iter().map(|cell| printable(cell)).collect());
+    pub fn push(&mut self, row: impl AsRef<[String]>) {
+        self.rows.push(row.as_ref().iter().map(|cell| printable(cell)).collect());
     }
 }
 
@@ -148,12 +148,6 @@ fn phases(report: &Report) -> Table {
         ]);
     }
     table
-}
-
-/// A text without what a terminal would obey: names come from files of anybody.
-#[must_use]
-pub fn printable(text: &str) -> String {
-    text.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
 }
 
 /// Bytes for people: in GiB to ten MiB, and below one GiB in MiB.

@@ -1,6 +1,7 @@
 //! `/`: the daemon's state, and links.
 
 use super::Site;
+use crate::html::escape;
 use axum::extract::State;
 use axum::response::Html;
 use std::fmt::Write as _;
@@ -47,9 +48,4 @@ fn findings(site: &Site) -> String {
     });
     let items: String = items.collect();
     if items.is_empty() { items } else { format!("<p>Found:</p><ul>{items}</ul>") }
-}
-
-/// Text as HTML text or attribute value.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

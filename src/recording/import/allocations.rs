@@ -62,9 +62,7 @@ pub(super) fn tape(
     };
     let device = |device: &u32| {
         let known = facts.get(device).cloned().unwrap_or_default();
-        let made = || format!("GPU-{device}-of-{}", path.display());
-        let uuid = Some(known.uuid.clone()).filter(|uuid| !uuid.is_empty()).unwrap_or_else(made);
-        Device { index: device.to_string(), uuid, ..known }
+        Device { index: device.to_string(), ..known }
     };
     let gpu = |(of, changes)| (device(&of), Track::new(of, sums(changes, begin_ns, end_ns)));
     let mut tape = Tape::imported(path, format, changes.into_iter().map(gpu), skipped)?;
@@ -72,8 +70,8 @@ pub(super) fn tape(
     Ok(tape)
 }
 
-/// Memory in use after each time at which it changes, from 0 at the begin, unless this GPU's first allocation is then. At one time, what is freed is gone before
-/// what is allocated is there: the sum never shows more than was in use.
+/// Memory in use after each time at which it changes, from 0 at the begin, unless this GPU's first allocation is then. At
+/// one time, what is freed is gone before what is allocated is there: the sum never shows more than was in use.
 fn sums(mut changes: Vec<(i64, i128)>, begin_ns: i64, end_ns: i64) -> Vec<(i64, Option<u64>)> {
     changes.sort_unstable();
     let (mut sum, mut points) = (0_i128, Vec::new());

@@ -25,7 +25,7 @@ const UNTIMED: Format = Format {
     missing: &["times (query timestamp too)", "readings between its own", "steps and phases"],
 };
 
-/// Of a file that has nothing that tells GPUs apart.
+/// Of a file in which nothing distinguishes GPUs.
 const ANONYMOUS: &[&str] =
     &["which GPU a row is of (query index too)", "times or their zone", "readings between its own", "steps and phases"];
 
@@ -55,7 +55,7 @@ pub(super) fn is_first_line(line: &str) -> bool {
 
 pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let (mut reader, mut skipped) = (Reader::default(), SkippedLines::default());
-    super::each_line(path, file, &mut skipped, |line| reader.take(line, path))?;
+    super::each_line(path, file, &mut skipped, |line| reader.take(line))?;
     let format = if reader.has(Column::Time) { TIMED } else { UNTIMED };
     let format = if reader.is_anonymous { Format { missing: ANONYMOUS, ..format } } else { format };
     reader.readings.tape(path, format, skipped)
@@ -65,7 +65,7 @@ pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
 struct Reader {
     columns: Option<Columns>,
     readings: Readings,
-    /// GPUs by what tells them apart.
+    /// GPUs by what distinguishes them.
     gpus: BTreeMap<String, u32>,
     /// How many readings each has had.
     counts: BTreeMap<u32, i64>,
@@ -79,7 +79,7 @@ impl Reader {
         self.columns.as_ref().is_some_and(|columns| columns.has(column))
     }
 
-    fn take(&mut self, line: &str, path: &Path) -> Result<(), Fault> {
+    fn take(&mut self, line: &str) -> Result<(), Fault> {
         // A header comes first, and again wherever a second run was appended.
         if let Some(named) = Columns::named(line) {
             if !named.has(Column::Used) {
@@ -105,7 +105,7 @@ impl Reader {
         let at_ns = field(Column::Time).map(local_ns).transpose().map_err(Fault::Line)?;
         let name = [Column::Uuid, Column::Bus, Column::Index].into_iter().find_map(field);
         if name.is_none() && at_ns.is_some() && at_ns == self.last_ns {
-            let problem = "it has several GPUs and no column that tells them apart: query index or uuid too";
+            let problem = "it has several GPUs and no column that distinguishes them: query index or uuid too";
             return Err(Fault::File(problem.to_owned()));
         }
         (self.last_ns, self.is_anonymous) = (at_ns, name.is_none());
@@ -118,7 +118,7 @@ impl Reader {
         let known = |column| field(column).filter(|text| !is_unknown(text)).map(str::to_owned);
         self.readings.push(gpu, at_ns, used, || Device {
             index: known(Column::Index).unwrap_or_else(|| gpu.to_string()),
-            uuid: known(Column::Uuid).unwrap_or_else(|| format!("GPU-{gpu}-of-{}", path.display())),
+            uuid: known(Column::Uuid).unwrap_or_default(),
             name: known(Column::Name),
             pci_bus_id: known(Column::Bus),
             memory_total_bytes: size(Column::Total),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_told_apart_and_described() {
+    fn gpus_are_distinguished_and_described() {
         let text = "timestamp, index, uuid, name, memory.used [MiB], memory.total [MiB], utilization.gpu [%]\n\
                     2026/02/28 23:59:59.900, 3, GPU-a, NVIDIA H200, 10 MiB, 143771 MiB, 5 %\n\
                     2026/02/28 23:59:59.901, 5, GPU-b, NVIDIA H200, 20 MiB, 143771 MiB, [N/A]\n\
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_told_apart_without_a_header() {
+    fn gpus_are_distinguished_without_a_header() {
         for (first, second) in [("0", "3"), ("GPU-a", "GPU-b"), ("00000000:3B:00.0", "00000000:5E:00.0")] {
             let text = format!("{first}, 10 MiB\n{second}, 20 MiB\n{first}, 11 MiB\n{second}, 20 MiB\n");
             assert_eq!(

@@ -23,11 +23,7 @@ pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let (mut readings, mut skipped) = (Readings::default(), SkippedLines::default());
     super::each_line(path, file, &mut skipped, |line| {
         let (gpu, at_ns, used) = parse(line).map_err(Fault::Line)?;
-        readings.push(gpu, at_ns, Some(used), || Device {
-            index: gpu.to_string(),
-            uuid: format!("GPU-{gpu}-of-{}", path.display()),
-            ..Device::default()
-        })
+        readings.push(gpu, at_ns, Some(used), || Device { index: gpu.to_string(), ..Device::default() })
     })?;
     readings.tape(path, FORMAT, skipped)
 }

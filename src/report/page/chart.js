@@ -8,8 +8,8 @@ const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
 
 class Chart {
   // series: { name, color, times, used, shift, length, bucket, capacity, peak: [bytes, seconds] or null, allocations, shown }
-  // lanes: { name, short, columns, rows, members, level, levels, longest, height, shift }, where `members` are positions
-  // of spans in order of time, and `level` is the row of each
+  // lanes: { name, short, columns, rows, members, begins, level, levels, longest, height, shift }, where `members` are
+  // positions of spans in order of time, `begins` when each begins, and `level` the row of each
   // findings: { from, to, color, text }
   constructor(place, { series, lanes, findings, length, unit, say, note }) {
     Object.assign(this, { series, lanes, findings, length: Math.max(length, 1e-6), unit, say, note });
@@ -167,13 +167,8 @@ class Chart {
   // The spans of a lane that contain a time, longest first.
   spansAt(lane, seconds) {
     const { begin, end } = lane.columns, at = seconds - lane.shift, found = [];
-    let low = 0, high = lane.members.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (begin[lane.members[middle]] <= at) low = middle + 1; else high = middle;
-    }
     // The longest span bounds how far back one that contains the time can begin.
-    for (let i = low - 1; i >= 0 && begin[lane.members[i]] >= at - lane.longest; i--) {
+    for (let i = atMost(lane.begins, at); i >= 0 && lane.begins[i] >= at - lane.longest; i--) {
       const span = lane.members[i];
       if (end[span] > at) found.push(span);
     }
@@ -496,13 +491,10 @@ class Chart {
 
   // The places of a lane's spans that are in view.
   *visible(lane) {
-    const { begin, end } = lane.columns, from = this.view[0] - lane.shift, to = this.view[1] - lane.shift;
-    let low = 0, high = lane.members.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (begin[lane.members[middle]] < from - lane.longest) low = middle + 1; else high = middle;
-    }
-    for (; low < lane.members.length && begin[lane.members[low]] <= to; low++) {
+    const { end } = lane.columns, from = this.view[0] - lane.shift, to = this.view[1] - lane.shift;
+    // The longest span bounds how far back one that is in view can begin.
+    let low = Math.max(atMost(lane.begins, from - lane.longest), 0);
+    for (; low < lane.members.length && lane.begins[low] <= to; low++) {
       if (end[lane.members[low]] >= from) yield low;
     }
   }

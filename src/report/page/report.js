@@ -118,7 +118,8 @@ function lanesOf(report) {
       const level = row.map((nth, at) => first.get(kinds[at]) + nth);
       const name = `${several ? `${recording.name}, ` : ""}${job} rank ${rank}`;
       const jobs = new Set(recording.ranks.map(([job]) => job)).size > 1 ? `${job.slice(0, 7)} ` : "rank ";
-      lanes.push({ name, short: `${several ? `${nth + 1}: ` : ""}${jobs}${rank}`, columns, rows, members, longest, level, levels,
+      lanes.push({ name, short: `${several ? `${nth + 1}: ` : ""}${jobs}${rank}`, columns, rows, members,
+        begins: Float64Array.from(members, (span) => columns.begin[span]), longest, level, levels,
         height: height + 4, shift: recording.shift });
     });
   });
