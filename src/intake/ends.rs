@@ -67,8 +67,15 @@ impl Ends {
         }
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = events.iter().filter_map(|event| u32::try_from(event.data.u64()).ok());
-        // Closing its descriptor removes a process from epoll.
-        ended.inspect(|pid| drop(watched.remove(pid))).collect()
+        let forget = |pid: &u32| {
+            // Closing the descriptor is not enough: a process that is being started holds a copy of it for a moment.
+            if let Some((descriptor, _)) = watched.remove(pid)
+                && let Err(error) = epoll::delete(&self.epoll, &descriptor)
+            {
+                tracing::debug!(pid, %error, "cannot stop watching for the end of a sender's process");
+            }
+        };
+        ended.inspect(forget).collect()
     }
 }
 
