@@ -30,4 +30,5 @@ pub mod sample;
 pub mod sim;
 pub mod source;
 pub mod thread;
+mod viewer;
 pub mod web;

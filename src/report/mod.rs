@@ -158,6 +158,14 @@ impl Report {
         if crate::recording::is_own(path) { recorded::open(path, room) } else { played::open(path, room, settings) }
     }
 
+    /// Reads a recording in our own format, as captures are.
+    ///
+    /// # Errors
+    /// It is missing, or is not such a recording.
+    pub fn open_own(path: &Path, room: Room) -> Result<Self, OpenError> {
+        recorded::open(path, room)
+    }
+
     /// How long it lasted, nanoseconds.
     #[must_use]
     pub fn duration_ns(&self) -> i64 {

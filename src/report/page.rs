@@ -1,25 +1,14 @@
 //! A report as one HTML page that opens from disk without a network.
 //!
-//! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariants: text from a recording
-//! is data only, so it can end no element; the page's content security policy allows no other script or style than its
-//! own, by their hashes, and no request at all.
+//! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
 use super::{Comparison, Gpu, Report, packed, text};
-use crate::html::escape;
 use crate::recording::Times;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use crate::viewer::{Page, script};
 use serde_json::{Value, json};
 
-const PAGE: &str = include_str!("page/page.html");
-const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = concat!(
-    "(() => {\n",
-    include_str!("page/data.js"),
-    include_str!("page/chart.js"),
-    include_str!("page/report.js"),
-    "})();\n"
-);
+const BODY: &str = include_str!("page/body.html");
+const SCRIPT: &str = script!("page/data.js", "page/report.js");
 
 /// The page. With `align_step`, recordings begin at this step instead of at their begin.
 #[must_use]
@@ -31,32 +20,7 @@ pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Opt
         "align_step": align_step,
         "columns": packed::columns(reports),
     });
-    // In a script element only `<` can begin anything else than data.
-    let data = data.to_string().replace('<', "\\u003c");
-    let mut page = String::with_capacity(PAGE.len() + STYLE.len() + SCRIPT.len() + data.len());
-    let mut rest = PAGE;
-    while let Some((before, after)) = rest.split_once('{') {
-        let (name, after) = after.split_once('}').unwrap_or((after, ""));
-        page.push_str(before);
-        match name {
-            "title" => page.push_str(&escape(&names.join(", "))),
-            "style" => page.push_str(STYLE),
-            "style_hash" => page.push_str(&hash(STYLE)),
-            "script" => page.push_str(SCRIPT),
-            "script_hash" => page.push_str(&hash(SCRIPT)),
-            "data" => page.push_str(&data),
-            "version" => page.push_str(env!("CARGO_PKG_VERSION")),
-            _ => {}
-        }
-        rest = after;
-    }
-    page.push_str(rest);
-    page
-}
-
-/// The SHA-256 of an element's content, as a content security policy names it.
-fn hash(content: &str) -> String {
-    STANDARD.encode(ring::digest::digest(&ring::digest::SHA256, content.as_bytes()))
+    Page { title: &names.join(", "), body: BODY, script: SCRIPT, data: &data, connects: false }.html()
 }
 
 fn recording(report: &Report) -> Value {

@@ -106,10 +106,37 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", features);
     }
 
+    /// Opens an address and waits until `ready`, an expression of JavaScript, is true.
+    pub fn visit(&mut self, url: &str, ready: &str) {
+        self.call("Page.navigate", json!({ "url": url }));
+        self.wait(ready);
+    }
+
     /// Opens a file and waits until `ready`, an expression of JavaScript, is true.
     pub fn open(&mut self, path: &Path, ready: &str) {
-        self.call("Page.navigate", json!({ "url": format!("file://{}", path.display()) }));
-        self.wait(ready);
+        self.visit(&format!("file://{}", path.display()), ready);
+    }
+
+    /// Waits until what was asked for is painted.
+    pub fn painted(&mut self) {
+        self.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+    }
+
+    /// What an accessibility checker finds in the page, from its script.
+    pub fn check_access(&mut self, axe: &str) -> Vec<String> {
+        self.value(&format!("{axe}; 0"));
+        let found = self.value(
+            "axe.run().then(({ violations }) => violations.map(({ id, impact, nodes }) =>
+                `${impact} ${id}: ${nodes.map(({ html }) => html).slice(0, 3)}`))",
+        );
+        serde_json::from_value(found).expect("a list")
+    }
+
+    /// Keeps a picture of the window for whoever looks at it.
+    pub fn keep(&mut self, name: &str) {
+        let pictures = tools::root().join("target/pictures");
+        std::fs::create_dir_all(&pictures).expect("a folder");
+        std::fs::write(pictures.join(format!("{name}.png")), self.picture()).expect("written");
     }
 
     /// Waits until an expression is true.

@@ -37,20 +37,8 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Waits until what was asked for is painted.
-fn painted(browser: &mut Browser) {
-    browser.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
-}
-
 fn readout(browser: &mut Browser) -> String {
     browser.value("document.querySelector('.readout').textContent").as_str().expect("text").to_owned()
-}
-
-/// Keeps a picture for whoever looks at it.
-fn keep(browser: &mut Browser, name: &str) {
-    let pictures = tools::root().join("target/pictures");
-    std::fs::create_dir_all(&pictures).expect("a folder");
-    std::fs::write(pictures.join(format!("{name}.png")), browser.picture()).expect("written");
 }
 
 #[test]
@@ -60,14 +48,14 @@ fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_po
     let folder = folder();
     browser.appear(1400, 1000, Theme::Light);
     browser.open(&ddp(folder.path()), READY);
-    painted(&mut browser);
+    browser.painted();
     let drawn = "(() => { const { canvas } = highwaterChart, pixels = canvas.getContext('2d')
         .getImageData(0, 0, canvas.width, canvas.height).data; let colors = new Set();
         for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3]) colors.add(pixels.slice(i, i + 3).join());
         return colors.size; })()";
     assert!(browser.value(drawn).as_u64() > Some(10), "an empty chart");
     browser.press("p");
-    painted(&mut browser);
+    browser.painted();
     assert!(
         readout(&mut browser).starts_with("Peak of GPU 0: 140.21 GiB after 61.367 s; "),
         "{}",
@@ -75,7 +63,7 @@ fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_po
     );
     let view: Vec<f64> = serde_json::from_value(browser.value("highwaterChart.view")).expect("two times");
     assert!(view[0] < 61.367 && 61.367 < view[1] && view[1] - view[0] < 5.0, "{view:?}");
-    keep(&mut browser, "peak");
+    browser.keep("peak");
     // The middle of the lane of rank 0, at the peak.
     let place = browser.value(
         "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), lane = chart.lanes[0];
@@ -83,20 +71,20 @@ fn the_chart_is_drawn_the_peak_is_one_key_away_and_a_phase_is_named_under_the_po
     );
     let at = |position: usize| place[position].as_f64().expect("a place");
     browser.point(at(0), at(1));
-    painted(&mut browser);
+    browser.painted();
     let tip = browser.value("document.querySelector('.tip').textContent");
     let tip = tip.as_str().expect("text");
     assert!(tip.contains("h200-ddp rank 0") && tip.contains("step 2 (") && tip.contains("forward ("), "{tip}");
     // A finding has its mark above the plot, and is named where it holds.
     let mark = browser.value("(() => { const chart = highwaterChart, { from } = chart.findings.find(({ from }) => from > chart.view[0]);
-        return chart.pen.getImageData(Math.round(chart.x(from)), 4, 1, 1).data.join() !== chart.pen.getImageData(90, 12, 1, 1).data.join(); })()");
+        const { pen } = chart.painter; return pen.getImageData(Math.round(chart.x(from)), 4, 1, 1).data.join() !== pen.getImageData(90, 12, 1, 1).data.join(); })()");
     assert_eq!(mark, json!(true));
     let said = browser.value("highwaterChart.at(61.5).join()");
     assert!(said.as_str().is_some_and(|said| said.contains("allocator_thrash: The allocator of rank 0")), "{said}");
     browser.press("n");
     assert!(readout(&mut browser).contains("ran out of memory and flushed its cache"), "{}", readout(&mut browser));
     browser.press("0");
-    painted(&mut browser);
+    browser.painted();
     assert_eq!(browser.value("highwaterChart.view[1] - highwaterChart.view[0] > 78"), json!(true));
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
@@ -115,11 +103,11 @@ fn a_spike_of_one_reading_is_visible_at_every_zoom() {
     std::fs::write(folder.path().join("memory_usage.txt"), text).expect("written");
     browser.appear(1200, 800, Theme::Light);
     browser.open(&page(folder.path(), &["memory_usage.txt"]), READY);
-    assert_eq!(browser.value("highwaterChart.series[0].times.length < 100000"), json!(true), "it is not thinned");
+    assert_eq!(browser.value("highwaterChart.series[0].curve.count < 100000"), json!(true), "it is not thinned");
     let spike_s = spike as f64 / 1_000.0;
     let visible = |spike_s: f64| {
         format!(
-        "(() => {{ const chart = highwaterChart, pen = chart.canvas.getContext('2d'), color = chart.color('--c0');
+        "(() => {{ const chart = highwaterChart, pen = chart.canvas.getContext('2d'), color = chart.painter.color('--c0');
         const probe = document.createElement('canvas').getContext('2d'); probe.fillStyle = color; probe.fillRect(0, 0, 1, 1);
         const wanted = probe.getImageData(0, 0, 1, 1).data, y = Math.round(chart.y(30 * 2 ** 30));
         const x = Math.round(chart.x({spike_s})), near = pen.getImageData(x - 2, y, 5, 1).data;
@@ -129,7 +117,7 @@ fn a_spike_of_one_reading_is_visible_at_every_zoom() {
     };
     let seen = visible(spike_s);
     for zoom in 0..32 {
-        painted(&mut browser);
+        browser.painted();
         let view = browser.value("highwaterChart.view");
         assert_eq!(browser.value(&seen), json!(true), "zoom {zoom}, from {view}");
         browser.value(&format!("highwaterChart.zoom(1 / 1.5, {spike_s})"));
@@ -142,7 +130,7 @@ fn a_spike_of_one_reading_is_visible_at_every_zoom() {
     let last = (0..1_000).map(|at| format!("0 {} {}\n", at * 1_000_000, if at == 999 { 40 * GIB } else { 10 * GIB }));
     std::fs::write(folder.path().join("memory_usage.txt"), last.collect::<String>()).expect("written");
     browser.open(&page(folder.path(), &["memory_usage.txt"]), READY);
-    painted(&mut browser);
+    browser.painted();
     assert_eq!(browser.value(&visible(0.9985)), json!(true), "the last reading");
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
@@ -158,16 +146,11 @@ fn an_accessibility_checker_finds_nothing_serious_and_narrow_windows_fit() {
         for width in [1400, 390] {
             browser.appear(width, 1400, theme);
             browser.open(&page, READY);
-            painted(&mut browser);
-            keep(&mut browser, &format!("{name}-{width}"));
+            browser.painted();
+            browser.keep(&format!("{name}-{width}"));
             let overflow = browser.value("document.documentElement.scrollWidth - innerWidth");
             assert!(overflow.as_i64() <= Some(0), "{name}, {width} pixels wide: {overflow} too many");
-            browser.value(&format!("{axe}; 0"));
-            let found = browser.value(
-                "axe.run().then(({ violations }) => violations.map(({ id, impact, nodes }) =>
-                    `${impact} ${id}: ${nodes.map(({ html }) => html).slice(0, 3)}`))",
-            );
-            let found: Vec<String> = serde_json::from_value(found).expect("a list");
+            let found = browser.check_access(&axe);
             assert!(found.is_empty(), "{name}, {width} pixels wide: {found:#?}");
         }
     }
@@ -198,7 +181,7 @@ fn names_from_a_recording_are_text_and_the_page_asks_for_nothing() {
     .expect("renamed");
     browser.appear(1200, 800, Theme::Light);
     browser.open(&page(folder.path(), &[&format!("./{}", name.replace('/', "_"))]), READY);
-    painted(&mut browser);
+    browser.painted();
     assert_eq!(browser.value("document.images.length"), json!(0));
     assert_eq!(browser.value("performance.getEntriesByType('resource').length"), json!(0));
     let shown = browser.value("document.body.innerText");
@@ -228,13 +211,14 @@ fn phases_that_overlap_are_all_drawn() {
     drop(file);
     browser.appear(1200, 800, Theme::Light);
     browser.open(&page(folder.path(), &["it.sqlite"]), READY);
-    painted(&mut browser);
+    browser.painted();
     assert_eq!(browser.value("Array.from(highwaterChart.lanes[0].level)"), json!([0, 1, 2, 2]));
     // In the middle of each, its own color.
-    let drawn = "highwaterChart.lanes[0].members.map((span, at) => { const chart = highwaterChart, lane = chart.lanes[0];
-        const x = chart.x((lane.columns.begin[span] + lane.columns.end[span]) / 2 + 0.03), level = lane.levels[lane.level[at]];
+    let drawn =
+        "[...highwaterChart.lanes[0].begin].map((begin, at) => { const chart = highwaterChart, lane = chart.lanes[0];
+        const x = chart.x((begin + lane.end[at]) / 2 + 0.03), level = lane.levels[lane.level[at]];
         const y = chart.height - 6 - chart.lanesHeight() + level.top + 2;
-        return chart.pen.getImageData(Math.round(x), Math.round(y), 1, 1).data.join(); })";
+        return chart.painter.pen.getImageData(Math.round(x), Math.round(y), 1, 1).data.join(); })";
     let drawn: Vec<String> = serde_json::from_value(browser.value(drawn)).expect("colors");
     assert_eq!(drawn[2], drawn[3], "both are communication");
     let distinct: std::collections::BTreeSet<_> = drawn.iter().collect();
@@ -263,8 +247,8 @@ fn recordings_are_overlaid_and_allocations_are_stacked() {
     }
     browser.appear(1200, 900, Theme::Light);
     browser.open(&page(folder.path(), &files.iter().map(String::as_str).collect::<Vec<_>>()), READY);
-    painted(&mut browser);
-    keep(&mut browser, "overlaid");
+    browser.painted();
+    browser.keep("overlaid");
     assert_eq!(browser.value("highwaterChart.series.length"), json!(5));
     let peaks = browser.value("[...document.querySelectorAll('table')][0].innerText.match(/\\d+\\.\\d+ GiB/g).length");
     assert_eq!(peaks, json!(10), "a peak and a mean of each");
@@ -279,8 +263,8 @@ fn recordings_are_overlaid_and_allocations_are_stacked() {
         .expect("good SQL");
     drop(profile);
     browser.open(&page(folder.path(), &["profile"]), READY);
-    painted(&mut browser);
-    keep(&mut browser, "allocations");
+    browser.painted();
+    browser.keep("allocations");
     let bands = browser
         .value("highwaterChart.bands(highwaterChart.series[0], 2.5, 3.5 * 2 ** 30).map(({ from, to }) => [from, to])");
     let gib = |gib: f64| json!(gib * GIB as f64);

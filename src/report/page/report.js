@@ -1,27 +1,6 @@
 "use strict";
 // Builds the page: the chart, and every number of it as text.
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-
-function table(caption, header, rows, words = 1) {
-  if (!rows.length) return null;
-  const side = (at) => at < words ? { class: "words" } : {};
-  const head = element("tr", {}, ...header.map((text, at) => element("th", { scope: "col", ...side(at) }, text)));
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell, at) =>
-    element(at ? "td" : "th", at ? side(at) : { scope: "row", ...side(at) }, cell ?? "not known"))));
-  // A region that scrolls must be reached by the keyboard.
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body)));
-}
-
 const seconds = (ns) => ns === null ? null : ns / 1e9;
 const bytes = (value) => value === null ? "not known" : gib(value);
 // A time after a recording's begin, and a stretch of time: readings have numbers where nothing is known of their times.
@@ -44,24 +23,6 @@ function shiftOf(recording, step) {
 const MOST_SHOWN = 8;
 // Lanes that are drawn: a canvas has a highest height.
 const MOST_LANES = 64;
-// Rows of a lane for spans of one kind that overlap or contain each other.
-const MOST_NESTED = 4;
-
-// The row of each span among those of its kind: the first one that is free at its begin.
-function rowsOf(members, kinds, { begin, end }) {
-  const ends = new Map(), row = new Uint8Array(members.length);
-  members.forEach((span, at) => {
-    const kind = kinds[at];
-    if (!ends.has(kind)) ends.set(kind, []);
-    const taken = ends.get(kind);
-    let free = taken.findIndex((until) => until <= begin[span]);
-    if (free < 0) free = taken.length < MOST_NESTED ? taken.push(-Infinity) - 1 : MOST_NESTED - 1;
-    taken[free] = end[span];
-    row[at] = free;
-  });
-  return { row, counts: new Map([...ends].map(([kind, taken]) => [kind, taken.length])) };
-}
-
 function seriesOf(report) {
   const series = [], several = report.recordings.length > 1;
   const count = report.recordings.reduce((sum, recording) => sum + recording.gpus.length, 0);
@@ -69,9 +30,9 @@ function seriesOf(report) {
     const most = Math.max(...recording.gpus.map((gpu) => gpu.peak_bytes ?? -1));
     for (const gpu of recording.gpus) {
       const name = several ? `${recording.name}, GPU ${gpu.index}` : `GPU ${gpu.index}`;
-      series.push({ name, gpu, recording, color: `--c${series.length % 8}`, times: gpu.times, used: gpu.used,
-        shift: recording.shift, length: Math.max(seconds(recording.duration_ns), 1e-6),
-        bucket: gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns), capacity: gpu.usable_bytes,
+      gpu.curve = new Curve(gpu.times, gpu.used, Math.max(seconds(recording.duration_ns), 1e-6),
+        gpu.bucket_ns === null ? 0 : seconds(gpu.bucket_ns));
+      series.push({ name, color: `--c${series.length % 8}`, curve: gpu.curve, shift: recording.shift, capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
         allocations: gpu.largest.map((one, nth) => ({ nth, bytes: one.bytes, freed: one.freed,
@@ -94,47 +55,21 @@ function seriesOf(report) {
 function lanesOf(report) {
   const lanes = [], several = report.recordings.length > 1;
   report.recordings.forEach((recording, nth) => {
+    for (const row of recording.rows) row.hue = hueOf(row.name);
+    const { columns, rows } = recording, members = recording.ranks.map(() => []);
+    for (let i = 0; i < recording.spans; i++) members[rows[columns.row[i]].rank].push(i);
+    const jobs = new Set(recording.ranks.map(([job]) => job)).size > 1;
     recording.ranks.forEach(([job, rank], position) => {
-      const members = [], kinds = [], { columns, rows } = recording;
-      let longest = 0;
-      for (let i = 0; i < recording.spans; i++) {
-        const row = rows[columns.row[i]];
-        if (row.rank !== position) continue;
-        members.push(i);
-        kinds.push(row.kind);
-        longest = Math.max(longest, columns.end[i] - columns.begin[i]);
-      }
-      if (!members.length) return;
-      const { row, counts } = rowsOf(members, kinds, columns), levels = [], first = new Map();
-      let height = 0;
-      for (const kind of ["step", "phase", "layer"]) {
-        first.set(kind, levels.length);
-        for (let nth = 0; nth < (counts.get(kind) ?? 0); nth++) {
-          const tall = kind === "layer" ? LAYER : LANE;
-          levels.push({ top: height, height: tall });
-          height += tall;
-        }
-      }
-      const level = row.map((nth, at) => first.get(kinds[at]) + nth);
-      const name = `${several ? `${recording.name}, ` : ""}${job} rank ${rank}`;
-      const jobs = new Set(recording.ranks.map(([job]) => job)).size > 1 ? `${job.slice(0, 7)} ` : "rank ";
-      lanes.push({ name, short: `${several ? `${nth + 1}: ` : ""}${jobs}${rank}`, columns, rows, members,
-        begins: Float64Array.from(members, (span) => columns.begin[span]), longest, level, levels,
-        height: height + 4, shift: recording.shift });
+      const spans = members[position];
+      if (!spans.length) return;
+      const of = (column) => Float64Array.from(spans, (span) => column[span]);
+      const short = `${several ? `${nth + 1}: ` : ""}${jobs ? `${job.slice(0, 7)} ` : "rank "}${rank}`;
+      lanes.push(new Lane(`${several ? `${recording.name}, ` : ""}${job} rank ${rank}`, short, { begin: of(columns.begin),
+        end: of(columns.end), step: of(columns.step), peak: of(columns.peak), of: spans.map((span) => rows[columns.row[span]]) },
+      recording.shift));
     });
   });
   return lanes;
-}
-
-// Names get hues in the order in which they appear, the same in every recording.
-function giveHues(report) {
-  const hues = new Map();
-  for (const recording of report.recordings) {
-    for (const row of recording.rows) {
-      if (!hues.has(row.name)) hues.set(row.name, HUES[hues.size % HUES.length]);
-      row.hue = hues.get(row.name);
-    }
-  }
 }
 
 function about(report) {
@@ -248,11 +183,7 @@ function tables(report, chart) {
 function longestGaps(recording) {
   const gaps = [];
   for (const gpu of recording.gpus) {
-    for (let i = 0; i < gpu.times.length; i++) {
-      if (!Number.isNaN(gpu.used[i])) continue;
-      const to = i + 1 < gpu.times.length ? gpu.times[i + 1] : seconds(recording.duration_ns);
-      if (to > gpu.times[i]) gaps.push({ gpu: gpu.index, from: gpu.times[i], to });
-    }
+    for (const gap of gpu.curve.gaps(-Infinity, Infinity)) gaps.push({ gpu: gpu.index, ...gap });
   }
   return gaps.sort((a, b) => (b.to - b.from) - (a.to - a.from)).slice(0, 10);
 }
@@ -273,9 +204,6 @@ function marksOf(report) {
   })));
 }
 
-const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
-  "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
-
 async function build() {
   const report = JSON.parse(document.getElementById("data").textContent);
   if (typeof DecompressionStream === "undefined") {
@@ -287,76 +215,16 @@ async function build() {
     recording.is_aligned = shift !== null;
     recording.shift = shift ?? 0;
   }
-  giveHues(report);
   document.getElementById("about").append(...about(report));
-  const main = document.getElementById("report");
-  const place = element("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
-    "aria-label": "Memory in use over time", "aria-describedby": "help" });
-  const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
-  const series = seriesOf(report);
+  const main = document.getElementById("report"), series = seriesOf(report), lanes = lanesOf(report);
   const length = Math.max(...report.recordings.map((recording) => seconds(recording.duration_ns) + recording.shift));
   const units = new Set(report.recordings.map((recording) => recording.times));
-  const unit = units.size === 1 && units.has("readings") ? "readings" : "seconds";
-  const tools = element("div", { class: "tools" });
-  const legend = element("ul", { class: "legend" });
-  const lanes = lanesOf(report), region = element("div", {}, tools, place, readout, note, legend);
-  main.replaceChildren(region, element("p", { class: "unseen", id: "help" }, HELP));
+  const { region, chart } = chartRegion({ series, lanes: lanes.slice(0, MOST_LANES), findings: marksOf(report),
+    bounds: [Math.min(0, ...series.map((one) => one.shift)), length],
+    axis: units.size === 1 && units.has("readings") ? READINGS : SECONDS });
+  main.replaceChildren(region);
   if (lanes.length > MOST_LANES) region.append(element("p", {}, `${lanes.length - MOST_LANES} of ${lanes.length} ranks are not in the chart; the tables have all.`));
-  const chart = new Chart(place, { series, lanes: lanes.slice(0, MOST_LANES), findings: marksOf(report), length, unit,
-    say: (text) => { readout.textContent = text; },
-    // The same text again would be read out again.
-    note: (text) => { if (note.textContent !== text) note.textContent = text; } });
-  readout.textContent = "";
   chart.filled = series.length <= 2;
-  let finding = -1;
-  const begins = report.recordings.flatMap((recording) => recording.findings.map((found) => [recording, found]));
-  const actions = [
-    ["p", "Peak", () => chart.peak()],
-    ["n", "Next finding", () => {
-      if (!begins.length) { chart.say("There are no findings."); return; }
-      finding = (finding + 1) % begins.length;
-      const [recording, found] = begins[finding];
-      chart.point(seconds(found.begin_after_ns) + recording.shift);
-      chart.say(found.what);
-    }],
-    ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
-    ["-", "Zoom out", () => chart.zoom(1.6)],
-    ["0", "Whole", () => chart.whole()],
-    ["[", "Left", () => chart.pan(-0.3)],
-    ["]", "Right", () => chart.pan(0.3)],
-    ["f", "Fit memory axis", () => { chart.fit = !chart.fit; fits(); chart.draw(); chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0."); }],
-  ];
-  const fits = () => tools.lastChild.setAttribute("aria-pressed", String(chart.fit));
-  for (const [key, name, act] of actions) {
-    tools.append(element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key)));
-  }
-  fits();
-  // Not in the whole document: whoever speaks to the browser or searches while typing must not set them off.
-  region.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
-    const key = event.key === "=" ? "+" : event.key;
-    const action = actions.find(([known]) => known === key);
-    if (action) { event.preventDefault(); action[2](); }
-  });
-  place.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
-    if (by !== undefined) {
-      event.preventDefault();
-      const [from, to] = chart.view, pixel = (to - from) / chart.width;
-      if (event.shiftKey) chart.pan(by * 0.2); else chart.point(chart.center() + by * 4 * pixel);
-    } else if (event.key === "Home" || event.key === "End") {
-      event.preventDefault();
-      chart.point(event.key === "Home" ? chart.first() : chart.length);
-    }
-  });
-  for (const one of series) {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = `var(${one.color})`;
-    const box = element("input", { type: "checkbox", onchange: () => { one.shown = box.checked; chart.draw(); } });
-    box.checked = one.shown;
-    legend.append(element("li", {}, element("label", {}, box, swatch, one.name)));
-  }
   chart.draw();
   main.append(...[...comparison(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
   // For tests and benchmarks: the page is complete, so many milliseconds after it was asked for.
@@ -365,7 +233,7 @@ async function build() {
   document.documentElement.dataset.ready = "true";
   globalThis.highwaterChart = chart;
   // Its keys work at once.
-  if (document.activeElement === document.body) place.focus({ preventScroll: true });
+  if (document.activeElement === document.body) chart.place.focus({ preventScroll: true });
 }
 
 build().catch((error) => {

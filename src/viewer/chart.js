@@ -1,0 +1,290 @@
+"use strict";
+// Memory over time, with lanes of steps and phases below: what is in view, where things lie, and what the pointer and
+// the keys do. paint.js draws it. Knows nothing of where its data come from.
+
+const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
+const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
+
+class Chart {
+  // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown }
+  // lanes: of class Lane
+  // findings: { from, to, color, text }
+  // bounds: the first and the last time that can be shown, seconds
+  // axis: how times are written
+  // say: called with what a reader of the screen should hear; note: with what limits what is drawn; moved: when another
+  // part of time is shown
+  constructor(place, { series, lanes, findings, bounds, axis, say, note, moved = () => {} }) {
+    Object.assign(this, { series, lanes, findings, axis, say, note, moved });
+    this.bounds = [bounds[0], Math.max(bounds[1], bounds[0] + 1e-6)];
+    this.view = [...this.bounds];
+    // How much time is shown while the view follows the present; null if it stays where it is.
+    this.following = null;
+    this.fit = false;
+    this.cursor = null;
+    this.place = place;
+    this.canvas = place.appendChild(document.createElement("canvas"));
+    // The cursor has a canvas of its own, so that moving it repaints nothing else.
+    this.overlay = place.appendChild(document.createElement("canvas"));
+    this.overlay.className = "overlay";
+    this.tip = place.appendChild(element("div", { class: "tip", hidden: true, "aria-hidden": "true" }));
+    this.painter = new Painter(this);
+    this.listen();
+    this.draw();
+  }
+
+  lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
+
+  // Where time and bytes lie, in pixels of the page.
+  x(seconds) { return AXIS + (seconds - this.view[0]) / (this.view[1] - this.view[0]) * this.width; }
+  time(x) { return this.view[0] + (x - AXIS) / this.width * (this.view[1] - this.view[0]); }
+  y(bytes) { return TOP + HEIGHT - (bytes - this.range[0]) / (this.range[1] - this.range[0]) * HEIGHT; }
+  // The time that a pixel takes.
+  pixel() { return (this.view[1] - this.view[0]) / Math.max(this.width ?? 1, 1); }
+
+  listen() {
+    // Kept, so that a chart whose place has gone can be let go.
+    this.resized = new ResizeObserver(() => this.draw());
+    this.resized.observe(this.place);
+    this.themed = () => this.draw();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.themed);
+    let from = null;
+    const at = (event) => event.clientX - this.canvas.getBoundingClientRect().left;
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      from = at(event);
+      this.canvas.setPointerCapture(event.pointerId);
+    });
+    this.canvas.addEventListener("pointermove", (event) => {
+      const box = this.canvas.getBoundingClientRect();
+      this.selection = from !== null && Math.abs(at(event) - from) > 4 ? [from, at(event)] : null;
+      this.hover(event.clientX - box.left, event.clientY - box.top);
+    });
+    this.canvas.addEventListener("pointerup", (event) => {
+      if (this.selection) {
+        const [one, other] = this.selection.map((x) => this.time(x)).sort((a, b) => a - b);
+        this.selection = null;
+        this.show(one, other);
+      } else if (from !== null) this.point(this.time(at(event)));
+      from = null;
+    });
+    this.canvas.addEventListener("pointercancel", () => { from = null; this.selection = null; this.painter.cursor(); });
+    this.canvas.addEventListener("pointerleave", () => { this.leave(); this.painter.cursor(); });
+    this.canvas.addEventListener("dblclick", () => this.whole());
+    this.canvas.addEventListener("wheel", (event) => {
+      // Without a key held, the wheel scrolls the page.
+      if (!event.ctrlKey && !event.shiftKey && !event.metaKey) return;
+      event.preventDefault();
+      // A trackpad sends many small steps.
+      const by = Math.max(-50, Math.min(50, event.deltaY || event.deltaX));
+      this.zoom(Math.exp(by * 0.005), this.time(at(event)));
+    }, { passive: false });
+  }
+
+  // The chart is not needed any more.
+  end() {
+    this.ended = true;
+    this.resized.disconnect();
+    matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", this.themed);
+  }
+
+  // Shows an interval, at least a few microseconds of it, within the bounds.
+  show(from, to) {
+    const [first, last] = this.bounds;
+    const width = Math.min(Math.max(to - from, 20e-6), last - first);
+    const begin = Math.max(first, Math.min((from + to - width) / 2, last - width));
+    this.following = null;
+    this.view = [begin, begin + width];
+    this.leave();
+    this.draw();
+    this.moved(this.view);
+    this.say(`Shows ${this.axis.moment(begin)} to ${this.axis.moment(begin + width)}.`);
+  }
+
+  // Shows the last `width` seconds, also of what is still to come.
+  follow(width) {
+    this.following = width;
+    this.extend(this.bounds[0], this.bounds[1]);
+    this.leave();
+    this.moved(this.view);
+  }
+
+  // There is more to show now, or less.
+  extend(first, last) {
+    this.bounds = [first, Math.max(last, first + 1e-6)];
+    if (this.following !== null) {
+      this.view = [this.bounds[1] - this.following, this.bounds[1]];
+      // What the pointer is at is another time now.
+      if (this.pointer !== null && this.pointer !== undefined && !this.tip.hidden) this.hover(this.pointer, this.pointerY);
+    }
+    this.draw();
+  }
+
+  // What the pointer was at is elsewhere now.
+  leave() { this.pointer = null; this.tip.hidden = true; }
+
+  whole() { this.show(...this.bounds); }
+
+  zoom(factor, around) {
+    const center = around ?? this.center();
+    this.show(center - (center - this.view[0]) * factor, center + (this.view[1] - center) * factor);
+  }
+
+  // The cursor if it is in view, and the middle otherwise.
+  center() {
+    const [from, to] = this.view;
+    return this.cursor !== null && this.cursor >= from && this.cursor <= to ? this.cursor : (from + to) / 2;
+  }
+
+  pan(part) { const by = (this.view[1] - this.view[0]) * part; this.show(this.view[0] + by, this.view[1] + by); }
+
+  // Moves the cursor, brings it into view, and says what is there.
+  point(seconds) {
+    this.cursor = Math.max(this.bounds[0], Math.min(seconds, this.bounds[1]));
+    this.leave();
+    if (this.cursor < this.view[0] || this.cursor > this.view[1]) {
+      const half = (this.view[1] - this.view[0]) / 2;
+      this.show(this.cursor - half, this.cursor + half);
+    } else this.painter.cursor();
+    // What lies between two stops of the arrow keys is said too.
+    this.say(this.at(this.cursor, MOST_SPOKEN, this.pixel() * 4).join("; "));
+  }
+
+  peak() {
+    const shown = this.series.filter((one) => one.shown && one.peak);
+    if (!shown.length) { this.say("No memory is known."); return; }
+    const top = shown.reduce((best, one) => one.peak[0] > best.peak[0] ? one : best);
+    const [first, last] = this.bounds, length = last - first;
+    const at = top.peak[1] + top.shift, half = Math.min(length / 2, Math.max(length / 100, 0.25));
+    this.show(at - half, at + half);
+    this.cursor = at;
+    this.draw();
+    this.say(`Peak of ${top.name}: ${gib(top.peak[0])} ${this.axis.after(top.peak[1])}; `
+      + this.at(at, MOST_SPOKEN).slice(1).join("; "));
+  }
+
+  // What is there at a time: the time, the highest series, and each lane's spans, outermost first.
+  at(seconds, most = MOST_TIP, width = 0) {
+    const values = [];
+    for (const one of this.series) {
+      if (!one.shown) continue;
+      // Between the points of a thinned curve only its extremes are known.
+      const at = seconds - one.shift, bucket = one.curve.bucketAt(at), half = bucket > width ? bucket / 2 : 0;
+      const found = one.curve.extremes(at - half, at + Math.max(width, half));
+      const within = half && found.least !== found.most ? ` within ${duration(bucket)}` : "";
+      const value = found.most === -Infinity ? "not known"
+        : found.least === found.most ? gib(found.most) : `${gib(found.least)} to ${gib(found.most)}${within}`;
+      values.push([found.most, `${one.name}: ${value}`]);
+    }
+    if (values.length > most) values.sort((a, b) => b[0] - a[0]);
+    const texts = [this.axis.moment(seconds), ...values.slice(0, most).map(([, text]) => text)];
+    if (values.length > most) texts.push(`and ${values.length - most} more`);
+    for (const lane of this.lanes) {
+      const inside = lane.at(seconds);
+      if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => lane.text(span)).join(", ")}`);
+    }
+    const found = this.findings.filter(({ from, to }) => from <= seconds + width && seconds <= to);
+    texts.push(...found.slice(0, MOST_FOUND).map(({ text }) => text));
+    return texts;
+  }
+
+  hover(x, y) {
+    this.pointer = Math.max(AXIS, Math.min(x, AXIS + this.width));
+    this.pointerY = y;
+    const seconds = this.time(this.pointer);
+    let texts = this.at(seconds, MOST_TIP, this.pixel());
+    if (this.selection) {
+      const [one, other] = this.selection.map((at) => this.time(at)).sort((a, b) => a - b);
+      texts = [`${duration(other - one)} selected`, ...this.inView(one, other).map(({ text }) => text)];
+    }
+    const lane = this.laneAt(y);
+    if (lane && !this.selection) {
+      texts = [texts[0], lane.name, ...lane.at(seconds).map((span) => lane.text(span))];
+    } else {
+      const allocation = this.allocationAt(seconds, y);
+      if (allocation) texts.push(allocation);
+    }
+    this.tip.replaceChildren(...texts.map((text) => element("div", {}, text)));
+    this.tip.hidden = false;
+    const right = this.pointer > this.canvas.clientWidth / 2;
+    this.tip.style.left = right ? "" : `${this.pointer + 14}px`;
+    this.tip.style.right = right ? `${this.canvas.clientWidth - this.pointer + 14}px` : "";
+    // Beside the pointer where that is below the plot: the plot's top may be out of sight.
+    this.tip.style.top = lane ? `${y + 14}px` : "8px";
+    this.painter.cursor();
+  }
+
+  // The lowest and highest of each shown series within an interval.
+  inView(from = this.view[0], to = this.view[1]) {
+    return this.series.filter((one) => one.shown).map((one) => {
+      const { least, most } = one.curve.extremes(from - one.shift, to - one.shift);
+      const text = most === -Infinity ? "not known" : `${gib(least)} to ${gib(most)}`;
+      return { one, least, most, text: `${one.name}: ${text}` };
+    });
+  }
+
+  laneAt(y) {
+    let top = TOP + HEIGHT + STRIP + TICKS;
+    for (const lane of this.lanes) {
+      if (y >= top && y < top + lane.height) return lane;
+      top += lane.height;
+    }
+    return null;
+  }
+
+  allocationAt(seconds, y) {
+    for (const one of this.series) {
+      if (!one.shown || !one.allocations.length) continue;
+      const at = seconds - one.shift;
+      const bands = this.bands(one, seconds, one.curve.extremes(at, at).most);
+      const band = bands.find(({ from, to }) => y <= this.y(from) && y > this.y(to));
+      if (band) {
+        const { bytes, begin, end, freed } = band.allocation;
+        return `${gib(bytes)} allocated at ${duration(begin)}, ${freed ? `freed after ${duration(end - begin)}` : "never freed"}`;
+      }
+    }
+    return null;
+  }
+
+  // The largest allocations that hold at a time, on top of what all others take.
+  bands(one, seconds, total) {
+    const at = seconds - one.shift;
+    const alive = one.allocations.filter(({ begin, end }) => begin <= at && at < end);
+    let level = Math.max(0, total - alive.reduce((sum, { bytes }) => sum + bytes, 0));
+    return alive.map((allocation) => ({ allocation, from: level, to: (level += allocation.bytes) }));
+  }
+
+  // The bytes that the memory axis shows.
+  setRange() {
+    const shown = this.series.filter((one) => one.shown);
+    let least = 0, most = 0;
+    if (this.fit) {
+      least = Infinity;
+      for (const one of shown) {
+        const found = one.curve.extremes(this.view[0] - one.shift, this.view[1] - one.shift);
+        if (found.most === -Infinity) continue;
+        least = Math.min(least, found.least);
+        most = Math.max(most, found.most);
+      }
+      if (least === Infinity) least = 0;
+      const margin = Math.max((most - least) * 0.06, 1048576);
+      least = Math.max(0, least - margin);
+      most += margin;
+    } else {
+      for (const one of shown) {
+        const peak = one.peak ? one.peak[0] : 0;
+        // The capacity line is worth its room unless it flattens the curve.
+        most = Math.max(most, one.capacity && peak > one.capacity / 8 ? one.capacity : peak);
+      }
+      most = Math.max(most * 1.06, 1048576);
+    }
+    this.range = [least, most];
+  }
+
+  draw() {
+    if (this.pending || this.ended) return;
+    this.pending = true;
+    requestAnimationFrame(() => { this.pending = false; if (!this.ended) this.paint(); });
+  }
+
+  paint() { this.painter.paint(); }
+}

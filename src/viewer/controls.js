@@ -1,0 +1,109 @@
+"use strict";
+// What surrounds a chart: buttons with their keys, the line that is read out, the legend, and the chart's data as a
+// table.
+
+const HELP = "Keys work while the chart or its buttons have the focus. Arrow keys move the cursor, with Shift the view. Plus and minus zoom, 0 shows all, p jumps to the peak, n to the " +
+  "next finding, f fits the memory axis. Drag over the chart to zoom in, double-click to show all; Ctrl or Shift with the wheel zooms.";
+// Rows of the chart's tables.
+const MOST_ROWS = 100;
+
+// A chart with its controls. `options` are those of Chart; `more` are further actions: [key, name, function].
+function chartRegion(options, more = [], help = "") {
+  const place = element("div", { class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
+    "aria-label": "Memory in use over time", "aria-describedby": "help" });
+  const readout = element("p", { class: "readout", role: "status" }), note = element("p", { class: "note" });
+  const tools = element("div", { class: "tools" }), legend = element("ul", { class: "legend" }), tables = element("div");
+  const region = element("div", { class: "chart" }, tools, place, readout, note, legend, tables,
+    element("p", { class: "unseen", id: "help" }, HELP + help));
+  const chart = new Chart(place, { ...options,
+    say: (text) => { readout.textContent = text; },
+    // The same text again would be read out again.
+    note: (text) => { if (note.textContent !== text) note.textContent = text; } });
+  readout.textContent = "";
+  const actions = [
+    ["p", "Peak", () => chart.peak()],
+    ["n", "Next finding", () => nextFinding(chart)],
+    ["+", "Zoom in", () => chart.zoom(1 / 1.6)],
+    ["-", "Zoom out", () => chart.zoom(1.6)],
+    ["0", "Whole", () => chart.whole()],
+    ["[", "Left", () => chart.pan(-0.3)],
+    ["]", "Right", () => chart.pan(0.3)],
+    ["f", "Fit memory axis", () => {
+      chart.fit = !chart.fit;
+      buttons.get("f").setAttribute("aria-pressed", String(chart.fit));
+      chart.draw();
+      chart.say(chart.fit ? "The memory axis fits what is shown." : "The memory axis begins at 0.");
+    }],
+    ["t", "Table", () => tables.replaceChildren(...chartTables(chart))],
+    ...more.map(([key, name, act]) => [key, name, () => act(chart)]),
+  ];
+  const buttons = new Map(actions.map(([key, name, act]) =>
+    [key, element("button", { onclick: act, "aria-keyshortcuts": key }, `${name} `, element("kbd", { "aria-hidden": "true" }, key))]));
+  tools.append(...buttons.values());
+  buttons.get("f").setAttribute("aria-pressed", "false");
+  listenToKeys(region, chart, actions);
+  drawLegend(legend, chart);
+  return { region, chart, legend, buttons };
+}
+
+function nextFinding(chart) {
+  if (!chart.findings.length) { chart.say("There are no findings."); return; }
+  chart.finding = ((chart.finding ?? -1) + 1) % chart.findings.length;
+  const found = chart.findings[chart.finding];
+  chart.point(found.from);
+  chart.say(found.text);
+}
+
+function listenToKeys(region, chart, actions) {
+  // Not in the whole document: whoever speaks to the browser or searches while typing must not set them off.
+  region.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    const key = event.key === "=" ? "+" : event.key;
+    const action = actions.find(([known]) => known === key);
+    if (action) { event.preventDefault(); action[2](); }
+  });
+  chart.place.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
+    if (by !== undefined) {
+      event.preventDefault();
+      if (event.shiftKey) chart.pan(by * 0.2); else chart.point(chart.center() + by * 4 * chart.pixel());
+    } else if (event.key === "Home" || event.key === "End") {
+      event.preventDefault();
+      chart.point(chart.bounds[event.key === "Home" ? 0 : 1]);
+    }
+  });
+}
+
+function drawLegend(legend, chart) {
+  legend.replaceChildren(...chart.series.map((one) => {
+    const swatch = element("span", { class: "swatch" });
+    swatch.style.background = `var(${one.color})`;
+    const box = element("input", { type: "checkbox", onchange: () => { one.shown = box.checked; chart.draw(); chart.moved(chart.view); } });
+    box.checked = one.shown;
+    one.value = element("span", { class: "value" });
+    return element("li", {}, element("label", {}, box, swatch, one.name, " ", one.value));
+  }));
+}
+
+// What the chart shows as tables: memory in equal parts of the view, and the steps and phases in it.
+function chartTables(chart) {
+  const [from, to] = chart.view, shown = chart.series.filter((one) => one.shown), parts = [];
+  const count = Math.min(MOST_ROWS, Math.max(1, Math.floor((to - from) / 1e-3)));
+  for (let i = 0; i < count; i++) {
+    const begin = from + (to - from) * i / count, end = from + (to - from) * (i + 1) / count;
+    parts.push([chart.axis.moment(begin), ...shown.flatMap((one) => {
+      const { least, most } = one.curve.extremes(begin - one.shift, end - one.shift);
+      return most === -Infinity ? ["not known", "not known"] : [gib(least), gib(most)];
+    })]);
+  }
+  const spans = chart.lanes.flatMap((lane) => [...lane.within(chart.view)].map((span) => ({ lane, span })));
+  spans.sort((a, b) => a.lane.begin[a.span] + a.lane.shift - b.lane.begin[b.span] - b.lane.shift);
+  const rows = spans.slice(0, MOST_ROWS).map(({ lane, span }) => [lane.label(span), lane.name,
+    chart.axis.moment(lane.begin[span] + lane.shift), duration(lane.end[span] - lane.begin[span]), gib(lane.peak[span])]);
+  const part = duration((to - from) / count), left = spans.length - rows.length;
+  return [
+    table(`Memory, lowest and highest in every ${part}`, ["from", ...shown.flatMap((one) => [`${one.name} lowest`, "highest"])], parts),
+    table(`Steps and phases in view${left > 0 ? `: the first ${MOST_ROWS} of ${spans.length}` : ""}`, ["name", "rank", "began at", "duration", "peak"], rows, 2),
+  ].filter((made) => made !== null);
+}

@@ -1,0 +1,81 @@
+"use strict";
+// Nested steps, phases and layers of one rank, over time.
+
+const LANE = 17, LAYER = 12;
+// Rows of a lane for spans of one kind that overlap or contain each other.
+const MOST_NESTED = 4;
+const HUES = [205, 25, 140, 280, 345, 180, 50, 240, 95, 310];
+
+// Names get hues in the order in which they appear, the same on every chart of the page.
+const hues = new Map();
+function hueOf(name) {
+  if (!hues.has(name)) hues.set(name, HUES[hues.size % HUES.length]);
+  return hues.get(name);
+}
+
+class Lane {
+  // spans: { begin, end, step, peak, of, open }, one entry a span in the order of begins; times in seconds, NaN for what
+  // is not known; `of` is { kind, name, hue }; `open` marks those that have not ended.
+  constructor(name, short, spans, shift = 0) {
+    Object.assign(this, { name, short, shift }, spans);
+    this.count = this.begin.length;
+    this.longest = 0;
+    for (let i = 0; i < this.count; i++) this.longest = Math.max(this.longest, this.end[i] - this.begin[i]);
+    this.place();
+  }
+
+  // Gives each span a row: among those of its kind the first one that is free at its begin.
+  place() {
+    const taken = new Map([["step", []], ["phase", []], ["layer", []]]), rows = new Uint8Array(this.count);
+    for (let i = 0; i < this.count; i++) {
+      const ends = taken.get(this.of[i].kind) ?? taken.get("phase");
+      let free = ends.findIndex((until) => until <= this.begin[i]);
+      if (free < 0) free = ends.length < MOST_NESTED ? ends.push(-Infinity) - 1 : MOST_NESTED - 1;
+      ends[free] = this.end[i];
+      rows[i] = free;
+    }
+    const first = new Map();
+    this.levels = [];
+    let height = 0;
+    for (const [kind, ends] of taken) {
+      first.set(kind, this.levels.length);
+      for (let i = 0; i < ends.length; i++) {
+        const tall = kind === "layer" ? LAYER : LANE;
+        this.levels.push({ top: height, height: tall });
+        height += tall;
+      }
+    }
+    this.level = rows.map((row, i) => (first.get(this.of[i].kind) ?? first.get("phase")) + row);
+    this.height = height + 4;
+  }
+
+  // The spans that contain a time of the chart, longest first.
+  at(seconds) {
+    const at = seconds - this.shift, found = [];
+    // The longest span bounds how far back one that contains the time can begin.
+    for (let i = atMost(this.begin, at); i >= 0 && this.begin[i] >= at - this.longest; i--) {
+      if (this.end[i] > at) found.push(i);
+    }
+    return found.sort((a, b) => (this.end[b] - this.begin[b]) - (this.end[a] - this.begin[a])).slice(0, 8);
+  }
+
+  // The spans that are in a view of the chart.
+  *within([from, to]) {
+    const begin = from - this.shift, end = to - this.shift;
+    for (let i = Math.max(atMost(this.begin, begin - this.longest), 0); i < this.count && this.begin[i] <= end; i++) {
+      if (this.end[i] >= begin) yield i;
+    }
+  }
+
+  label(span) {
+    const { kind, name } = this.of[span], step = this.step[span];
+    return kind === "step" ? (Number.isNaN(step) ? "a step without a number" : `step ${step}`) : name;
+  }
+
+  // A span in words, with its duration and peak.
+  text(span) {
+    const length = duration(this.end[span] - this.begin[span]), so = this.open?.[span] ? " so far" : "";
+    const peak = Number.isNaN(this.peak[span]) ? "" : `, peak ${gib(this.peak[span])}`;
+    return `${this.label(span)} (${length}${so}${peak})`;
+  }
+}

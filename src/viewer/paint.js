@@ -1,0 +1,255 @@
+"use strict";
+// Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, so that no reading is
+// lost at any zoom.
+
+class Painter {
+  constructor(chart) { this.chart = chart; }
+
+  color(name) {
+    if (!this.colors.has(name)) this.colors.set(name, this.style.getPropertyValue(name).trim());
+    return this.colors.get(name);
+  }
+
+  paint() {
+    const { chart } = this, ratio = devicePixelRatio || 1, across = chart.place.clientWidth;
+    if (!across) return;
+    const height = TOP + HEIGHT + STRIP + TICKS + chart.lanesHeight() + 6;
+    chart.width = Math.max(across - AXIS - RIGHT, 10);
+    for (const canvas of [chart.canvas, chart.overlay]) {
+      const wide = Math.round(across * ratio), tall = Math.round(height * ratio);
+      if (canvas.width !== wide) canvas.width = wide;
+      if (canvas.height !== tall) canvas.height = tall;
+      canvas.style.height = `${height}px`;
+    }
+    chart.height = height;
+    this.style = getComputedStyle(document.documentElement);
+    this.colors = new Map();
+    this.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const pen = this.pen = chart.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    // Painted and not transparent, so that it is also right on paper.
+    pen.fillStyle = this.color("--ground");
+    pen.fillRect(0, 0, across, height);
+    pen.font = "12px system-ui, sans-serif";
+    chart.setRange();
+    this.axes();
+    pen.save();
+    pen.beginPath();
+    pen.rect(AXIS, 0, chart.width, height);
+    pen.clip();
+    const step = 1 / ratio, shown = chart.series.filter((one) => one.shown);
+    shown.forEach((one) => this.gaps(one, step));
+    shown.forEach((one) => this.curve(one, step));
+    shown.forEach((one) => this.marks(one));
+    this.lanes();
+    this.findings();
+    pen.restore();
+    this.cursor();
+    this.limits(shown);
+    // For tests, and for whoever waits for the picture.
+    chart.place.dataset.painted = String(Number(chart.place.dataset.painted || 0) + 1);
+  }
+
+  // Says which curves have less than a point a pixel.
+  limits(shown) {
+    const { chart } = this, [from, to] = chart.view, pixel = chart.pixel();
+    const bucket = (one) => one.curve.bucketAt((from + to) / 2 - one.shift);
+    const thinned = shown.filter((one) => bucket(one) > pixel);
+    chart.note(thinned.length ? `Between the points of ${thinned.length === 1 ? thinned[0].name : "some curves"} only extremes are known: `
+      + `the page has the lowest and highest of every ${duration(Math.max(...thinned.map(bucket)))}.` : "");
+  }
+
+  axes() {
+    const { chart, pen } = this, { range, view, width } = chart;
+    pen.strokeStyle = this.color("--line");
+    pen.fillStyle = this.color("--dim");
+    pen.lineWidth = 1;
+    pen.textBaseline = "middle";
+    pen.textAlign = "right";
+    const scale = range[1] >= 2 ** 31 ? 2 ** 30 : 2 ** 20, every = round((range[1] - range[0]) / scale / 8) * scale;
+    for (let at = Math.ceil(range[0] / every) * every; at <= range[1]; at += every) {
+      const y = Math.round(chart.y(at)) + 0.5;
+      pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + width, y); pen.stroke();
+      const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
+      pen.fillText((at / scale).toFixed(digits) + (scale === 2 ** 30 ? " GiB" : " MiB"), AXIS - 6, y);
+    }
+    let top = TOP + HEIGHT + STRIP + TICKS;
+    for (const lane of chart.lanes) {
+      pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
+      top += lane.height;
+    }
+    pen.textAlign = "center";
+    pen.textBaseline = "top";
+    // A clock's times are long, and its seconds come in sixties.
+    const span = view[1] - view[0], room = chart.axis.isClock ? 120 : 90, least = span / Math.max(width / room, 3);
+    const tick = chart.axis.isClock && least > 10 ? [20, 30, 60, 120, 300, 600, 1200, 1800, 3600].find((every) => every >= least) ?? 7200 : round(least);
+    const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(tick) + 1e-9)));
+    for (let at = Math.ceil(view[0] / tick) * tick; at <= view[1]; at += tick) {
+      const x = chart.x(at);
+      if (x < AXIS + 14 || x > AXIS + width - 14) continue;
+      pen.fillText(chart.axis.tick(at, digits), x, TOP + HEIGHT + STRIP + 4);
+    }
+  }
+
+  // Below the plot, a red mark wherever the memory of a shown GPU is not known.
+  gaps(one, step) {
+    const { chart, pen } = this, least = Math.max(step, 1);
+    pen.fillStyle = this.color("--gap");
+    let drawn = AXIS;
+    for (const { from, to } of one.curve.gaps(chart.view[0] - one.shift, chart.view[1] - one.shift)) {
+      const end = chart.x(to + one.shift), left = Math.max(chart.x(from + one.shift), drawn), right = Math.max(end, left + least);
+      if (left > AXIS + chart.width) break;
+      // Of gaps that are narrower than a pixel, one is drawn.
+      if (end < drawn && right - left <= least) continue;
+      pen.fillRect(left, TOP + HEIGHT + 1, right - left, STRIP - 1);
+      drawn = right;
+    }
+  }
+
+  curve(one, step) {
+    const { chart, pen } = this, columns = Math.ceil(chart.width / step), { curve } = one;
+    const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = TOP + HEIGHT;
+    const color = this.color(one.color), bands = one.allocations.length > 0;
+    for (let column = 0; column < columns; column++) {
+      const from = chart.view[0] + column * per - one.shift;
+      if (from > curve.end || from + per <= curve.begin) continue;
+      // A recording may end with a reading: the last column has it too.
+      const until = from + per >= curve.end ? Infinity : from + per;
+      // What held until the column's begin counts, so that a change at that very time is a line.
+      const { least, most } = curve.extremes(from - per * 1e-6, until);
+      if (most === -Infinity) continue;
+      const x = AXIS + column * step, top = chart.y(most), bottom = chart.y(least);
+      if (bands) this.bands(one, from, x, top, step, color);
+      else if (chart.filled) {
+        pen.fillStyle = color;
+        pen.globalAlpha = 0.1;
+        pen.fillRect(x, top, step, floor - top);
+        pen.globalAlpha = 1;
+      }
+      pen.fillStyle = color;
+      pen.fillRect(x, top - thick / 2, step, bottom - top + thick);
+    }
+  }
+
+  // The allocations of one column. A column in which memory changes shows what is allocated at its begin.
+  bands(one, from, x, top, step, color) {
+    const { chart, pen } = this, held = one.curve.extremes(from, from).most;
+    pen.fillStyle = color;
+    pen.globalAlpha = 0.25;
+    pen.fillRect(x, top, step, TOP + HEIGHT - top);
+    pen.globalAlpha = 0.85;
+    for (const { allocation, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
+      pen.fillStyle = `hsl(${HUES[allocation.nth % HUES.length]} 55% 55%)`;
+      pen.fillRect(x, chart.y(to), step, chart.y(low) - chart.y(to));
+    }
+    pen.globalAlpha = 1;
+  }
+
+  // The lines of capacity and headroom, and the peak with its value.
+  marks(one) {
+    const { chart, pen } = this, color = this.color(one.color);
+    pen.strokeStyle = color;
+    pen.fillStyle = color;
+    for (const [bytes, dash, name] of [[one.capacity, [6, 4], "usable"], [one.headroom, [2, 4], "little headroom from"]]) {
+      if (!bytes || bytes > chart.range[1] || bytes < chart.range[0]) continue;
+      const y = Math.round(chart.y(bytes)) + 0.5;
+      pen.setLineDash(dash);
+      pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + chart.width, y); pen.stroke();
+      pen.setLineDash([]);
+      if (one.namesCapacity) this.caption(`${name} ${gib(bytes)}`, AXIS + chart.width - 6, y + (name === "usable" ? -16 : 2), "right", color);
+    }
+    if (!one.peak) return;
+    const x = chart.x(one.peak[1] + one.shift), y = chart.y(one.peak[0]);
+    if (x < AXIS || x > AXIS + chart.width) return;
+    pen.fillStyle = color;
+    pen.beginPath(); pen.arc(x, y, 4, 0, 2 * Math.PI); pen.fill();
+    if (!one.namesPeak) return;
+    const left = x > AXIS + chart.width - 190;
+    this.caption(`peak ${gib(one.peak[0])}`, x + (left ? -8 : 8), y + 6, left ? "right" : "left", this.color("--text"));
+  }
+
+  // Text on a ground of its own, so that curves do not cross it.
+  caption(text, x, y, align, color) {
+    const { pen } = this, wide = pen.measureText(text).width;
+    pen.textAlign = align;
+    pen.textBaseline = "top";
+    pen.fillStyle = this.color("--ground");
+    pen.globalAlpha = 0.8;
+    pen.fillRect(align === "right" ? x - wide - 2 : x - 2, y, wide + 4, 15);
+    pen.globalAlpha = 1;
+    pen.fillStyle = color;
+    pen.fillText(text, x, y + 2);
+  }
+
+  // Above the plot, a bar for as long as each finding held, from a mark at its begin.
+  findings() {
+    const { chart, pen } = this;
+    for (const { from, to, color } of chart.findings) {
+      const left = chart.x(from), right = Math.max(chart.x(to), left + 2);
+      if (right < AXIS || left > AXIS + chart.width) continue;
+      pen.fillStyle = this.color(color);
+      pen.fillRect(left, 5, right - left, 3);
+      pen.beginPath();
+      pen.moveTo(left - 4, 1); pen.lineTo(left + 4, 1); pen.lineTo(left, 9);
+      pen.fill();
+    }
+  }
+
+  lanes() {
+    let top = TOP + HEIGHT + STRIP + TICKS;
+    for (const lane of this.chart.lanes) {
+      this.lane(lane, top);
+      top += lane.height;
+    }
+  }
+
+  lane(lane, top) {
+    const { chart, pen } = this, drawn = lane.levels.map(() => -Infinity);
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    for (const span of lane.within(chart.view)) {
+      const of = lane.of[span], level = lane.level[span];
+      const left = chart.x(lane.begin[span] + lane.shift), right = chart.x(lane.end[span] + lane.shift);
+      // Of spans that are narrower than a pixel, one is drawn.
+      if (right < drawn[level] + 0.5) continue;
+      const x = Math.max(left, drawn[level], AXIS), wide = Math.max(right - x, 0.7);
+      drawn[level] = x + wide;
+      const y = top + lane.levels[level].top, tall = lane.levels[level].height - 2;
+      if (of.kind === "step") pen.fillStyle = this.color(lane.step[span] % 2 ? "--band-a" : "--band-b");
+      else pen.fillStyle = `hsl(${of.hue} 45% ${this.isDark ? 28 : 78}%)`;
+      pen.fillRect(x, y, wide > 3 ? wide - 0.7 : wide, tall);
+      if (wide > 26 && tall > 10) {
+        pen.fillStyle = this.color("--text");
+        pen.save(); pen.beginPath(); pen.rect(x, y, wide - 4, tall); pen.clip();
+        pen.fillText(lane.label(span), x + 4, y + tall / 2 + 0.5);
+        pen.restore();
+      }
+    }
+  }
+
+  cursor() {
+    const { chart } = this;
+    if (!chart.width || !this.colors) return;
+    const pen = chart.overlay.getContext("2d"), ratio = devicePixelRatio || 1, { height } = chart;
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, chart.overlay.width, chart.overlay.height);
+    const at = chart.pointer ?? (chart.cursor === null ? null : chart.x(chart.cursor));
+    if (chart.selection) {
+      pen.fillStyle = this.color("--cursor");
+      pen.globalAlpha = 0.12;
+      const [one, other] = [...chart.selection].sort((a, b) => a - b);
+      pen.fillRect(one, 0, other - one, height);
+      pen.globalAlpha = 1;
+    }
+    if (at === null || at < AXIS || at > AXIS + chart.width) return;
+    pen.strokeStyle = this.color("--cursor");
+    pen.beginPath(); pen.moveTo(Math.round(at) + 0.5, 0); pen.lineTo(Math.round(at) + 0.5, height); pen.stroke();
+  }
+}
+
+// The next of 1, 2 and 5 times a power of ten.
+function round(size) {
+  const power = 10 ** Math.floor(Math.log10(size));
+  const digit = size / power;
+  return (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10) * power;
+}
