@@ -28,8 +28,8 @@ use crate::node::{Node, Slot};
 use crate::place::kubelet::Kubelet;
 use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
+use crate::web::Site;
 use crate::web::annotations::Access;
-use crate::web::{self, Site};
 use anyhow::Context as _;
 use finding_log::FindingLog;
 use highwater_core::clock::{Clock, Live, park_for};
@@ -101,8 +101,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
-    let answers = web::LongAnswers::default();
-    let site = Site { snapshots, intake: Arc::clone(&intake), recorder: recorder.clone(), answers };
+    let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
@@ -180,6 +179,8 @@ impl Daemon {
     /// Stops everything within two seconds: no new requests and annotations, then the lanes, then the exporter.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
+        // Otherwise the servers would wait for streams that never end.
+        self.site.live.stop();
         self.wake();
         let export_the_end = async {
             // The exporter is stopped only after the source is no longer read, so that its last export is complete. A

@@ -14,6 +14,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// The end of a finished file's name.
 const WHOLE: &str = ".sqlite";
@@ -29,7 +30,8 @@ const RESERVE: &str = ".reserve";
 const RESERVE_BYTES: usize = 1 << 20;
 
 /// One capture as it is listed. Times are Unix nanoseconds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = Capture)]
 pub struct Listed {
     /// Its name.
     pub id: String,
@@ -240,6 +242,11 @@ fn is_damage(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Opens the file of a finished capture.
+/// The path of a finished file, for SQLite.
+pub(super) fn path_of_whole(folder: &Folder, id: &str) -> io::Result<PathBuf> {
+    folder.path_of(&whole(id))
+}
+
 pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
     folder.read(&whole(id))
 }

@@ -16,6 +16,7 @@ use highwater_core::detect::Change;
 use highwater_core::jobs::Event;
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -181,6 +182,15 @@ impl Recorder {
     pub fn open(&self, listed: &Listed) -> io::Result<File> {
         let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
         directory::open_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
+    }
+
+    /// The path of a finished capture, for readers of SQLite.
+    ///
+    /// # Errors
+    /// If the folder of captures was moved or replaced. The name must be that of a capture that was found.
+    pub fn path_of(&self, listed: &Listed) -> io::Result<PathBuf> {
+        let folder = self.0.as_ref().and_then(|shared| shared.desk().folder.clone());
+        directory::path_of_whole(&*folder.ok_or(io::ErrorKind::NotFound)?, &listed.id)
     }
 
     /// What became of triggers; `None` if the recorder is off.

@@ -62,10 +62,10 @@ fn routes() -> Router {
     let intake = Arc::new(world::intake(&clock));
     let (known, recorder) = (Known::of(&world::node(), intake.ledger()), crate::capture::Recorder::default());
     let stats = Arc::<web::counts::Stats>::default();
-    let (hosts, refusals, answers) = (Hosts::default(), Refusals::default(), web::LongAnswers::default());
+    let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
     let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
-    let site = Site { snapshots, intake, recorder, answers };
+    let site = Site::new(snapshots, intake, recorder);
     web::router(site, Arc::new(gate), true)
 }
 

@@ -1,9 +1,11 @@
 //! The state of a recording.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// The state of a recording.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = CaptureState)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// It is being written.

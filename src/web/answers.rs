@@ -8,6 +8,7 @@
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
+use futures_util::Stream;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -60,16 +61,20 @@ impl Answer {
     /// The text as a response of this type.
     pub fn response(self: Arc<Self>, content_type: &'static str) -> Response {
         let length = self.bytes;
-        let pieces = futures_util::stream::try_unfold((self, 0), |(answer, from)| async move {
+        let headers = [(header::CONTENT_TYPE, content_type.to_owned()), (header::CONTENT_LENGTH, length.to_string())];
+        (headers, Body::from_stream(self.pieces())).into_response()
+    }
+
+    /// The text in pieces. The stream fails if the text is withdrawn meanwhile.
+    pub fn pieces(self: Arc<Self>) -> impl Stream<Item = io::Result<Bytes>> {
+        futures_util::stream::try_unfold((self, 0), |(answer, from)| async move {
             if from >= answer.bytes {
                 return Ok(None);
             }
             let piece = answer.piece(from)?;
             let next = from + piece.len();
             Ok::<_, io::Error>(Some((piece, (answer, next))))
-        });
-        let headers = [(header::CONTENT_TYPE, content_type.to_owned()), (header::CONTENT_LENGTH, length.to_string())];
-        (headers, Body::from_stream(pieces)).into_response()
+        })
     }
 
     /// A copy of a part of the text: a reference to a part would keep all of it.

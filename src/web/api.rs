@@ -2,20 +2,21 @@
 
 use super::Site;
 use super::json::{self, Json};
-use super::problem::Problem;
+use super::problem::{Body, Problem};
 use crate::node::Node;
+use crate::source::Skipped;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::gpu::Health;
+use highwater_core::gpu::{GpuState, Health};
 use highwater_core::jobs::{Gpus, Rank};
-use highwater_core::ring::QueryError;
+use highwater_core::ring::{QueryError, Reader};
 use highwater_core::wire;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::sync::Arc;
+use utoipa::{IntoParams, ToSchema};
 
 /// Points in one answer by default.
 const POINTS: usize = 10_000;
@@ -30,39 +31,93 @@ fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     })
 }
 
-/// `GET /api/v1/gpus`
-pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<Value>, Problem> {
-    let node = node(&site)?;
-    let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| {
+/// The answer of `GET /api/v1/gpus`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct GpusAnswer {
+    /// What is read.
+    source: String,
+    gpus: Vec<GpuAnswer>,
+}
+
+/// A GPU or MIG instance. Bytes and Unix nanoseconds; `null` if unknown.
+#[derive(Default, Serialize, ToSchema)]
+struct GpuAnswer {
+    gpu: String,
+    /// `null` for a GPU that could not be opened.
+    uuid: Option<String>,
+    name: Option<String>,
+    pci_bus_id: Option<String>,
+    parent_uuid: Option<String>,
+    up: bool,
+    /// Why it is not up.
+    trouble: Option<String>,
+    memory_total_bytes: Option<u64>,
+    memory_reserved_bytes: Option<u64>,
+    /// Total less what the driver reserves.
+    memory_usable_bytes: Option<u64>,
+    memory_used_bytes: Option<u64>,
+    /// How far back its memory is kept.
+    oldest_unix_nano: Option<i64>,
+    /// Its newest reading.
+    newest_unix_nano: Option<i64>,
+}
+
+impl GpuAnswer {
+    fn of(gpu: &GpuState, ring: &Reader, shift_ns: i64) -> Self {
         let used = ring.newest_ns().and_then(|newest_ns| ring.at(newest_ns).ok().flatten());
-        json!({
-            "gpu": gpu.device.index, "uuid": gpu.device.uuid, "name": gpu.device.name,
-            "pci_bus_id": gpu.device.pci_bus_id, "parent_uuid": gpu.device.parent_uuid,
-            "up": gpu.health() == Health::Up,
-            "trouble": (gpu.health() != Health::Up).then(|| gpu.trouble()).filter(|trouble| !trouble.is_empty()),
-            "memory_total_bytes": gpu.total_bytes(), "memory_reserved_bytes": gpu.reserved_bytes(),
-            "memory_used_bytes": used.filter(|_| gpu.health() == Health::Up),
-            "oldest_unix_nano": ring.oldest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
-            "newest_unix_nano": ring.newest_ns().map(|at_ns| at_ns + node.clock.unix_shift_ns()),
-        })
-    });
-    let skipped = node.source.skipped().iter();
-    let skipped = skipped.map(|gpu| json!({"gpu": gpu.index, "uuid": null, "up": false, "trouble": gpu.reason}));
-    Ok(Json(json!({ "source": node.source.description(), "gpus": gpus.chain(skipped).collect::<Vec<_>>() })))
+        let (device, is_up) = (gpu.device.clone(), gpu.health() == Health::Up);
+        Self {
+            gpu: device.index,
+            uuid: Some(device.uuid),
+            name: device.name,
+            pci_bus_id: device.pci_bus_id,
+            parent_uuid: device.parent_uuid,
+            up: is_up,
+            trouble: (!is_up).then(|| gpu.trouble()).filter(|trouble| !trouble.is_empty()),
+            memory_total_bytes: gpu.total_bytes(),
+            memory_reserved_bytes: gpu.reserved_bytes(),
+            memory_usable_bytes: gpu.usable_bytes(),
+            memory_used_bytes: used.filter(|_| is_up),
+            oldest_unix_nano: ring.oldest_ns().map(|at_ns| at_ns + shift_ns),
+            newest_unix_nano: ring.newest_ns().map(|at_ns| at_ns + shift_ns),
+        }
+    }
+
+    fn skipped(gpu: &Skipped) -> Self {
+        Self { gpu: gpu.index.clone(), trouble: Some(gpu.reason.clone()), ..Self::default() }
+    }
+}
+
+/// All GPUs of the node.
+#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", responses(
+    (status = 200, body = GpusAnswer), (status = 503, description = "Nothing is read; the detail says why.", body = Body)))]
+pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, Problem> {
+    let node = node(&site)?;
+    let shift_ns = node.clock.unix_shift_ns();
+    let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| GpuAnswer::of(gpu, ring, shift_ns));
+    let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
+    Ok(Json(GpusAnswer { source: node.source.description(), gpus: gpus.chain(skipped).collect() }))
 }
 
 /// The query of `GET /api/v1/gpus/{gpu}/memory`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct MemoryQuery {
     /// Begin, Unix nanoseconds; a minute before the end if left out.
     from: Option<i64>,
-    /// End; the newest sample if left out.
+    /// End, Unix nanoseconds; the newest sample if left out.
     to: Option<i64>,
+    /// The most points; 10,000 if left out, at most 100,000. If there are more, extremes are kept.
     max_points: Option<usize>,
 }
 
-/// `GET /api/v1/gpus/{gpu}/memory`: the change points in an interval; `null` begins a gap.
+/// The changes of a GPU's memory in an interval.
+#[utoipa::path(get, path = "/api/v1/gpus/{gpu}/memory", tag = "gpus",
+    params(("gpu" = String, Path, description = "Index, UUID or PCI bus id."), MemoryQuery),
+    responses((status = 200, body = MemoryAnswer), (status = 400, body = Body),
+        (status = 404, description = "No such GPU, or none of its memory has been read.", body = Body),
+        (status = 503, description = "Nothing is read; the detail says why.", body = Body)))]
 pub(super) async fn memory(
     State(site): State<Site>,
     Path(gpu): Path<String>,
@@ -99,13 +154,14 @@ pub(super) async fn memory(
         min_bytes: summary.min,
         mean_bytes: summary.mean,
         gap_ns: summary.gap_ns,
-        points: points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
+        bucket_ns: points.bucket_ns,
+        points: points.points.iter().map(|point| (point.at_ns + shift_ns, point.used)).collect(),
     };
     Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(super) struct MemoryAnswer {
     gpu: String,
     uuid: String,
@@ -114,8 +170,12 @@ pub(super) struct MemoryAnswer {
     peak_bytes: Option<u64>,
     min_bytes: Option<u64>,
     mean_bytes: Option<f64>,
+    /// For how long of it memory is not known.
     gap_ns: i64,
-    /// Time and bytes; `null` begins a gap.
+    /// The length of the intervals whose extremes are in `points`; `null` if every change is there.
+    bucket_ns: Option<i64>,
+    /// Unix nanoseconds, and bytes from then on; `null` begins a gap.
+    #[schema(value_type = Vec<Vec<Option<i64>>>)]
     points: Vec<(i64, Option<u64>)>,
 }
 
@@ -128,23 +188,57 @@ pub(super) fn bad_query(rejection: QueryRejection) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, rejection.body_text())
 }
 
-/// `GET /api/v1/jobs`
-pub(super) async fn jobs(State(site): State<Site>) -> Json<Value> {
+/// The answer of `GET /api/v1/jobs`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct JobsAnswer {
+    jobs: Vec<ListedJob>,
+}
+
+/// A job and its ranks on this node.
+#[derive(Serialize, ToSchema)]
+struct ListedJob {
+    job: String,
+    ranks: Vec<ListedRank>,
+}
+
+/// A rank.
+#[derive(Serialize, ToSchema)]
+struct ListedRank {
+    rank: u32,
+    world_size: Option<u32>,
+    pid: Option<u32>,
+    /// Number of its last step.
+    step: Option<u64>,
+    /// Steps that ended.
+    steps: u64,
+    /// UUIDs of its GPUs, as far as they are known.
+    gpus: Vec<String>,
+    /// Names of what is open, outermost first.
+    #[schema(value_type = Vec<String>)]
+    open: Vec<Arc<str>>,
+    last_annotation_unix_nano: i64,
+}
+
+/// All jobs that are known, with their ranks.
+#[utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", responses((status = 200, body = JobsAnswer)))]
+pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
     let node = site.known().slot.node();
     let shift_ns = site.known().unix_shift_ns();
     let jobs = site.known().ledger.open();
-    let rank = |number: &u32, rank: &Rank| {
-        let gpus = rank.gpus.as_deref().unwrap_or_default().iter();
-        let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
-        json!({
-            "rank": number, "world_size": rank.world_size, "pid": rank.pid, "step": rank.step, "steps": rank.steps,
-            "gpus": gpus.filter_map(uuid).collect::<Vec<_>>(),
-            "open": rank.open.iter().map(|open| &*open.name).collect::<Vec<_>>(),
-            "last_annotation_unix_nano": rank.last_event_ns.saturating_add(shift_ns),
-        })
+    let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
+    let listed_rank = |(number, rank): (&u32, &Rank)| ListedRank {
+        rank: *number,
+        world_size: rank.world_size,
+        pid: rank.pid,
+        step: rank.step,
+        steps: rank.steps,
+        gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+        open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
+        last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
     };
-    let listed = jobs.by_name().iter().map(|(name, job)| {
-        json!({ "job": name, "ranks": job.ranks.iter().map(|(number, r)| rank(number, r)).collect::<Vec<_>>() })
-    });
-    Json(json!({ "jobs": listed.collect::<Vec<_>>() }))
+    let listed = jobs
+        .by_name()
+        .iter()
+        .map(|(name, job)| ListedJob { job: name.to_string(), ranks: job.ranks.iter().map(listed_rank).collect() });
+    Json(JobsAnswer { jobs: listed.collect() })
 }

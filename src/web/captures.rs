@@ -4,20 +4,23 @@
 //! the client reads them.
 
 use super::json::Json;
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use super::serve::in_time;
-use crate::capture::{Recorder, Refusal, Request};
+use super::{LongAnswers, Site, gate::Gate, page};
+use crate::capture::{Listed, Recorder, Refusal, Request};
 use crate::recording::State as Progress;
+use crate::report::{self, Report, Room};
 use crate::web::annotations::Access;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::sync::Arc;
 use std::time::Duration;
+use utoipa::ToSchema;
 
 /// The longest request, bytes.
 const MOST_BODY_BYTES: usize = 4 << 10;
@@ -29,31 +32,75 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The state that these handlers share.
 #[derive(Clone)]
 pub(super) struct Desk {
-    pub recorder: Recorder,
+    recorder: Recorder,
     /// Who may request captures: the same clients that may send annotations.
-    pub access: Access,
+    access: Access,
+    answers: LongAnswers,
+    /// Held while a report is made: one at a time, so that reports take one core and their memory once.
+    reporting: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// `GET /api/v1/captures`: newest first.
-pub(super) async fn list(State(desk): State<Desk>) -> Json<Value> {
-    let is_on = desk.recorder.stats().is_some();
+impl Desk {
+    pub fn new(site: &Site, gate: &Gate) -> Self {
+        let (recorder, answers) = (site.recorder.clone(), site.answers.clone());
+        Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default() }
+    }
+}
+
+/// The answer of `GET /api/v1/captures`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct CapturesAnswer {
+    /// Whether captures are taken.
+    on: bool,
+    /// How far back a requested capture may reach.
+    most_seconds_before: Option<f64>,
+    /// Why nothing can be written at the moment.
+    trouble: Option<String>,
+    captures: Vec<Listed>,
+}
+
+/// All captures, newest first.
+#[utoipa::path(get, path = "/api/v1/captures", tag = "captures", responses((status = 200, body = CapturesAnswer)))]
+pub(super) async fn list(State(desk): State<Desk>) -> Json<CapturesAnswer> {
     #[allow(clippy::cast_precision_loss, reason = "seconds of at most a day")]
-    let most_seconds = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
-    let (trouble, captures) = (desk.recorder.trouble(), desk.recorder.list());
-    Json(json!({ "on": is_on, "most_seconds_before": most_seconds, "trouble": trouble, "captures": captures }))
+    let most_seconds_before = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
+    Json(CapturesAnswer {
+        on: desk.recorder.stats().is_some(),
+        most_seconds_before,
+        trouble: desk.recorder.trouble(),
+        captures: desk.recorder.list(),
+    })
 }
 
 /// The body of `POST /api/v1/captures`; every key is optional.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Asked {
+    /// Seconds before now; `captures.before` if left out.
     seconds_before: Option<f64>,
+    /// Seconds after now; `captures.after` if left out.
     seconds_after: Option<f64>,
+    /// Kept with the capture.
     #[serde(default)]
     note: String,
 }
 
-/// `POST /api/v1/captures`: begins a capture, and returns its name.
+/// The answer to a request for a capture.
+#[derive(Serialize, ToSchema)]
+struct Begun {
+    /// The capture's name.
+    id: String,
+    /// Where its file will be.
+    href: String,
+}
+
+/// Begins a capture, and returns its name.
+#[utoipa::path(post, path = "/api/v1/captures", tag = "captures", request_body = Option<Asked>, responses(
+    (status = 202, body = Begun), (status = 400, body = problem::Body), (status = 401, body = problem::Body),
+    (status = 403, body = problem::Body), (status = 409, description = "Another one is being taken.", body = problem::Body),
+    (status = 429, description = "Asked for too often.", body = problem::Body),
+    (status = 503, description = "Captures are off, or nothing can be written.", body = problem::Body),
+    (status = 507, body = problem::Body)))]
 pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     desk.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
@@ -63,7 +110,7 @@ pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body
         Err(refusal) => return Err(refused(&refusal)),
     };
     let location = format!("/api/v1/captures/{id}");
-    let body = Json(json!({ "id": id, "href": location }));
+    let body = Json(Begun { id, href: location.clone() });
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], body).into_response())
 }
 
@@ -116,25 +163,38 @@ fn refused(refusal: &Refusal) -> Problem {
     if let Refusal::Busy { id } = refusal { problem.with("id", id) } else { problem }
 }
 
-/// `GET /api/v1/captures/{id}`: the file.
-pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let gone =
-        || Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"));
-    if let Some(trouble) = desk.recorder.failure(&id) {
+/// A finished capture of this name, or why there is none.
+fn finished(desk: &Desk, id: &str) -> Result<Listed, Problem> {
+    if let Some(trouble) = desk.recorder.failure(id) {
         let detail = format!("capture `{id}` failed: {trouble}");
         return Err(Problem::new(StatusCode::GONE, detail).with("trouble", &trouble));
     }
-    let listed = desk.recorder.find(&id).ok_or_else(gone)?;
+    let listed = desk.recorder.find(id).ok_or_else(|| gone(id))?;
     if listed.state == Progress::Writing {
         let detail = "it is still being written; /api/v1/captures shows its state";
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
+    Ok(listed)
+}
+
+fn gone(id: &str) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, format!("there is no capture `{id}`; /api/v1/captures lists them"))
+}
+
+/// The file of a capture: an SQLite database.
+#[utoipa::path(get, path = "/api/v1/captures/{id}", tag = "captures",
+    params(("id" = String, Path, description = "Its name.")),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sqlite3"),
+        (status = 404, body = problem::Body), (status = 409, description = "It is being written.", body = problem::Body),
+        (status = 410, description = "It failed.", body = problem::Body), (status = 503, body = problem::Body)))]
+pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let listed = finished(&desk, &id)?;
     let (recorder, found) = (desk.recorder, listed.clone());
     let opened = blocking(move || recorder.open(&found).and_then(|file| Ok((file.metadata()?.len(), file)))).await;
     let (bytes, file) = opened.map_err(|error| {
         // It may have been removed since it was listed.
         if error.kind() == io::ErrorKind::NotFound {
-            return gone();
+            return gone(&id);
         }
         tracing::warn!(id, %error, "a capture cannot be opened");
         Problem::new(
@@ -152,6 +212,30 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
         Ok::<_, io::Error>((!piece.is_empty()).then_some((Bytes::from(piece), file)))
     });
     Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+/// The report of a capture: its curves, phases and findings as a page.
+#[utoipa::path(get, path = "/api/v1/captures/{id}/report", tag = "captures",
+    params(("id" = String, Path, description = "Its name.")),
+    responses((status = 200, body = String, content_type = "text/html"),
+        (status = 404, body = problem::Body), (status = 409, description = "It is being written.", body = problem::Body),
+        (status = 410, description = "It failed.", body = problem::Body),
+        (status = 503, description = "It cannot be read.", body = problem::Body)))]
+pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
+    let listed = finished(&desk, &id)?;
+    let alone = desk.reporting.lock().await;
+    let made = blocking(move || {
+        let path = desk.recorder.path_of(&listed)?;
+        let report = Report::open_own(&path, Room::of(1)).map_err(io::Error::other)?;
+        Ok(desk.answers.0.keep(report::page(&[report], None, None).into_bytes()))
+    });
+    let made = made.await.map_err(|error| {
+        tracing::warn!(id, %error, "the report of a capture cannot be made");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the capture cannot be read; see the daemon's log")
+    })?;
+    drop(alone);
+    // The document names its own policy; only a header can forbid other pages to show it.
+    Ok((page::CLOSED, made.response("text/html; charset=utf-8")).into_response())
 }
 
 fn piece(mut file: File) -> io::Result<(File, Vec<u8>)> {

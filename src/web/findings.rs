@@ -7,26 +7,65 @@ use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::Finding;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use utoipa::{IntoParams, ToSchema};
 
 /// Findings in one answer by default.
 const FINDINGS: usize = 100;
 
 /// The query.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct FindingsQuery {
     /// Only active ones, or only those that have ended.
     active: Option<bool>,
+    /// The most; 100 if left out.
     limit: Option<usize>,
 }
 
+/// The answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct FindingsAnswer {
+    findings: Vec<FindingAnswer>,
+}
+
+/// A finding. Times are Unix nanoseconds; what does not apply is `null`.
+#[derive(Serialize, ToSchema)]
+struct FindingAnswer {
+    id: u64,
+    finding: &'static str,
+    severity: &'static str,
+    certainty: &'static str,
+    gpu: Option<String>,
+    uuid: Option<String>,
+    #[schema(value_type = Option<String>)]
+    job: Option<Arc<str>>,
+    rank: Option<u32>,
+    step: Option<u64>,
+    begin_unix_nano: i64,
+    raised_unix_nano: i64,
+    seen_unix_nano: i64,
+    /// `null` while it goes on.
+    ended_unix_nano: Option<i64>,
+    /// How often it was seen.
+    signs: u64,
+    /// What was measured, by name; each name ends in its unit.
+    evidence: BTreeMap<&'static str, f64>,
+    what: String,
+    why: String,
+    advice: String,
+}
+
 /// Active and ended findings, newest first.
+#[utoipa::path(get, path = "/api/v1/findings", tag = "findings", params(FindingsQuery),
+    responses((status = 200, body = FindingsAnswer), (status = 400, body = super::problem::Body)))]
 pub(super) async fn findings(
     State(site): State<Site>,
     query: Result<Query<FindingsQuery>, QueryRejection>,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<FindingsAnswer>, Problem> {
     let Query(query) = query.map_err(bad_query)?;
     let shift_ns = site.known().unix_shift_ns();
     let board = site.known().findings.board();
@@ -34,23 +73,30 @@ pub(super) async fn findings(
     found.retain(|finding| query.active.is_none_or(|active| active == finding.ended_ns.is_none()));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.id));
     found.truncate(query.limit.unwrap_or(FINDINGS));
-    let listed: Vec<Value> = found.into_iter().map(|finding| body(finding, shift_ns)).collect();
-    Ok(Json(json!({ "findings": listed })))
+    Ok(Json(FindingsAnswer { findings: found.into_iter().map(|finding| answer(finding, shift_ns)).collect() }))
 }
 
-fn body(finding: &Finding, shift_ns: i64) -> Value {
+fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unzip();
-    let evidence: serde_json::Map<String, Value> =
-        sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), json!(evidence.value))).collect();
-    json!({
-        "id": finding.id, "finding": sign.kind, "severity": sign.severity, "certainty": sign.certainty,
-        "gpu": gpu, "uuid": uuid, "job": subject.job.as_deref(), "rank": subject.rank, "step": sign.step,
-        "begin_unix_nano": sign.begin_ns + shift_ns,
-        "raised_unix_nano": finding.raised_ns + shift_ns,
-        "seen_unix_nano": finding.seen_ns + shift_ns,
-        "ended_unix_nano": finding.ended_ns.map(|ended_ns| ended_ns + shift_ns),
-        "signs": finding.signs, "evidence": evidence,
-        "what": sign.text.what, "why": sign.text.why, "advice": sign.text.advice,
-    })
+    FindingAnswer {
+        id: finding.id,
+        finding: sign.kind.label(),
+        severity: sign.severity.label(),
+        certainty: sign.certainty.label(),
+        gpu,
+        uuid,
+        job: subject.job.clone(),
+        rank: subject.rank,
+        step: sign.step,
+        begin_unix_nano: sign.begin_ns + shift_ns,
+        raised_unix_nano: finding.raised_ns + shift_ns,
+        seen_unix_nano: finding.seen_ns + shift_ns,
+        ended_unix_nano: finding.ended_ns.map(|ended_ns| ended_ns + shift_ns),
+        signs: finding.signs,
+        evidence: sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect(),
+        what: sign.text.what.clone(),
+        why: sign.text.why.clone(),
+        advice: sign.text.advice.clone(),
+    }
 }

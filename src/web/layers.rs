@@ -10,8 +10,21 @@ use highwater_core::phases::{LayerStats, Log};
 use serde::Serialize;
 use std::ops::Bound;
 use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// The answer, as it is written in pieces.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes what `pieces` writes, for the API's description")]
+pub(super) struct LayersAnswer<'a> {
+    job: String,
+    layers: Vec<Row<'a>>,
+}
 
 /// Layers of every rank of a job, in the order of ranks and names.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/layers", tag = "jobs",
+    params(("job" = String, Path, description = "Its name.")),
+    responses((status = 200, body = LayersAnswer),
+        (status = 404, description = "No such job is known.", body = super::problem::Body)))]
 pub(super) async fn layers(State(site): State<Site>, Path(job): Path<String>) -> Result<Response, Problem> {
     know(&site, &job)?;
     let left = Left { job: job.as_str().into(), site, after: None };
@@ -55,7 +68,8 @@ fn of_job<'a>(
 }
 
 /// A layer of one rank. Bytes, nanoseconds and seconds; `null` if unknown.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Layer)]
 struct Row<'a> {
     rank: u32,
     layer: &'a str,
@@ -68,7 +82,8 @@ struct Row<'a> {
 }
 
 /// The last occurrence of the layer.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = LastLayer)]
 struct Last {
     step: Option<u64>,
     begin_unix_nano: i64,

@@ -1,4 +1,4 @@
-//! HTTP: the landing page, the exposition, health, annotations, and the read API.
+//! HTTP: the live page, the exposition, health, annotations, and the read API.
 //!
 //! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
 //! anything that waits for a lane or the driver.
@@ -15,9 +15,12 @@ pub mod gate;
 pub mod guard;
 mod health;
 pub mod hosts;
+mod job;
 mod json;
-mod landing;
 mod layers;
+pub mod live;
+mod openapi;
+mod page;
 mod phases;
 mod pieces;
 mod places;
@@ -25,13 +28,15 @@ pub mod problem;
 mod seat;
 mod sender;
 pub mod serve;
+mod spans;
 mod stream;
+mod timeline;
 
 use crate::capture::Recorder;
 use crate::intake::Intake;
 use crate::known::Known;
 use crate::metrics::Snapshots;
-use annotations::{Door, post};
+use annotations::Door;
 use answers::Answers;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -39,8 +44,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Exposition;
 use gate::Gate;
+use live::Live;
 use problem::Problem;
 use std::sync::Arc;
+use utoipa::OpenApi as _;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 /// The state that the handlers share.
 #[derive(Clone)]
@@ -53,6 +62,8 @@ pub struct Site {
     pub recorder: Recorder,
     /// Long answers in progress.
     pub answers: LongAnswers,
+    /// The clients of the live stream.
+    pub live: Live,
 }
 
 /// Long answers in progress, with their limit. One per server.
@@ -60,6 +71,14 @@ pub struct Site {
 pub struct LongAnswers(Arc<Answers>);
 
 impl Site {
+    /// The site of a daemon.
+    #[must_use]
+    pub fn new(snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder) -> Self {
+        let answers = LongAnswers::default();
+        let live = Live::new(snapshots.known.clone(), Arc::clone(&answers.0));
+        Self { snapshots, intake, recorder, answers, live }
+    }
+
     /// The current state.
     fn known(&self) -> &Known {
         &self.snapshots.known
@@ -68,27 +87,38 @@ impl Site {
 
 /// The routes of `listen`: everything, except what jobs send if that has a listener of its own.
 pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Router {
-    let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
-    let captures = axum::Router::new()
-        .route("/api/v1/captures", routing::get(captures::list))
-        .route("/api/v1/captures/{id}", routing::get(captures::download))
+    let desk = captures::Desk::new(&site, &gate);
+    let captures = OpenApiRouter::new()
+        .routes(routes!(captures::list))
+        .routes(routes!(captures::download))
+        .routes(routes!(captures::report))
         .with_state(desk);
-    let sent = if takes_annotations { sent(&site, &gate) } else { sent_elsewhere() };
+    let (sent, sent_described) = sent(&site, &gate).split_for_parts();
+    let sent = if takes_annotations { sent } else { sent_elsewhere() };
+    let (read, mut described) = OpenApiRouter::with_openapi(openapi::Common::openapi())
+        .routes(routes!(api::gpus))
+        .routes(routes!(api::memory))
+        .routes(routes!(api::jobs))
+        .routes(routes!(job::job))
+        .routes(routes!(phases::phases))
+        .routes(routes!(layers::layers))
+        .routes(routes!(findings::findings))
+        .routes(routes!(live::live))
+        .routes(routes!(timeline::timeline))
+        .with_state(site.clone())
+        .merge(captures)
+        .split_for_parts();
+    described.merge(sent_described);
     let exposition = Arc::<Exposition>::default();
     axum::Router::new()
-        .route("/", routing::get(landing::page))
+        .route("/", routing::get(page::page))
         .route("/metrics", routing::get(move |site| metrics(site, exposition)))
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
-        .route("/api/v1/gpus", routing::get(api::gpus))
-        .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
-        .route("/api/v1/jobs", routing::get(api::jobs))
-        .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
-        .route("/api/v1/jobs/{job}/layers", routing::get(layers::layers))
-        .route("/api/v1/findings", routing::get(findings::findings))
         .with_state(site)
+        .route("/api/v1/openapi.json", openapi::route(&described))
+        .merge(read)
         .merge(sent)
-        .merge(captures)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
@@ -98,18 +128,17 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
 pub fn annotations(site: &Site, gate: Arc<Gate>) -> axum::Router {
     let elsewhere =
         || async { Problem::new(StatusCode::NOT_FOUND, "only annotations and capture requests are served here") };
-    sent(site, &gate)
+    axum::Router::from(sent(site, &gate))
         .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
 }
 
 /// The routes for what jobs send.
-fn sent(site: &Site, gate: &Gate) -> axum::Router {
-    let desk = captures::Desk { recorder: site.recorder.clone(), access: gate.access.clone() };
+fn sent(site: &Site, gate: &Gate) -> OpenApiRouter {
     let door = Door { intake: Arc::clone(&site.intake), access: gate.access.clone() };
-    let captures = axum::Router::new().route("/api/v1/captures", routing::post(captures::ask)).with_state(desk);
-    axum::Router::new().route("/api/v1/annotations", routing::post(post)).with_state(door).merge(captures)
+    let captures = OpenApiRouter::new().routes(routes!(captures::ask)).with_state(captures::Desk::new(site, gate));
+    OpenApiRouter::new().routes(routes!(annotations::post)).with_state(door).merge(captures)
 }
 
 fn sent_elsewhere() -> axum::Router {

@@ -4,6 +4,19 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+/// The body of an error, RFC 9457.
+#[derive(ToSchema)]
+#[schema(as = Problem)]
+#[allow(dead_code, reason = "describes what `Problem` makes, for the API's description")]
+pub(super) struct Body {
+    r#type: String,
+    title: String,
+    status: u16,
+    /// What the client can do about it.
+    detail: String,
+}
 
 /// One problem.
 #[derive(Debug, Clone, PartialEq)]

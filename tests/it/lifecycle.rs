@@ -28,7 +28,8 @@ fn without_a_driver_it_says_so_and_serves() {
     let (status, why) = daemon.ask("/readyz");
     assert_eq!(status, 503);
     assert!(why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
-    assert!(daemon.get("/").contains("/nonexistent/libnvidia-ml.so.1"));
+    let (status, why) = daemon.ask("/api/v1/gpus");
+    assert!(status == 503 && why.contains("/nonexistent/libnvidia-ml.so.1"), "{why}");
 }
 
 /// The daemon is ready while one GPU answers, and not ready while none does, however many there were.

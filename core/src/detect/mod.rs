@@ -115,6 +115,12 @@ impl Detect {
         Self { settings, state: Mutex::new(State::new()), board: Mutex::default(), unseen: AtomicU64::new(0) }
     }
 
+    /// The thresholds.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// The findings. Held for microseconds, by the join, scrapes and the API.
     pub fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)

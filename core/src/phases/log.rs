@@ -8,6 +8,7 @@
 use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
 use super::stats::RankStats;
+use super::trail::Trail;
 use crate::jobs::{Limits, Resource, weight};
 use crate::wire::Kind;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -63,6 +64,8 @@ pub struct Log {
     pub phases: Shelf,
     /// Layers, one by one: for captures.
     pub layers: Shelf,
+    /// Steps and phases of the last minutes, small.
+    pub trail: Trail,
     ranks: BTreeMap<RankKey, RankStats>,
     attributions: Attributions,
     layers_unkept: u64,
@@ -101,6 +104,7 @@ impl Log {
         Self {
             phases: Shelf::new(limits.ended, limits.ended_bytes),
             layers: Shelf::new(limits.ended, limits.ended_layer_bytes),
+            trail: Trail::new(limits.ended_bytes / 6),
             ranks: BTreeMap::new(),
             attributions: Attributions::default(),
             layers_unkept: 0,
@@ -141,8 +145,12 @@ impl Log {
         let ended = &attributed.ended;
         let stats = self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default();
         self.layers_unkept += u64::from(!stats.record(&attributed));
-        let shelf = if ended.open.kind == Kind::Layer { &mut self.layers } else { &mut self.phases };
-        shelf.push(attributed);
+        if ended.open.kind == Kind::Layer {
+            self.layers.push(attributed);
+            return;
+        }
+        self.trail.push(self.phases.count(), owner_of(&attributed), &attributed);
+        self.phases.push(attributed);
     }
 
     /// Whether it has any of this job.
@@ -156,6 +164,11 @@ impl Log {
         self.phases.clear();
         self.layers.clear();
     }
+}
+
+/// Which owner made the daemon keep this: the same number for the same account.
+fn owner_of(attributed: &Attributed) -> usize {
+    attributed.ended.open.held.as_ref().map_or(0, |held| Arc::as_ptr(held.account()) as usize)
 }
 
 impl Shelf {
@@ -173,8 +186,8 @@ impl Shelf {
     fn push(&mut self, mut attributed: Attributed) {
         attributed.ended.waiting = None;
         // What nobody answers for, a test's, stands beside what owners have.
+        let owner = owner_of(&attributed);
         let account = attributed.ended.open.held.take().map(|held| Arc::clone(held.account()));
-        let owner = account.as_ref().map_or(0, |account| Arc::as_ptr(account) as usize);
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, weight);

@@ -13,6 +13,7 @@ mod log;
 mod memory;
 mod pressure;
 mod stats;
+mod trail;
 
 pub use flush::{Flush, FlushDetector};
 pub use join::{Derived, Join, advance_without_node};
@@ -21,6 +22,7 @@ pub use log::{Attributions, Log, Shelf};
 pub use memory::{Attributed, PhaseMemory, attribute, attribute_one};
 pub use pressure::{Pressure, THRESHOLDS};
 pub use stats::{DURATION_BOUNDS_S, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
+pub use trail::{Block, Span, Trail};
 
 use std::sync::Arc;
 

@@ -108,7 +108,8 @@ impl Pair {
         let through = self.reader.summary_through(from_ns, to_ns);
         assert_eq!(through, Ok(self.model.summary_through(from_ns, to_ns)));
         assert_eq!(self.reader.changes_after(from_ns, to_ns), Ok(self.model.changes_after(from_ns, to_ns)));
-        assert_eq!(self.reader.points(from_ns, to_ns, usize::MAX), Ok(self.model.points(from_ns, to_ns)));
+        let points = self.reader.points(from_ns, to_ns, usize::MAX).map(|points| points.points);
+        assert_eq!(points, Ok(self.model.points(from_ns, to_ns)));
         let above = self.model.above_ns(from_ns, to_ns, self.used_bytes);
         assert_eq!(self.reader.above_ns(from_ns, to_ns, [self.used_bytes]), Ok([above]));
     }

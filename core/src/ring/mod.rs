@@ -49,7 +49,7 @@ mod summary;
 mod sync;
 mod writer;
 
-pub use points::Point;
+pub use points::{Point, Points};
 pub use reader::Reader;
 pub use summary::{Drop, Summary};
 pub use writer::Writer;

@@ -15,6 +15,15 @@ pub struct Point {
     pub used: Option<u64>,
 }
 
+/// The points of an interval.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Points {
+    /// In the order of time.
+    pub points: Vec<Point>,
+    /// The length of the intervals whose extremes are kept, nanoseconds; `None` if every point is there.
+    pub bucket_ns: Option<i64>,
+}
+
 /// What a bucket keeps at most.
 const POINTS_PER_BUCKET: usize = 6;
 /// Fewer cannot hold the value at the begin and the extremes of the interval.
@@ -59,11 +68,13 @@ impl Thinner {
     }
 
     /// The points, in the order of time.
-    pub(super) fn into_points(mut self) -> Vec<Point> {
-        if let Some(bucket) = self.bucket.take() {
+    pub(super) fn into_points(mut self) -> Points {
+        let bucket = self.bucket.take();
+        let bucket_ns = bucket.as_ref().map(|_| self.bucket_ns);
+        if let Some(bucket) = bucket {
             bucket.keep(&mut self.points);
         }
-        self.points
+        Points { points: self.points, bucket_ns }
     }
 
     /// Puts a point into its bucket, and ends the one before.

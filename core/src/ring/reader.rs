@@ -5,7 +5,7 @@
 
 use super::{
     QueryError,
-    points::{Point, Thinner},
+    points::{Point, Points, Thinner},
     scan::{Sink, scan, scan_through},
     store::{NEVER_NS, Store},
     summary::{Part, Summary},
@@ -118,7 +118,7 @@ impl Reader {
     ///
     /// # Errors
     /// See [`QueryError`].
-    pub fn points(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Vec<Point>, QueryError> {
+    pub fn points(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Points, QueryError> {
         self.check(from_ns, to_ns)?;
         self.query(from_ns, to_ns, Thinner::new(from_ns, to_ns, max_points)).map(Thinner::into_points)
     }
@@ -127,7 +127,7 @@ impl Reader {
     ///
     /// # Errors
     /// See [`QueryError`].
-    pub fn points_through(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Vec<Point>, QueryError> {
+    pub fn points_through(&self, from_ns: i64, to_ns: i64, max_points: usize) -> Result<Points, QueryError> {
         self.check(from_ns, to_ns)?;
         let thinner = Thinner::new(from_ns, to_ns.saturating_add(1), max_points);
         self.walk(from_ns, to_ns, thinner, scan_through).map(Thinner::into_points)

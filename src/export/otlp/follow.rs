@@ -1,7 +1,7 @@
 //! A reader's positions in rings: what each ring has gained since it was last read.
 
 use crate::node::Node;
-use highwater_core::ring::{Point, QueryError, Reader};
+use highwater_core::ring::{Point, Points, QueryError, Reader};
 use std::sync::Arc;
 
 /// Positions in the rings of a node. It holds the rings, so it can read the last readings of a node that is gone. It
@@ -53,7 +53,7 @@ impl Follow {
             // From just before, if something comes before, so that what changes at the begin is reported as a change.
             let from_ns = if continues { begin_ns - 1 } else { begin_ns };
             match ring.points(from_ns, to_ns, usize::MAX) {
-                Ok(mut points) => {
+                Ok(Points { mut points, .. }) => {
                     let held = points.first().and_then(|first| first.used);
                     let changes = points.split_off(1.min(points.len()));
                     *read_until_ns = Some(to_ns);

@@ -89,7 +89,7 @@ async fn raw_points_come_around_findings_alone() {
         assert_eq!(last.1, None, "the last point has no value: what follows was not sent");
         let times: BTreeSet<i64> = points.iter().map(|(at_ns, _)| *at_ns).collect();
         let oldest_ns = ring.oldest_ns().expect("read");
-        let all = ring.points(oldest_ns, START_NS + 70 * SECOND_NS, usize::MAX).expect("kept");
+        let all = ring.points(oldest_ns, START_NS + 70 * SECOND_NS, usize::MAX).expect("kept").points;
         for (at_ns, used) in known {
             assert_eq!(ring.at(*at_ns).expect("kept"), *used, "with its own time: at {} ns", at_ns - START_NS);
         }

@@ -50,7 +50,7 @@ fn ask(reader: &Reader, mut seed: u64, done: &AtomicBool) -> (u64, u64) {
             Err(other) => panic!("{other} for {from_ns}..{to_ns}"),
         }
         if let Ok(points) = reader.points(from_ns, to_ns, 1_000) {
-            assert_eq!(points, model(from_ns, to_ns).points(from_ns, to_ns));
+            assert_eq!(points.points, model(from_ns, to_ns).points(from_ns, to_ns));
         }
         if let Ok(above_ns) = reader.above_ns(from_ns, to_ns, [1 << 29]) {
             assert_eq!(above_ns, [model(from_ns, to_ns).above_ns(from_ns, to_ns, 1 << 29)]);

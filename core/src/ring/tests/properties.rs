@@ -151,9 +151,13 @@ impl Pair {
         let is_oldest = Some(from_ns) == self.reader.oldest_ns();
         assert!(from == wanted || (is_oldest && !from.is_empty() && wanted.ends_with(&from)), "{from:?} {wanted:?}");
         let points = self.reader.points(from_ns, to_ns, max_points).unwrap();
-        check_thinned(&points, &self.model.points(from_ns, to_ns), (from_ns, to_ns), max_points);
+        check_thinned(&points.points, &self.model.points(from_ns, to_ns), (from_ns, to_ns), max_points);
+        // Every point of an interval that is not thinned is there, and no bucket of one that is lies beyond it.
+        let all = self.model.points(from_ns, to_ns).len();
+        assert_eq!(points.bucket_ns.is_none(), all <= max_points.max(7), "{all} points of {max_points}");
+        assert!(points.bucket_ns.is_none_or(|bucket_ns| bucket_ns > 0 && bucket_ns <= to_ns - from_ns));
         let through = self.reader.points_through(from_ns, to_ns, max_points).unwrap();
-        check_thinned(&through, &self.model.points_through(from_ns, to_ns), (from_ns, to_ns + 1), max_points);
+        check_thinned(&through.points, &self.model.points_through(from_ns, to_ns), (from_ns, to_ns + 1), max_points);
     }
 }
 

@@ -1,0 +1,340 @@
+//! Steps and phases of the last minutes, small: what a chart draws below the memory that the rings keep.
+//!
+//! Enters: each step and phase that has ended. Leaves: those of an interval. Invariants: the bytes are bounded and shared
+//! among owners: the owner with the most loses its oldest first; times are exact to the microsecond, peaks are rounded
+//! down to 64 KiB. Absent on purpose: everything else that is known of a phase, which the [`Log`](super::Log) keeps for a
+//! shorter time: a span takes 10 to 20 bytes here and two kilobytes there.
+
+use super::memory::Attributed;
+use crate::wire::Kind;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The size at which a block is full, bytes.
+const BLOCK_BYTES: usize = 4 << 10;
+/// Bytes of a block beside its spans and names.
+const OVERHEAD_BYTES: usize = 256;
+/// Bytes of a name beside its text.
+const NAME_BYTES: usize = 64;
+const MICROSECOND_NS: i64 = 1_000;
+const PEAK_UNIT_BYTES: u64 = 64 << 10;
+
+/// A step or phase that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Its number among all steps and phases that have ended.
+    pub number: u64,
+    /// The job.
+    pub job: Arc<str>,
+    /// Which process of it.
+    pub rank: u32,
+    /// Step or phase.
+    pub kind: Kind,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The step that it belongs to.
+    pub step: Option<u64>,
+    /// When it began, nanoseconds of the timeline, to the microsecond.
+    pub begin_ns: i64,
+    /// When it ended.
+    pub end_ns: i64,
+    /// Highest memory in use on the rank's GPUs meanwhile, bytes, to 64 KiB.
+    pub peak_bytes: Option<u64>,
+}
+
+/// The spans of all owners.
+#[derive(Debug)]
+pub struct Trail {
+    most_bytes: usize,
+    bytes: usize,
+    by_owner: BTreeMap<usize, Own>,
+}
+
+#[derive(Debug, Default)]
+struct Own {
+    blocks: VecDeque<Arc<Block>>,
+    bytes: usize,
+}
+
+/// Successive spans of one owner, each relative to the one before.
+#[derive(Debug, Clone, Default)]
+pub struct Block {
+    encoded: Vec<u8>,
+    /// Jobs with ranks, and kinds with names, by their position in the code.
+    ranks: Vec<(Arc<str>, u32)>,
+    names: Vec<(Kind, Arc<str>)>,
+    bytes: usize,
+    oldest_ns: i64,
+    newest_ns: i64,
+    last: Last,
+}
+
+/// What the next span of a block is relative to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Last {
+    number: u64,
+    end_us: i64,
+    step: u64,
+}
+
+impl Trail {
+    pub(super) fn new(most_bytes: usize) -> Self {
+        Self { most_bytes, bytes: 0, by_owner: BTreeMap::new() }
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn push(&mut self, number: u64, owner: usize, attributed: &Attributed) {
+        let own = self.by_owner.entry(owner).or_default();
+        if own.blocks.back().is_none_or(|block| block.bytes >= BLOCK_BYTES) {
+            own.blocks.push_back(Arc::default());
+        }
+        let Some(block) = own.blocks.back_mut() else { return };
+        // A reader may hold the block that is being filled: then it is copied, which is seldom and small.
+        let block = Arc::make_mut(block);
+        let before = block.bytes;
+        block.push(number, attributed);
+        own.bytes += block.bytes - before;
+        self.bytes += block.bytes - before;
+        while self.bytes > self.most_bytes && self.forget_one() {}
+    }
+
+    /// Forgets the oldest block of the owner that has the most.
+    fn forget_one(&mut self) -> bool {
+        let largest = self.by_owner.iter_mut().max_by_key(|(_, own)| own.bytes);
+        let Some((owner, own)) = largest.map(|(owner, own)| (*owner, own)) else { return false };
+        let Some(gone) = own.blocks.pop_front() else { return false };
+        own.bytes -= gone.bytes;
+        self.bytes -= gone.bytes;
+        if own.blocks.is_empty() {
+            self.by_owner.remove(&owner);
+        }
+        true
+    }
+
+    /// The blocks that have spans from this number on.
+    #[must_use]
+    pub fn blocks_since(&self, number: u64) -> Vec<Arc<Block>> {
+        let new = |own: &Own| own.blocks.partition_point(|block| block.last.number < number);
+        self.by_owner.values().flat_map(|own| own.blocks.iter().skip(new(own))).cloned().collect()
+    }
+
+    /// The blocks that have spans of an interval, without a copy: decoding them needs no lock.
+    #[must_use]
+    pub fn blocks(&self, from_ns: i64, to_ns: i64) -> Vec<Arc<Block>> {
+        let all = self.by_owner.values().flat_map(|own| &own.blocks);
+        all.filter(|block| block.newest_ns >= from_ns && block.oldest_ns <= to_ns).cloned().collect()
+    }
+}
+
+impl Block {
+    fn push(&mut self, number: u64, attributed: &Attributed) {
+        let (ended, open) = (&attributed.ended, &attributed.ended.open);
+        let is_first = self.encoded.is_empty();
+        let rank = self.rank_of(&ended.job, ended.rank);
+        let name = self.name_of(open.kind, &open.name);
+        let (begin_us, end_us) = (open.begin_ns.div_euclid(MICROSECOND_NS), ended.end_ns.div_euclid(MICROSECOND_NS));
+        let before = self.encoded.len();
+        for part in [number.wrapping_sub(self.last.number), rank as u64, name as u64] {
+            put(&mut self.encoded, part);
+        }
+        put(&mut self.encoded, folded(end_us.wrapping_sub(self.last.end_us)));
+        put(&mut self.encoded, folded(end_us.wrapping_sub(begin_us)));
+        match open.step {
+            None => put(&mut self.encoded, 0),
+            Some(step) => {
+                // 1 and the change, which may be anything: a job may send any number.
+                put(&mut self.encoded, 1);
+                put(&mut self.encoded, folded(step.wrapping_sub(self.last.step).cast_signed()));
+                self.last.step = step;
+            }
+        }
+        let peak_bytes = attributed.gpus.iter().filter_map(|gpu| gpu.peak_bytes).max();
+        put(&mut self.encoded, peak_bytes.map_or(0, |bytes| bytes / PEAK_UNIT_BYTES + 1));
+        (self.last.number, self.last.end_us) = (number, end_us);
+        self.bytes += self.encoded.len() - before + if is_first { OVERHEAD_BYTES } else { 0 };
+        self.oldest_ns = if is_first { open.begin_ns } else { self.oldest_ns.min(open.begin_ns) };
+        self.newest_ns = if is_first { ended.end_ns } else { self.newest_ns.max(ended.end_ns) };
+    }
+
+    fn rank_of(&mut self, job: &Arc<str>, rank: u32) -> usize {
+        let known = self.ranks.iter().position(|(of, number)| *number == rank && of == job);
+        known.unwrap_or_else(|| {
+            self.bytes += NAME_BYTES + job.len();
+            self.ranks.push((Arc::clone(job), rank));
+            self.ranks.len() - 1
+        })
+    }
+
+    fn name_of(&mut self, kind: Kind, name: &Arc<str>) -> usize {
+        let known = self.names.iter().position(|(of, known)| *of == kind && known == name);
+        known.unwrap_or_else(|| {
+            self.bytes += NAME_BYTES + name.len();
+            self.names.push((kind, Arc::clone(name)));
+            self.names.len() - 1
+        })
+    }
+
+    /// Its spans, in the order in which they ended.
+    pub fn spans(&self) -> impl Iterator<Item = Span> {
+        let (mut at, mut last) = (0, Last::default());
+        std::iter::from_fn(move || self.next(&mut at, &mut last))
+    }
+
+    fn next(&self, at: &mut usize, last: &mut Last) -> Option<Span> {
+        let number = last.number.wrapping_add(take(&self.encoded, at)?);
+        let (job, rank) = self.ranks.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
+        let (kind, name) = self.names.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
+        let end_us = last.end_us.wrapping_add(unfolded(take(&self.encoded, at)?));
+        let begin_us = end_us.wrapping_sub(unfolded(take(&self.encoded, at)?));
+        let step = match take(&self.encoded, at)? {
+            0 => None,
+            _ => Some(last.step.wrapping_add(unfolded(take(&self.encoded, at)?).cast_unsigned())),
+        };
+        let peak = take(&self.encoded, at)?;
+        *last = Last { number, end_us, step: step.unwrap_or(last.step) };
+        Some(Span {
+            number,
+            job: Arc::clone(job),
+            rank: *rank,
+            kind: *kind,
+            name: Arc::clone(name),
+            step,
+            begin_ns: begin_us.wrapping_mul(MICROSECOND_NS),
+            end_ns: end_us.wrapping_mul(MICROSECOND_NS),
+            peak_bytes: peak.checked_sub(1).map(|units| units * PEAK_UNIT_BYTES),
+        })
+    }
+}
+
+/// 0, -1, 1, -2, … as 0, 1, 2, 3, …
+fn folded(number: i64) -> u64 {
+    (number << 1 ^ number >> 63).cast_unsigned()
+}
+
+fn unfolded(number: u64) -> i64 {
+    (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
+}
+
+/// Appends an unsigned LEB128 number.
+fn put(encoded: &mut Vec<u8>, mut number: u64) {
+    while number > 127 {
+        encoded.push((number & 127) as u8 | 128);
+        number >>= 7;
+    }
+    encoded.push((number & 127) as u8);
+}
+
+fn take(encoded: &[u8], at: &mut usize) -> Option<u64> {
+    let (mut number, mut shift) = (0_u64, 0);
+    loop {
+        let byte = *encoded.get(*at)?;
+        *at += 1;
+        number |= u64::from(byte & 127).checked_shl(shift).unwrap_or(0);
+        shift += 7;
+        if byte < 128 {
+            return Some(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::phases::{PhaseMemory, hand};
+    use proptest::prelude::*;
+
+    fn attributed(
+        kind: Kind,
+        rank: usize,
+        name: &str,
+        step: Option<u64>,
+        times: (i64, i64),
+        peak: Option<u64>,
+    ) -> Attributed {
+        let ended = hand::ended(kind, rank, name, step, times.0, times.1);
+        let gpus = peak.map(|_| PhaseMemory { peak_bytes: peak, ..PhaseMemory::unknown(0) }).into_iter().collect();
+        Attributed { gpus, ..hand::attributed(ended) }
+    }
+
+    fn spans(trail: &Trail, from_ns: i64, to_ns: i64) -> Vec<Span> {
+        trail.blocks(from_ns, to_ns).iter().flat_map(|block| block.spans().collect::<Vec<_>>()).collect()
+    }
+
+    /// As many phases of 20 ms as fit, of one owner.
+    fn fill(trail: &mut Trail, owner: usize, count: u64) {
+        for number in 0..count {
+            let begin_ns = number.cast_signed() * 20_000_000;
+            let names = ["data", "forward", "backward", "comm"];
+            let name = names[(number % 4) as usize];
+            let times = (begin_ns, begin_ns + 19_000_000);
+            trail.push(number, owner, &attributed(Kind::Phase, 0, name, Some(number / 4), times, Some(70 << 30)));
+        }
+    }
+
+    #[test]
+    fn a_span_takes_few_bytes_and_the_oldest_go_first() {
+        let mut trail = Trail::new(64 << 10);
+        fill(&mut trail, 1, 20_000);
+        assert!(trail.bytes() <= 64 << 10 && trail.bytes() > 56 << 10, "{}", trail.bytes());
+        let kept = spans(&trail, i64::MIN, i64::MAX);
+        assert!(trail.bytes() / kept.len() <= 20, "{} bytes a span", trail.bytes() / kept.len());
+        assert_eq!(kept.last().map(|span| span.number), Some(19_999));
+        assert!(kept.windows(2).all(|pair| pair[0].number + 1 == pair[1].number), "none is missing in between");
+        let real: usize = trail.by_owner[&1].blocks.iter().map(|block| block.encoded.capacity()).sum();
+        assert!(real < 2 * trail.bytes(), "{real} bytes are allocated");
+    }
+
+    #[test]
+    fn the_owner_with_the_most_makes_room() {
+        let mut trail = Trail::new(64 << 10);
+        fill(&mut trail, 1, 100);
+        fill(&mut trail, 2, 20_000);
+        let of = |owner: usize| trail.by_owner[&owner].blocks.iter().map(|block| block.spans().count()).sum::<usize>();
+        assert_eq!(of(1), 100);
+        assert!(of(2) > 1_000);
+    }
+
+    #[test]
+    fn names_count_towards_the_bytes() {
+        let mut trail = Trail::new(1 << 20);
+        for number in 0..100 {
+            let name = format!("{number:0>128}");
+            trail.push(number, 1, &attributed(Kind::Phase, 0, &name, None, (0, 1_000), None));
+        }
+        assert!(trail.bytes() > 100 * (128 + NAME_BYTES), "{}", trail.bytes());
+    }
+
+    #[test]
+    fn only_blocks_of_the_interval_are_returned() {
+        let mut trail = Trail::new(1 << 20);
+        fill(&mut trail, 1, 10_000);
+        let all = trail.blocks(i64::MIN, i64::MAX).len();
+        let some = trail.blocks(100_000_000_000, 101_000_000_000).len();
+        assert!(all > 10 && (1..=2).contains(&some), "{some} of {all}");
+        assert!(trail.blocks(i64::MIN, -1).is_empty() && trail.blocks(200_000_000_000, i64::MAX).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn what_goes_in_comes_out(rows in prop::collection::vec(
+            (any::<bool>(), 0_usize..5, 0_usize..4, any::<Option<u64>>(), any::<i32>(), any::<u32>(), any::<Option<u64>>()), 1..300)) {
+            let mut trail = Trail::new(1 << 20);
+            let mut expected = Vec::new();
+            for (number, (is_step, rank, name, step, begin, length, peak)) in (0..).zip(rows) {
+                let kind = if is_step { Kind::Step } else { Kind::Phase };
+                let name = ["a", "b", "forward", ""][name];
+                let (begin_us, peak) = (i64::from(begin), peak.map(|peak| peak >> 8));
+                let (begin_ns, end_ns) = (begin_us * 1_000, (begin_us + i64::from(length)) * 1_000);
+                trail.push(number, 7, &attributed(kind, rank, name, step, (begin_ns, end_ns), peak));
+                let ((job, rank), peak_bytes) = (hand::key(rank), peak.map(|peak| peak >> 16 << 16));
+                expected.push(Span { number, job, rank, kind, name: name.into(), step, begin_ns, end_ns, peak_bytes });
+            }
+            prop_assert_eq!(spans(&trail, i64::MIN, i64::MAX), expected);
+        }
+    }
+}

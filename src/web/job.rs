@@ -1,0 +1,183 @@
+//! `GET /api/v1/jobs/{job}`: one job, with the statistics of its ranks side by side.
+
+use super::Site;
+use super::json::Json;
+use super::phases::know;
+use super::problem::Problem;
+use axum::extract::{Path, State};
+use highwater_core::detect::Ratios;
+use highwater_core::histogram::Durations;
+use highwater_core::jobs::Rank;
+use highwater_core::phases::{PhaseStats, RankStats};
+use serde::Serialize;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// A job.
+#[derive(Serialize, ToSchema)]
+pub(super) struct JobAnswer {
+    job: String,
+    ranks: Vec<RankAnswer>,
+}
+
+/// A rank and its statistics since the daemon knows it.
+#[derive(Serialize, ToSchema)]
+struct RankAnswer {
+    rank: u32,
+    world_size: Option<u32>,
+    pid: Option<u32>,
+    /// UUIDs of its GPUs, as far as they are known.
+    gpus: Vec<String>,
+    step: Option<u64>,
+    steps: u64,
+    /// Names of what is open, outermost first.
+    #[schema(value_type = Vec<String>)]
+    open: Vec<Arc<str>>,
+    last_annotation_unix_nano: i64,
+    /// When the rank ended; `null` while it goes on.
+    exited_unix_nano: Option<i64>,
+    /// Counters of the job's own allocator, as last sent.
+    allocated_bytes: Option<u64>,
+    reserved_bytes: Option<u64>,
+    alloc_retries: Option<u64>,
+    ooms: Option<u64>,
+    ratios: RatiosAnswer,
+    /// `null` while no step has ended.
+    step_durations: Option<DurationsAnswer>,
+    phases: Vec<PhaseAnswer>,
+}
+
+/// What the detectors compare; each is `null` if it is not known.
+#[derive(Serialize, ToSchema, Default)]
+struct RatiosAnswer {
+    /// The last step's communication divided by the rank's own healthy baseline.
+    comm_slowdown: Option<f64>,
+    /// The last step's time outside communication and data divided by the median of the job's other ranks.
+    compute_lag: Option<f64>,
+    /// Share of the last steps' time spent waiting for data with the GPU idle.
+    data_stall: Option<f64>,
+    /// Time until memory is full at the present growth.
+    memory_full_seconds: Option<f64>,
+}
+
+/// The phases of one name of one rank.
+#[derive(Serialize, ToSchema)]
+struct PhaseAnswer {
+    #[schema(value_type = String)]
+    phase: Arc<str>,
+    durations: DurationsAnswer,
+    /// Highest memory in use in the last one, bytes.
+    peak_bytes: Option<u64>,
+    /// Memory at the end of the last one less memory at its begin, bytes.
+    growth_bytes: Option<i64>,
+    energy_joules: Option<f64>,
+    gpu_idle_seconds: Option<f64>,
+}
+
+/// Durations. Quantiles are exact to a bucket of the exponential histogram, a few percent.
+#[derive(Serialize, ToSchema)]
+struct DurationsAnswer {
+    count: u64,
+    total_seconds: f64,
+    mean_seconds: f64,
+    p50_seconds: Option<f64>,
+    p90_seconds: Option<f64>,
+    p99_seconds: Option<f64>,
+    max_seconds: Option<f64>,
+}
+
+impl DurationsAnswer {
+    fn of(durations: &Durations) -> Option<Self> {
+        let all = durations.exponential();
+        #[allow(clippy::cast_precision_loss, reason = "a count of durations")]
+        (all.count() > 0).then(|| Self {
+            count: all.count(),
+            total_seconds: all.sum(),
+            mean_seconds: all.sum() / all.count() as f64,
+            p50_seconds: all.quantile(0.5),
+            p90_seconds: all.quantile(0.9),
+            p99_seconds: all.quantile(0.99),
+            max_seconds: all.extremes().map(|(_, highest)| highest),
+        })
+    }
+}
+
+impl PhaseAnswer {
+    fn of((name, stats): (&Arc<str>, &PhaseStats)) -> Option<Self> {
+        Some(Self {
+            phase: Arc::clone(name),
+            durations: DurationsAnswer::of(&stats.durations)?,
+            peak_bytes: stats.peak_bytes,
+            growth_bytes: stats.growth_bytes,
+            energy_joules: stats.energy_joules,
+            gpu_idle_seconds: stats.idle_seconds,
+        })
+    }
+}
+
+/// One job, with the statistics of its ranks.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs", params(("job" = String, Path, description = "Its name.")),
+    responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body)))]
+pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Json<JobAnswer>, Problem> {
+    know(&site, &name)?;
+    let mut ranks = open_ranks(&site, &name);
+    let board = site.known().findings.board();
+    for rank in &mut ranks {
+        let key = (Arc::from(name.as_str()), rank.rank);
+        rank.ratios = board.ratios().get(&key).map(RatiosAnswer::of).unwrap_or_default();
+    }
+    drop(board);
+    let log = site.known().ledger.ended();
+    for rank in &mut ranks {
+        if let Some(stats) = log.rank(&(Arc::from(name.as_str()), rank.rank)) {
+            rank.add(stats);
+        }
+    }
+    drop(log);
+    Ok(Json(JobAnswer { job: name, ranks }))
+}
+
+/// The job's ranks without their statistics, which are under another lock.
+fn open_ranks(site: &Site, name: &str) -> Vec<RankAnswer> {
+    let node = site.known().slot.node();
+    let shift_ns = site.known().unix_shift_ns();
+    let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
+    let answer = |(number, rank): (&u32, &Rank)| RankAnswer {
+        rank: *number,
+        world_size: rank.world_size,
+        pid: rank.pid,
+        gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+        step: rank.step,
+        steps: rank.steps,
+        open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
+        last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
+        exited_unix_nano: rank.exited_ns.map(|at_ns| at_ns.saturating_add(shift_ns)),
+        allocated_bytes: rank.memory.allocated,
+        reserved_bytes: rank.memory.reserved,
+        alloc_retries: rank.memory.alloc_retries,
+        ooms: rank.memory.ooms,
+        ratios: RatiosAnswer::default(),
+        step_durations: None,
+        phases: Vec::new(),
+    };
+    let jobs = site.known().ledger.open();
+    jobs.by_name().get(name).map(|job| job.ranks.iter().map(answer).collect()).unwrap_or_default()
+}
+
+impl RankAnswer {
+    fn add(&mut self, stats: &RankStats) {
+        self.step_durations = DurationsAnswer::of(&stats.step_durations);
+        self.phases = stats.phases.iter().filter_map(PhaseAnswer::of).collect();
+    }
+}
+
+impl RatiosAnswer {
+    fn of(ratios: &Ratios) -> Self {
+        Self {
+            comm_slowdown: ratios.comm_slowdown,
+            compute_lag: ratios.compute_lag,
+            data_stall: ratios.data_stall,
+            memory_full_seconds: ratios.memory_full_seconds,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `GET /api/v1/live`: what has been read and what has ended since the last event, four times a second, as server-sent
+//! events.
+//!
+//! Enters: clients; and, only by reading, the rings and the ledger. Leaves: a stream per client. Invariants: an event is
+//! built once for all clients, and not at all while there are none; a client that falls behind by [`BEHIND`] events, or
+//! does not read, is disconnected, and gets everything again when it connects again; events in progress count towards
+//! the limit on long answers. Absent on purpose: memory from before the client connected, which it requests from
+//! `/api/v1/gpus/{gpu}/memory` and `/api/v1/timeline` at the resolution that it needs.
+
+use super::Site;
+use super::answers::{Answer, Answers};
+use super::json;
+use super::spans::{self, RankSpans};
+use crate::known::Known;
+use crate::node::Node;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use highwater_core::gpu::{GpuState, Health, Medium, THROTTLE_REASONS};
+use highwater_core::phases::Span;
+use highwater_core::ring;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{broadcast, watch};
+use utoipa::ToSchema;
+
+/// The time between two events.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Events that a client may be behind.
+const BEHIND: usize = 8;
+/// Points of one GPU in one event. At 1 kHz there are 250; a replay may be faster.
+const POINTS: usize = 1_024;
+/// Steps and phases in one event; the first event of a client has the last ones. Older ones are in
+/// `/api/v1/timeline`.
+const SPANS: u64 = 2_048;
+/// How long a browser waits before it connects again.
+const RETRY: &str = "retry: 1000\n\n";
+
+/// The clients of the live stream, and how far they have been served.
+#[derive(Clone)]
+pub struct Live(Arc<Shared>);
+
+struct Shared {
+    known: Known,
+    answers: Arc<Answers>,
+    /// When this daemon started, Unix nanoseconds: spans are numbered from then on.
+    started_unix_ns: i64,
+    served: Mutex<Served>,
+    events: broadcast::Sender<Arc<Answer>>,
+    stop: watch::Sender<bool>,
+}
+
+/// How far the clients have been served.
+#[derive(Default)]
+struct Served {
+    /// Whether events are being built.
+    is_running: bool,
+    /// The newest reading of each GPU that was sent, by UUID, nanoseconds of the timeline.
+    until_ns: BTreeMap<String, i64>,
+    /// The number of the next step or phase.
+    spans: u64,
+}
+
+/// One event.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Update {
+    /// Unix time that all other times are relative to, nanoseconds.
+    base_unix_nano: i64,
+    /// When the daemon started, Unix nanoseconds. Numbers of spans are comparable while it stays the same.
+    started_unix_nano: i64,
+    /// What is read.
+    source: Option<String>,
+    /// Why nothing is read.
+    trouble: Option<String>,
+    gpus: Vec<GpuNow>,
+    ranks: Vec<RankSpans>,
+    /// Steps and phases that have ended and are in no event, because the daemon had already forgotten them.
+    lost: u64,
+    /// Changes whenever a finding is raised, escalates or ends: `/api/v1/findings` has something new.
+    findings_revision: u64,
+}
+
+/// A GPU at the end of an event, and its memory since the last one.
+#[derive(Serialize, ToSchema)]
+struct GpuNow {
+    gpu: String,
+    uuid: String,
+    up: bool,
+    /// The newest reading's time, microseconds relative to the base; `null` if there is none.
+    until_us: Option<i64>,
+    /// Times, microseconds relative to the base, and bytes in use from then on; `null` begins a gap.
+    #[schema(value_type = Vec<Vec<Option<i64>>>)]
+    points: Vec<(i64, Option<u64>)>,
+    utilization_ratio: Option<f64>,
+    power_watts: Option<f64>,
+    temperature_celsius: Option<f64>,
+    /// Reasons that slow its clocks.
+    throttle: Option<Vec<&'static str>>,
+}
+
+impl Live {
+    /// No clients yet. Long events count towards `answers`.
+    pub(super) fn new(known: Known, answers: Arc<Answers>) -> Self {
+        let (events, _) = broadcast::channel(BEHIND);
+        let started_unix_ns = known.clock.now_ns() + known.clock.unix_shift_ns();
+        let (served, stop) = (Mutex::default(), watch::Sender::new(false));
+        Self(Arc::new(Shared { known, answers, started_unix_ns, served, events, stop }))
+    }
+
+    /// Ends all streams: the daemon stops.
+    pub fn stop(&self) {
+        self.0.stop.send_replace(true);
+    }
+
+    /// A client: the last steps and phases, then each event.
+    fn connect(&self) -> impl Stream<Item = Arc<Answer>> + use<> {
+        let shared = Arc::clone(&self.0);
+        let mut served = shared.served();
+        // Under the lock, so that no event lies between the first one and those that follow.
+        let events = shared.events.subscribe();
+        if !served.is_running {
+            served.is_running = true;
+            shared.skip(&mut served);
+            let running = Arc::clone(&shared);
+            tokio::spawn(async move { running.run().await });
+        }
+        let spans = served.spans.saturating_sub(SPANS / 2);
+        let first = shared.event(&mut Served { spans, until_ns: served.until_ns.clone(), is_running: true });
+        drop(served);
+        let stop = shared.stop.subscribe();
+        let following = futures_util::stream::unfold((events, stop), |(mut events, mut stop)| async move {
+            let event = tokio::select! {
+                event = events.recv() => event,
+                _ = stop.wait_for(|stop| *stop) => return None,
+            };
+            // A client that is behind connects again.
+            event.ok().map(|event| (event, (events, stop)))
+        });
+        futures_util::stream::iter(first).chain(following)
+    }
+}
+
+impl Shared {
+    fn served(&self) -> MutexGuard<'_, Served> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Builds events until there is nobody who reads them, or the daemon stops.
+    async fn run(&self) {
+        let mut period = tokio::time::interval(PERIOD);
+        period.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut stop = self.stop.subscribe();
+        loop {
+            tokio::select! {
+                _ = period.tick() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            let mut served = self.served();
+            if self.events.receiver_count() == 0 {
+                served.is_running = false;
+                return;
+            }
+            if let Some(event) = self.event(&mut served) {
+                // Clients that have gone away need no event.
+                let _ = self.events.send(event);
+            }
+        }
+    }
+
+    /// Begins with the present: what was before is in the first event of each client.
+    fn skip(&self, served: &mut Served) {
+        served.spans = self.known.ledger.ended().phases.count();
+        let node = self.known.slot.node();
+        let newest = |node: &Arc<Node>| {
+            let rings = node.gpus.iter().zip(node.rings.iter());
+            rings.filter_map(|(gpu, ring)| Some((gpu.device.uuid.clone(), ring.newest_ns()?))).collect()
+        };
+        served.until_ns = node.as_ref().map(newest).unwrap_or_default();
+    }
+
+    /// What is new since what has been served, as the text of an event.
+    fn event(&self, served: &mut Served) -> Option<Arc<Answer>> {
+        let node = self.known.slot.node();
+        let clock = self.known.clock_of(node.as_deref());
+        let (base_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
+        let mut ranks = spans::open(&self.known, node.as_deref(), base_ns);
+        let (ended, lost) = self.ended(served);
+        ended.into_iter().for_each(|span| spans::add(&mut ranks, span, base_ns));
+        let trouble = self.known.slot.trouble().map(|trouble| trouble.message.clone());
+        let update = Update {
+            base_unix_nano: base_ns + shift_ns,
+            started_unix_nano: self.started_unix_ns,
+            source: node.as_ref().map(|node| node.source.description()),
+            trouble: trouble.filter(|_| node.is_none()),
+            gpus: node.as_deref().map(|node| gpus(node, &mut served.until_ns, base_ns)).unwrap_or_default(),
+            ranks: ranks.into_values().collect(),
+            lost,
+            findings_revision: self.findings_revision(),
+        };
+        let mut text = b"data: ".to_vec();
+        // An event that has no JSON is none, as there is nobody who could be told.
+        text.append(&mut json::line(&update).ok()?);
+        text.push(b'\n');
+        Some(self.answers.keep(text))
+    }
+
+    /// Steps and phases that have ended, in the order of their numbers, and how many more have.
+    fn ended(&self, served: &mut Served) -> (Vec<Span>, u64) {
+        let log = self.known.ledger.ended();
+        let (from, until) = (served.spans, log.phases.count());
+        let blocks = log.trail.blocks_since(from.max(until.saturating_sub(SPANS)));
+        drop(log);
+        served.spans = until;
+        let new = |span: &Span| span.number >= from.max(until.saturating_sub(SPANS));
+        let mut ended: Vec<Span> = blocks.iter().flat_map(|block| block.spans()).filter(new).collect();
+        ended.sort_unstable_by_key(|span| span.number);
+        let lost = (until - from).saturating_sub(ended.len() as u64);
+        (ended, lost)
+    }
+
+    /// A number that differs whenever a list of findings would look different.
+    fn findings_revision(&self) -> u64 {
+        let board = self.known.findings.board();
+        let mark = |finding: &highwater_core::detect::Finding| {
+            let severity = finding.sign.severity as u64;
+            (finding.id.wrapping_mul(8) + severity * 2 + u64::from(finding.ended_ns.is_some())).wrapping_add(1)
+        };
+        // Below 2^53, so that it is exact in JavaScript.
+        board.all().fold(0, |revision: u64, finding| revision.wrapping_mul(31).wrapping_add(mark(finding))) >> 11
+    }
+}
+
+fn gpus(node: &Node, until_ns: &mut BTreeMap<String, i64>, base_ns: i64) -> Vec<GpuNow> {
+    let of_gpu = |(gpu, ring): (&GpuState, &ring::Reader)| {
+        let newest_ns = ring.newest_ns();
+        let before_ns = until_ns.get(&gpu.device.uuid).copied();
+        let points = newest_ns.map(|newest_ns| points(ring, before_ns, newest_ns)).unwrap_or_default();
+        if let Some(newest_ns) = newest_ns {
+            until_ns.insert(gpu.device.uuid.clone(), newest_ns);
+        }
+        let is_up = gpu.health() == Health::Up;
+        let medium = gpu.medium().filter(|_| is_up).map_or_else(Medium::default, |latest| latest.reading);
+        let reasons = |mask: u64| THROTTLE_REASONS.iter().filter(move |(bit, _)| mask & bit != 0);
+        GpuNow {
+            gpu: gpu.device.index.clone(),
+            uuid: gpu.device.uuid.clone(),
+            up: is_up,
+            until_us: newest_ns.map(|newest_ns| (newest_ns - base_ns) / 1_000),
+            points: points.into_iter().map(|point| ((point.at_ns - base_ns) / 1_000, point.used)).collect(),
+            utilization_ratio: medium.utilization_ratio,
+            power_watts: medium.power_watts,
+            temperature_celsius: medium.temperature_celsius,
+            throttle: medium.throttle_reasons.map(|mask| reasons(mask).map(|(_, name)| *name).collect()),
+        }
+    };
+    node.gpus.iter().zip(node.rings.iter()).map(of_gpu).collect()
+}
+
+/// The value at the last event and each change since, through the newest reading.
+fn points(ring: &ring::Reader, before_ns: Option<i64>, newest_ns: i64) -> Vec<ring::Point> {
+    let Some(oldest_ns) = ring.oldest_ns() else { return Vec::new() };
+    // A ring of another node, or one that has moved on, has no reading of then.
+    let from_ns = before_ns.unwrap_or(newest_ns).clamp(oldest_ns, newest_ns.max(oldest_ns));
+    // Overtaken between the two calls: the client sees that readings are missing, and requests them.
+    ring.points_through(from_ns, newest_ns, POINTS).map(|points| points.points).unwrap_or_default()
+}
+
+/// What GPUs, jobs and findings do now, as server-sent events: an [`Update`] each.
+#[utoipa::path(get, path = "/api/v1/live", tag = "live", responses(
+    (status = 200, description = "A stream of server-sent events without end; the data of each is an `Update`. The first \
+     has the last steps and phases.", body = Update, content_type = "text/event-stream"),
+))]
+pub(super) async fn live(State(site): State<Site>) -> Response {
+    let text = site.live.connect().map(|event| Ok::<_, io::Error>(event.pieces())).try_flatten();
+    let retry = futures_util::stream::iter([Ok(Bytes::from_static(RETRY.as_bytes()))]);
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    // Proxies that collect answers would hold events back.
+    let unbuffered = [("x-accel-buffering", "no")];
+    (headers, unbuffered, Body::from_stream(retry.chain(text))).into_response()
+}

@@ -1,0 +1,32 @@
+//! `GET /`: the live page, one document with its script and style inside.
+//!
+//! Leaves: the page; its script gets everything else from the API of the same server. Invariant: its content security
+//! policy allows no script but its own, no connection to another server, and no page around it.
+
+use super::Site;
+use crate::viewer::{Page, script};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{Html, IntoResponse as _, Response};
+use serde_json::json;
+
+const BODY: &str = include_str!("page/body.html");
+const SCRIPT: &str = script!("page/memory.js", "page/ranks.js", "page/feed.js", "page/panels.js", "page/routes.js");
+
+/// Headers of documents: no other page may show them inside itself, and browsers keep them no longer than they show
+/// them.
+pub(super) const CLOSED: [(header::HeaderName, &str); 4] = [
+    (header::CONTENT_SECURITY_POLICY, "frame-ancestors 'none'"),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+/// The page.
+pub(super) async fn page(State(site): State<Site>) -> Response {
+    let data = json!({ "headroom_bytes": site.known().findings.settings().headroom_bytes });
+    let page = Page { title: "highwater", body: BODY, script: SCRIPT, data: &data, connects: true };
+    let policy = format!("{}; frame-ancestors 'none'", page.policy());
+    // The document names its policy too, for those who save it.
+    (CLOSED, [(header::CONTENT_SECURITY_POLICY, policy)], Html(page.html())).into_response()
+}

@@ -1,0 +1,135 @@
+"use strict";
+// What the page knows of the daemon: its stream of events, and the lists that it requests when they have changed.
+
+// How often lists that no event announces are requested, milliseconds.
+const LISTS_EVERY = 5000;
+
+async function request(path) {
+  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.detail ?? answer.statusText);
+  return body;
+}
+
+class Feed {
+  // `changed` is called with the names of what has changed.
+  constructor(changed) {
+    Object.assign(this, { changed, originMs: null, now: 0, source: null, trouble: null, state: "connecting" });
+    Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to) => this.timeline(from, to)), findings: [], captures: { captures: [] }, jobs: [], lost: 0 });
+    this.revision = null;
+    this.connect();
+    setInterval(() => { if (!document.hidden && this.originMs !== null) this.list(); }, LISTS_EVERY);
+    // A page that nobody sees takes no connection: browsers have six for a server.
+    document.addEventListener("visibilitychange", () => { if (document.hidden) this.disconnect(); else { this.connect(); this.list(); } });
+  }
+
+  // Seconds of the page of a Unix time in nanoseconds, and back.
+  seconds(unixNs) { return (unixNs - this.originMs * 1e6) / 1e9; }
+  unixNs(seconds) { return Math.round(this.originMs * 1e6 + seconds * 1e9); }
+
+  connect() {
+    if (this.stream) return;
+    this.stream = new EventSource("api/v1/live");
+    this.stream.onmessage = (event) => this.take(JSON.parse(event.data));
+    this.stream.onerror = () => this.set("disconnected");
+  }
+
+  disconnect() {
+    this.stream?.close();
+    this.stream = null;
+    this.set("paused");
+  }
+
+  set(state) {
+    if (this.state === state) return;
+    this.state = state;
+    this.changed("state");
+  }
+
+  take(update) {
+    const isFirst = this.originMs === null;
+    this.originMs ??= Math.floor(update.base_unix_nano / 1e6);
+    const base = this.seconds(update.base_unix_nano), at = (us) => base + us / 1e6;
+    Object.assign(this, { source: update.source, trouble: update.trouble });
+    this.lost += update.lost;
+    let newest = -Infinity;
+    const present = new Set();
+    for (const one of update.gpus) {
+      present.add(one.uuid);
+      const gpu = this.gpuOf(one.uuid);
+      Object.assign(gpu, { gpu: one.gpu, up: one.up, utilization: one.utilization_ratio, power: one.power_watts,
+        temperature: one.temperature_celsius, throttle: one.throttle });
+      if (one.until_us === null) continue;
+      const until = at(one.until_us);
+      gpu.memory.take(one.points.map(([us, used]) => [at(us), used]), until);
+      newest = Math.max(newest, until);
+    }
+    for (const uuid of this.gpus.keys()) if (!present.has(uuid)) this.gpus.delete(uuid);
+    this.now = newest === -Infinity ? base : newest;
+    this.ranks.take(update, at);
+    this.set("live");
+    if (this.revision !== update.findings_revision) { this.revision = update.findings_revision; this.listFindings(); }
+    if (isFirst) this.list().then(() => { this.isListed = true; this.changed("update"); });
+    this.changed("update");
+  }
+
+  gpuOf(uuid) {
+    if (!this.gpus.has(uuid)) {
+      const load = async (from, to, points) => {
+        const range = from === null ? `from=0` : `from=${this.unixNs(from)}&to=${this.unixNs(to)}`;
+        try {
+          const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/memory?${range}&max_points=${points}`);
+          const times = Float64Array.from(answer.points, ([at]) => this.seconds(at));
+          const used = Float64Array.from(answer.points, ([, bytes]) => bytes ?? NaN);
+          return new Curve(times, used, this.seconds(answer.to_unix_nano), (answer.bucket_ns ?? 0) / 1e9);
+        } catch { return null; } // The next event tries again, and the state line shows a daemon that is gone.
+      };
+      this.gpus.set(uuid, { uuid, memory: new Memory(load) });
+    }
+    return this.gpus.get(uuid);
+  }
+
+  // Steps and phases of an interval of the past.
+  async timeline(from, to) {
+    try {
+      const answer = await request(`api/v1/timeline?from=${this.unixNs(from)}&to=${this.unixNs(to)}`), base = this.seconds(answer.base_unix_nano);
+      return { ranks: answer.ranks, at: (us) => base + us / 1e6, leftOut: answer.left_out };
+    } catch { return null; } // The state line shows a daemon that is gone.
+  }
+
+  async list() {
+    await Promise.all([this.listGpus(), this.listFindings(), this.part("captures", "api/v1/captures", (answer) => answer),
+      this.part("jobs", "api/v1/jobs", (answer) => { this.jobsAt = this.now; return answer.jobs; })]);
+  }
+
+  listFindings() { return this.part("findings", "api/v1/findings", (answer) => answer.findings); }
+
+  async part(name, path, of) {
+    try {
+      const value = of(await request(path)), before = JSON.stringify(this[name]);
+      this[name] = value;
+      if (before !== JSON.stringify(value)) this.changed(name);
+    } catch { /* The state line shows a daemon that is gone. */ }
+  }
+
+  async listGpus() {
+    try {
+      const { gpus } = await request("api/v1/gpus");
+      this.skipped = gpus.filter(({ uuid }) => uuid === null);
+      for (const one of gpus) {
+        const gpu = this.gpus.get(one.uuid);
+        if (!gpu) continue;
+        Object.assign(gpu, { name: one.name, pci: one.pci_bus_id, trouble: one.trouble, total: one.memory_total_bytes,
+          reserved: one.memory_reserved_bytes, usable: one.memory_usable_bytes });
+        if (one.oldest_unix_nano !== null && this.originMs !== null) gpu.memory.oldest = this.seconds(one.oldest_unix_nano);
+      }
+      this.changed("gpus");
+    } catch { /* Without GPUs the stream says why. */ }
+  }
+
+  // The first time that any GPU's memory is kept of.
+  oldest() {
+    const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Math.min(memory.oldest, memory.begin)));
+    return oldest === Infinity ? this.now - 1 : oldest;
+  }
+}

@@ -1,0 +1,122 @@
+"use strict";
+// Memory of one GPU as the page knows it: all that the daemon keeps, thinned; the part in view, as fine as is drawn; and
+// every change since the page was opened.
+
+// Changes that are kept as they come: a minute of a GPU whose memory changes with every reading.
+const MOST_TAIL = 60000;
+// Points of everything that the daemon keeps.
+const OVERVIEW_POINTS = 4000;
+
+// Changes as they come.
+class Tail extends Curve {
+  constructor() {
+    super(new Float64Array(1024), new Float64Array(1024), -Infinity);
+    this.count = 0;
+    this.highest = null;
+  }
+
+  push(at, used) {
+    if (this.count === this.times.length) this.grow();
+    this.times[this.count] = at;
+    this.used[this.count++] = used;
+    if (this.highest === null ? !Number.isNaN(used) : used > this.highest[0]) this.highest = [used, at];
+  }
+
+  grow() {
+    if (this.count >= MOST_TAIL) {
+      const half = this.count >> 1;
+      for (const list of [this.times, this.used]) list.copyWithin(0, half, this.count);
+      this.count -= half;
+      this.trimmed = true;
+      return;
+    }
+    for (const name of ["times", "used"]) {
+      const longer = new Float64Array(Math.min(this.count * 2, MOST_TAIL));
+      longer.set(this[name]);
+      this[name] = longer;
+    }
+  }
+
+  peak() { return this.highest; }
+}
+
+class Memory {
+  // `load(from, to, points)` requests a Curve of an interval; null for everything that is kept.
+  constructor(load) {
+    Object.assign(this, { load, overview: null, detail: null, oldest: Infinity });
+    this.tail = new Tail();
+  }
+
+  get begin() { return Math.min(this.overview?.begin ?? Infinity, this.tail.begin); }
+  get end() { return this.tail.end; }
+
+  // What an event says: changes until a time. The first point is the value that held when the last event ended.
+  take(points, until) {
+    if (!points.length) return;
+    const { tail } = this;
+    // Something between this event and the last is missing: what follows has a beginning of its own.
+    if (tail.count && points[0][0] > tail.end + 0.002) {
+      this.tail = new Tail();
+      this.overview = null;
+    }
+    for (const [at, used] of points) {
+      if (this.tail.count && at <= this.tail.end) continue;
+      this.tail.push(at, used ?? NaN);
+    }
+    this.tail.end = Math.max(this.tail.end, until);
+    if (this.tail.trimmed) { this.tail.trimmed = false; this.overview = null; }
+  }
+
+  // What holds before the tail: the part in view if it covers the interval, or else everything.
+  base(from, to) {
+    const { detail, overview, tail } = this;
+    return detail && detail.from <= from && detail.to >= Math.min(to, tail.begin) ? detail : overview;
+  }
+
+  extremes(from, to) {
+    const { tail } = this;
+    if (from >= tail.begin) return tail.extremes(from, to);
+    const base = this.base(from, to) ?? { extremes: () => ({ least: Infinity, most: -Infinity, gap: true }) };
+    const before = base.extremes(from, Math.min(to, tail.begin));
+    if (to <= tail.begin) return before;
+    const after = tail.extremes(tail.begin, to);
+    return { least: Math.min(before.least, after.least), most: Math.max(before.most, after.most), gap: before.gap || after.gap };
+  }
+
+  bucketAt(at) { return at >= this.tail.begin ? 0 : this.base(at, at)?.bucket ?? 0; }
+
+  peak() {
+    const peaks = [this.overview?.peak(), this.tail.peak()].filter((peak) => peak && peak[1] >= this.oldest);
+    return peaks.length ? peaks.reduce((best, one) => one[0] > best[0] ? one : best) : null;
+  }
+
+  *gaps(from, to) {
+    const { tail } = this;
+    const base = this.base(from, to);
+    if (base && from < tail.begin) {
+      for (const gap of base.gaps(from, Math.min(to, tail.begin))) yield { from: gap.from, to: Math.min(gap.to, tail.begin) };
+    }
+    yield* tail.gaps(Math.max(from, tail.begin), to);
+  }
+
+  // Whether a view has less than it could: nothing yet, or points that are further apart than two pixels.
+  lacks(from, to, pixel) {
+    const begin = Math.max(from, this.oldest);
+    if (begin >= this.tail.begin || begin >= to) return false;
+    const base = this.base(begin, to);
+    return !base || base.bucket > 2 * pixel;
+  }
+
+  // Requests what a view lacks, with as much again around it.
+  async refine(from, to, pixel) {
+    if (!this.overview) {
+      this.overview = await this.load(null, null, OVERVIEW_POINTS);
+    }
+    if (!this.lacks(from, to, pixel)) return;
+    const margin = (to - from) / 4, begin = from - margin, end = Math.min(to + margin, this.tail.end);
+    // Six points at most are kept of each interval.
+    const points = Math.ceil((end - begin) / (2 * pixel)) * 6 + 7;
+    const curve = await this.load(begin, end, Math.min(points, 100000));
+    if (curve) this.detail = Object.assign(curve, { from: begin, to: end });
+  }
+}

@@ -1,0 +1,281 @@
+"use strict";
+// The pages by their address after `#`: overview, GPU, job, finding, capture; and what keeps each up to date.
+
+// What is shown at first, seconds, and the widths that have buttons.
+const WIDTH = 30, WIDTHS = [["1", "10 s", 10], ["2", "1 min", 60], ["3", "10 min", 600]];
+const LIVE_HELP = " l follows the present; 1, 2 and 3 follow 10 seconds, a minute and 10 minutes.";
+// How often tables of numbers that always change are made anew, milliseconds.
+const TABLES_EVERY = 1000;
+const MOST_LANES = 64;
+
+const COLORS = { critical: "--bad", warning: "--warn" };
+
+class Live {
+  constructor(headroom) {
+    this.headroom = headroom;
+    this.main = document.getElementById("live");
+    this.drawHeader();
+    this.known = null;
+    this.feed = new Feed((what) => this.changed(what));
+    addEventListener("hashchange", () => { if (location.hash !== this.replaced) this.open(); });
+  }
+
+  drawHeader() {
+    this.state = element("span", { role: "status" }, "connecting");
+    this.news = element("p", { class: "unseen", role: "status" });
+    this.source = element("p", { class: "about" });
+    document.getElementById("about").append(element("h1", {}, "highwater"),
+      element("nav", { "aria-label": "Pages" }, element("a", { href: "#/" }, "Overview"), " ", element("a", { href: "#/findings" }, "Findings"), " ",
+        element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.state), this.source, this.news);
+  }
+
+  // The address: the parts of the path, and the interval that it names.
+  address() {
+    const [path, query] = location.hash.replace(/^#\/?/, "").split("?"), range = new URLSearchParams(query ?? "");
+    const time = (name) => range.has(name) && Number.isFinite(Number(range.get(name))) ? (Number(range.get(name)) - this.feed.originMs) / 1e3 : null;
+    let parts = [];
+    // An address that somebody typed may be no text.
+    try { parts = path.split("/").filter(Boolean).map(decodeURIComponent); } catch { parts = [path]; }
+    return { parts, from: time("from"), to: time("to") };
+  }
+
+  // Something has changed: the header, and what is on the page.
+  changed(what) {
+    if (what === "state") {
+      const texts = { live: "live", connecting: "connecting", paused: "paused while hidden", disconnected: "disconnected; trying again" };
+      this.state.textContent = texts[this.feed.state];
+      this.state.className = this.feed.state === "disconnected" ? "trouble" : "";
+    }
+    if (what === "update") {
+      const { source, trouble } = this.feed;
+      const text = trouble ? `Nothing is read: ${trouble}` : source ? `Reading ${source}.` : "Starting.";
+      if (this.source.textContent !== text) { this.source.textContent = text; this.source.className = trouble ? "trouble" : "about"; }
+      // Before the lists have come, nothing is known of how far back a view may reach.
+      if (!this.page && this.feed.isListed) this.open();
+      this.follow();
+    }
+    if (what === "findings") this.announce();
+    if (this.page && what !== "update") this.page.lists?.();
+    const now = performance.now();
+    if (this.page && what === "update" && now - (this.tabled ?? -Infinity) > TABLES_EVERY) { this.tabled = now; this.page.tables?.(); }
+  }
+
+  announce() {
+    const ids = this.feed.findings.map(({ id }) => id), newest = Math.max(-1, ...ids);
+    const found = this.feed.findings.find(({ id, ended_unix_nano: ended }) => id === newest && ended === null);
+    if (this.known !== null && newest > this.known && found) this.news.textContent = `New finding: ${found.what}`;
+    this.known = newest;
+  }
+
+  open() {
+    this.region?.chart.end();
+    this.region = null;
+    const { parts, from, to } = this.address(), [kind, name] = parts;
+    const pages = { gpu: () => this.gpu(name), job: () => this.job(name), finding: () => this.finding(Number(name)),
+      findings: () => this.findings(), captures: () => this.captures(), capture: () => this.capture(name) };
+    this.main.replaceChildren();
+    this.page = (kind === undefined ? () => this.overview() : pages[kind] ?? (() => this.nothing("There is no such page.")))();
+    document.title = `${this.page.title} · highwater`;
+    if (this.region && from !== null && to !== null) this.region.chart.show(from, to);
+    this.page.lists?.();
+    this.page.tables?.();
+    this.follow();
+    document.documentElement.dataset.ready = "true";
+  }
+
+  nothing(text) {
+    this.main.replaceChildren(element("p", { role: "alert" }, text, " ", element("a", { href: "#/" }, "Overview")));
+    return { title: text };
+  }
+
+  // A chart of some GPUs and ranks at the top of the page.
+  chart(gpus, ranks, findings) {
+    this.scope = { gpus, ranks, findings };
+    const series = [...this.feed.gpus.values()].filter(gpus).map((gpu, at) => this.series(gpu, at));
+    const region = chartRegion({ series, lanes: [], findings: [], bounds: [this.feed.oldest(), this.feed.now], axis: clock(this.feed.originMs),
+      moved: (view) => this.moved(view) }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
+      ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
+    this.region = region;
+    region.chart.filled = series.length <= 2;
+    region.chart.follow(WIDTH);
+    globalThis.highwaterChart = region.chart;
+    this.main.append(region.region);
+    this.unseen = element("p", { class: "note" });
+    region.region.append(this.unseen);
+  }
+
+  series(gpu, at) {
+    const one = { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, shift: 0, capacity: null, headroom: null, peak: null,
+      namesCapacity: at === 0, namesPeak: false, shown: at < 8, allocations: [] };
+    return one;
+  }
+
+  // Brings the chart up to the present.
+  follow() {
+    if (!this.region || document.hidden) return;
+    const { feed } = this, { chart, buttons } = this.region, { gpus, ranks, findings } = this.scope;
+    const present = [...feed.gpus.values()].filter(gpus);
+    if (present.length !== chart.series.length || present.some((gpu, at) => chart.series[at].gpu !== gpu)) {
+      chart.series = present.map((gpu, at) => this.series(gpu, at));
+      drawLegend(this.region.legend, chart);
+    }
+    for (const one of chart.series) {
+      Object.assign(one, { capacity: one.gpu.usable ?? null, peak: one.gpu.memory.peak() });
+      one.headroom = one.capacity ? one.capacity - this.headroom : null;
+    }
+    const highest = chart.series.reduce((best, one) => (one.peak?.[0] ?? -1) > (best?.peak?.[0] ?? -1) ? one : best, null);
+    chart.series.forEach((one) => { one.namesPeak = one === highest; });
+    feed.ranks.forget(feed.oldest());
+    const shown = feed.ranks.list().filter(ranks), several = new Set(shown.map(({ job }) => job)).size > 1;
+    chart.lanes = shown.slice(0, MOST_LANES).map((rank) => rank.lane(feed.now, several));
+    const marks = feed.findings.filter(findings).map((found) => ({ from: feed.seconds(found.begin_unix_nano),
+      to: found.ended_unix_nano === null ? feed.now : feed.seconds(found.ended_unix_nano), color: COLORS[found.severity] ?? "--note", text: `${found.finding}: ${found.what}` }));
+    chart.findings = marks.sort((a, b) => a.from - b.from);
+    chart.extend(feed.oldest(), feed.now);
+    buttons.get("l").setAttribute("aria-pressed", String(chart.following !== null));
+    for (const { one, least, most } of chart.inView()) {
+      const now = one.gpu.memory.tail.count ? one.gpu.memory.tail.used[one.gpu.memory.tail.count - 1] : NaN;
+      const text = `${gib(now)} now, ${most === -Infinity ? "not known" : `${gib(least)} to ${gib(most)}`} in view`;
+      if (one.value && one.value.textContent !== text) one.value.textContent = text;
+    }
+    const left = shown.length - MOST_LANES, lost = feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : "";
+    this.unseen.textContent = [left > 0 ? `${left} of ${shown.length} ranks are not in the chart.` : "", lost].join(" ").trim();
+    this.refine();
+  }
+
+  // Requests the memory that the view lacks, one request for each GPU at a time.
+  refine() {
+    const { chart } = this.region, [from, to] = chart.view, pixel = chart.pixel();
+    for (const one of chart.series) {
+      if (!one.shown || one.gpu.loading || (one.gpu.memory.overview && !one.gpu.memory.lacks(from, to, pixel))) continue;
+      one.gpu.loading = true;
+      one.gpu.memory.refine(from, to, pixel).finally(() => { one.gpu.loading = false; chart.draw(); });
+    }
+    const { ranks } = this.feed;
+    if (ranks.loading || !ranks.lacks(Math.max(from, chart.bounds[0]), to)) return;
+    ranks.loading = true;
+    ranks.refine(Math.max(from, chart.bounds[0]), to).finally(() => { ranks.loading = false; this.follow(); });
+  }
+
+  // The view has moved: the address names it, unless it follows the present.
+  moved(view) {
+    clearTimeout(this.naming);
+    this.naming = setTimeout(() => {
+      if (!this.region) return;
+      const path = location.hash.split("?")[0] || "#/", { chart } = this.region, ms = (seconds) => (this.feed.originMs + seconds * 1e3).toFixed(3);
+      this.replaced = chart.following !== null ? path : `${path}?from=${ms(view[0])}&to=${ms(view[1])}`;
+      if (this.replaced !== location.hash) history.replaceState(null, "", this.replaced);
+      this.refine();
+    }, 150);
+  }
+
+  show(found) {
+    const { chart } = this.region, from = this.feed.seconds(found.begin_unix_nano), to = found.ended_unix_nano === null ? this.feed.now : this.feed.seconds(found.ended_unix_nano);
+    const margin = Math.max((to - from) * 0.1, 0.5);
+    chart.show(from - margin, to + margin);
+    chart.say(found.what);
+    chart.place.scrollIntoView({ block: "nearest" });
+  }
+
+  // A part of the page that `make` fills anew, unless the focus or a selection is in it.
+  part(make) {
+    const place = element("div");
+    this.main.append(place);
+    return () => {
+      const selected = getSelection();
+      const isRead = place.contains(document.activeElement) || (!selected.isCollapsed && place.contains(selected.anchorNode));
+      if (isRead && place.childElementCount) return;
+      // The same again would lose what a reader has scrolled to.
+      const made = element("div", {}, ...make());
+      if (made.innerHTML === place.last) return;
+      place.last = made.innerHTML;
+      place.replaceChildren(...made.childNodes);
+    };
+  }
+
+  overview() {
+    const { feed } = this, all = () => true;
+    this.chart(all, all, all);
+    const findings = this.part(() => findingsList(feed, feed.findings, (found) => this.show(found), "There are none."));
+    const gpus = this.part(() => [element("h2", {}, "GPUs"), gpuTable(feed) ?? element("p", {}, feed.trouble ?? "There are none.")]);
+    const jobs = this.part(() => [element("h2", {}, "Jobs"), jobTable(feed) ?? element("p", {}, "No job has sent a mark. docs/annotations.md shows how.")]);
+    const captures = this.part(() => capturesPart(feed));
+    return { title: "Overview", lists: () => { findings(); captures(); }, tables: () => { gpus(); jobs(); } };
+  }
+
+  gpu(name) {
+    const { feed } = this, of = (gpu) => gpu.gpu === name || gpu.uuid === name;
+    const gpu = [...feed.gpus.values()].find(of);
+    if (!gpu) return this.nothing(`There is no GPU ${name} on this node.`);
+    this.main.append(element("h2", {}, `GPU ${gpu.gpu}`));
+    this.chart(of, (rank) => rank.gpus.includes(gpu.uuid), (found) => found.uuid === gpu.uuid || this.ranksOn(gpu, found));
+    const ranksOf = () => feed.ranks.list().filter((rank) => rank.gpus.includes(gpu.uuid)).map(({ job, rank }) => `${job} rank ${rank}`);
+    const facts = this.part(() => [table(`GPU ${gpu.gpu}`, ["property", "value"], [["name", gpu.name ?? "not known"], ["UUID", gpu.uuid], ["PCI bus id", gpu.pci ?? "not known"],
+      ["usable memory", gib(gpu.usable)], ["the driver's reserve", gib(gpu.reserved)], ["busy", ratio(gpu.utilization)], ["power", unit(gpu.power, "W")], ["temperature", unit(gpu.temperature, "°C")],
+      ["slowed by", gpu.throttle ? gpu.throttle.join(", ") || "nothing" : "not known"], ["ranks", ranksOf().join(", ") || "none"]], 2, true)]);
+    const findings = this.part(() => findingsList(feed, feed.findings.filter(this.scope.findings), (found) => this.show(found), "There are none."));
+    return { title: `GPU ${gpu.gpu}`, lists: findings, tables: facts };
+  }
+
+  // Whether a finding is about a rank on this GPU.
+  ranksOn(gpu, found) {
+    return found.job !== null && this.feed.ranks.list().some((rank) => rank.job === found.job && (found.rank === null || rank.rank === found.rank) && rank.gpus.includes(gpu.uuid));
+  }
+
+  job(name) {
+    const { feed } = this, own = (rank) => rank.job === name;
+    const known = feed.jobs.some(({ job }) => job === name) || feed.ranks.list().some(own);
+    if (!known) return this.nothing(`No job ${name} is known.`);
+    this.main.append(element("h2", {}, "Job ", element("bdi", {}, name)));
+    const gpus = () => new Set(feed.ranks.list().filter(own).flatMap((rank) => rank.gpus));
+    this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job === name || (found.job === null && gpus().has(found.uuid)));
+    const findings = this.part(() => findingsList(feed, feed.findings.filter(this.scope.findings), (found) => this.show(found), "There are none."));
+    let answer = { ranks: [] };
+    const tables = this.part(() => jobTables(feed, answer));
+    const load = async () => {
+      try { answer = await request(`api/v1/jobs/${encodeURIComponent(name)}`); tables(); } catch { /* It has ended meanwhile: what was last known stays. */ }
+    };
+    let asked = -Infinity;
+    return { title: name, lists: findings, tables: () => { if (performance.now() - asked > 2000) { asked = performance.now(); load(); } } };
+  }
+
+  finding(id) {
+    const { feed } = this, found = feed.findings.find((one) => one.id === id);
+    if (!found) return this.nothing(`No finding ${id} is known; the daemon keeps the last ones.`);
+    this.main.append(element("h2", {}, `Finding ${id}`));
+    const gpus = new Set(found.uuid ? [found.uuid] : feed.ranks.list().filter(({ job }) => job === found.job).flatMap((rank) => rank.gpus));
+    this.chart((gpu) => gpus.size === 0 || gpus.has(gpu.uuid), (rank) => rank.job === found.job || rank.gpus.some((uuid) => gpus.has(uuid)), (one) => one.id === id);
+    this.show(found);
+    const now = () => feed.findings.find((one) => one.id === id) ?? found;
+    const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)),
+      element("h2", {}, "Evidence"), table("Evidence", ["measured", "value"], Object.entries(now().evidence).map(([name, value]) => [name, measured(name, value)]), 1, true)
+        ?? element("p", {}, "There are no numbers."),
+      ...capturesPart(feed, capturesOf(feed, now()))]);
+    return { title: `${found.finding} ${id}`, lists: text };
+  }
+
+  findings() {
+    const { feed } = this;
+    return { title: "Findings", lists: this.part(() => findingsList(feed, feed.findings, null, "There are none.")) };
+  }
+
+  captures() { return { title: "Captures", lists: this.part(() => capturesPart(this.feed)) }; }
+
+  capture(id) {
+    const { feed } = this, capture = feed.captures.captures.find((one) => one.id === id);
+    if (!capture) return this.nothing(`There is no capture ${id}.`);
+    const now = () => feed.captures.captures.find((one) => one.id === id) ?? capture;
+    return { title: id, lists: this.part(() => [element("h2", {}, "Capture ", element("bdi", {}, id)), captureTable(feed, [now()]),
+      now().note ? element("p", {}, now().note) : null, now().trouble ? element("p", { class: "trouble" }, now().trouble) : null]) };
+  }
+}
+
+// A number of a finding's evidence: its name ends in its unit.
+function measured(name, value) {
+  if (name.endsWith("_bytes")) return gib(value);
+  if (name.endsWith("_seconds")) return duration(value);
+  if (name.endsWith("_ratio")) return value.toFixed(3);
+  return value.toLocaleString("en");
+}
+
+globalThis.highwaterLive = new Live(JSON.parse(document.getElementById("data").textContent).headroom_bytes);

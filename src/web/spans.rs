@@ -1,0 +1,111 @@
+//! Steps and phases as the live page draws them: those that have ended, and those that are open.
+//!
+//! Enters: the ledger. Leaves: one row per rank, with times relative to a base, so that they are small and exact in
+//! JavaScript. Invariant: the lock that annotations need is held only while what is open is copied.
+
+use crate::known::Known;
+use crate::node::Node;
+use highwater_core::phases::Span;
+use highwater_core::wire::Kind;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// A rank with its steps and phases.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RankSpans {
+    #[schema(value_type = String)]
+    job: Arc<str>,
+    rank: u32,
+    /// UUIDs of its GPUs, as far as they are known.
+    gpus: Vec<String>,
+    /// Number of its last step.
+    step: Option<u64>,
+    /// What has ended since the last event, in the order in which it ended.
+    spans: Vec<EndedSpan>,
+    /// What is open.
+    open: Vec<OpenSpan>,
+}
+
+/// A step or phase that has ended. Times are microseconds relative to the event's `base_unix_nano`.
+#[derive(Serialize, ToSchema)]
+struct EndedSpan {
+    /// A number that no other span of this daemon has.
+    id: u64,
+    kind: &'static str,
+    #[schema(value_type = String)]
+    name: Arc<str>,
+    step: Option<u64>,
+    begin_us: i64,
+    end_us: i64,
+    /// Highest memory in use on the rank's GPUs meanwhile, bytes; `null` if unknown.
+    peak_bytes: Option<u64>,
+}
+
+/// A step or phase that has not ended.
+#[derive(Serialize, ToSchema)]
+struct OpenSpan {
+    kind: &'static str,
+    #[schema(value_type = String)]
+    name: Arc<str>,
+    step: Option<u64>,
+    begin_us: i64,
+}
+
+/// Ranks in their order.
+pub(super) type Ranks = BTreeMap<(Arc<str>, u32), RankSpans>;
+
+fn label(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Step => "step",
+        Kind::Phase => "phase",
+        Kind::Layer => "layer",
+    }
+}
+
+/// All ranks that are known now, with what they have open. `base_ns` is on the current timeline.
+pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
+    let jobs = known.ledger.open();
+    let uuid = |gpu: &usize| Some(node?.gpus.get(*gpu)?.device.uuid.clone());
+    let of_rank = |(job, number, rank): (&Arc<str>, u32, &highwater_core::jobs::Rank)| {
+        // Layers have no place in the lanes: there may be thousands in a step.
+        let open = rank.open.iter().filter(|open| open.kind != Kind::Layer).map(|open| OpenSpan {
+            kind: label(open.kind),
+            name: Arc::clone(&open.name),
+            step: open.step,
+            begin_us: open.begin_ns.saturating_sub(base_ns) / 1_000,
+        });
+        let spans = RankSpans {
+            job: Arc::clone(job),
+            rank: number,
+            gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+            step: rank.step,
+            spans: Vec::new(),
+            open: open.collect(),
+        };
+        ((Arc::clone(job), number), spans)
+    };
+    jobs.ranks().map(of_rank).collect()
+}
+
+/// Adds a step or phase that has ended to its rank. A rank that is no longer known gets a row of its own.
+pub(super) fn add(ranks: &mut Ranks, span: Span, base_ns: i64) {
+    let rank = ranks.entry((Arc::clone(&span.job), span.rank)).or_insert_with(|| RankSpans {
+        job: Arc::clone(&span.job),
+        rank: span.rank,
+        gpus: Vec::new(),
+        step: None,
+        spans: Vec::new(),
+        open: Vec::new(),
+    });
+    rank.spans.push(EndedSpan {
+        id: span.number,
+        kind: label(span.kind),
+        name: span.name,
+        step: span.step,
+        begin_us: span.begin_ns.saturating_sub(base_ns) / 1_000,
+        end_us: span.end_ns.saturating_sub(base_ns) / 1_000,
+        peak_bytes: span.peak_bytes,
+    });
+}

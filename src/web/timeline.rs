@@ -1,0 +1,136 @@
+//! `GET /api/v1/timeline`: the steps and phases of an interval, as a chart draws them.
+//!
+//! Enters: an interval. Leaves: a row per rank, with the longest spans if there are more than one answer may have.
+//! Invariant: spans are decoded without a lock.
+
+use super::Site;
+use super::api::bad_query;
+use super::json;
+use super::problem::Problem;
+use super::spans::{self, RankSpans};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use highwater_core::phases::Span;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use utoipa::{IntoParams, ToSchema};
+
+/// The most spans of one answer: half a megabyte.
+const MOST_SPANS: usize = 4_096;
+
+/// The interval.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TimelineQuery {
+    /// Begin, Unix nanoseconds.
+    from: i64,
+    /// End, Unix nanoseconds.
+    to: i64,
+}
+
+/// The answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct TimelineAnswer {
+    /// Unix time that the times of spans are relative to, nanoseconds.
+    base_unix_nano: i64,
+    ranks: Vec<RankSpans>,
+    /// Spans of the interval that are not there, each shorter than all that are.
+    left_out: usize,
+}
+
+/// Steps and phases that lie in an interval, with those that are open now.
+#[utoipa::path(get, path = "/api/v1/timeline", tag = "live", params(TimelineQuery),
+    responses((status = 200, body = TimelineAnswer), (status = 400, body = super::problem::Body)))]
+pub(super) async fn timeline(
+    State(site): State<Site>,
+    query: Result<Query<TimelineQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query.map_err(bad_query)?;
+    let known = site.known();
+    let node = known.slot.node();
+    let shift_ns = known.unix_shift_ns();
+    let (from_ns, to_ns) = (query.from.saturating_sub(shift_ns), query.to.saturating_sub(shift_ns));
+    let blocks = known.ledger.ended().trail.blocks(from_ns, to_ns);
+    let all = blocks.iter().flat_map(|block| block.spans());
+    let (longest, left_out) = longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns));
+    let mut ranks = spans::open(known, node.as_deref(), from_ns);
+    longest.into_iter().for_each(|span| spans::add(&mut ranks, span, from_ns));
+    let ranks = ranks.into_values().collect();
+    let answer = TimelineAnswer { base_unix_nano: from_ns.saturating_add(shift_ns), ranks, left_out };
+    Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
+}
+
+/// The longest spans in the order of their numbers, and how many others there are.
+fn longest(spans: impl Iterator<Item = Span>) -> (Vec<Span>, usize) {
+    let mut kept = BinaryHeap::new();
+    let mut left_out = 0;
+    for span in spans {
+        kept.push(Reverse(ByLength(span)));
+        if kept.len() > MOST_SPANS {
+            kept.pop();
+            left_out += 1;
+        }
+    }
+    let mut kept: Vec<Span> = kept.into_iter().map(|Reverse(ByLength(span))| span).collect();
+    kept.sort_unstable_by_key(|span| span.number);
+    (kept, left_out)
+}
+
+/// A span among others, by its length.
+struct ByLength(Span);
+
+impl ByLength {
+    fn key(&self) -> (i64, u64) {
+        (self.0.end_ns.saturating_sub(self.0.begin_ns), self.0.number)
+    }
+}
+
+impl PartialEq for ByLength {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for ByLength {}
+
+impl PartialOrd for ByLength {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByLength {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::wire::Kind;
+
+    #[test]
+    fn of_too_many_spans_the_longest_stay() {
+        let span = |number: u64| Span {
+            number,
+            job: "j".into(),
+            rank: 0,
+            kind: Kind::Phase,
+            name: "a".into(),
+            step: None,
+            begin_ns: 0,
+            end_ns: (number % 100).cast_signed(),
+            peak_bytes: None,
+        };
+        let (kept, left_out) = longest((0..5_000).map(span));
+        assert_eq!((kept.len(), left_out), (MOST_SPANS, 5_000 - MOST_SPANS));
+        // 904 left out of 50 of each length: eighteen lengths, and four of the next.
+        assert!(kept.iter().all(|span| span.end_ns >= 18));
+        assert!(kept.is_sorted_by_key(|span| span.number));
+        assert_eq!(longest((0..10).map(span)).1, 0);
+    }
+}

@@ -1,0 +1,230 @@
+//! The live page in a real browser: drawn, zoomed to a single reading, told of findings, and closed to other servers.
+
+use crate::browser::{Browser, Theme};
+use crate::daemon::{Daemon, agent};
+use crate::process::eventually;
+use crate::tools;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const READY: &str =
+    "document.documentElement?.dataset.ready === 'true' && highwaterChart.series.every(({ curve }) => curve.overview)";
+
+fn visit(browser: &mut Browser, daemon: &Daemon, place: &str, ready: &str) {
+    browser.visit(&format!("http://{}/{place}", daemon.address()), ready);
+    browser.painted();
+}
+
+fn text(browser: &mut Browser, expression: &str) -> String {
+    browser.value(expression).as_str().unwrap_or_else(|| panic!("{expression} is no text")).to_owned()
+}
+
+fn findings(daemon: &Daemon) -> Vec<Value> {
+    let answer: Value = serde_json::from_str(&daemon.get("/api/v1/findings")).expect("JSON");
+    answer["findings"].as_array().expect("a list").clone()
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn the_chart_is_drawn_and_a_phase_is_named_under_the_pointer() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    browser.appear(1400, 1000, Theme::Light);
+    visit(&mut browser, &daemon, "", READY);
+    // Whole steps, and every GPU in its color.
+    browser.wait("highwaterChart.lanes.length === 4 && highwaterChart.lanes.every(({ count }) => count > 20)");
+    browser.painted();
+    let drawn = "(() => { const { canvas } = highwaterChart, pixels = canvas.getContext('2d')
+        .getImageData(0, 0, canvas.width, canvas.height).data; let colors = new Set();
+        for (let i = 0; i < pixels.length; i += 4) colors.add(pixels.slice(i, i + 3).join());
+        return colors.size; })()";
+    assert!(browser.value(drawn).as_u64() > Some(20), "an empty chart");
+    // Paused at a phase that has ended, and pointed at.
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, lane = chart.lanes[0];
+        const at = lane.of.findLastIndex(({ name }, i) => name === 'forward' && !lane.open[i] && i < lane.count - 8);
+        chart.show(lane.begin[at] - 0.1, lane.end[at] + 0.1); globalThis.pointedAt = (lane.begin[at] + lane.end[at]) / 2; })()",
+    );
+    assert!(place.is_null());
+    browser.painted();
+    let place = browser.value(
+        "(() => { const chart = highwaterChart, box = chart.canvas.getBoundingClientRect(), lane = chart.lanes[0];
+        return [box.left + chart.x(pointedAt), box.top + box.height - chart.lanesHeight() + lane.height - 20]; })()",
+    );
+    browser.point(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
+    browser.painted();
+    let tip = text(&mut browser, "document.querySelector('.tip').innerText");
+    assert!(tip.contains("llama-ddp rank 0") && tip.contains("step ") && tip.contains("forward ("), "{tip}");
+    // The address names what is shown, and leads there again.
+    browser.wait("location.hash.includes('from=')");
+    let view = text(&mut browser, "highwaterChart.view.map((at) => highwaterChart.axis.moment(at)).join()");
+    let address = text(&mut browser, "location.hash");
+    browser.visit("about:blank", "location.href === 'about:blank'");
+    visit(&mut browser, &daemon, &address, READY);
+    let again = text(&mut browser, "highwaterChart.view.map((at) => highwaterChart.axis.moment(at)).join()");
+    assert_eq!(view[..12], again[..12], "to the millisecond");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn zoom_reaches_a_spike_of_a_millisecond_and_everything_works_by_keyboard() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
+    // 20 GiB for half a millisecond every ten seconds: one reading sees them.
+    eventually(Duration::from_secs(60), "a spike", || {
+        let memory: Value = serde_json::from_str(&daemon.get("/api/v1/gpus/0/memory?from=0")).ok()?;
+        (memory["peak_bytes"].as_u64() >= Some(20 << 30)).then_some(())
+    });
+    browser.appear(1200, 900, Theme::Dark);
+    visit(&mut browser, &daemon, "", READY);
+    assert_eq!(browser.value("highwaterChart.following"), json!(30));
+    browser.value("highwaterChart.place.focus()");
+    browser.press("p");
+    browser.wait("highwaterChart.following === null");
+    let said = text(&mut browser, "document.querySelector('.readout').textContent");
+    assert!(said.starts_with("Peak of GPU 0: 20."), "{said}");
+    for _ in 0..16 {
+        browser.press("+");
+    }
+    browser.wait("!highwaterLive.feed.gpus.values().next().value.loading");
+    browser.painted();
+    let shown = browser.value("highwaterChart.view[1] - highwaterChart.view[0]").as_f64().expect("a time");
+    assert!(shown < 0.01, "{shown} s are shown");
+    // The spike lasts from one reading to the next, and is drawn as such.
+    let spike = browser.value(
+        "(() => { const { curve } = highwaterChart.series[0], [from, to] = highwaterChart.view, highest = [];
+        for (let at = from; at < to; at += 20e-6) if (curve.extremes(at, at + 1e-6).most > 15 * 2 ** 30) highest.push(at);
+        return highest.length * 20e-6; })()",
+    );
+    let spike = spike.as_f64().expect("a time");
+    assert!(spike > 0.0 && spike < 0.003, "the spike lasts {spike} s");
+    browser.press("0");
+    browser.wait("highwaterChart.view[1] - highwaterChart.view[0] > 4");
+    browser.press("t");
+    let rows = browser.value("document.querySelectorAll('.chart table tbody tr').length");
+    assert!(rows.as_u64() >= Some(50), "the chart as a table: {rows}");
+    browser.press("2");
+    browser.wait("highwaterChart.following === 60");
+    browser.painted();
+    browser.keep("live-spike");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+/// Shown at the latest with the fourth event after it was raised: events are a quarter of a second apart.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_finding_appears_within_a_second_and_its_capture_opens() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    browser.appear(1400, 1000, Theme::Light);
+    visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
+    assert_eq!(findings(&daemon).len(), 0, "the page is open before the first finding");
+    browser.value(
+        "globalThis.events = []; globalThis.shownAfter = null;
+        highwaterLive.feed.stream.addEventListener('message', ({ data }) => events.push(JSON.parse(data).base_unix_nano));
+        new MutationObserver(() => { if (shownAfter === null && document.querySelector('.found')) shownAfter = events.length; })
+            .observe(document.body, { childList: true, subtree: true }); 0",
+    );
+    browser.wait("shownAfter !== null");
+    let found = findings(&daemon);
+    let first = found.last().expect("it is shown, so it is there");
+    let raised = first["raised_unix_nano"].as_i64().expect("a time");
+    let events: Vec<f64> = serde_json::from_value(browser.value("events.slice(0, shownAfter)")).expect("times");
+    let after = events.iter().filter(|base| **base > raised as f64).count();
+    assert!((1..=4).contains(&after), "shown with event {after} after it was raised");
+    let shown = text(&mut browser, "document.querySelector('.found').innerText");
+    let (what, advice) = (first["what"].as_str().expect("text"), first["advice"].as_str().expect("text"));
+    assert!(
+        shown.contains(what) || found.iter().any(|one| shown.contains(one["what"].as_str().expect("text"))),
+        "{shown}"
+    );
+    assert!(!advice.is_empty());
+    // Marked on the curve.
+    browser.wait("highwaterChart.findings.length > 0");
+    browser.keep("live-finding");
+    // Its capture is linked from it, opens in the same viewer, and can be downloaded.
+    browser.wait("[...document.querySelectorAll('.found a')].some(({ hash }) => hash.startsWith('#/capture/'))");
+    browser.wait("[...document.querySelectorAll('a')].some(({ textContent }) => textContent === 'open')");
+    let file = text(
+        &mut browser,
+        "[...document.querySelectorAll('a')].find(({ textContent }) => textContent === 'download').pathname",
+    );
+    let file = agent().get(format!("http://{}{file}", daemon.address())).call().expect("an answer");
+    assert_eq!(file.headers()["content-type"], "application/vnd.sqlite3");
+    browser.value("[...document.querySelectorAll('a')].find(({ textContent }) => textContent === 'open').click()");
+    browser.wait("location.pathname.endsWith('/report') && document.documentElement?.dataset.ready === 'true'");
+    browser.painted();
+    assert!(browser.value("highwaterChart.series.length").as_u64() == Some(4));
+    assert!(browser.value("highwaterChart.lanes.length").as_u64() == Some(4));
+    browser.keep("live-capture");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn an_accessibility_checker_finds_nothing_on_any_page() {
+    let (Some(mut browser), Some(axe)) = (Browser::start(), tools::find("axe.min.js")) else { return };
+    let axe = std::fs::read_to_string(axe).expect("a script");
+    let daemon = Daemon::start(&["demo"]).ready();
+    eventually(Duration::from_secs(60), "a finding", || (!findings(&daemon).is_empty()).then_some(()));
+    let first = findings(&daemon).last().expect("a finding")["id"].clone();
+    let places = ["", "#/gpu/2", "#/job/moe-tight", &format!("#/finding/{first}"), "#/findings", "#/captures"];
+    for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
+        for width in [1400, 390] {
+            browser.appear(width, 1000, theme);
+            for place in places {
+                browser.visit("about:blank", "location.href === 'about:blank'");
+                visit(&mut browser, &daemon, place, "document.documentElement?.dataset.ready === 'true'");
+                browser.wait("document.querySelectorAll('main h2, main p').length > 0");
+                let what = format!("{place}, {name}, {width} pixels wide");
+                let overflow = browser.value("document.documentElement.scrollWidth - innerWidth");
+                assert!(overflow.as_i64() <= Some(0), "{what}: {overflow} too many");
+                let found = browser.check_access(&axe);
+                assert!(found.is_empty(), "{what}: {found:#?}");
+                browser.keep(&format!("live-{name}-{width}-{}", place.replace(['#', '/'], "")));
+            }
+        }
+    }
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+/// Names of jobs and phases are anybody's text.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn names_from_jobs_are_text_and_no_other_server_is_asked() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
+    let evil = "<img src=x onerror=alert(1)>";
+    let mark = |event: &str| json!({ "event": event, "name": evil, "job": evil, "rank": 0, "gpu": 0 });
+    assert_eq!(daemon.post("/api/v1/annotations", &json!([mark("begin"), mark("end"), mark("begin")])).0, 200);
+    browser.appear(1200, 900, Theme::Light);
+    visit(&mut browser, &daemon, "", READY);
+    browser.wait("document.body.innerText.includes('onerror')");
+    browser.value(
+        "[...document.querySelectorAll('a')].find(({ textContent }) => textContent.includes('onerror')).click()",
+    );
+    browser.wait("document.querySelector('h2')?.textContent.includes('onerror')");
+    browser.painted();
+    assert_eq!(browser.value("document.images.length"), json!(0));
+    let asked = browser.value("performance.getEntriesByType('resource').every(({ name }) => name.startsWith(location.origin) || name.startsWith('data:'))");
+    assert_eq!(asked, json!(true));
+    let refused = "fetch('https://example.com/').then(() => 'sent', () => 'refused')";
+    assert_eq!(browser.value(refused), json!("refused"));
+    assert!(browser.errors.iter().all(|error| error.contains("example.com")), "{:?}", browser.errors);
+}
+
+/// A daemon that has no GPU says so on its page, and one that goes away is noticed.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_daemon_without_gpus_says_why_and_one_that_is_gone_is_noticed() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["serve", "--source", "nvml", "--nvml-library", "/nonexistent/libnvidia-ml.so.1"]);
+    browser.appear(1200, 900, Theme::Light);
+    visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
+    browser.wait("document.querySelector('header').innerText.includes('/nonexistent/libnvidia-ml.so.1')");
+    browser.painted();
+    browser.keep("live-without-gpus");
+    daemon.kill();
+    browser.wait("document.querySelector('header').innerText.includes('disconnected')");
+}
