@@ -1,15 +1,33 @@
-//! A histogram of durations with fixed bounds that one thread fills and any other reads, without locks.
+//! Histograms of durations, each with fixed bounds and in exponential buckets: one that threads fill and read without
+//! locks, and one for state that has a lock of its own.
 
+mod atomic;
 mod exponential;
 
 pub use exponential::{Exponential, MOST_BUCKETS, MOST_SCALE};
 
+use atomic::Atomic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of durations by upper bound.
+/// Every fourth upper bound of step, phase and call durations is a coarse one, beginning with the first: the coarse ones
+/// alone are the buckets of a node with many series.
+pub const BOUNDS_TO_A_COARSE_ONE: usize = 4;
+
+/// How often a histogram that is being written is read again, so that all its counts are of the same observations. A
+/// read takes a microsecond, and a writer comes every 100.
+const TRIES: usize = 4;
+
+/// Counts of durations by upper bound and in exponential buckets.
 #[derive(Debug)]
 pub struct Histogram {
+    explicit: Explicit,
+    exponential: Atomic,
+}
+
+/// Counts of durations by upper bound.
+#[derive(Debug)]
+struct Explicit {
     bounds_s: &'static [f64],
     counts: Box<[AtomicU64]>,
     sum_ns: AtomicU64,
@@ -24,14 +42,14 @@ pub struct Counts {
     pub cumulative: Vec<u64>,
     /// Sum of all observations, seconds.
     pub sum_s: f64,
-    /// The same observations in exponential buckets, seconds, where they were kept so too.
+    /// The same observations in exponential buckets, seconds; `None` if an exporter does not need them.
     pub exponential: Option<Arc<Exponential>>,
 }
 
 /// Durations with fixed bounds and in exponential buckets at once, for exporters that know the one or the other.
 #[derive(Debug)]
 pub struct Durations {
-    explicit: Histogram,
+    explicit: Explicit,
     /// Shared with those who have read it, until the next one comes.
     exponential: Arc<Exponential>,
 }
@@ -40,20 +58,20 @@ impl Durations {
     /// None yet, with these upper bounds, seconds, in rising order.
     #[must_use]
     pub fn new(bounds_s: &'static [f64]) -> Self {
-        Self { explicit: Histogram::new(bounds_s), exponential: Arc::default() }
+        Self { explicit: Explicit::new(bounds_s), exponential: Arc::default() }
     }
 
     /// Counts one duration; a negative one counts as 0.
-    #[allow(clippy::cast_precision_loss, reason = "buckets are wider than the error")]
     pub fn observe_ns(&mut self, duration_ns: i64) {
         self.explicit.observe_ns(duration_ns);
-        Arc::make_mut(&mut self.exponential).record(duration_ns.max(0) as f64 * 1e-9, 1);
+        Arc::make_mut(&mut self.exponential).record(seconds(duration_ns), 1);
     }
 
     /// What they hold now.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        Counts { exponential: Some(Arc::clone(&self.exponential)), ..self.explicit.counts() }
+        let (cumulative, sum_s) = (self.explicit.cumulative(), self.explicit.sum_s());
+        Counts { bounds_s: self.explicit.bounds_s, cumulative, sum_s, exponential: Some(Arc::clone(&self.exponential)) }
     }
 
     /// The exponential buckets.
@@ -67,41 +85,74 @@ impl Histogram {
     /// An empty histogram with these upper bounds, seconds, in rising order.
     #[must_use]
     pub fn new(bounds_s: &'static [f64]) -> Self {
-        Self { bounds_s, counts: (0..=bounds_s.len()).map(|_| AtomicU64::new(0)).collect(), sum_ns: AtomicU64::new(0) }
+        Self { explicit: Explicit::new(bounds_s), exponential: Atomic::default() }
     }
 
     /// Counts one duration; a negative one counts as 0.
     pub fn observe_ns(&self, duration_ns: i64) {
-        let duration_ns = u64::try_from(duration_ns).unwrap_or(0);
-        #[allow(clippy::cast_precision_loss, reason = "bounds have two digits")]
-        let seconds = duration_ns as f64 * 1e-9;
-        let slot = self.bounds_s.partition_point(|bound| *bound < seconds);
-        self.counts[slot].fetch_add(1, Ordering::Relaxed);
-        self.sum_ns.fetch_add(duration_ns, Ordering::Relaxed);
+        self.exponential.record(seconds(duration_ns));
+        self.explicit.observe_ns(duration_ns);
     }
 
     /// Sum of all durations, nanoseconds.
     #[must_use]
     pub fn sum_ns(&self) -> u64 {
-        self.sum_ns.load(Ordering::Relaxed)
+        self.explicit.sum_ns.load(Ordering::Relaxed)
     }
 
-    /// What it holds now.
+    /// What it holds now. Its counts with fixed bounds and in exponential buckets are of the same observations, except
+    /// that one that is being counted at every try may be missing from the buckets up to the last bound.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let mut total = 0;
-        let cumulative = self
-            .counts
-            .iter()
-            .map(|count| {
-                total += count.load(Ordering::Relaxed);
-                total
-            })
-            .collect();
-        #[allow(clippy::cast_precision_loss, reason = "a sum of durations")]
-        let sum_s = self.sum_ns() as f64 * 1e-9;
-        Counts { bounds_s: self.bounds_s, cumulative, sum_s, exponential: None }
+        let sum_s = self.explicit.sum_s();
+        let read = || (self.explicit.cumulative(), self.exponential.read(sum_s));
+        let (mut cumulative, mut exponential) = read();
+        for _ in 0..TRIES {
+            if cumulative.last() == Some(&exponential.count()) {
+                break;
+            }
+            (cumulative, exponential) = read();
+        }
+        // The exponential buckets are counted first and read last, so they have every observation.
+        if let Some(all) = cumulative.last_mut() {
+            *all = exponential.count();
+        }
+        Counts { bounds_s: self.explicit.bounds_s, cumulative, sum_s, exponential: Some(Arc::new(exponential)) }
     }
+}
+
+impl Explicit {
+    fn new(bounds_s: &'static [f64]) -> Self {
+        Self { bounds_s, counts: (0..=bounds_s.len()).map(|_| AtomicU64::new(0)).collect(), sum_ns: AtomicU64::new(0) }
+    }
+
+    fn observe_ns(&self, duration_ns: i64) {
+        let slot = self.bounds_s.partition_point(|bound| *bound < seconds(duration_ns));
+        // Whoever sees this count sees what the same thread counted before it.
+        self.counts[slot].fetch_add(1, Ordering::Release);
+        self.sum_ns.fetch_add(u64::try_from(duration_ns).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a sum of durations")]
+    fn sum_s(&self) -> f64 {
+        self.sum_ns.load(Ordering::Relaxed) as f64 * 1e-9
+    }
+
+    /// Counts at or below each bound, and of all.
+    fn cumulative(&self) -> Vec<u64> {
+        let mut total = 0;
+        let counts = self.counts.iter().map(|count| {
+            total += count.load(Ordering::Acquire);
+            total
+        });
+        counts.collect()
+    }
+}
+
+/// A duration in seconds; a negative one counts as 0.
+#[allow(clippy::cast_precision_loss, reason = "buckets are wider than the error")]
+fn seconds(duration_ns: i64) -> f64 {
+    duration_ns.max(0) as f64 * 1e-9
 }
 
 #[cfg(test)]
@@ -133,6 +184,35 @@ mod tests {
         let histogram = Histogram::new(&[1.0]);
         [3, 4, i64::MIN].iter().for_each(|ns| histogram.observe_ns(*ns));
         assert_eq!((histogram.sum_ns(), histogram.counts().cumulative), (7, vec![3, 3]));
-        assert!(histogram.counts().exponential.is_none());
+    }
+
+    #[test]
+    fn what_is_read_while_others_write_adds_up() {
+        let histogram = Histogram::new(&[1e-6, 1e-3]);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for start in 0..2_i64 {
+                let (histogram, is_over) = (&histogram, &is_over);
+                scope.spawn(move || {
+                    let mut ns = start;
+                    while !is_over.load(Ordering::Relaxed) {
+                        ns = (ns * 31 + 7) % 10_000_000;
+                        histogram.observe_ns(ns);
+                    }
+                });
+            }
+            let mut before = Counts::default();
+            for _ in 0..2_000 {
+                let now = histogram.counts();
+                let exponential = now.exponential.clone().expect("kept so too");
+                assert_eq!(now.cumulative.last(), Some(&exponential.count()));
+                assert!(now.cumulative.is_sorted(), "{:?}", now.cumulative);
+                assert!(before.cumulative.iter().zip(&now.cumulative).all(|(before, now)| before <= now));
+                before = now;
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let rest = histogram.counts();
+        assert_eq!(rest.cumulative.last(), Some(&histogram.explicit.cumulative()[2]));
     }
 }

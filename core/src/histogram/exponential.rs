@@ -67,6 +67,7 @@ impl Exponential {
             self.coarsen(1);
             index >>= 1;
         }
+        self.make_room(index);
         while index < self.offset {
             self.buckets.push_front(0);
             self.offset -= 1;
@@ -78,6 +79,30 @@ impl Exponential {
         self.buckets[position] += times;
     }
 
+    /// Makes room for the bucket of this index. Growing on its own, the queue would take room for 256.
+    fn make_room(&mut self, index: i32) {
+        let (low, high) = (self.offset.min(index), self.last_index().max(index));
+        let needed = usize::try_from(high - low).unwrap_or(0) + 1;
+        if needed > self.buckets.capacity() {
+            let room = needed.next_power_of_two().min(MOST_BUCKETS);
+            self.buckets.reserve_exact(room.saturating_sub(self.buckets.len()));
+        }
+    }
+
+    /// One with these counts: `buckets` from index `first` on at this scale. Its extremes are not known.
+    pub(super) fn of_counts(scale: i32, first: i32, buckets: impl Iterator<Item = u64>, zeros: u64, sum: f64) -> Self {
+        let mut counts = (first..).zip(buckets).skip_while(|(_, count)| *count == 0).peekable();
+        let offset = counts.peek().map_or(0, |(index, _)| *index);
+        let mut buckets: VecDeque<u64> = counts.map(|(_, count)| count).collect();
+        buckets.truncate(buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+        let count = zeros + buckets.iter().sum::<u64>();
+        let mut made = Self { scale, offset, buckets, zeros, count, sum, min: None, max: None };
+        while made.buckets.len() > MOST_BUCKETS {
+            made.coarsen(1);
+        }
+        made
+    }
+
     fn last_index(&self) -> i32 {
         self.offset.saturating_add(i32::try_from(self.buckets.len()).unwrap_or(0)).saturating_sub(1).max(self.offset)
     }
@@ -85,7 +110,7 @@ impl Exponential {
     /// Lowers the scale: 2^`by` buckets become one.
     fn coarsen(&mut self, by: i32) {
         let offset = self.offset >> by;
-        let mut merged = VecDeque::new();
+        let mut merged = VecDeque::with_capacity((self.buckets.len() >> by.min(31)) + 2);
         for (position, count) in self.buckets.iter().enumerate() {
             let index = (self.offset + i32::try_from(position).unwrap_or(0)) >> by;
             let position = usize::try_from(index - offset).unwrap_or(0);
@@ -167,6 +192,22 @@ impl Exponential {
         self.buckets.iter().copied()
     }
 
+    /// The scale, lowered to `most` if it is finer, and at that scale the index and the count of each bucket that is not
+    /// empty, in rising order.
+    pub fn at_most(&self, most: i32) -> (i32, impl Iterator<Item = (i32, u64)>) {
+        let by = self.scale.saturating_sub(most).clamp(0, 31);
+        let indexed = (self.offset..).zip(&self.buckets).filter(|(_, count)| **count > 0);
+        let mut fine = indexed.map(move |(index, count)| (index >> by, *count)).peekable();
+        let merged = std::iter::from_fn(move || {
+            let (index, mut count) = fine.next()?;
+            while let Some((_, more)) = fine.next_if(|(next, _)| *next == index) {
+                count += more;
+            }
+            Some((index, count))
+        });
+        (self.scale - by, merged)
+    }
+
     /// How many values were 0.
     #[must_use]
     pub fn zeros(&self) -> u64 {
@@ -193,7 +234,7 @@ impl Exponential {
 }
 
 /// The bucket of a value above 0.
-fn index(value: f64, scale: i32) -> i32 {
+pub(super) fn index(value: f64, scale: i32) -> i32 {
     let (mantissa, exponent) = split(value);
     if scale <= 0 {
         // A power of two is the upper bound of the bucket below it.
@@ -278,6 +319,18 @@ mod tests {
             prop_assert_eq!(added.buckets().collect::<Vec<u64>>(), expected);
         }
 
+        /// Lowering the scale for a reader is what recording at that scale would have been.
+        #[test]
+        fn a_lower_scale_has_the_same_values(values in prop::collection::vec(1e-9..1e3_f64, 1..200), most in -4..12) {
+            let mut histogram = Exponential::default();
+            values.iter().for_each(|value| histogram.record(*value, 1));
+            let (scale, buckets) = histogram.at_most(most);
+            prop_assert_eq!(scale, most.min(histogram.scale()));
+            let mut expected = std::collections::BTreeMap::<i32, u64>::new();
+            values.iter().for_each(|value| *expected.entry(index(*value, scale)).or_default() += 1);
+            prop_assert_eq!(buckets.collect::<Vec<_>>(), expected.into_iter().collect::<Vec<_>>());
+        }
+
         /// A quantile is the exact one's bucket.
         #[test]
         fn quantiles_are_right_to_a_bucket(mut values in prop::collection::vec(1e-3..1e3_f64, 1..200), share in 0.01..1.0_f64) {
@@ -290,6 +343,16 @@ mod tests {
             let width = (-f64::from(histogram.scale())).exp2().exp2();
             prop_assert!(returned >= exact * (1.0 - 1e-9) && returned <= exact * width * (1.0 + 1e-9), "{} for {}", returned, exact);
         }
+    }
+
+    #[test]
+    fn it_takes_room_for_no_more_buckets_than_it_may_have() {
+        let mut histogram = Exponential::default();
+        for n in 0..2_000 {
+            histogram.record(1.5_f64.powi(n * 37 % 41 - 20) * (1.0 + f64::from(n) * 1e-5), 1);
+            assert!(histogram.buckets.capacity() <= MOST_BUCKETS, "{}", histogram.buckets.capacity());
+        }
+        assert!(histogram.buckets.len() > MOST_BUCKETS / 2);
     }
 
     #[test]
