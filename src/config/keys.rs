@@ -89,7 +89,7 @@ keys! {
         |s, v| { s.limits.ranks = count(v, 1, 100_000)?; Ok(()) };
     "annotations.max_phase_names" = "32", "Different phase names of one job; each is a label value.",
         |s, v| { s.limits.phase_names = count(v, 1, 1_000)?; Ok(()) };
-    "annotations.max_phase_series" = "2048", "The most phases of ranks with series, over all jobs; each has some 30 series.",
+    "annotations.max_phase_series" = "2048", "The most phases of ranks with series, over all jobs; each has some 75 series, or 30 if there are more than 256.",
         |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
     "annotations.max_bytes" = "12MiB", "Memory limit for what jobs make the daemon keep, without ended steps and phases.",
         |s, v| { s.limits.bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };

@@ -5,8 +5,12 @@
 //!
 //! The `prometheus` crate writes the text. Its encoder takes a microsecond a line, because it writes the labels of each
 //! line and the bound of each bucket anew. That is fast enough for the samples of GPUs and of the daemon, but takes 75
-//! ms if 2,048 phases have series. So `long` writes every family with more than `MOST_BY_CRATE` samples, byte for byte
-//! as the crate would.
+//! ms if 2,048 phases have series. So `long` writes every family with more than `MOST_BY_CRATE` lines, byte for byte as
+//! the crate would.
+//!
+//! A histogram has some 60 buckets, so that a quantile of them is right to a quarter. A family with more than
+//! `MOST_FINE` histograms has every fourth bucket instead: otherwise 2,048 phases would have 131,000 series, and their
+//! text would take 13 MB.
 
 mod long;
 #[cfg(test)]
@@ -14,15 +18,17 @@ mod tests;
 
 use crate::metrics::catalogue::Kind;
 use crate::metrics::{Families, Family, Sample, Value};
-use highwater_core::histogram::Counts;
+use highwater_core::histogram::{BOUNDS_TO_A_COARSE_ONE, Counts};
 use prometheus::proto::{self, MetricType};
 use prometheus::{Encoder, TextEncoder};
 
 /// The content type of the exposition.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// The most samples of a family that the crate writes: two windows of each of 16 GPUs.
+/// The most lines of a family that the crate writes: two windows of each of 16 GPUs.
 const MOST_BY_CRATE: usize = 32;
+/// The most histograms of a family with all buckets: 32 phases of each of 8 ranks.
+const MOST_FINE: usize = 256;
 
 /// Encodes these families as the exposition.
 ///
@@ -32,7 +38,7 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     let families = families.into_ordered();
     let mut text = Vec::with_capacity(families.iter().map(bytes).sum());
     for family in families {
-        if family.samples.len() > MOST_BY_CRATE {
+        if lines(&family) > MOST_BY_CRATE {
             long::write(&family, &mut text);
         } else {
             by_crate(&family, &mut text)?;
@@ -41,13 +47,23 @@ pub fn encode(families: Families) -> Result<Vec<u8>, prometheus::Error> {
     Ok(text)
 }
 
-/// The approximate size of a family's text: 90 bytes for the line of each value, and its two comment lines.
-fn bytes(family: &Family) -> usize {
-    let lines = match family.samples.first().map(|sample| &sample.value) {
-        Some(Value::Histogram(counts)) => counts.cumulative.len() + 2,
+/// The number of a family's lines beside its two comments.
+fn lines(family: &Family) -> usize {
+    let of_sample = match family.samples.first().map(|sample| &sample.value) {
+        Some(Value::Histogram(counts)) => counts.bounds_s.len() / bucket_step(family) + 4,
         _ => 1,
     };
-    256 + 90 * lines * family.samples.len()
+    of_sample * family.samples.len()
+}
+
+/// The approximate size of a family's text: 90 bytes for the line of each value, and its two comment lines.
+fn bytes(family: &Family) -> usize {
+    256 + 90 * lines(family)
+}
+
+/// Which buckets of a family are exported: 1 for all, 4 for every fourth.
+fn bucket_step(family: &Family) -> usize {
+    if family.samples.len() > MOST_FINE { BOUNDS_TO_A_COARSE_ONE } else { 1 }
 }
 
 fn by_crate(family: &Family, text: &mut Vec<u8>) -> Result<(), prometheus::Error> {
@@ -64,12 +80,12 @@ fn message(family: &Family) -> proto::MetricFamily {
     encoded.set_name(family.metric.name.to_owned());
     encoded.set_help(family.metric.help.to_owned());
     encoded.set_field_type(kind);
-    encoded.set_metric(family.samples.iter().map(|sample| metric(family.metric.labels, kind, sample)).collect());
+    encoded.set_metric(family.samples.iter().map(|sample| metric(family, kind, sample)).collect());
     encoded
 }
 
-fn metric(names: &[&str], kind: MetricType, sample: &Sample) -> proto::Metric {
-    let labels = names.iter().zip(&*sample.labels).map(|(name, value)| {
+fn metric(family: &Family, kind: MetricType, sample: &Sample) -> proto::Metric {
+    let labels = family.metric.labels.iter().zip(&*sample.labels).map(|(name, value)| {
         let mut pair = proto::LabelPair::default();
         pair.set_name((*name).to_owned());
         pair.set_value(value.to_string());
@@ -77,7 +93,7 @@ fn metric(names: &[&str], kind: MetricType, sample: &Sample) -> proto::Metric {
     });
     let mut metric = proto::Metric::from_label(labels.collect());
     match (&sample.value, kind) {
-        (Value::Histogram(counts), _) => metric.set_histogram(histogram(counts)),
+        (Value::Histogram(counts), _) => metric.set_histogram(histogram(counts, bucket_step(family))),
         (Value::Number(value), MetricType::COUNTER) => {
             let mut counter = proto::Counter::default();
             counter.set_value(*value);
@@ -92,8 +108,8 @@ fn metric(names: &[&str], kind: MetricType, sample: &Sample) -> proto::Metric {
     metric
 }
 
-fn histogram(counts: &Counts) -> proto::Histogram {
-    let buckets = counts.bounds_s.iter().zip(&counts.cumulative).map(|(bound, count)| {
+fn histogram(counts: &Counts, step: usize) -> proto::Histogram {
+    let buckets = counts.bounds_s.iter().zip(&counts.cumulative).step_by(step).map(|(bound, count)| {
         let mut bucket = proto::Bucket::default();
         bucket.set_upper_bound(*bound);
         bucket.set_cumulative_count(*count);

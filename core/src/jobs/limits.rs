@@ -12,7 +12,8 @@ pub struct Limits {
     pub ranks: usize,
     /// Different phase names of one job: each is a label value.
     pub phase_names: usize,
-    /// Phases of ranks that have series of their own, over all jobs: a rank's phase has some thirty.
+    /// Phases of ranks that have series of their own, over all jobs: a rank's phase has some 75,
+    /// or 30 if there are more than 256.
     pub phase_series: usize,
     /// Different layer names of one job.
     pub layer_names: usize,

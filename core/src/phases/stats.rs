@@ -8,9 +8,27 @@ use crate::wire::{Kind, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint.
-pub const DURATION_BOUNDS_S: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+/// Upper bounds of step and phase durations, seconds: from a kernel to a checkpoint. Each line has a coarse bound and the
+/// three that divide the bucket above it.
+#[rustfmt::skip]
+pub const DURATION_BOUNDS_S: &[f64] = &[
+    0.001, 0.00125, 0.0016, 0.002,
+    0.0025, 0.003, 0.0035, 0.0042,
+    0.005, 0.006, 0.007, 0.0085,
+    0.01, 0.0125, 0.016, 0.02,
+    0.025, 0.03, 0.035, 0.042,
+    0.05, 0.06, 0.07, 0.085,
+    0.1, 0.125, 0.16, 0.2,
+    0.25, 0.3, 0.35, 0.42,
+    0.5, 0.6, 0.7, 0.85,
+    1.0, 1.25, 1.6, 2.0,
+    2.5, 3.0, 3.5, 4.2,
+    5.0, 6.0, 7.0, 8.5,
+    10.0, 13.0, 17.0, 23.0,
+    30.0, 36.0, 42.0, 50.0,
+    60.0, 90.0, 130.0, 200.0,
+    300.0,
+];
 
 /// The sliding windows of every `{window}` metric: label value and length, nanoseconds.
 pub const WINDOWS: [(&str, i64); 2] = [("15s", 15 * SECOND_NS), ("60s", 60 * SECOND_NS)];
@@ -263,9 +281,29 @@ impl RecentMax {
 mod tests {
     use super::*;
     use crate::gpu::Usage;
+    use crate::histogram::BOUNDS_TO_A_COARSE_ONE;
     use crate::jobs::{Account, Ended};
     use crate::phases::hand;
     use proptest::prelude::*;
+
+    /// Queries and alert rules name the coarse ones.
+    #[test]
+    fn bounds_divide_the_coarse_ones_evenly() {
+        let coarse: Vec<f64> = DURATION_BOUNDS_S.iter().copied().step_by(BOUNDS_TO_A_COARSE_ONE).collect();
+        let known = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+        assert_eq!(coarse, known);
+        let ratios = DURATION_BOUNDS_S.windows(2).map(|pair| pair[1] / pair[0]);
+        for (position, ratio) in ratios.enumerate() {
+            let even = known[position / 4 + 1] / known[position / 4];
+            assert!(
+                (ratio.powi(4) / even).ln().abs() < 0.15 * even.ln().max(1.0),
+                "after {}",
+                DURATION_BOUNDS_S[position]
+            );
+            // What a quantile can be wrong by, for all but checkpoints.
+            assert!(ratio < 1.29 || DURATION_BOUNDS_S[position] >= 10.0, "after {}", DURATION_BOUNDS_S[position]);
+        }
+    }
 
     #[test]
     fn of_several_gpus_energy_adds_up_and_idle_time_is_their_mean() {

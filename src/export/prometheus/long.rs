@@ -1,6 +1,7 @@
 //! Writes families with many series. The text that all lines of a series share is built once, and so are a family's
 //! bounds.
 
+use super::bucket_step;
 use crate::metrics::catalogue::Kind;
 use crate::metrics::{Family, Sample, Value};
 use highwater_core::histogram::Counts;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 /// Appends the family's lines.
 pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
     let name = family.metric.name.as_bytes();
+    let step = bucket_step(family);
     head(family, text);
     let (mut labels, mut line, mut bounds) = (Vec::new(), Vec::new(), Bounds::default());
     for Sample { labels: values, value } in &family.samples {
@@ -24,14 +26,19 @@ pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
                 let comma: &[u8] = if labels.is_empty() { b"" } else { b"," };
                 line.clear();
                 put(&mut line, &[name, b"_bucket{", &labels, comma, b"le=\""]);
-                for (bound, count) in bounds.of(counts).iter().zip(&counts.cumulative) {
+                let mut put_bucket = |bound: &str, count: u64| {
                     put(text, &[&line, bound.as_bytes()]);
-                    put_count(*count, text);
+                    put_count(count, text);
+                };
+                let (all, bounds) = (counts.cumulative.last().copied().unwrap_or(0), bounds.of(counts));
+                for (bound, count) in bounds.iter().zip(&counts.cumulative).step_by(step) {
+                    put_bucket(bound, *count);
                 }
+                put_bucket(INFINITY, all);
                 put_series(&[name, b"_sum"], &labels, text);
                 put_value(counts.sum_s, text);
                 put_series(&[name, b"_count"], &labels, text);
-                put_count(counts.cumulative.last().copied().unwrap_or(0), text);
+                put_count(all, text);
             }
         }
     }
@@ -58,6 +65,9 @@ fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
     }
 }
 
+/// The text after `le="` of the bucket of all observations.
+const INFINITY: &str = "+Inf\"} ";
+
 /// The text of each bucket bound, from the value of `le` to the space before the count. It is kept from one histogram
 /// to the next, because all histograms of a family have the same bounds.
 #[derive(Default)]
@@ -67,12 +77,11 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// One text for each count; the last is `+Inf`.
+    /// One text for each bound.
     fn of(&mut self, counts: &Counts) -> &[String] {
         if self.texts.is_empty() || !std::ptr::eq(self.bounds_s, counts.bounds_s) {
             self.bounds_s = counts.bounds_s;
-            let bounds = counts.bounds_s.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-            self.texts = bounds.map(|bound| format!("{bound}\"}} ")).collect();
+            self.texts = counts.bounds_s.iter().map(|bound| format!("{bound}\"}} ")).collect();
         }
         &self.texts
     }

@@ -59,6 +59,26 @@ proptest! {
 }
 
 #[test]
+fn a_family_of_many_histograms_has_every_fourth_bucket() {
+    for (samples, buckets) in [(MOST_FINE, 62), (MOST_FINE + 1, 17)] {
+        let mut families = Families::default();
+        for rank in 0..samples {
+            let mut durations = Durations::new(highwater_core::phases::DURATION_BOUNDS_S);
+            [90_000_000, 99_000_000, 400_000_000_000].iter().for_each(|ns| durations.observe_ns(*ns));
+            let labels = ["j", &rank.to_string()];
+            families.histogram(&crate::metrics::catalogue::JOB_STEP_DURATION, &labels, durations.counts());
+        }
+        let text = String::from_utf8(encode(families).expect("well formed")).expect("text");
+        let (name, labels) = ("highwater_job_step_duration_seconds", "job=\"j\",rank=\"255\"");
+        let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        assert_eq!(of(&format!("{name}_bucket{{{labels}")), buckets);
+        for line in ["_bucket{L,le=\"0.1\"} 2", "_bucket{L,le=\"300\"} 2", "_bucket{L,le=\"+Inf\"} 3", "_count{L} 3"] {
+            assert_eq!(of(&format!("{name}{}", line.replace('L', labels))), 1, "{line}");
+        }
+    }
+}
+
+#[test]
 fn families_of_every_length_are_in_the_exposition() {
     for samples in [1, MOST_BY_CRATE, MOST_BY_CRATE + 1, 3 * MOST_BY_CRATE] {
         let mut families = Families::default();
