@@ -102,7 +102,7 @@ metrics! {
     JOB_STEPS = Counter "highwater_job_steps_total" ["job", "rank"]
         "Steps that ended. From annotations.";
     JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["job", "rank"]
-        "Durations of steps, by the job's own times.";
+        "Durations of steps, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
     JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["job", "rank"]
         "Unix time of the rank's newest annotation.";
     JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["job", "rank"]
@@ -118,7 +118,7 @@ metrics! {
     PHASE_ACTIVE = Gauge "highwater_phase_active" ["job", "rank", "phase"]
         "Whether the rank is inside this phase.";
     PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["job", "rank", "phase"]
-        "Durations of phases, by the job's own times.";
+        "Durations of phases, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
     PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["job", "rank", "phase"]
         "Highest memory in use on the rank's GPUs inside the last phase of this name that ended, of all samples.";
     PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["job", "rank", "phase", "window"]

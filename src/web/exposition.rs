@@ -1,17 +1,47 @@
-//! `/metrics`: one text for all scrapers that ask at the same time.
+//! `/metrics`: one text for all scrapers that ask for the same format at the same time.
 //!
 //! The scrapers of a fleet ask in step, and get the same text at the same moment. A scraper always gets a text that was
-//! begun after its request, never an older one.
+//! begun after its request, never an older one. Only one is made at a time, whatever its format: making one takes more
+//! memory than it has bytes.
 
 use super::answers::{Answer, Answers};
+use crate::export::prometheus::Format;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tokio::sync::Mutex;
 
+/// An exposition for each format.
+#[derive(Debug, Default)]
+pub(super) struct Expositions {
+    text: Exposition,
+    protobuf: Exposition,
+    making: Mutex<()>,
+}
+
+impl Expositions {
+    /// Returns an exposition in this format that another request began to make after this call, or else the result of
+    /// `make`.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(super) async fn answer<E>(
+        &self,
+        format: Format,
+        answers: &Answers,
+        make: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Arc<Answer>, E> {
+        let exposition = match format {
+            Format::Text => &self.text,
+            Format::Protobuf => &self.protobuf,
+        };
+        exposition.text(&self.making, answers, make).await
+    }
+}
+
 /// The text being made, for the requests that wait for it.
 #[derive(Debug, Default)]
-pub(super) struct Exposition {
+struct Exposition {
     last: Mutex<Option<Text>>,
     /// The number of requests without a text yet.
     waiting: AtomicUsize,
@@ -28,8 +58,9 @@ impl Exposition {
     ///
     /// # Errors
     /// Those of `make`.
-    pub(super) async fn text<E>(
+    async fn text<E>(
         &self,
+        making: &Mutex<()>,
         answers: &Answers,
         make: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<Arc<Answer>, E> {
@@ -38,7 +69,10 @@ impl Exposition {
         let mut last = self.last.lock().await;
         let text = match last.take().filter(|made| made.begun >= asked) {
             Some(made) => made,
-            None => Text { begun: Instant::now(), text: answers.keep(make()?) },
+            None => {
+                let _alone = making.lock().await;
+                Text { begun: Instant::now(), text: answers.keep(make()?) }
+            }
         };
         let answer = Arc::clone(&text.text);
         // If all the others go away, it stays until the next request, which does not get it.
@@ -78,7 +112,7 @@ mod tests {
     /// Asks for the text, which is the number of texts made before it.
     async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> String {
         let make = || Ok::<_, Infallible>(made.fetch_add(1, Ordering::Relaxed).to_string().into());
-        read(exposition.text(&Answers::default(), make).await.expect("it cannot fail")).await
+        read(exposition.text(&Mutex::default(), &Answers::default(), make).await.expect("it cannot fail")).await
     }
 
     async fn read(answer: Arc<Answer>) -> String {
@@ -116,9 +150,33 @@ mod tests {
     #[tokio::test]
     async fn a_failure_is_reported_to_its_own_asker_alone() {
         let exposition = Exposition::default();
-        let answers = Answers::default();
-        assert_eq!(exposition.text(&answers, || Err("broken")).await.err(), Some("broken"));
-        let whole = exposition.text(&answers, || Ok::<_, Infallible>("whole".into())).await.expect("it cannot fail");
+        let (making, answers) = (Mutex::default(), Answers::default());
+        assert_eq!(exposition.text(&making, &answers, || Err("broken")).await.err(), Some("broken"));
+        let whole =
+            exposition.text(&making, &answers, || Ok::<_, Infallible>("whole".into())).await.expect("it cannot fail");
         assert_eq!(read(whole).await, "whole");
+    }
+
+    #[tokio::test]
+    async fn formats_share_nothing_but_their_turn() {
+        let (expositions, answers) = (Arc::new(Expositions::default()), Answers::default());
+        let one = expositions.answer(Format::Text, &answers, || Ok::<_, Infallible>("text".into())).await;
+        let other = expositions.answer(Format::Protobuf, &answers, || Ok::<_, Infallible>("protobuf".into())).await;
+        assert_eq!(read(one.expect("it cannot fail")).await, "text");
+        assert_eq!(read(other.expect("it cannot fail")).await, "protobuf");
+        // While one is made, the other waits.
+        let being_made = expositions.making.lock().await;
+        let waiting = Arc::clone(&expositions);
+        let asked = tokio::spawn(async move {
+            let answers = Answers::default();
+            let made = waiting.answer(Format::Protobuf, &answers, || Ok::<_, Infallible>("later".into()));
+            read(made.await.expect("it cannot fail")).await
+        });
+        while expositions.protobuf.waiting.load(Ordering::Relaxed) < 1 && !asked.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!asked.is_finished());
+        drop(being_made);
+        assert_eq!(asked.await.expect("it is served"), "later");
     }
 }

@@ -3,6 +3,7 @@
 //! Enters: requests. Leaves: answers from the node's state; every error is an RFC 9457 problem. Absent on purpose:
 //! anything that waits for a lane or the driver.
 
+mod accept;
 pub mod annotations;
 pub(crate) mod answers;
 mod api;
@@ -39,10 +40,10 @@ use crate::metrics::Snapshots;
 use annotations::Door;
 use answers::Answers;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing;
-use exposition::Exposition;
+use exposition::Expositions;
 use gate::Gate;
 use live::Live;
 use problem::Problem;
@@ -109,10 +110,10 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .merge(captures)
         .split_for_parts();
     described.merge(sent_described);
-    let exposition = Arc::<Exposition>::default();
+    let expositions = Arc::<Expositions>::default();
     axum::Router::new()
         .route("/", routing::get(page::page))
-        .route("/metrics", routing::get(move |site| metrics(site, exposition)))
+        .route("/metrics", routing::get(move |site, headers| metrics(site, headers, expositions)))
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .with_state(site)
@@ -158,10 +159,15 @@ pub fn probes(site: Site) -> axum::Router {
         .method_not_allowed_fallback(wrong_method)
 }
 
-async fn metrics(State(site): State<Site>, exposition: Arc<Exposition>) -> Response {
-    let text = exposition.text(&site.answers.0, || crate::export::prometheus::encode(site.snapshots.collect()));
-    match text.await {
-        Ok(text) => text.response(crate::export::prometheus::CONTENT_TYPE),
+async fn metrics(State(site): State<Site>, headers: HeaderMap, expositions: Arc<Expositions>) -> Response {
+    let format = accept::format(&headers);
+    let made = expositions.answer(format, &site.answers.0, || format.encode(site.snapshots.collect()));
+    match made.await {
+        Ok(made) => {
+            let mut response = made.response(format.content_type());
+            response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+            response
+        }
         Err(error) => {
             tracing::error!(%error, "exposition failed");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the exposition failed; see the log").into_response()

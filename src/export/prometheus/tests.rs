@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn a_family_of_many_histograms_has_every_fourth_bucket() {
+fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
     for (samples, buckets) in [(MOST_FINE, 62), (MOST_FINE + 1, 17)] {
         let mut families = Families::default();
         for rank in 0..samples {
@@ -68,13 +68,14 @@ fn a_family_of_many_histograms_has_every_fourth_bucket() {
             let labels = ["j", &rank.to_string()];
             families.histogram(&crate::metrics::catalogue::JOB_STEP_DURATION, &labels, durations.counts());
         }
-        let text = String::from_utf8(encode(families).expect("well formed")).expect("text");
+        let text = String::from_utf8(encode(families.clone()).expect("well formed")).expect("text");
         let (name, labels) = ("highwater_job_step_duration_seconds", "job=\"j\",rank=\"255\"");
         let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
         assert_eq!(of(&format!("{name}_bucket{{{labels}")), buckets);
         for line in ["_bucket{L,le=\"0.1\"} 2", "_bucket{L,le=\"300\"} 2", "_bucket{L,le=\"+Inf\"} 3", "_count{L} 3"] {
             assert_eq!(of(&format!("{name}{}", line.replace('L', labels))), 1, "{line}");
         }
+        assert_eq!(formats::samples_of(families), formats::lines(&text));
     }
 }
 
@@ -93,3 +94,5 @@ fn families_of_every_length_are_in_the_exposition() {
         assert_eq!((of("# HELP"), of("# TYPE"), of("process_cpu_seconds_total 0.25")), (2, 2, 1), "{samples}");
     }
 }
+
+mod formats;
