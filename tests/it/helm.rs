@@ -25,7 +25,7 @@ extraVolumes: [{name: authority, configMap: {name: authority}}]
 extraVolumeMounts: [{name: authority, mountPath: /etc/highwater/otlp, readOnly: true}]
 podAnnotations: {example.com/team: gpu}
 commonLabels: {team: gpu}
-serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s, scheme: https, tlsConfig: {insecureSkipVerify: true}}
+serviceMonitor: {enabled: true, namespace: monitoring, labels: {release: kps}, interval: 5s, scrapeTimeout: 4s, scrapeNativeHistograms: true, scrapeClassicHistograms: true, scheme: https, tlsConfig: {insecureSkipVerify: true}}
 prometheusRule: {enabled: true, namespace: monitoring, labels: {release: kps}}
 dashboards: {enabled: true, annotations: {grafana_folder: GPUs}}
 networkPolicy: {from: [{namespaceSelector: {matchLabels: {name: monitoring}}}], annotationsFrom: [{podSelector: {}}]}
@@ -118,7 +118,10 @@ fn everything_can_be_switched_on() {
     for mount in mounts {
         assert!(volume(mount["name"].as_str().unwrap_or_default()).is_some(), "{mount} has a volume");
     }
-    let endpoint = &one(&objects, "ServiceMonitor")["spec"]["endpoints"][0];
+    let monitor = &one(&objects, "ServiceMonitor")["spec"];
+    let histograms = [&monitor["scrapeNativeHistograms"], &monitor["scrapeClassicHistograms"]];
+    assert_eq!(histograms, [&json!(true), &json!(true)]);
+    let endpoint = &monitor["endpoints"][0];
     assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
     assert_eq!((&endpoint["scheme"], &endpoint["tlsConfig"]["insecureSkipVerify"]), (&json!("https"), &json!(true)));
     assert_eq!(volume("web").expect("web")["secret"]["secretName"], "hw-web");

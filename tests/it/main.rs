@@ -43,6 +43,7 @@ mod openapi;
 mod otlp;
 mod otlp_peers;
 mod prometheus;
+mod quantiles;
 mod recording;
 mod recordings;
 mod replay;

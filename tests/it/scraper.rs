@@ -42,6 +42,11 @@ impl Scraper {
         Self::start(program, &format!("{}{lines}", scraping(&[daemon.address()])), &[])
     }
 
+    /// Starts the Prometheus at `program`, which scrapes one daemon, with one of its feature flags.
+    pub fn with_feature(program: &Path, daemon: &Daemon, feature: &str) -> Self {
+        Self::start(program, &scraping(&[daemon.address()]), &[&format!("--enable-feature={feature}")])
+    }
+
     /// Starts the Prometheus at `program`, which scrapes `address`, evaluates the rules in the folder `rules` every
     /// second, and sends alerts to the Alertmanager at `alertmanager`.
     pub fn alerting(program: &Path, address: &str, rules: &Path, alertmanager: &str) -> Self {
