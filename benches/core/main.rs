@@ -138,6 +138,9 @@ fn scrape(c: &mut Criterion) {
     println!("scrape: {series} series, {} bytes, 8 GPUs and 8 ranks", text.len());
     c.bench_function("scrape, 8 GPUs, full catalogue (figure: p99 2 ms)", |b| b.iter(|| black_box(exposition())));
     tail("scrape, 8 GPUs, full catalogue", 2000.0, |_| !exposition().is_empty());
+    let protobuf = || export::prometheus::protobuf::encode(node.snapshots.collect());
+    println!("scrape: {} bytes as protobuf", protobuf().len());
+    tail("scrape as protobuf, 8 GPUs, full catalogue", 2000.0, |_| !protobuf().is_empty());
 }
 
 /// Runs scrapes and annotations concurrently while every slot for phase series is in use.
@@ -159,6 +162,19 @@ fn scrape_beside_annotations(_: &mut Criterion) {
         (begun.elapsed(), export::prometheus::encode(families).expect("encoded").len())
     };
     print_tail("of a scrape, collecting, 2,048 phases", 10_000.0, (0..100).map(|_| collected().0).collect());
+    let protobuf = || {
+        let begun = Instant::now();
+        let bytes = black_box(export::prometheus::protobuf::encode(node.snapshots.collect())).len();
+        (begun.elapsed(), bytes)
+    };
+    println!("{} bytes an exposition as protobuf", protobuf().1);
+    print_tail("scrape as protobuf, 2,048 phases", 10_000.0, (0..500).map(|_| protobuf().0).collect());
+    let text = || {
+        let begun = Instant::now();
+        black_box(exposition());
+        begun.elapsed()
+    };
+    print_tail("scrape, 2,048 phases", 10_000.0, (0..500).map(|_| text()).collect());
     let (mut scrapes, is_over) = (Vec::with_capacity(SCRAPES), AtomicBool::new(false));
     let mut annotations = Vec::new();
     std::thread::scope(|scope| {
