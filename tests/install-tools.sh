@@ -8,6 +8,7 @@
 #   helm, cargo-deny, cargo-fuzz, cargo-mutants   from the Go and Rust registries, pinned in tests/tools.env, under
 #                          target/tools
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that accept OTLP, built from Go's module proxy
+#   dashboard-linter       the linter of Grafana's dashboards, likewise, where the proxy offers it
 #   axe-core               the accessibility checker, from the npm registry, likewise
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
@@ -136,6 +137,26 @@ kubelet_from_go() {
         { note "target/tools/kubelet.log says why"; return 1; }
 }
 
+# Built in a copy of the module, like Prometheus 3, and for the same reason. Some proxies do not offer this module; the
+# story that needs it is then skipped.
+linter_from_go() {
+    local bin=$tools/dashboard-linter-$DASHBOARD_LINTER_VERSION work source
+    if [ -x "$bin/dashboard-linter" ]; then return; fi
+    have go || { note "the dashboards' linter is built by go, which is not here"; return 1; }
+    work=$(mktemp -d -p "$tools")
+    source=$(cd "$work" && go mod download -json "github.com/grafana/dashboard-linter@$DASHBOARD_LINTER_VERSION" 2>/dev/null |
+        sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p') || true
+    if [ -z "$source" ]; then
+        rm -rf "$work"
+        note "the Go module proxy does not offer the dashboards' linter"
+        return 1
+    fi
+    note "building the dashboards' linter $DASHBOARD_LINTER_VERSION (five minutes, once)"
+    cp -r "$source/." "$work" && chmod -R u+w "$work" &&
+        (cd "$work" && GOWORK=off go build -buildvcs=false -ldflags='-s -w' -o "$bin/dashboard-linter" .) &&
+        rm -rf "$work"
+}
+
 # The accessibility checker: one script, which the browser's test runs in the page.
 axe_from_npm() {
     local folder=$tools/axe-core-$AXE_CORE_VERSION work
@@ -196,6 +217,7 @@ peers)
     want prometheus-3 prometheus_3_from_go
     want kubelet-podresources kubelet_from_go
     want axe-core axe_from_npm
+    linter_from_go || note "the story with the dashboards' linter is skipped"
     want "the base image" base_image
     ;;
 lint)

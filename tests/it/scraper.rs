@@ -37,6 +37,18 @@ impl Scraper {
         Self::start(program, &scraping(&addresses), &[])
     }
 
+    /// The same, with the rules in the folder `rules`, which it evaluates every second.
+    pub fn judging(program: &Path, daemons: &[&Daemon], rules: &Path) -> Self {
+        let addresses: Vec<&str> = daemons.iter().map(|daemon| daemon.address()).collect();
+        let configuration = format!("{}rule_files: [{:?}]\n", scraping(&addresses), rules.join("*.yaml"));
+        Self::start(program, &configuration, &[])
+    }
+
+    /// Starts the Prometheus at `program` with the text of a configuration.
+    pub fn configured(program: &Path, configuration: &str) -> Self {
+        Self::start(program, configuration, &[])
+    }
+
     /// Starts the Prometheus at `program`, which scrapes one daemon, with more lines in its scrape configuration.
     pub fn with(program: &Path, daemon: &Daemon, lines: &str) -> Self {
         Self::start(program, &format!("{}{lines}", scraping(&[daemon.address()])), &[])

@@ -26,13 +26,26 @@ pub fn find(tool: &str) -> Option<PathBuf> {
     found
 }
 
+/// Like `find`, for a tool that not every Go module proxy offers: the test is skipped loudly, also if `CI` is set.
+pub fn find_if_offered(tool: &str) -> Option<PathBuf> {
+    let found = search(tool);
+    if found.is_none() {
+        skip(&format!("{tool} is not installed"));
+    }
+    found
+}
+
 /// Panics if `CI` is set, and otherwise reports on stderr, past the harness's capture, that a test is skipped and why.
 pub fn missing(reason: &str) {
-    let story = std::thread::current().name().unwrap_or("a test").to_owned();
     assert!(
         env::var_os("CI").is_none(),
         "{reason}: `make test-peers` installs the peers of tests, and curl must be installed"
     );
+    skip(reason);
+}
+
+fn skip(reason: &str) {
+    let story = std::thread::current().name().unwrap_or("a test").to_owned();
     // The harness captures `eprintln!` of a test that passes; a skip must be seen.
     let notice = format!(
         "\n*** SKIPPED {story}: {reason}: `make test-peers` installs the peers of tests, and curl must be installed\n"
@@ -49,6 +62,7 @@ fn search(tool: &str) -> Option<PathBuf> {
         built("prometheus", "PROMETHEUS_3_VERSION"),
         built("kubelet", "KUBELET_VERSION"),
         built("axe-core", "AXE_CORE_VERSION"),
+        built("dashboard-linter", "DASHBOARD_LINTER_VERSION"),
         tools.join("prometheus/usr/bin"),
         tools.join("alertmanager/usr/bin"),
     ];

@@ -1,0 +1,144 @@
+"""Findings on dashboards: their texts, their table, their annotations, and the table of firing alerts.
+
+Prometheus has a finding's kind and subject as labels, but not its texts, which contain numbers. The table shows what
+each kind means instead, and links to the live page of the daemon, which has the finding with its numbers.
+"""
+
+from generator import queries
+from generator.panels import ORANGE, RED, BLUE, GREEN, GREY, column, rows, table, words
+
+# For each kind: what is the matter, why it is believed, what to try first, and its page in docs/runbooks.
+KINDS = {
+    "low_headroom": (
+        "A GPU is almost out of memory",
+        "Less memory than detect.headroom was free within the last second. NCCL allocates outside the framework's pool "
+        "and fails without it",
+        "Use a smaller batch or sequence, recompute activations, or leave part of the memory outside the framework's pool",
+        "near-oom"),
+    "allocator_thrash": (
+        "A rank's allocator flushes its cache and takes the memory again",
+        "The job's retry counter rose, or memory fell and came back within a step",
+        "Free memory on that rank: a smaller batch, or expandable segments against fragmentation",
+        "allocator-thrash"),
+    "comm_starvation": (
+        "Communication is slow while a rank of the job is short of memory",
+        "The comm phases took a multiple of their healthy time, while a rank had low headroom or thrashed",
+        "Mend the memory shortage of the rank that the finding names; the network is not the cause",
+        "comm-starvation"),
+    "input_stall": (
+        "A rank waits for its data",
+        "A large share of the last steps was spent in phase data with the GPU idle",
+        "More data loader workers and prefetching; look at the storage's throughput",
+        "input-stall"),
+    "straggler": (
+        "A rank computes longer than its peers, which wait for it",
+        "Its time outside comm and data is above the other ranks' median, step after step",
+        "Compare the rank's input, clocks, throttle reasons and host with those of its peers",
+        "straggler"),
+    "memory_growth": (
+        "The peak of a rank's memory rises from step to step",
+        "The median peak rose in each of five successive stretches of steps",
+        "Look for tensors that outlive their step: summed losses, growing lists, caches keyed by shape",
+        "memory-growth"),
+    "idle_gpu": (
+        "A GPU holds memory and runs nothing",
+        "The driver reported 0 % utilization for detect.idle_after",
+        "Look at what the process waits for, or end it to free the GPU",
+        "idle-gpu"),
+    "gpu_lost": (
+        "A GPU does not answer",
+        "The driver calls it lost, or a call on it hangs",
+        "Look in the kernel log for XID errors, drain the node, reset the GPU or reboot",
+        "gpu-lost"),
+    "xid": (
+        "The driver reported an XID error",
+        "It came from the driver's events",
+        "The live page has the number's meaning; the runbook lists which ones need a reset",
+        "xid"),
+}
+NOTHING = "none"
+SEVERITIES = {"critical": RED, "warning": ORANGE, "info": BLUE}
+SHOWN_SEVERITIES = words({severity: (severity, color) for severity, color in SEVERITIES.items()})
+WORDS = {"instance": "node", "gpu": "GPU", "exported_job": "job", "rank": "rank"}
+RUNBOOK = "${runbooks}docs/runbooks/${__value.raw}.md"
+
+
+def _with_texts(vector):
+    """Adds the labels `what` (with why) and `advice`. They are labels, not mappings of values, because Grafana makes a row
+    as high as the value needs before it is mapped."""
+    for kind, (what, why, advice, _) in KINDS.items():
+        for label, text in [("what", f"{what}. {why}."), ("advice", f"{advice}.")]:
+            vector = f'label_replace({vector}, "{label}", "{text}", "finding", "{kind}")'
+    return vector
+
+
+def _with_runbook(vector):
+    """Adds the label `runbook`. A page is named like its kind, with few exceptions."""
+    vector = f'label_replace({vector}, "runbook", "$1", "finding", "([a-z]+)")'
+    vector = f'label_replace({vector}, "runbook", "$1-$2", "finding", "([a-z]+)_([a-z]+)")'
+    for kind, (*_, page) in KINDS.items():
+        if page != kind.replace("_", "-"):
+            vector = f'label_replace({vector}, "runbook", "{page}", "finding", "{kind}")'
+    return vector
+
+
+def _live(path=""):
+    return f"http://${{__data.fields.Node}}/#{path}"
+
+
+def findings_table(title, active, seen, *, of=""):
+    """The findings that go on now. If there is none, it has a row that says so, as long as `seen` returns anything."""
+    what = _with_runbook(_with_texts(active))
+    kinds = words({NOTHING: (NOTHING, GREEN)})
+    return table(
+        title,
+        f"Problems{of} that go on now: what each kind means, why it is reported and what to try. The node links to the "
+        "daemon's live page, which has the numbers. The row “none” means that the daemons answer and report nothing.",
+        [rows(queries.first_of(what, queries.a_row("finding", NOTHING, seen)))],
+        [
+            column("Finding", source="finding", mappings=[kinds], cell="text", width=130,
+                   link=("What the live page shows", _live("/findings"))),
+            column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
+            column("Node", source="instance", width=125, missing="", link=("Live page of the node", _live("/findings"))),
+            column("GPU", source="gpu", width=50, missing="", link=("Live page of the GPU", _live("/gpu/${__value.raw}"))),
+            column("Job", source="exported_job", width=90, missing="",
+                   link=("Training job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}"
+                                         "&var-job=${__value.raw}")),
+            column("Rank", source="rank", width=50, missing=""),
+            column("What and why", source="what", cell="wrap", missing=""),
+            column("Advice", source="advice", cell="wrap", missing=""),
+            column("Runbook", source="runbook", width=120, missing="", link=("Runbook", RUNBOOK)),
+        ],
+        hidden=["uuid", "pod", "Value"], sort=("Severity", False))
+
+
+def alerts_table(title, alerts, seen):
+    """The alerts that fire; a row says so if none does, or if the rules are not loaded."""
+    unevaluated = "unknown: rules not loaded"
+    states = words({NOTHING: (NOTHING, GREEN), unevaluated: (unevaluated, GREY)})
+    none = queries.a_row("alertname", NOTHING, f"{queries.RULES} and on (instance) {seen}")
+    expr = queries.first_of(alerts, none, queries.a_row("alertname", unevaluated, seen))
+    return table(
+        title,
+        "Alerts of dashboards/alerts that fire in this Prometheus. The row “none” means that the rules are evaluated and "
+        "nothing fires; “unknown” means that Prometheus has not loaded them.",
+        [rows(expr)],
+        [
+            column("Alert", source="alertname", mappings=[states], cell="text", link=("All alerts", "${runbooks}docs/alerts.md")),
+            column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
+            column("Node", source="instance", missing=""),
+            column("GPU", source="gpu", width=60, missing=""),
+            column("Job", source="exported_job", missing=""),
+            column("Rank", source="rank", width=60, missing=""),
+        ],
+        hidden=["alertstate", "uuid", "pod", "xid", "finding", "cause", "reason", "Value"])
+
+
+def annotate(board, matchers, on, by="instance, gpu, exported_job, rank", shown=("critical", "warning")):
+    """Marks findings on the panels `on`, each severity in its colour, a mark for each kind and each value of the labels `by`.
+    Marks of many GPUs lie on each other until they hide the data, so pages of many GPUs leave them switched off (`shown`)."""
+    subject = " ".join(f"{WORDS[label]} {{{{{label}}}}}" for label in by.split(", "))
+    for severity, color in SEVERITIES.items():
+        active = f'max by (finding, {by}) (highwater_finding_active{{{matchers},severity="{severity}"}})'
+        board.annotate(severity.capitalize(), _with_texts(active), color, f"{{{{finding}}}} ({severity}): {{{{what}}}}",
+                       subject + ". {{advice}}", on=on, enabled=severity in shown)

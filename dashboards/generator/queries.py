@@ -1,0 +1,97 @@
+"""PromQL that several dashboards share.
+
+A duration is a native histogram where Prometheus scrapes those, and a classic one elsewhere. A native histogram is one
+series without `_bucket`, `_sum` and `_count`, so every expression on durations has both forms, joined by `or`. Only one
+of them selects series, unless some nodes are scraped this way and some that way. Prometheus 2.40 and newer parse both.
+"""
+
+NODE = 'instance=~"$instance"'
+GPU = 'instance=~"$instance",gpu=~"$gpu"'
+JOB = 'exported_job=~"$job"'
+RANK = 'exported_job=~"$job",rank=~"$rank"'
+PHASE = RANK + ',phase=~"$phase"'
+STEP = "highwater_job_step_duration_seconds"
+PHASES = "highwater_phase_duration_seconds"
+RECENT, WHOLE = "$__rate_interval", "$__range"
+
+
+def _sum(by, vector):
+    return f"sum by ({', '.join(by)}) ({vector})" if by else f"sum({vector})"
+
+
+def quantile(q, metric, matchers, by=(), window=RECENT):
+    native = _sum(by, f"rate({metric}{{{matchers}}}[{window}])")
+    classic = _sum((*by, "le"), f"rate({metric}_bucket{{{matchers}}}[{window}])")
+    return f"histogram_quantile({q}, {native}) or histogram_quantile({q}, {classic})"
+
+
+def seconds(metric, matchers, by=(), window=RECENT):
+    """Seconds that passed in what `metric` measures, per second."""
+    native = f"histogram_sum({_sum(by, f'rate({metric}{{{matchers}}}[{window}])')})"
+    return f"({native} or {_sum(by, f'rate({metric}_sum{{{matchers}}}[{window}])')})"
+
+
+def count(metric, matchers, by=(), window=RECENT):
+    """How often it happened, per second."""
+    native = f"histogram_count({_sum(by, f'rate({metric}{{{matchers}}}[{window}])')})"
+    return f"({native} or {_sum(by, f'rate({metric}_count{{{matchers}}}[{window}])')})"
+
+
+def mean(metric, matchers, by=(), window=RECENT):
+    """The exact mean; nothing where nothing happened."""
+    return f"{seconds(metric, matchers, by, window)} / ({count(metric, matchers, by, window)} > 0)"
+
+
+def distribution(metric, matchers, window=RECENT):
+    """Buckets for a heat map."""
+    increase = f"increase({metric}{{{matchers}}}[{window}])"
+    classic = f"increase({metric}_bucket{{{matchers}}}[{window}])"
+    return f"sum({increase}) or sum by (le) ({classic})"
+
+
+def usable(matchers):
+    """Bytes that jobs can have: without the driver's reserve."""
+    return f"(highwater_gpu_memory_used_bytes{{{matchers}}} + highwater_gpu_memory_free_bytes{{{matchers}}})"
+
+
+def peak(matchers):
+    return f'highwater_gpu_memory_used_max_bytes{{{matchers},window="$window"}}'
+
+
+def fullness(matchers):
+    """The highest use within the window, as a share of what jobs can have."""
+    return f"{peak(matchers)} / ignoring (window) {usable(matchers)}"
+
+
+def or_zero(expr, if_there_is):
+    """`expr`, or 0 as long as `if_there_is` returns anything. Without it, what was not seen stays unknown."""
+    return f"{expr} or 0 * count({if_there_is})"
+
+
+def in_order(vector, label="rank"):
+    """Pads numbers of up to three digits with zeros, because Prometheus and Grafana sort labels as text."""
+    padded = f'label_replace({vector}, "{label}", "0$1", "{label}", "([0-9]{{2}})")'
+    return f'label_replace({padded}, "{label}", "00$1", "{label}", "([0-9])")'
+
+
+def firing(matchers):
+    return f'ALERTS{{alertstate="firing",alertname=~"Highwater.*",{matchers}}}'
+
+
+# This recorded series exists while the rules of dashboards/alerts are evaluated and a GPU is read.
+RULES = "highwater:gpu_memory_headroom_bytes"
+
+
+def count_firing(alerts, among):
+    """How many alerts fire; nothing if Prometheus has not loaded the rules or no GPU of `among` is read."""
+    return or_zero(f"count({alerts})", f"{RULES}{{{among}}}")
+
+
+def a_row(label, text, if_there_is):
+    """One row that has only `text` in `label`, as long as `if_there_is` returns anything."""
+    return f'label_replace(0 * count({if_there_is}), "{label}", "{text}", "", "")'
+
+
+def first_of(*vectors):
+    """The first of these vectors that returns anything."""
+    return " or on () ".join(f"({vector})" for vector in vectors)
