@@ -27,7 +27,7 @@ def dashboard():
                   ], ["gpu"])
     board.row("Is anything wrong?")
     board.tiles(*_tiles())
-    board.line(9, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{NODE}}} == 1", DAEMON)))
+    board.line(10, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{NODE}}} == 1", DAEMON)))
     board.line(7, (24, findings.alerts_table("Alerts that fire", ALERTS, DAEMON)))
     board.row("GPUs")
     board.line(14, (24, _gpus()))
@@ -92,7 +92,7 @@ def _gpus():
         rows(f"topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) (highwater_job_info{{{NODE}}}))"),
     ]
     columns = [
-        column("Node", source="instance", link=TO_NODE, filtered=True, width=130),
+        column("Node", source="instance", link=TO_NODE, filtered=True, width=170),
         column("GPU", source="gpu", width=45, link=TO_GPU),
         column("State", source="B", mappings=[ANSWERS], missing="gone", cell="text", width=75),
         column("Peak", source="D", unit="percentunit", decimals=1, minimum=0, maximum=1, steps=FULL, cell="gauge",

@@ -2,7 +2,8 @@
 
 A duration is a native histogram where Prometheus scrapes those, and a classic one elsewhere. A native histogram is one
 series without `_bucket`, `_sum` and `_count`, so every expression on durations has both forms, joined by `or`. Only one
-of them selects series, unless some nodes are scraped this way and some that way. Prometheus 2.40 and newer parse both.
+of them selects series. Where some nodes are scraped this way and some that way, a sum over all of them has only the native
+ones. Prometheus 2.40 and newer parse both.
 """
 
 NODE = 'instance=~"$instance"'

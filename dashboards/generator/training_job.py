@@ -34,9 +34,9 @@ def dashboard():
     board.row("Is anything wrong?")
     board.tiles(*_tiles())
     board.row("Why is it slow")
-    board.line(9, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{RANK}}} == 1", INFO,
+    board.line(10, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{RANK}}} == 1", INFO,
                                                of=" of the job")))
-    board.line(12, (8, _lag()), (8, _stall()), (8, _slowdown()))
+    board.line(11, (8, _lag()), (8, _stall()), (8, _slowdown()))
     board.line(7, (24, findings.alerts_table("Alerts that fire", ALERTS, f"highwater_job_info{{{queries.JOB}}}")))
     board.line(9, (24, _where()))
     board.row("Steps")
@@ -65,7 +65,7 @@ def _tiles():
              "which it stopped.", f"time() - min({LAST})", "s", [(-86400, GREEN), (30, YELLOW), (120, RED)], missing="gone",
              decimals=0),
         tile("Step time, mean", "The exact mean duration of a step over the last few scrapes, all selected ranks.",
-             mean(STEP, RANK), "s", [(0, BLUE)], decimals=3),
+             mean(STEP, RANK), "s", [(0, BLUE)], decimals=2),
         tile("Against this range", "The current mean step time as a share of the mean over the dashboard's time range: 200 % means "
              "that steps take twice as long as usual. Choose a range that includes a healthy period.",
              f"({mean(STEP, RANK)}) / ({mean(STEP, RANK, window=WHOLE)})", "percentunit",
