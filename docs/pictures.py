@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Takes pictures of what highwater shows: its dashboards in a real Grafana, the daemon's page and a report.
+
+    python3 docs/pictures.py --out target/pictures --grafana DIR
+
+It starts the demo, a Prometheus with the alert rules that scrapes it, and the Grafana whose home is DIR (with a program
+`grafana` in it or in its bin/), waits until there are some minutes of data, and drives Chromium over a pipe. Each
+dashboard becomes four pictures: 1600 and 1280 pixels wide, dark and light. It prints what it wrote and fails if a panel
+reports an error. Without --grafana it takes no pictures of dashboards. The pictures whose names begin with readme- are of one row of a
+dashboard, of the daemon's page and of a report that compares two recordings, for README.md: with 1280 x 800 pixels they
+stay below 250 KB.
+
+--prometheus URL uses a running Prometheus in place of the demo's, to look at other states: a node that is gone, many
+nodes, many ranks. --set job=NAME sets a variable of the dashboards.
+
+It needs only Python, and Debian's chromium and prometheus; it is no test, because no Grafana comes with either of the
+package registries that the tests use.
+"""
+
+import argparse
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WIDTHS, THEMES = (1600, 1280), ("dark", "light")
+# The window of the pictures for README.md.
+SCREEN = (1280, 800)
+# Pixels of a row of Grafana's grid with its gap, and of everything above the panels.
+GRID_ROW, HEAD = 38, 270
+OPEN_ROWS = """document.querySelectorAll('[aria-label="Expand row"]').forEach(row => row.click())"""
+CAUGHT = """
+(() => {
+  const loading = document.querySelectorAll('[aria-label="Panel loading bar"]').length;
+  const errors = [...document.querySelectorAll('[data-testid="data-testid Panel status error"]')]
+    .map(e => (e.closest('section') || e).getAttribute('data-testid') || 'a panel');
+  const panels = document.querySelectorAll('section[data-testid^="data-testid Panel header"]').length;
+  return JSON.stringify({loading, errors, panels});
+})()
+"""
+
+
+class Browser:
+    """Chromium over --remote-debugging-pipe: messages of JSON that end in a zero byte, on descriptors 3 and 4."""
+
+    def __init__(self, folder):
+        to_child, self._out = os.pipe()
+        self._in, from_child = os.pipe()
+        # The descriptors are moved out of the way first, so that dup2 cannot overwrite one that it still needs.
+        high_in, high_out = (os.dup(fd) for fd in (to_child, from_child))
+        arguments = ["chromium", "--headless=new", "--no-first-run", "--hide-scrollbars", "--disable-gpu",
+                     "--disable-dev-shm-usage", f"--user-data-dir={folder}", "--remote-debugging-pipe"]
+        if os.geteuid() == 0:
+            arguments.append("--no-sandbox")
+
+        def descriptors():
+            os.dup2(high_in, 3)
+            os.dup2(high_out, 4)
+
+        self._process = subprocess.Popen(arguments, preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.DEVNULL)
+        for fd in (to_child, from_child, high_in, high_out):
+            os.close(fd)
+        self._rest, self._number = b"", 0
+        target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
+        self._session = None
+        self._session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        self.call("Page.enable")
+
+    _session = None
+
+    def call(self, method, parameters=None):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters or {}}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def _receive(self):
+        while b"\0" not in self._rest:
+            read = os.read(self._in, 1 << 20)
+            if not read:
+                raise RuntimeError("Chromium has ended")
+            self._rest += read
+        message, self._rest = self._rest.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, url, width, height):
+        self.call("Emulation.setDeviceMetricsOverride",
+                  {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+        self.call("Page.navigate", {"url": url})
+
+    def evaluate(self, script):
+        return self.call("Runtime.evaluate", {"expression": script, "returnByValue": True})["result"].get("value")
+
+    def picture(self, path, clip=None):
+        options = {"format": "png", "optimizeForSpeed": False} | ({"clip": clip} if clip else {})
+        data = self.call("Page.captureScreenshot", options)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def close(self):
+        self._session = None
+        self.call("Browser.close")
+        self._process.wait()
+
+
+def eventually(what, condition, seconds=60):
+    """The first true value of `condition`, which is asked five times a second."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.2)
+    raise RuntimeError(f"{what}: not within {seconds} s")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.read() or b"\n"
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def running(arguments, log, **options):
+    with open(log, "wb") as output:
+        process = subprocess.Popen([str(a) for a in arguments], stdout=output, stderr=output, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def demo(program, folder):
+    address = f"127.0.0.1:{free_port()}"
+    with running([program, "demo", "--listen", address], folder / "demo.log"):
+        eventually("the demo", lambda: answers(f"http://{address}/metrics"))
+        yield address
+
+
+@contextlib.contextmanager
+def prometheus(program, folder, address):
+    url = f"http://127.0.0.1:{free_port()}"
+    (folder / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: 5s, evaluation_interval: 15s}}\nrule_files: ['{ROOT}/dashboards/alerts/*.yaml']\n"
+        f"scrape_configs:\n  - {{job_name: highwater, static_configs: [{{targets: ['{address}']}}]}}\n")
+    with running([program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus",
+                  f"--web.listen-address={url.removeprefix('http://')}"], folder / "prometheus.log"):
+        eventually("Prometheus", lambda: answers(f"{url}/-/ready"))
+        yield url
+
+
+@contextlib.contextmanager
+def grafana(home, folder, source):
+    """Grafana as an ordinary user on loopback, which shows the dashboards to anybody and contacts nobody."""
+    program = next((path for path in (home / "grafana", home / "bin" / "grafana") if path.is_file()), None)
+    if not program:
+        sys.exit(f"{home} has no program grafana")
+    port, data = free_port(), folder / "grafana"
+    (data / "provisioning/datasources").mkdir(parents=True)
+    (data / "provisioning/dashboards").mkdir()
+    (data / "provisioning/datasources/prometheus.yaml").write_text(json.dumps({"apiVersion": 1, "datasources": [
+        {"name": "Prometheus", "type": "prometheus", "uid": "prometheus", "access": "proxy", "url": source, "isDefault": True,
+         "jsonData": {"timeInterval": "5s"}}]}))
+    (data / "provisioning/dashboards/highwater.yaml").write_text(json.dumps({"apiVersion": 1, "providers": [
+        {"name": "highwater", "type": "file", "options": {"path": str(data / "dashboards")}}]}))
+    (data / "dashboards").mkdir()
+    for file in (ROOT / "dashboards").glob("*.json"):
+        shutil.copy(file, data / "dashboards")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(data)} | {f"GF_{name}": value for name, value in {
+        "PATHS_DATA": str(data / "data"), "PATHS_LOGS": str(data / "logs"), "PATHS_PLUGINS": str(data / "plugins"),
+        "PATHS_PROVISIONING": str(data / "provisioning"), "SERVER_HTTP_ADDR": "127.0.0.1", "SERVER_HTTP_PORT": str(port),
+        "AUTH_ANONYMOUS_ENABLED": "true", "AUTH_ANONYMOUS_ORG_ROLE": "Admin", "ANALYTICS_REPORTING_ENABLED": "false",
+        "ANALYTICS_CHECK_FOR_UPDATES": "false", "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
+        "PLUGINS_PREINSTALL_DISABLED": "true", "NEWS_NEWS_FEED_ENABLED": "false"}.items()}
+    options = {"env": environment, "cwd": home}
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        for path in (folder, data, *data.rglob("*")):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        options |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    with running([program, "server", f"--homepath={home}"], folder / "grafana.log", **options):
+        url = f"http://127.0.0.1:{port}"
+        eventually("Grafana", lambda: b"ok" in (answers(f"{url}/api/health") or b""), 180)
+        eventually("the dashboards", lambda: len(json.loads(answers(f"{url}/api/search?tag=highwater") or "[]")) >= 5)
+        yield url
+
+
+def dashboards(browser, url, out, names, span, variables, waits):
+    """Pictures of the dashboards `names` in the Grafana at `url`; returns the panels that reported errors."""
+    broken = []
+    for file in sorted((ROOT / "dashboards").glob("*.json")):
+        if names and file.stem not in names:
+            continue
+        panels = json.loads(file.read_text())["panels"]
+        inner = sum(max(panel["gridPos"]["h"] for panel in row["panels"]) for row in panels if row.get("panels"))
+        height = HEAD + GRID_ROW * (inner + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels))
+        for width in WIDTHS:
+            for theme in THEMES:
+                wanted = {"from": f"now-{span}", "to": "now", "theme": theme, "refresh": ""} | variables
+                browser.open(f"{url}/d/highwater-{file.stem}?{urllib.parse.urlencode(wanted)}", width, height)
+                settled(browser, waits)
+                browser.evaluate(OPEN_ROWS)
+                seen = settled(browser, waits)
+                path = out / f"{file.stem}-{width}-{theme}.png"
+                browser.picture(path)
+                broken += [f"{file.stem}: {error}" for error in seen["errors"]]
+                print(f"{path}: {path.stat().st_size // 1024} KiB, {seen['panels']} panels, errors: {seen['errors'] or 'none'}")
+    return broken
+
+
+def why_slow(browser, url, source, out):
+    """Why the demo's job is slow, while it is: the row of its dashboard with findings and heat maps."""
+    count = urllib.parse.quote('count(highwater_finding_active{exported_job="moe-tight"} == 1) > 1')
+    found = lambda: json.loads(answers(f"{source}/api/v1/query?query={count}") or "{}").get("data", {}).get("result")
+    eventually("findings of moe-tight", found, 90)
+    browser.open(f"{url}/d/highwater-training-job?from=now-5m&to=now&theme=dark&var-job=moe-tight&kiosk", SCREEN[0], 1500)
+    settled(browser, 60)
+    top = browser.evaluate("""[...document.querySelectorAll("button")].find(b => b.textContent.includes("Why is it slow"))"""
+                           ".getBoundingClientRect().top")
+    save(browser, out / "readme-dashboard.png", {"x": 0, "y": top - 8, "width": SCREEN[0], "height": SCREEN[1], "scale": 1})
+
+
+def live_page(browser, address, out):
+    """The page of the daemon at `address`."""
+    browser.open(f"http://{address}/", *SCREEN)
+    loaded(browser)
+    save(browser, out / "readme-live.png")
+
+
+def report(browser, program, folder, out):
+    """A report that compares two recordings of the repository."""
+    page = folder / "report.html"
+    recordings = [ROOT / "tests/data/h200-findings" / name for name in ("healthy", "growth-oom")]
+    subprocess.run([str(program), "report", *map(str, recordings), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
+    browser.open(page.as_uri(), *SCREEN)
+    loaded(browser)
+    save(browser, out / "readme-report.png")
+
+
+def loaded(browser):
+    eventually("the page", lambda: browser.evaluate("document.readyState") == "complete")
+    # Two frames later, scripts that draw once the page is there have drawn.
+    browser.call("Runtime.evaluate", {"awaitPromise": True, "expression":
+                 "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"})
+
+
+def save(browser, path, clip=None):
+    browser.picture(path, clip)
+    print(f"{path}: {path.stat().st_size // 1024} KiB")
+
+
+def settled(browser, waits):
+    """What the page shows, once it has panels and three looks in a row find none of them loading."""
+    quiet, seen, deadline = 0, None, time.monotonic() + waits
+    while quiet < 4 and time.monotonic() < deadline:
+        time.sleep(0.7)
+        now = json.loads(browser.evaluate(CAUGHT) or '{"loading": 1, "errors": [], "panels": 0}')
+        quiet = quiet + 1 if now["panels"] and not now["loading"] and now == seen else 0
+        seen = now
+    return seen
+
+
+def found(name, *others):
+    """The path of a program: one of `others` if it is there, or the machine's own."""
+    for path in others:
+        if pathlib.Path(path).is_file():
+            return path
+    path = shutil.which(name)
+    return path or sys.exit(f"{name} is not installed")
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the pictures")
+    parser.add_argument("--grafana", type=pathlib.Path, help="Grafana's home")
+    parser.add_argument("--highwater", help="the program; by default target/release or target/debug")
+    parser.add_argument("--prometheus", help="URL of a Prometheus that runs already")
+    parser.add_argument("--minutes", type=float, default=3, help="how many minutes of data to wait for")
+    parser.add_argument("--span", default="5m", help="time range of the dashboards")
+    parser.add_argument("--only", nargs="*", default=[], help="names of dashboards")
+    parser.add_argument("--set", nargs="*", default=["job=moe-tight"], help="variables of the dashboards, NAME=VALUE")
+    parser.add_argument("--waits", type=float, default=60, help="seconds that a page may take")
+    return parser.parse_args()
+
+
+def main():
+    chosen = options()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if not re.fullmatch(r"\d+[smhd]", chosen.span):
+        sys.exit("--span is a number and s, m, h or d")
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        source, address = chosen.prometheus, None
+        if not source:
+            program = chosen.highwater or found("highwater", ROOT / "target/release/highwater", ROOT / "target/debug/highwater")
+            address = stack.enter_context(demo(program, folder))
+            scraper = found("prometheus", ROOT / "target/tools/prometheus/usr/bin/prometheus")
+            source = stack.enter_context(prometheus(scraper, folder, address))
+            time.sleep(60 * chosen.minutes)
+        (folder / "chromium").mkdir()
+        browser = Browser(folder / "chromium")
+        stack.callback(browser.close)
+        if address and not chosen.only:
+            live_page(browser, address, chosen.out)
+            report(browser, program, folder, chosen.out)
+        broken = []
+        if chosen.grafana:
+            url = stack.enter_context(grafana(chosen.grafana.resolve(), folder, source))
+            variables = {f"var-{name}": value for name, value in (pair.split("=", 1) for pair in chosen.set)}
+            if address and not chosen.only:
+                why_slow(browser, url, source, chosen.out)
+            broken = dashboards(browser, url, chosen.out, chosen.only, chosen.span, variables, chosen.waits)
+        if broken:
+            sys.exit("\n".join(broken))
+
+
+if __name__ == "__main__":
+    main()
