@@ -371,17 +371,26 @@ impl Nodes {
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn every_query_returns_data_from_the_demo() {
-    let Some(program) = tools::find("prometheus") else { return };
+    let (Some(debians), Some(newest)) = (tools::find("prometheus"), tools::find("prometheus-3")) else { return };
     let nodes = Nodes::start();
-    let scraper = Scraper::judging(&program, &nodes.all(), &tools::root().join("dashboards/alerts"));
-    // Two minutes: each minute of the demo has a shortage of memory.
-    scraper.wait_for_scrapes(nodes.all().len(), 120);
+    let rules = tools::root().join("dashboards/alerts");
+    let native = "    scrape_native_histograms: true\n";
+    let scrapers = [(debians, ""), (newest, native)]
+        .map(|(program, lines)| Scraper::judging(&program, &nodes.all(), lines, &rules));
+    for scraper in scrapers {
+        // Two minutes: each minute of the demo has a shortage of memory.
+        scraper.wait_for_scrapes(nodes.all().len(), 120);
+        every_query_returns_data(&nodes, &scraper);
+    }
+    every_metric_is_exposed(&nodes);
+}
 
+fn every_query_returns_data(nodes: &Nodes, scraper: &Scraper) {
     let mut waiting = Vec::new();
     for Dashboard { file, json } in dashboards() {
         let queries = queries(&file, &json).into_iter().filter(|query| why_empty(query).is_none());
         for query in queries {
-            let expression = substitute(&query.expression, nodes.with_data_for(&query.expression), &scraper);
+            let expression = substitute(&query.expression, nodes.with_data_for(&query.expression), scraper);
             waiting.push(Query { expression, ..query });
         }
     }
@@ -395,7 +404,6 @@ fn every_query_returns_data_from_the_demo() {
         assert!(Instant::now() < deadline, "{} queries return nothing: {waiting:#?}", waiting.len());
         scraper.wait_for_another_scrape();
     }
-    every_metric_is_exposed(&nodes);
 }
 
 /// Why a query need not return data.

@@ -37,10 +37,11 @@ impl Scraper {
         Self::start(program, &scraping(&addresses), &[])
     }
 
-    /// The same, with the rules in the folder `rules`, which it evaluates every second.
-    pub fn judging(program: &Path, daemons: &[&Daemon], rules: &Path) -> Self {
+    /// The same, with more lines in its scrape configuration, and the rules in the folder `rules`, which it evaluates
+    /// every second.
+    pub fn judging(program: &Path, daemons: &[&Daemon], lines: &str, rules: &Path) -> Self {
         let addresses: Vec<&str> = daemons.iter().map(|daemon| daemon.address()).collect();
-        let configuration = format!("{}rule_files: [{:?}]\n", scraping(&addresses), rules.join("*.yaml"));
+        let configuration = format!("{}{lines}rule_files: [{:?}]\n", scraping(&addresses), rules.join("*.yaml"));
         Self::start(program, &configuration, &[])
     }
 
