@@ -18,7 +18,6 @@ package registries that the tests use.
 """
 
 import argparse
-import base64
 import contextlib
 import json
 import os
@@ -35,6 +34,8 @@ import urllib.parse
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from chromium import Browser  # noqa: E402
 WIDTHS, THEMES = (1600, 1280), ("dark", "light")
 # The window of the pictures for README.md.
 SCREEN = (1280, 800)
@@ -50,76 +51,6 @@ CAUGHT = """
   return JSON.stringify({loading, errors, panels});
 })()
 """
-
-
-class Browser:
-    """Chromium over --remote-debugging-pipe: messages of JSON that end in a zero byte, on descriptors 3 and 4."""
-
-    def __init__(self, folder):
-        to_child, self._out = os.pipe()
-        self._in, from_child = os.pipe()
-        # The descriptors are moved out of the way first, so that dup2 cannot overwrite one that it still needs.
-        high_in, high_out = (os.dup(fd) for fd in (to_child, from_child))
-        arguments = ["chromium", "--headless=new", "--no-first-run", "--hide-scrollbars", "--disable-gpu",
-                     "--disable-dev-shm-usage", f"--user-data-dir={folder}", "--remote-debugging-pipe"]
-        if os.geteuid() == 0:
-            arguments.append("--no-sandbox")
-
-        def descriptors():
-            os.dup2(high_in, 3)
-            os.dup2(high_out, 4)
-
-        self._process = subprocess.Popen(arguments, preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL,
-                                         stderr=subprocess.DEVNULL)
-        for fd in (to_child, from_child, high_in, high_out):
-            os.close(fd)
-        self._rest, self._number = b"", 0
-        target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
-        self._session = None
-        self._session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
-        self.call("Page.enable")
-
-    _session = None
-
-    def call(self, method, parameters=None):
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters or {}}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']}")
-                return answer["result"]
-
-    def _receive(self):
-        while b"\0" not in self._rest:
-            read = os.read(self._in, 1 << 20)
-            if not read:
-                raise RuntimeError("Chromium has ended")
-            self._rest += read
-        message, self._rest = self._rest.split(b"\0", 1)
-        return json.loads(message)
-
-    def open(self, url, width, height):
-        self.call("Emulation.setDeviceMetricsOverride",
-                  {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
-        self.call("Page.navigate", {"url": url})
-
-    def evaluate(self, script):
-        return self.call("Runtime.evaluate", {"expression": script, "returnByValue": True})["result"].get("value")
-
-    def picture(self, path, clip=None):
-        options = {"format": "png", "optimizeForSpeed": False} | ({"clip": clip} if clip else {})
-        data = self.call("Page.captureScreenshot", options)["data"]
-        path.write_bytes(base64.b64decode(data))
-
-    def close(self):
-        self._session = None
-        self.call("Browser.close")
-        self._process.wait()
 
 
 def eventually(what, condition, seconds=60):
@@ -250,9 +181,12 @@ def why_slow(browser, url, source, out):
 
 
 def live_page(browser, address, out):
-    """The page of the daemon at `address`."""
+    """The page of the demo at `address`, while it has findings."""
     browser.open(f"http://{address}/", *SCREEN)
-    loaded(browser)
+    shown = "document.querySelectorAll('.found:not(.ended)').length > 1 && highwaterChart.findings.length > 1"
+    eventually("findings on the page", lambda: browser.evaluate(f"globalThis.highwaterChart && {shown}"), 90)
+    # Some seconds of the fault, so that the curve shows it.
+    time.sleep(8)
     save(browser, out / "readme-live.png")
 
 
@@ -269,8 +203,7 @@ def report(browser, program, folder, out):
 def loaded(browser):
     eventually("the page", lambda: browser.evaluate("document.readyState") == "complete")
     # Two frames later, scripts that draw once the page is there have drawn.
-    browser.call("Runtime.evaluate", {"awaitPromise": True, "expression":
-                 "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"})
+    browser.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def save(browser, path, clip=None):
@@ -326,9 +259,9 @@ def main():
             scraper = found("prometheus", ROOT / "target/tools/prometheus/usr/bin/prometheus")
             source = stack.enter_context(prometheus(scraper, folder, address))
             time.sleep(60 * chosen.minutes)
-        (folder / "chromium").mkdir()
-        browser = Browser(folder / "chromium")
-        stack.callback(browser.close)
+        chromium = Browser()
+        stack.callback(chromium.close)
+        browser = chromium.page()
         if address and not chosen.only:
             live_page(browser, address, chosen.out)
             report(browser, program, folder, chosen.out)

@@ -26,6 +26,7 @@ use crate::known::Known;
 use crate::metrics::{Collect, Snapshots};
 use crate::node::{Node, Slot};
 use crate::place::kubelet::Kubelet;
+use crate::report::{self, Report, Room};
 use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
 use crate::web::Site;
@@ -39,6 +40,7 @@ use listeners::{Listeners, Servers};
 use playback::Playback;
 pub use recording::{Format, Recording};
 use sockets::Sockets;
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -101,7 +103,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
-    let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
+    let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone(), page_of_capture);
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
@@ -120,6 +122,12 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 
     let servers = listeners.serve(&site, &mut threads)?;
     Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
+}
+
+/// The page of a capture, within half the room of a report: the daemon makes it beside everything else.
+fn page_of_capture(path: &Path) -> io::Result<String> {
+    let report = Report::open_own(path, Room::of(2)).map_err(io::Error::other)?;
+    Ok(report::page(&[report], None, None))
 }
 
 /// What takes annotations, with the thread that reads senders' processes.

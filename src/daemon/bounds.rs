@@ -33,6 +33,9 @@ const OF_RANK: usize = 4 << 10;
 const CONNECTION: usize = 6 << 10;
 /// One point of power and utilization.
 const POINT: usize = 40;
+/// The points and spans of one report with half the usual room, and its page twice: one is made at a time. A capture of 70
+/// s of 8 GPUs whose memory changes with every reading took 4 MiB.
+const REPORT: usize = 8 * MIB;
 /// A capture's transaction in progress, without SQLite's cache.
 const CAPTURE: usize = 2 * MIB;
 
@@ -66,6 +69,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("long answers being sent", answers::MOST_BYTES),
         ("making an exposition (measured)", EXPOSITION),
         ("a capture being written", sqlite + CAPTURE),
+        ("a capture's page being made", REPORT),
     ]
 }
 

@@ -65,7 +65,7 @@ fn routes() -> Router {
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
     let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
-    let site = Site::new(snapshots, intake, recorder);
+    let site = Site::new(snapshots, intake, recorder, |_| Ok(String::new()));
     web::router(site, Arc::new(gate), true)
 }
 

@@ -6,10 +6,9 @@
 use super::json::Json;
 use super::problem::{self, Problem};
 use super::serve::in_time;
-use super::{LongAnswers, Site, gate::Gate, page};
+use super::{LongAnswers, MakeReport, Site, gate::Gate, page};
 use crate::capture::{Listed, Recorder, Refusal, Request};
 use crate::recording::State as Progress;
-use crate::report::{self, Report, Room};
 use crate::web::annotations::Access;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
@@ -38,12 +37,14 @@ pub(super) struct Desk {
     answers: LongAnswers,
     /// Held while a report is made: one at a time, so that reports take one core and their memory once.
     reporting: Arc<tokio::sync::Mutex<()>>,
+    make_report: MakeReport,
 }
 
 impl Desk {
     pub fn new(site: &Site, gate: &Gate) -> Self {
         let (recorder, answers) = (site.recorder.clone(), site.answers.clone());
-        Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default() }
+        let make_report = site.make_report;
+        Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default(), make_report }
     }
 }
 
@@ -225,9 +226,8 @@ pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> 
     let listed = finished(&desk, &id)?;
     let alone = desk.reporting.lock().await;
     let made = blocking(move || {
-        let path = desk.recorder.path_of(&listed)?;
-        let report = Report::open_own(&path, Room::of(1)).map_err(io::Error::other)?;
-        Ok(desk.answers.0.keep(report::page(&[report], None, None).into_bytes()))
+        let page = (desk.make_report)(&desk.recorder.path_of(&listed)?)?;
+        Ok(desk.answers.0.keep(page.into_bytes()))
     });
     let made = made.await.map_err(|error| {
         tracing::warn!(id, %error, "the report of a capture cannot be made");

@@ -47,6 +47,8 @@ use exposition::Expositions;
 use gate::Gate;
 use live::Live;
 use problem::Problem;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
@@ -65,7 +67,13 @@ pub struct Site {
     pub answers: LongAnswers,
     /// The clients of the live stream.
     pub live: Live,
+    /// Makes the page of a capture.
+    pub make_report: MakeReport,
 }
+
+/// Makes the page of a capture's file. A function of the daemon, because reports need settings, and settings contain this
+/// server's.
+pub type MakeReport = fn(&Path) -> io::Result<String>;
 
 /// Long answers in progress, with their limit. One per server.
 #[derive(Clone, Debug, Default)]
@@ -74,10 +82,10 @@ pub struct LongAnswers(Arc<Answers>);
 impl Site {
     /// The site of a daemon.
     #[must_use]
-    pub fn new(snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder) -> Self {
+    pub fn new(snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder, make_report: MakeReport) -> Self {
         let answers = LongAnswers::default();
         let live = Live::new(snapshots.known.clone(), Arc::clone(&answers.0));
-        Self { snapshots, intake, recorder, answers, live }
+        Self { snapshots, intake, recorder, answers, live, make_report }
     }
 
     /// The current state.
