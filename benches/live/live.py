@@ -3,6 +3,9 @@
 
     cargo build --release
     HIGHWATER=target/release/highwater python3 benches/live/live.py [--chromium chromium]
+    HIGHWATER=… python3 benches/live/live.py --source nvml --no-browser -- python3 benches/gpu/train.py --seconds 200
+
+The second form measures only the clients of the stream, on real GPUs, while a command runs.
 
 Prints three tables. Ten streams: ticks that the sampler missed and the daemon's processor time, without clients, with ten
 clients of the stream, and with one page in a browser on the same machine, in turns. A page: processor time of the whole
@@ -112,17 +115,18 @@ def window(address, pid):
 
 
 def ten_streams(program, chromium, source):
-    """Rounds of windows without clients, with ten, and with a page in a browser."""
-    kinds = {"no client": [], f"{CLIENTS} streams": [], "a page in a browser here": []}
+    """Rounds of windows without clients, with ten, and, if there is a browser, with a page in it."""
+    kinds = {"no client": [], f"{CLIENTS} streams": []} | ({"a page in a browser here": []} if chromium else {})
     with daemon(program, source) as (address, pid):
         time.sleep(3)
         for _ in range(ROUNDS):
             kinds["no client"].append(window(address, pid))
             with clients(address, CLIENTS):
                 kinds[f"{CLIENTS} streams"].append(window(address, pid))
+            if not chromium:
+                continue
             browser = Browser(chromium)
-            page = browser.page()
-            page.open(address, 1400, 1000)
+            browser.page().open(address, 1400, 1000)
             kinds["a page in a browser here"].append(window(address, pid))
             browser.close()
     print(f"{'ticks missed and the daemon with':34} {'missed':>9} {'of a core':>10}")
@@ -181,12 +185,21 @@ def one_page(program, chromium, source):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--chromium", default="chromium")
+    parser.add_argument("--no-browser", action="store_true", help="measure only the clients of the stream")
+    parser.add_argument("--source", help="what the daemon reads; by default a simulation of eight GPUs")
+    parser.add_argument("command", nargs="*", help="runs beside it, such as a training job")
     options = parser.parse_args()
     program = os.environ.get("HIGHWATER", "target/release/highwater")
     root = pathlib.Path(__file__).resolve().parent.parent.parent
-    source = f"sim:{root / 'benches/live/eight.toml'}"
-    ten_streams(program, options.chromium, source)
-    bad = one_page(program, options.chromium, source)
+    source = options.source or f"sim:{root / 'benches/live/eight.toml'}"
+    beside = subprocess.Popen(options.command, stdout=subprocess.DEVNULL) if options.command else None
+    try:
+        ten_streams(program, None if options.no_browser else options.chromium, source)
+    finally:
+        if beside:
+            beside.terminate()
+            beside.wait()
+    bad = [] if options.no_browser else one_page(program, options.chromium, source)
     for what in bad:
         print(f"beyond its bound: {what}", file=sys.stderr)
     sys.exit(bool(bad))

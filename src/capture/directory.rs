@@ -242,13 +242,13 @@ fn is_damage(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Opens the file of a finished capture.
+pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
+    folder.read(&whole(id))
+}
+
 /// The path of a finished file, for SQLite.
 pub(super) fn path_of_whole(folder: &Folder, id: &str) -> io::Result<PathBuf> {
     folder.path_of(&whole(id))
-}
-
-pub(super) fn open_whole(folder: &Folder, id: &str) -> io::Result<File> {
-    folder.read(&whole(id))
 }
 
 fn reason_of(id: &str) -> String {

@@ -1,6 +1,6 @@
 //! `demo`: the daemon on simulated GPUs, with suggestions to try.
 
-use super::serve::{Signals, print_address, runtime, until_ended};
+use super::serve::{Signals, drive, print_address, until_ended};
 use super::{Common, terminal};
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon;
@@ -30,7 +30,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let _own = own_folder(common, &mut settings)?;
     let socket = settings.annotations_socket.clone();
     let takes_posts = settings.listen.ip().is_loopback() && settings.token_file.is_none();
-    runtime()?.block_on(async {
+    drive(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         print_address(&daemon);

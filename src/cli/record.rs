@@ -1,6 +1,6 @@
 //! `record`: records this node's GPUs until a signal, or for a time. `run` shares its flags.
 
-use super::serve::{Signals, runtime, until_ended};
+use super::serve::{Signals, drive, until_ended};
 use super::{Misuse, duration, key_value, layers, settings_of, terminal};
 use crate::capture::Ended;
 use crate::config::{Settings, SourceSpec, default_socket, load};
@@ -117,7 +117,7 @@ impl Record {
         let socket = socket.or_else(|| self.annotations_socket.clone()).unwrap_or_else(default_socket);
         let settings = self.flags.settings(&socket)?;
         note_daemon(&socket);
-        runtime()?.block_on(async {
+        drive(async {
             let signals = Signals::listen()?;
             let recording = Recording::start(settings, self.flags.output(), self.flags.format, "highwater record")?;
             let output = self.flags.output().display();

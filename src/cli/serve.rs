@@ -8,6 +8,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Threads for HTTP. More would only compete with the sampler.
 const HTTP_THREADS: usize = 2;
+/// Threads for reading files and making pages.
+const BLOCKING_THREADS: usize = 8;
 
 pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     let settings = serve.settings()?;
@@ -19,7 +21,7 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
         terminal::print_line("settings are valid")?;
         return Ok(());
     }
-    runtime()?.block_on(async {
+    drive(async {
         let signals = Signals::listen()?;
         let daemon = daemon::start(settings).await?;
         print_address(&daemon);
@@ -29,14 +31,19 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     })
 }
 
-/// The runtime for HTTP.
+/// Runs the daemon on the runtime for HTTP. Work that blocks, such as a capture's page being made, is left behind at the
+/// end.
 ///
 /// # Errors
-/// Its threads cannot be started.
-pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+/// The runtime's threads cannot be started; those of the daemon.
+pub(super) fn drive<T>(daemon: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.on_thread_start(crate::thread::stand_back);
-    builder.worker_threads(HTTP_THREADS).enable_all().build().context("cannot start the HTTP runtime")
+    let runtime = builder.worker_threads(HTTP_THREADS).max_blocking_threads(BLOCKING_THREADS).enable_all().build();
+    let runtime = runtime.context("cannot start the HTTP runtime")?;
+    let ended = runtime.block_on(daemon);
+    runtime.shutdown_background();
+    ended
 }
 
 /// Prints the line that people and tests wait for.

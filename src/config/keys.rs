@@ -93,7 +93,7 @@ keys! {
         |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
     "annotations.max_bytes" = "12MiB", "Memory limit for what jobs make the daemon keep, without ended steps and phases.",
         |s, v| { s.limits.bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };
-    "annotations.max_ended_bytes" = "6MiB", "Memory limit for ended steps and phases, which are kept for the API. A sixth as much is used for the times of steps and phases that the live page draws, a third for layers kept for captures, and a third for statistics of each layer.",
+    "annotations.max_ended_bytes" = "6MiB", "Memory limit for ended steps and phases, which are kept for the API. A sixth as much, at most 16 MiB, is used for the times of steps and phases that the live page draws, a third for layers kept for captures, and a third for statistics of each layer.",
         |s, v| { s.limits.set_ended_bytes(bytes(v, 1 << 20, 1 << 30)?); Ok(()) };
     "annotations.max_rate" = "400000", "Events per second over all senders, which share it evenly.",
         |s, v| { s.limits.events_a_second = count(v, 100, 100_000_000)?; Ok(()) };

@@ -156,7 +156,8 @@ class Painter {
       pen.setLineDash(dash);
       pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + chart.width, y); pen.stroke();
       pen.setLineDash([]);
-      if (one.namesCapacity) this.caption(`${name} ${gib(bytes)}`, AXIS + chart.width - 6, y + (name === "usable" ? -16 : 2), "right", color);
+      // A narrow chart has no room for both.
+      if (one.namesCapacity && (name === "usable" || chart.width > 500)) this.caption(`${name} ${gib(bytes)}`, AXIS + chart.width - 6, y + (name === "usable" ? -16 : 2), "right", color);
     }
     if (!one.peak) return;
     const x = chart.x(one.peak[1] + one.shift), y = chart.y(one.peak[0]);

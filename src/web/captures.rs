@@ -224,8 +224,10 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
         (status = 503, description = "It cannot be read.", body = problem::Body)))]
 pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
     let listed = finished(&desk, &id)?;
-    let alone = desk.reporting.lock().await;
+    // Held by the work itself: a client that goes away does not end it.
+    let alone = Arc::clone(&desk.reporting).lock_owned().await;
     let made = blocking(move || {
+        let _alone = alone;
         let page = (desk.make_report)(&desk.recorder.path_of(&listed)?)?;
         Ok(desk.answers.0.keep(page.into_bytes()))
     });
@@ -233,7 +235,6 @@ pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> 
         tracing::warn!(id, %error, "the report of a capture cannot be made");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the capture cannot be read; see the daemon's log")
     })?;
-    drop(alone);
     // The document names its own policy; only a header can forbid other pages to show it.
     Ok((page::CLOSED, made.response("text/html; charset=utf-8")).into_response())
 }

@@ -1,10 +1,11 @@
 //! `GET /api/v1/jobs/{job}`: one job, with the statistics of its ranks side by side.
 
 use super::Site;
-use super::json::Json;
+use super::json;
 use super::phases::know;
 use super::problem::Problem;
 use axum::extract::{Path, State};
+use axum::response::Response;
 use highwater_core::detect::Ratios;
 use highwater_core::histogram::Durations;
 use highwater_core::jobs::Rank;
@@ -118,7 +119,7 @@ impl PhaseAnswer {
 /// One job, with the statistics of its ranks.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs", params(("job" = String, Path, description = "Its name.")),
     responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body)))]
-pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Json<JobAnswer>, Problem> {
+pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Response, Problem> {
     know(&site, &name)?;
     let mut ranks = open_ranks(&site, &name);
     let board = site.known().findings.board();
@@ -134,7 +135,8 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
         }
     }
     drop(log);
-    Ok(Json(JobAnswer { job: name, ranks }))
+    // Two thousand phases are most of a megabyte.
+    Ok(site.answers.0.keep(json::line(&JobAnswer { job: name, ranks })?).response(json::TYPE))
 }
 
 /// The job's ranks without their statistics, which are under another lock.

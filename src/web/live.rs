@@ -2,9 +2,8 @@
 //! events.
 //!
 //! Enters: clients; and, only by reading, the rings and the ledger. Leaves: a stream per client. Invariants: an event is
-//! built once for all clients, and not at all while there are none; a client that falls behind by [`BEHIND`] events, or
-//! does not read, is disconnected, and gets everything again when it connects again; events in progress count towards
-//! the limit on long answers. Absent on purpose: memory from before the client connected, which it requests from
+//! built once for all clients, except the first of each, and not at all while there are none; a client that falls behind by
+//! [`BEHIND`] events, or does not read, is disconnected; events in progress count towards the limit on long answers. Absent on purpose: memory from before the client connected, which it requests from
 //! `/api/v1/gpus/{gpu}/memory` and `/api/v1/timeline` at the resolution that it needs.
 
 use super::Site;
@@ -26,7 +25,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{OwnedMutexGuard, broadcast, watch};
 use utoipa::ToSchema;
 
 /// The time between two events.
@@ -53,6 +52,7 @@ struct Shared {
     served: Mutex<Served>,
     events: broadcast::Sender<Arc<Answer>>,
     stop: watch::Sender<bool>,
+    alone: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// How far the clients have been served.
@@ -60,6 +60,8 @@ struct Shared {
 struct Served {
     /// Whether events are being built.
     is_running: bool,
+    /// Whether this is the first event of a client, which misses nothing of before.
+    is_first: bool,
     /// The newest reading of each GPU that was sent, by UUID, nanoseconds of the timeline.
     until_ns: BTreeMap<String, i64>,
     /// The number of the next step or phase.
@@ -109,7 +111,12 @@ impl Live {
         let (events, _) = broadcast::channel(BEHIND);
         let started_unix_ns = known.clock.now_ns() + known.clock.unix_shift_ns();
         let (served, stop) = (Mutex::default(), watch::Sender::new(false));
-        Self(Arc::new(Shared { known, answers, started_unix_ns, served, events, stop }))
+        Self(Arc::new(Shared { known, answers, started_unix_ns, served, events, stop, alone: Arc::default() }))
+    }
+
+    /// The right to decode steps and phases of the past, which one request has at a time.
+    pub(super) async fn alone(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.0.alone).lock_owned().await
     }
 
     /// Ends all streams: the daemon stops.
@@ -130,7 +137,8 @@ impl Live {
             tokio::spawn(async move { running.run().await });
         }
         let spans = served.spans.saturating_sub(SPANS / 2);
-        let first = shared.event(&mut Served { spans, until_ns: served.until_ns.clone(), is_running: true });
+        let until_ns = served.until_ns.clone();
+        let first = shared.event(&mut Served { spans, until_ns, is_running: true, is_first: true });
         drop(served);
         let stop = shared.stop.subscribe();
         let following = futures_util::stream::unfold((events, stop), |(mut events, mut stop)| async move {
@@ -220,7 +228,7 @@ impl Shared {
         let mut ended: Vec<Span> = blocks.iter().flat_map(|block| block.spans()).filter(new).collect();
         ended.sort_unstable_by_key(|span| span.number);
         let lost = (until - from).saturating_sub(ended.len() as u64);
-        (ended, lost)
+        (ended, if served.is_first { 0 } else { lost })
     }
 
     /// A number that differs whenever a list of findings would look different.
@@ -230,8 +238,10 @@ impl Shared {
             let severity = finding.sign.severity as u64;
             (finding.id.wrapping_mul(8) + severity * 2 + u64::from(finding.ended_ns.is_some())).wrapping_add(1)
         };
+        let revision =
+            board.all().fold(0, |revision: u64, finding| revision.wrapping_mul(31).wrapping_add(mark(finding)));
         // Below 2^53, so that it is exact in JavaScript.
-        board.all().fold(0, |revision: u64, finding| revision.wrapping_mul(31).wrapping_add(mark(finding))) >> 11
+        revision & ((1 << 53) - 1)
     }
 }
 

@@ -10,6 +10,7 @@ use super::problem::Problem;
 use super::spans::{self, RankSpans};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::phases::Span;
 use serde::{Deserialize, Serialize};
@@ -54,8 +55,16 @@ pub(super) async fn timeline(
     let shift_ns = known.unix_shift_ns();
     let (from_ns, to_ns) = (query.from.saturating_sub(shift_ns), query.to.saturating_sub(shift_ns));
     let blocks = known.ledger.ended().trail.blocks(from_ns, to_ns);
-    let all = blocks.iter().flat_map(|block| block.spans());
-    let (longest, left_out) = longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns));
+    // Decoding everything takes tens of milliseconds, and the threads that serve HTTP have scrapes to answer. One at a time,
+    // also if the client goes away meanwhile.
+    let alone = site.live.alone().await;
+    let decoded = tokio::task::spawn_blocking(move || {
+        let _alone = alone;
+        let all = blocks.iter().flat_map(|block| block.spans());
+        longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns))
+    });
+    let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    let (longest, left_out) = decoded.await.map_err(failed)?;
     let mut ranks = spans::open(known, node.as_deref(), from_ns);
     longest.into_iter().for_each(|span| spans::add(&mut ranks, span, from_ns));
     let ranks = ranks.into_values().collect();

@@ -189,6 +189,68 @@ fn an_accessibility_checker_finds_nothing_on_any_page() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
+/// By links, and back.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn every_page_leads_to_the_others_and_back() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    eventually(Duration::from_secs(60), "a finding", || (!findings(&daemon).is_empty()).then_some(()));
+    browser.appear(1400, 1000, Theme::Light);
+    visit(&mut browser, &daemon, "", READY);
+    let go = |browser: &mut Browser, link: &str, title: &str| {
+        browser.wait(&format!("[...document.querySelectorAll('a')].some((a) => a.hash === {link:?})"));
+        browser.value(&format!("[...document.querySelectorAll('a')].find((a) => a.hash === {link:?}).click()"));
+        browser.wait(&format!("document.title.startsWith({title:?})"));
+    };
+    let around =
+        [("#/findings", "Findings"), ("#/", "Overview"), ("#/gpu/2", "GPU 2"), ("#/job/moe-tight", "moe-tight")];
+    for (link, title) in around.into_iter().chain([("#/captures", "Captures"), ("#/", "Overview")]) {
+        go(&mut browser, link, title);
+    }
+    browser.value("history.back()");
+    browser.wait("document.title.startsWith('Captures')");
+    browser.value("history.back()");
+    browser.wait("document.title.startsWith('moe-tight') && highwaterChart.lanes.length === 2");
+    // Addresses that lead nowhere say so.
+    for (place, said) in [
+        ("#/gpu/99", "no GPU 99"),
+        ("#/job/none", "No job none"),
+        ("#/finding/x", "No finding"),
+        ("#/__proto__/x", "no such page"),
+    ] {
+        browser.value(&format!("location.hash = {place:?}"));
+        browser.wait(&format!("document.querySelector('[role=alert]')?.textContent.includes({said:?})"));
+    }
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
+/// A GPU that stops answering has no memory now, and steps go on.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn what_was_read_last_is_not_shown_as_what_is() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    browser.appear(1400, 1000, Theme::Light);
+    visit(&mut browser, &daemon, "", READY);
+    // Events as of a daemon one of whose GPUs hangs, after the last real one.
+    browser.value(
+        "highwaterLive.feed.disconnect();
+        for (let i = 1; i < 12; i++) {
+          const { feed } = highwaterLive, base = feed.unixNs(feed.now) + 250e6;
+          feed.take({ base_unix_nano: base, started_unix_nano: feed.ranks.started, source: 'made', trouble: null, lost: 0, ranks: [],
+            findings_revision: feed.revision, gpus: [...feed.gpus.values()].map(({ uuid, gpu, memory }, nth) => ({ gpu, uuid, up: nth > 0,
+              until_us: nth ? -1000 : Math.round((memory.tail.end - feed.seconds(base)) * 1e6), points: nth ? [[-1000, 2 ** 30]] : [],
+              utilization_ratio: null, power_watts: null, temperature_celsius: null, throttle: null })) });
+        }",
+    );
+    browser.wait("highwaterChart.series[0].value.textContent.startsWith('not known now')");
+    assert_eq!(browser.value("highwaterChart.series[1].value.textContent.startsWith('1.00 GiB now')"), json!(true));
+    let gap = browser.value("[...highwaterChart.series[0].curve.gaps(...highwaterChart.view)].at(-1).to === highwaterChart.series[0].curve.present");
+    assert_eq!(gap, json!(true), "a mark until now");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
 /// Names of jobs and phases are anybody's text.
 #[test]
 #[ignore = "needs a peer: make test-peers"]

@@ -55,7 +55,16 @@ pub struct Limits {
     pub shown_after_exit_ns: i64,
 }
 
+/// The most bytes of the times of ended steps and phases: some million.
+const MOST_TRAIL_BYTES: usize = 16 << 20;
+
 impl Limits {
+    /// Bytes of the times of ended steps and phases, which charts draw, over all jobs.
+    #[must_use]
+    pub fn trail_bytes(&self) -> usize {
+        (self.ended_bytes / 6).min(MOST_TRAIL_BYTES)
+    }
+
     /// From now on these are the bytes of what has ended, with as much of a third of it for layers one by one and together.
     pub fn set_ended_bytes(&mut self, bytes: usize) {
         (self.ended_bytes, self.ended_layer_bytes, self.layer_bytes) = (bytes, bytes / 3, bytes / 3);

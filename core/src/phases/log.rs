@@ -104,7 +104,7 @@ impl Log {
         Self {
             phases: Shelf::new(limits.ended, limits.ended_bytes),
             layers: Shelf::new(limits.ended, limits.ended_layer_bytes),
-            trail: Trail::new(limits.ended_bytes / 6),
+            trail: Trail::new(limits.trail_bytes()),
             ranks: BTreeMap::new(),
             attributions: Attributions::default(),
             layers_unkept: 0,
@@ -149,7 +149,7 @@ impl Log {
             self.layers.push(attributed);
             return;
         }
-        self.trail.push(self.phases.count(), owner_of(&attributed), &attributed);
+        self.trail.push(self.phases.count(), &attributed);
         self.phases.push(attributed);
     }
 
@@ -164,11 +164,6 @@ impl Log {
         self.phases.clear();
         self.layers.clear();
     }
-}
-
-/// Which owner made the daemon keep this: the same number for the same account.
-fn owner_of(attributed: &Attributed) -> usize {
-    attributed.ended.open.held.as_ref().map_or(0, |held| Arc::as_ptr(held.account()) as usize)
 }
 
 impl Shelf {
@@ -186,8 +181,8 @@ impl Shelf {
     fn push(&mut self, mut attributed: Attributed) {
         attributed.ended.waiting = None;
         // What nobody answers for, a test's, stands beside what owners have.
-        let owner = owner_of(&attributed);
         let account = attributed.ended.open.held.take().map(|held| Arc::clone(held.account()));
+        let owner = account.as_ref().map_or(0, |account| Arc::as_ptr(account) as usize);
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, weight);

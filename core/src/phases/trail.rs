@@ -6,9 +6,10 @@
 //! shorter time: a span takes 10 to 20 bytes here and two kilobytes there.
 
 use super::memory::Attributed;
+use crate::jobs::Account;
 use crate::wire::Kind;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The size at which a block is full, bytes.
 const BLOCK_BYTES: usize = 4 << 10;
@@ -52,6 +53,8 @@ pub struct Trail {
 
 #[derive(Debug, Default)]
 struct Own {
+    /// Keeps the account's address from being another's while its spans are kept, and not the account.
+    account: Option<Weak<Account>>,
     blocks: VecDeque<Arc<Block>>,
     bytes: usize,
 }
@@ -88,8 +91,11 @@ impl Trail {
         self.bytes
     }
 
-    pub(super) fn push(&mut self, number: u64, owner: usize, attributed: &Attributed) {
+    pub(super) fn push(&mut self, number: u64, attributed: &Attributed) {
+        let account = attributed.ended.open.held.as_ref().map(|held| Arc::downgrade(held.account()));
+        let owner = account.as_ref().map_or(0, |account| account.as_ptr() as usize);
         let own = self.by_owner.entry(owner).or_default();
+        own.account = account;
         if own.blocks.back().is_none_or(|block| block.bytes >= BLOCK_BYTES) {
             own.blocks.push_back(Arc::default());
         }
@@ -245,6 +251,7 @@ fn take(encoded: &[u8], at: &mut usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::Resource;
     use crate::phases::{PhaseMemory, hand};
     use proptest::prelude::*;
 
@@ -266,37 +273,47 @@ mod tests {
     }
 
     /// As many phases of 20 ms as fit, of one owner.
-    fn fill(trail: &mut Trail, owner: usize, count: u64) {
+    fn fill(trail: &mut Trail, account: &Arc<Account>, count: u64) {
         for number in 0..count {
             let begin_ns = number.cast_signed() * 20_000_000;
             let names = ["data", "forward", "backward", "comm"];
             let name = names[(number % 4) as usize];
             let times = (begin_ns, begin_ns + 19_000_000);
-            trail.push(number, owner, &attributed(Kind::Phase, 0, name, Some(number / 4), times, Some(70 << 30)));
+            let mut phase = attributed(Kind::Phase, 0, name, Some(number / 4), times, Some(70 << 30));
+            phase.ended.open.held = Some(account.hold(Resource::Bytes, 1));
+            trail.push(number, &phase);
         }
     }
 
     #[test]
     fn a_span_takes_few_bytes_and_the_oldest_go_first() {
         let mut trail = Trail::new(64 << 10);
-        fill(&mut trail, 1, 20_000);
+        fill(&mut trail, &Account::alone(), 20_000);
         assert!(trail.bytes() <= 64 << 10 && trail.bytes() > 56 << 10, "{}", trail.bytes());
         let kept = spans(&trail, i64::MIN, i64::MAX);
         assert!(trail.bytes() / kept.len() <= 20, "{} bytes a span", trail.bytes() / kept.len());
         assert_eq!(kept.last().map(|span| span.number), Some(19_999));
         assert!(kept.windows(2).all(|pair| pair[0].number + 1 == pair[1].number), "none is missing in between");
-        let real: usize = trail.by_owner[&1].blocks.iter().map(|block| block.encoded.capacity()).sum();
+        let real: usize =
+            trail.by_owner.values().next().expect("an owner").blocks.iter().map(|block| block.encoded.capacity()).sum();
         assert!(real < 2 * trail.bytes(), "{real} bytes are allocated");
     }
 
     #[test]
     fn the_owner_with_the_most_makes_room() {
         let mut trail = Trail::new(64 << 10);
-        fill(&mut trail, 1, 100);
-        fill(&mut trail, 2, 20_000);
-        let of = |owner: usize| trail.by_owner[&owner].blocks.iter().map(|block| block.spans().count()).sum::<usize>();
-        assert_eq!(of(1), 100);
-        assert!(of(2) > 1_000);
+        let (one, other) = (Account::alone(), Account::alone());
+        fill(&mut trail, &one, 100);
+        fill(&mut trail, &other, 20_000);
+        let of = |owner: &Arc<Account>| {
+            trail.by_owner[&(Arc::as_ptr(owner) as usize)]
+                .blocks
+                .iter()
+                .map(|block| block.spans().count())
+                .sum::<usize>()
+        };
+        assert_eq!(of(&one), 100);
+        assert!(of(&other) > 1_000);
     }
 
     #[test]
@@ -304,7 +321,7 @@ mod tests {
         let mut trail = Trail::new(1 << 20);
         for number in 0..100 {
             let name = format!("{number:0>128}");
-            trail.push(number, 1, &attributed(Kind::Phase, 0, &name, None, (0, 1_000), None));
+            trail.push(number, &attributed(Kind::Phase, 0, &name, None, (0, 1_000), None));
         }
         assert!(trail.bytes() > 100 * (128 + NAME_BYTES), "{}", trail.bytes());
     }
@@ -312,7 +329,7 @@ mod tests {
     #[test]
     fn only_blocks_of_the_interval_are_returned() {
         let mut trail = Trail::new(1 << 20);
-        fill(&mut trail, 1, 10_000);
+        fill(&mut trail, &Account::alone(), 10_000);
         let all = trail.blocks(i64::MIN, i64::MAX).len();
         let some = trail.blocks(100_000_000_000, 101_000_000_000).len();
         assert!(all > 10 && (1..=2).contains(&some), "{some} of {all}");
@@ -330,7 +347,7 @@ mod tests {
                 let name = ["a", "b", "forward", ""][name];
                 let (begin_us, peak) = (i64::from(begin), peak.map(|peak| peak >> 8));
                 let (begin_ns, end_ns) = (begin_us * 1_000, (begin_us + i64::from(length)) * 1_000);
-                trail.push(number, 7, &attributed(kind, rank, name, step, (begin_ns, end_ns), peak));
+                trail.push(number, &attributed(kind, rank, name, step, (begin_ns, end_ns), peak));
                 let ((job, rank), peak_bytes) = (hand::key(rank), peak.map(|peak| peak >> 16 << 16));
                 expected.push(Span { number, job, rank, kind, name: name.into(), step, begin_ns, end_ns, peak_bytes });
             }

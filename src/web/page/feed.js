@@ -29,9 +29,17 @@ class Feed {
 
   connect() {
     if (this.stream) return;
+    this.ranks.isNewStream = true;
     this.stream = new EventSource("api/v1/live");
     this.stream.onmessage = (event) => this.take(JSON.parse(event.data));
-    this.stream.onerror = () => this.set("disconnected");
+    this.stream.onerror = () => {
+      this.ranks.isNewStream = true;
+      this.set("disconnected");
+      // After an answer that is no stream, as of a proxy whose server is gone, a browser does not try again.
+      if (this.stream?.readyState !== EventSource.CLOSED) return;
+      this.stream = null;
+      setTimeout(() => { if (!document.hidden) this.connect(); }, RETRY_MS);
+    };
   }
 
   disconnect() {
@@ -59,13 +67,13 @@ class Feed {
       const gpu = this.gpuOf(one.uuid);
       Object.assign(gpu, { gpu: one.gpu, up: one.up, utilization: one.utilization_ratio, power: one.power_watts,
         temperature: one.temperature_celsius, throttle: one.throttle });
-      if (one.until_us === null) continue;
-      const until = at(one.until_us);
-      gpu.memory.take(one.points.map(([us, used]) => [at(us), used]), until);
+      const until = one.until_us === null ? -Infinity : at(one.until_us);
+      gpu.memory.take(one.points.map(([us, used]) => [at(us), used]), until, base);
       newest = Math.max(newest, until);
     }
     for (const uuid of this.gpus.keys()) if (!present.has(uuid)) this.gpus.delete(uuid);
-    this.now = newest === -Infinity ? base : newest;
+    // Steps go on where no GPU answers.
+    this.now = base - newest > SILENT ? base : newest;
     this.ranks.take(update, at);
     this.set("live");
     if (this.revision !== update.findings_revision) { this.revision = update.findings_revision; this.listFindings(); }
@@ -102,7 +110,7 @@ class Feed {
       this.part("jobs", "api/v1/jobs", (answer) => { this.jobsAt = this.now; return answer.jobs; })]);
   }
 
-  listFindings() { return this.part("findings", "api/v1/findings", (answer) => answer.findings); }
+  listFindings() { return this.part("findings", "api/v1/findings?limit=512", (answer) => answer.findings); }
 
   async part(name, path, of) {
     try {
@@ -129,7 +137,7 @@ class Feed {
 
   // The first time that any GPU's memory is kept of.
   oldest() {
-    const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Math.min(memory.oldest, memory.begin)));
-    return oldest === Infinity ? this.now - 1 : oldest;
+    const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Math.max(memory.oldest, memory.begin)));
+    return Number.isFinite(oldest) ? oldest : this.now - 1;
   }
 }

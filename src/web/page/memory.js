@@ -7,6 +7,11 @@ const MOST_TAIL = 60000;
 // Points of everything that the daemon keeps.
 const OVERVIEW_POINTS = 4000;
 
+// How old the newest reading may be until it is not what is, seconds.
+const SILENT = 1;
+// How long to wait after a request that failed, milliseconds.
+const RETRY_MS = 2000;
+
 // Changes as they come.
 class Tail extends Curve {
   constructor() {
@@ -43,15 +48,17 @@ class Tail extends Curve {
 class Memory {
   // `load(from, to, points)` requests a Curve of an interval; null for everything that is kept.
   constructor(load) {
-    Object.assign(this, { load, overview: null, detail: null, oldest: Infinity });
+    Object.assign(this, { load, overview: null, detail: null, oldest: -Infinity, present: -Infinity, best: null, retry: -Infinity });
     this.tail = new Tail();
   }
 
   get begin() { return Math.min(this.overview?.begin ?? Infinity, this.tail.begin); }
   get end() { return this.tail.end; }
 
-  // What an event says: changes until a time. The first point is the value that held when the last event ended.
-  take(points, until) {
+  // What an event says: changes until a time. The first point is the value that held when the last event ended. `present`
+  // is the event's own time, which goes on where a GPU does not answer.
+  take(points, until, present) {
+    this.present = present;
     if (!points.length) return;
     const { tail } = this;
     // Something between this event and the last is missing: what follows has a beginning of its own.
@@ -85,9 +92,23 @@ class Memory {
 
   bucketAt(at) { return at >= this.tail.begin ? 0 : this.base(at, at)?.bucket ?? 0; }
 
+  // The newest reading; NaN if there is none, or it is older than a second.
+  now() { return this.tail.count && this.present - this.tail.end < SILENT ? this.tail.used[this.tail.count - 1] : NaN; }
+
+  // The highest value that is kept, and when it was read. What is held since before the oldest time counts from then on.
   peak() {
-    const peaks = [this.overview?.peak(), this.tail.peak()].filter((peak) => peak && peak[1] >= this.oldest);
-    return peaks.length ? peaks.reduce((best, one) => one[0] > best[0] ? one : best) : null;
+    const { best, tail, overview } = this, newest = tail.peak();
+    const isKnown = best && best.at[1] >= this.oldest && best.overview === overview && !(newest && newest[0] > best.at[0]);
+    if (isKnown) return best.at;
+    let at = null;
+    for (const curve of [overview, tail]) {
+      for (let i = 0; curve && i < curve.count; i++) {
+        const until = i + 1 < curve.count ? curve.times[i + 1] : curve.end;
+        if (until >= this.oldest && curve.used[i] > (at?.[0] ?? -1)) at = [curve.used[i], Math.max(curve.times[i], this.oldest)];
+      }
+    }
+    this.best = at && { at, overview };
+    return at;
   }
 
   *gaps(from, to) {
@@ -97,6 +118,8 @@ class Memory {
       for (const gap of base.gaps(from, Math.min(to, tail.begin))) yield { from: gap.from, to: Math.min(gap.to, tail.begin) };
     }
     yield* tail.gaps(Math.max(from, tail.begin), to);
+    // A GPU that does not answer: what was read last is not what is.
+    if (this.present - tail.end > SILENT) yield { from: tail.end, to: this.present };
   }
 
   // Whether a view has less than it could: nothing yet, or points that are further apart than two pixels.
@@ -107,16 +130,21 @@ class Memory {
     return !base || base.bucket > 2 * pixel;
   }
 
+  // Whether something is to be requested, and the last request did not fail just now.
+  wants(from, to, pixel) { return performance.now() > this.retry && (!this.overview || this.lacks(from, to, pixel)); }
+
   // Requests what a view lacks, with as much again around it.
   async refine(from, to, pixel) {
     if (!this.overview) {
       this.overview = await this.load(null, null, OVERVIEW_POINTS);
+      if (!this.overview) this.retry = performance.now() + RETRY_MS;
     }
-    if (!this.lacks(from, to, pixel)) return;
+    if (!this.overview || !this.lacks(from, to, pixel)) return;
     const margin = (to - from) / 4, begin = from - margin, end = Math.min(to + margin, this.tail.end);
     // Six points at most are kept of each interval.
     const points = Math.ceil((end - begin) / (2 * pixel)) * 6 + 7;
     const curve = await this.load(begin, end, Math.min(points, 100000));
     if (curve) this.detail = Object.assign(curve, { from: begin, to: end });
+    else this.retry = performance.now() + RETRY_MS;
   }
 }

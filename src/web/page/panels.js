@@ -10,7 +10,7 @@ const gpuName = (feed, uuid) => feed.gpus.get(uuid)?.gpu ?? uuid;
 
 function gpuTable(feed) {
   const rows = [...feed.gpus.values()].map((gpu) => {
-    const used = gpu.up ? gpu.memory.tail.used[gpu.memory.tail.count - 1] : NaN;
+    const used = gpu.up ? gpu.memory.now() : NaN;
     const share = gpu.usable && !Number.isNaN(used) ? used / gpu.usable : null;
     const bar = element("meter", { min: "0", max: "1", high: "0.97", value: share ?? 0, "aria-label": `Share of GPU ${gpu.gpu}'s memory in use` });
     const ranks = feed.ranks.list().filter(({ gpus }) => gpus.includes(gpu.uuid));
@@ -113,7 +113,7 @@ function jobTables(feed, { ranks }) {
     const sum = (of) => all.reduce((total, one) => total + of(one), 0), most = (of) => Math.max(...all.map((one) => of(one) ?? -Infinity));
     const known = (value, show) => Number.isFinite(value) ? show(value) : "not known";
     const count = sum(({ durations }) => durations.count), total = sum(({ durations }) => durations.total_seconds);
-    const idle = all.every((one) => one.gpu_idle_seconds !== null) ? sum((one) => one.gpu_idle_seconds) / total : null;
+    const idle = total > 0 && all.every((one) => one.gpu_idle_seconds !== null) ? sum((one) => one.gpu_idle_seconds) / total : null;
     return [name, count.toLocaleString("en"), duration(total / count), known(most(({ durations }) => durations.p99_seconds), duration),
       known(most(({ durations }) => durations.max_seconds), duration), known(most(({ peak_bytes: peak }) => peak), gib), known(most(({ growth_bytes: growth }) => growth), gib), ratio(idle)];
   });

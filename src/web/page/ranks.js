@@ -4,36 +4,48 @@
 
 // Spans that are kept as they come, over all ranks.
 const MOST_SPANS = 60000;
+// Names of phases that have a color.
+const MOST_NAMES = 1000;
 
 const kinds = new Map();
 // The kind, name and color that spans share.
 function kindOf(kind, name) {
   const key = `${kind} ${name}`;
+  // Jobs come and go, and so do the names of their phases.
+  if (kinds.size > MOST_NAMES) { kinds.clear(); hues.clear(); }
   if (!kinds.has(key)) kinds.set(key, { kind, name, hue: hueOf(name) });
   return kinds.get(key);
 }
 
 // Spans of one rank, in the order of their begins.
 class Spans {
-  constructor() { Object.assign(this, { begin: [], end: [], step: [], peak: [], of: [], open: [] }); }
-
-  get count() { return this.begin.length; }
-
-  // Spans come about in the order of their ends.
-  push(begin, end, step, peak, of, open = false) {
-    let at = this.count;
-    while (at > 0 && this.begin[at - 1] > begin) at--;
-    const values = { begin, end, step, peak, of, open }, isLast = at === this.count;
-    for (const [name, value] of Object.entries(values)) {
-      if (isLast) this[name].push(value); else this[name].splice(at, 0, value);
-    }
+  constructor() {
+    this.columns = { begin: [], end: [], step: [], peak: [], of: [], open: [], id: [] };
+    this.longest = 0;
   }
 
-  forget(less) { for (const name of Object.keys(this)) this[name].splice(0, less); }
+  get count() { return this.columns.begin.length; }
 
-  copy() {
-    const copy = new Spans();
-    for (const name of Object.keys(this)) copy[name] = [...this[name]];
+  // Spans come about in the order of their ends.
+  push(begin, end, step, peak, of, open = false, id = -1) {
+    const { columns } = this;
+    let at = this.count;
+    while (at > 0 && columns.begin[at - 1] > begin) at--;
+    const values = { begin, end, step, peak, of, open, id }, isLast = at === this.count;
+    for (const [name, value] of Object.entries(values)) {
+      if (isLast) columns[name].push(value); else columns[name].splice(at, 0, value);
+    }
+    this.longest = Math.max(this.longest, end - begin);
+  }
+
+  forget(less) { for (const column of Object.values(this.columns)) column.splice(0, less); }
+
+  // A copy of those that may be in an interval: the longest span bounds how far back one can begin.
+  within(from, to) {
+    const copy = new Spans(), { begin } = this.columns;
+    const first = Math.max(atMost(begin, from - this.longest), 0), last = atMost(begin, to) + 1;
+    for (const name of Object.keys(this.columns)) copy.columns[name] = this.columns[name].slice(first, last);
+    copy.longest = this.longest;
     return copy;
   }
 }
@@ -46,19 +58,25 @@ class LiveRank {
     if (this.spans.count > most) this.spans.forget(this.spans.count - Math.floor(most * 0.75));
   }
 
-  // What is known as a lane: spans of before, those that came, and open ones until `now`.
-  lane(now, severalJobs) {
-    const all = this.past ? this.past.copy() : this.spans.copy();
-    const { begin, end, step, peak, of } = this.spans;
+  // What is in a view as a lane: spans of before, those that came, and open ones until `now`.
+  lane([from, to], now, severalJobs) {
+    const came = this.spans.within(from, to), all = this.past ? this.past.within(from, to) : came;
+    const { begin, end, step, peak, of } = came.columns;
     if (this.past) for (let i = 0; i < begin.length; i++) all.push(begin[i], end[i], step[i], peak[i], of[i]);
     for (const one of this.open) all.push(one.begin, Math.max(now, one.begin), one.step, NaN, one.of, true);
-    return new Lane(`${this.job} rank ${this.rank}`, `${severalJobs ? `${this.job.slice(0, 7)} ` : "rank "}${this.rank}`, all);
+    return new Lane(`${this.job} rank ${this.rank}`, `${severalJobs ? `${this.job.slice(0, 7)} ` : "rank "}${this.rank}`, all.columns);
   }
 }
 
 class Ranks {
   // `load(from, to)` requests what is kept of an interval.
-  constructor(load) { Object.assign(this, { load, byKey: new Map(), firstId: Infinity, lastId: -1, started: null, since: Infinity, past: null }); }
+  constructor(load) { Object.assign(this, { load, byKey: new Map(), started: null, isNewStream: true, retry: -Infinity }); this.reset(); }
+
+  // Forgets all spans: what follows has no connection to them, or belongs to another daemon.
+  reset() {
+    for (const rank of this.byKey.values()) Object.assign(rank, { spans: new Spans(), past: null });
+    Object.assign(this, { lastId: -1, since: Infinity, past: null });
+  }
 
   rankOf(one) {
     const key = `${one.rank} ${one.job}`;
@@ -69,11 +87,12 @@ class Ranks {
   // The ranks of an event. `at` turns its times into seconds of the page.
   take(update, at) {
     // Another daemon counts anew.
-    if (this.started !== update.started_unix_nano) {
-      this.byKey.clear();
-      Object.assign(this, { firstId: Infinity, lastId: -1, since: Infinity, past: null, started: update.started_unix_nano });
-    }
-    let last = this.lastId, first = Infinity;
+    if (this.started !== update.started_unix_nano) { this.byKey.clear(); this.reset(); this.started = update.started_unix_nano; }
+    // The first event of a stream has only the last spans: those between them and the last that are known are requested.
+    const ids = update.ranks.flatMap(({ spans }) => spans.map(({ id }) => id));
+    if (this.isNewStream && this.lastId >= 0 && ids.length && ids.reduce((least, id) => Math.min(least, id)) > this.lastId + 1) this.reset();
+    this.isNewStream = false;
+    let last = this.lastId;
     const present = new Set(), isFirst = this.lastId < 0;
     for (const one of update.ranks) {
       const [key, rank] = this.rankOf(one);
@@ -84,43 +103,41 @@ class Ranks {
       for (const span of one.spans) {
         if (span.id <= this.lastId) continue;
         last = Math.max(last, span.id);
-        first = Math.min(first, span.id);
         // The first event's spans begin somewhere: what ended before is requested.
         if (isFirst) this.since = Math.min(this.since, at(span.end_us));
-        rank.spans.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
+        rank.spans.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name), false, span.id);
       }
     }
     if (isFirst && this.since === Infinity) this.since = at(0);
-    this.firstId = Math.min(this.firstId, first);
     this.lastId = Math.max(last, this.lastId);
     for (const [key, rank] of this.byKey) if (!present.has(key)) rank.open = [];
-    const most = Math.floor(MOST_SPANS / Math.max(this.byKey.size, 1));
-    for (const rank of this.byKey.values()) {
-      if (rank.spans.count > most) {
-        rank.forget(most);
-        this.since = Math.max(this.since, rank.spans.end[0]);
-      }
+    const all = [...this.byKey.values()], most = Math.floor(MOST_SPANS / Math.max(all.length, 1));
+    if (all.reduce((sum, { spans }) => sum + spans.count, 0) <= MOST_SPANS) return;
+    for (const rank of all.filter(({ spans }) => spans.count > most)) {
+      rank.forget(most);
+      this.since = Math.max(this.since, rank.spans.columns.end[0]);
     }
   }
 
   // Whether spans of a view are missing.
   lacks(from, to) {
-    return from < this.since && !(this.past && this.past.from <= from && this.past.to >= Math.min(to, this.since) && (!this.past.leftOut || this.past.width <= 4 * (to - from)));
+    return from < to && from < this.since && performance.now() > this.retry && !(this.past && this.past.from <= from && this.past.to >= Math.min(to, this.since) && (!this.past.leftOut || this.past.width <= 4 * (to - from)));
   }
 
   // Requests what a view lacks, with as much again around it.
   async refine(from, to) {
-    const margin = (to - from) / 2, begin = from - margin, end = Math.min(to + margin, this.since);
+    const margin = (to - from) / 2, begin = from - margin, end = Math.max(begin, Math.min(to + margin, this.since));
     const answer = await this.load(begin, end);
-    if (!answer) return;
+    if (!answer) { this.retry = performance.now() + RETRY_MS; return; }
     const { ranks, at, leftOut } = answer;
     for (const rank of this.byKey.values()) rank.past = null;
     for (const one of ranks) {
       const rank = this.rankOf(one)[1];
+      const known = new Set(rank.spans.columns.id);
       rank.past = new Spans();
       for (const span of one.spans) {
         // Those that the stream has brought are there already.
-        if (span.id < this.firstId) rank.past.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
+        if (!known.has(span.id)) rank.past.push(at(span.begin_us), at(span.end_us), span.step ?? NaN, span.peak_bytes ?? NaN, kindOf(span.kind, span.name));
       }
     }
     this.past = { from: begin, to: end, width: end - begin, leftOut };
@@ -130,7 +147,7 @@ class Ranks {
   forget(oldest) {
     for (const [key, rank] of this.byKey) {
       const { spans } = rank;
-      if (!rank.open.length && !rank.past?.count && (!spans.count || spans.end[spans.count - 1] < oldest)) this.byKey.delete(key);
+      if (!rank.open.length && !rank.past?.count && (!spans.count || spans.columns.end[spans.count - 1] < oldest)) this.byKey.delete(key);
     }
   }
 

@@ -17,7 +17,10 @@ class Live {
     this.drawHeader();
     this.known = null;
     this.feed = new Feed((what) => this.changed(what));
-    addEventListener("hashchange", () => { if (location.hash !== this.replaced) this.open(); });
+    addEventListener("hashchange", () => { if (this.page) this.open(); });
+    // A part that is made anew between the press and the release of a button would lose the click.
+    this.main.addEventListener("pointerdown", () => { this.isPressed = true; });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => { this.isPressed = false; });
   }
 
   drawHeader() {
@@ -41,11 +44,7 @@ class Live {
 
   // Something has changed: the header, and what is on the page.
   changed(what) {
-    if (what === "state") {
-      const texts = { live: "live", connecting: "connecting", paused: "paused while hidden", disconnected: "disconnected; trying again" };
-      this.state.textContent = texts[this.feed.state];
-      this.state.className = this.feed.state === "disconnected" ? "trouble" : "";
-    }
+    if (what === "state") this.drawState();
     if (what === "update") {
       const { source, trouble } = this.feed;
       const text = trouble ? `Nothing is read: ${trouble}` : source ? `Reading ${source}.` : "Starting.";
@@ -58,6 +57,16 @@ class Live {
     if (this.page && what !== "update") this.page.lists?.();
     const now = performance.now();
     if (this.page && what === "update" && now - (this.tabled ?? -Infinity) > TABLES_EVERY) { this.tabled = now; this.page.tables?.(); }
+  }
+
+  drawState() {
+    const texts = { live: "live", connecting: "connecting", paused: "paused while hidden", disconnected: "disconnected; trying again" };
+    clearTimeout(this.stateful);
+    // A stream is renewed every ten minutes, which takes a second and is no news.
+    this.stateful = setTimeout(() => {
+      this.state.textContent = texts[this.feed.state];
+      this.state.className = this.feed.state === "disconnected" ? "trouble" : "";
+    }, this.feed.state === "disconnected" ? 3000 : 0);
   }
 
   announce() {
@@ -74,7 +83,7 @@ class Live {
     const pages = { gpu: () => this.gpu(name), job: () => this.job(name), finding: () => this.finding(Number(name)),
       findings: () => this.findings(), captures: () => this.captures(), capture: () => this.capture(name) };
     this.main.replaceChildren();
-    this.page = (kind === undefined ? () => this.overview() : pages[kind] ?? (() => this.nothing("There is no such page.")))();
+    this.page = (kind === undefined ? () => this.overview() : Object.hasOwn(pages, kind) ? pages[kind] : () => this.nothing("There is no such page."))();
     document.title = `${this.page.title} · highwater`;
     if (this.region && from !== null && to !== null) this.region.chart.show(from, to);
     this.page.lists?.();
@@ -113,7 +122,7 @@ class Live {
   // Brings the chart up to the present.
   follow() {
     if (!this.region || document.hidden) return;
-    const { feed } = this, { chart, buttons } = this.region, { gpus, ranks, findings } = this.scope;
+    const { feed } = this, { chart, buttons } = this.region, { gpus, findings } = this.scope;
     const present = [...feed.gpus.values()].filter(gpus);
     if (present.length !== chart.series.length || present.some((gpu, at) => chart.series[at].gpu !== gpu)) {
       chart.series = present.map((gpu, at) => this.series(gpu, at));
@@ -126,45 +135,58 @@ class Live {
     const highest = chart.series.reduce((best, one) => (one.peak?.[0] ?? -1) > (best?.peak?.[0] ?? -1) ? one : best, null);
     chart.series.forEach((one) => { one.namesPeak = one === highest; });
     feed.ranks.forget(feed.oldest());
-    const shown = feed.ranks.list().filter(ranks), several = new Set(shown.map(({ job }) => job)).size > 1;
-    chart.lanes = shown.slice(0, MOST_LANES).map((rank) => rank.lane(feed.now, several));
     const marks = feed.findings.filter(findings).map((found) => ({ from: feed.seconds(found.begin_unix_nano),
       to: found.ended_unix_nano === null ? feed.now : feed.seconds(found.ended_unix_nano), color: COLORS[found.severity] ?? "--note", text: `${found.finding}: ${found.what}` }));
     chart.findings = marks.sort((a, b) => a.from - b.from);
     chart.extend(feed.oldest(), feed.now);
+    const left = this.lanes() - MOST_LANES, lost = feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : "";
+    this.unseen.textContent = [left > 0 ? `${left} ranks are not in the chart.` : "", lost].join(" ").trim();
     buttons.get("l").setAttribute("aria-pressed", String(chart.following !== null));
     for (const { one, least, most } of chart.inView()) {
-      const now = one.gpu.memory.tail.count ? one.gpu.memory.tail.used[one.gpu.memory.tail.count - 1] : NaN;
+      const now = one.gpu.up ? one.gpu.memory.now() : NaN;
       const text = `${gib(now)} now, ${most === -Infinity ? "not known" : `${gib(least)} to ${gib(most)}`} in view`;
       if (one.value && one.value.textContent !== text) one.value.textContent = text;
     }
-    const left = shown.length - MOST_LANES, lost = feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : "";
-    this.unseen.textContent = [left > 0 ? `${left} of ${shown.length} ranks are not in the chart.` : "", lost].join(" ").trim();
     this.refine();
+  }
+
+  // The steps and phases in view; returns how many ranks there are.
+  lanes() {
+    const { feed } = this, { chart } = this.region;
+    const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ job }) => job)).size > 1;
+    chart.lanes = shown.slice(0, MOST_LANES).map((rank) => rank.lane(chart.view, feed.now, several));
+    return shown.length;
   }
 
   // Requests the memory that the view lacks, one request for each GPU at a time.
   refine() {
     const { chart } = this.region, [from, to] = chart.view, pixel = chart.pixel();
     for (const one of chart.series) {
-      if (!one.shown || one.gpu.loading || (one.gpu.memory.overview && !one.gpu.memory.lacks(from, to, pixel))) continue;
+      if (!one.shown || one.gpu.loading || !one.gpu.memory.wants(from, to, pixel)) continue;
       one.gpu.loading = true;
       one.gpu.memory.refine(from, to, pixel).finally(() => { one.gpu.loading = false; chart.draw(); });
     }
-    const { ranks } = this.feed;
+    const { ranks } = this.feed, { region } = this;
     if (ranks.loading || !ranks.lacks(Math.max(from, chart.bounds[0]), to)) return;
     ranks.loading = true;
-    ranks.refine(Math.max(from, chart.bounds[0]), to).finally(() => { ranks.loading = false; this.follow(); });
+    ranks.refine(Math.max(from, chart.bounds[0]), to).finally(() => {
+      ranks.loading = false;
+      // The page may be another one by now.
+      if (this.region === region) { this.lanes(); chart.draw(); }
+    });
   }
 
   // The view has moved: the address names it, unless it follows the present.
   moved(view) {
+    // At once, so that what is said of a place has its steps and phases.
+    if (this.region) this.lanes();
     clearTimeout(this.naming);
     this.naming = setTimeout(() => {
       if (!this.region) return;
       const path = location.hash.split("?")[0] || "#/", { chart } = this.region, ms = (seconds) => (this.feed.originMs + seconds * 1e3).toFixed(3);
-      this.replaced = chart.following !== null ? path : `${path}?from=${ms(view[0])}&to=${ms(view[1])}`;
-      if (this.replaced !== location.hash) history.replaceState(null, "", this.replaced);
+      const named = chart.following !== null ? path : `${path}?from=${ms(view[0])}&to=${ms(view[1])}`;
+      // Not by setting the hash, which would open the page again.
+      if (named !== location.hash) history.replaceState(null, "", named);
       this.refine();
     }, 150);
   }
@@ -177,19 +199,25 @@ class Live {
     chart.place.scrollIntoView({ block: "nearest" });
   }
 
-  // A part of the page that `make` fills anew, unless the focus or a selection is in it.
+  // A part of the page that `make` fills anew. Whoever reads it keeps the focus and what tables are scrolled to; text that
+  // is selected stays as it is.
   part(make) {
     const place = element("div");
     this.main.append(place);
     return () => {
       const selected = getSelection();
-      const isRead = place.contains(document.activeElement) || (!selected.isCollapsed && place.contains(selected.anchorNode));
-      if (isRead && place.childElementCount) return;
-      // The same again would lose what a reader has scrolled to.
+      if (this.isPressed || (!selected.isCollapsed && place.contains(selected.anchorNode))) return;
       const made = element("div", {}, ...make());
       if (made.innerHTML === place.last) return;
       place.last = made.innerHTML;
+      const nameOf = (one) => one.getAttribute("aria-label") ?? one.textContent, focused = place.contains(document.activeElement) ? document.activeElement : null;
+      const scrolled = new Map([...place.querySelectorAll(".scroll")].map((region) => [nameOf(region), region.scrollLeft]));
+      // Several may have the same name: links to one job in several rows.
+      const alike = (within, one) => one ? [...within.querySelectorAll(one.tagName)].filter((other) => nameOf(other) === nameOf(one)) : [];
+      const nth = alike(place, focused).indexOf(focused);
       place.replaceChildren(...made.childNodes);
+      for (const region of place.querySelectorAll(".scroll")) region.scrollLeft = scrolled.get(nameOf(region)) ?? 0;
+      alike(place, focused)[nth]?.focus({ preventScroll: true });
     };
   }
 
