@@ -26,7 +26,7 @@ pub struct Scraper {
 pub struct Sample {
     /// Its labels, including `__name__` if it has one.
     pub labels: BTreeMap<String, String>,
-    /// Its value.
+    /// Its value; the count of a native histogram, which has no single value.
     pub value: f64,
 }
 
@@ -155,7 +155,7 @@ fn sample(series: &Value) -> Sample {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Sample {
         labels: labels.map(|(name, value)| (name.clone(), text(value))).collect(),
-        value: number(&series["value"][1]),
+        value: series.get("histogram").map_or_else(|| number(&series["value"][1]), |of| number(&of[1]["count"])),
     }
 }
 
