@@ -67,7 +67,7 @@ keys! {
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
     "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
-    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1 and total memory every 30th.",
+    "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1, total memory and the limits of power and temperature every 30th.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 5_000_000_000)?; Ok(()) };
     "ring.retention" = "10m", "How far back samples are kept.",
         |s, v| {

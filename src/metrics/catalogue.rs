@@ -65,10 +65,14 @@ metrics! {
         "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
         "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s if the driver has no other.";
+    GPU_POWER_LIMIT = Gauge "highwater_gpu_power_limit_watts" ["gpu", "uuid"]
+        "The power limit in force, the lowest of the operator's and the board's. From NVML, every 30 s. Absent if the GPU does not report it.";
     GPU_ENERGY = Counter "highwater_gpu_energy_joules_total" ["gpu", "uuid"]
         "Energy since the driver was loaded. NVML's counter, read once a minute because reading it stops every other call for milliseconds, plus power times the time since.";
     GPU_TEMPERATURE = Gauge "highwater_gpu_temperature_celsius" ["gpu", "uuid"]
         "Core temperature. From NVML every 100 ms.";
+    GPU_TEMPERATURE_LIMIT = Gauge "highwater_gpu_temperature_limit_celsius" ["gpu", "uuid", "limit"]
+        "Core temperature at which the hardware slows the GPU down (`slowdown`) or the GPU shuts down (`shutdown`). From NVML, every 30 s. Absent if the GPU does not report it.";
     GPU_SM_CLOCK = Gauge "highwater_gpu_sm_clock_hertz" ["gpu", "uuid"]
         "Clock of the streaming multiprocessors. From NVML every 100 ms.";
     GPU_MEMORY_CLOCK = Gauge "highwater_gpu_memory_clock_hertz" ["gpu", "uuid"]

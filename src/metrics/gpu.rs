@@ -165,6 +165,9 @@ fn rare(view: &View, out: &mut Families) {
     out.count(&c::GPU_NVLINK_RECEIVED, &view.labels, reading.nvlink_received_bytes);
     out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
     out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
+    out.number(&c::GPU_POWER_LIMIT, &view.labels, reading.power_limit_watts);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, &view.with("slowdown"), reading.slowdown_celsius);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, &view.with("shutdown"), reading.shutdown_celsius);
 }
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {

@@ -12,7 +12,7 @@ use super::unit::{Ask, Unit};
 use super::{Nvml, processes};
 use crate::source::{CallStats, Error};
 use highwater_core::gpu::{Medium, Process, Rare, Slow};
-use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold};
 use nvml_wrapper::error::NvmlError;
 
 /// One GPU, while one lane queries it.
@@ -74,7 +74,7 @@ impl<'a> Questions<'a> {
         milliwatts.map(thousandth)
     }
 
-    /// Total memory, NVLink and BAR1.
+    /// Total memory, NVLink, BAR1 and limits.
     pub(super) fn rare(&self) -> Rare {
         let memory = self.raw(Ask::Memory, |gpu| self.nvml.raw.memory(self.unit.memory_version(), gpu));
         let bar1_used_bytes = self.wrapped(Ask::Bar1, |gpu| gpu.bar1_memory_info()).map(|bar1| bar1.used);
@@ -90,7 +90,30 @@ impl<'a> Questions<'a> {
             bar1_used_bytes,
             nvlink_received_bytes,
             nvlink_transmitted_bytes,
+            power_limit_watts: self.power_limit_watts(),
+            slowdown_celsius: self.threshold_celsius(Ask::Slowdown, TemperatureThreshold::Slowdown),
+            shutdown_celsius: self.threshold_celsius(Ask::Shutdown, TemperatureThreshold::Shutdown),
         }
+    }
+
+    /// The lowest of all power limits: an operator's, the board's, and those set out of band.
+    fn power_limit_watts(&self) -> Option<f64> {
+        let milliwatts = self.limit(Ask::PowerLimit, |gpu| gpu.enforced_power_limit())?;
+        Some(thousandth(milliwatts.into()))
+    }
+
+    /// `GPU_MAX` is no substitute where a threshold is not supported: it is where normal operation ends, on an H200 2 °C
+    /// below `SLOWDOWN`.
+    fn threshold_celsius(&self, ask: Ask, threshold: TemperatureThreshold) -> Option<f64> {
+        self.limit(ask, |gpu| gpu.temperature_threshold(threshold)).map(f64::from)
+    }
+
+    /// A limit of a whole GPU. A limit of 0 cannot be one: the driver does not know it.
+    fn limit(&self, ask: Ask, make: impl FnOnce(nvml_wrapper::Device<'a>) -> Result<u32, NvmlError>) -> Option<u32> {
+        if self.unit.instance.is_some() {
+            return None;
+        }
+        self.wrapped(ask, make).filter(|limit| *limit > 0)
     }
 
     /// The energy counter of a whole GPU.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// How often a GPU's energy counter is read: each reading blocks the driver for all callers for 3 to 15 ms.
 const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
-/// Turns of the slow lane between readings of total memory, NVLink and BAR1, which take 3 ms a GPU.
+/// Turns of the slow lane between readings of total memory, NVLink, BAR1 and limits, which take 3 ms a GPU.
 pub const RARE_TURNS: i64 = 30;
 /// The most turns between readings of PCIe bytes, which take 0.3 ms a GPU if GPM provides them.
 const MOST_PCIE_TURNS: i64 = 5;

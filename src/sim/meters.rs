@@ -8,6 +8,9 @@ use super::job::{State, Traffic};
 
 const IDLE_MILLIWATTS: u64 = 75_000;
 const LIMIT_MILLIWATTS: u64 = 700_000;
+/// The limits that an H200 reports with driver 580. No load heats a simulated GPU to them.
+pub(super) const SLOWDOWN_CELSIUS: f64 = 89.0;
+pub(super) const SHUTDOWN_CELSIUS: f64 = 95.0;
 /// What a kernel that runs all the time would draw without a limit.
 const FULL_MILLIWATTS: u64 = 720_000;
 const NO_LOAD_CELSIUS: f64 = 31.0;
@@ -100,6 +103,12 @@ impl Meters {
         self.rates[Meter::Energy as usize] as f64 * 1e-3
     }
 
+    /// The power at which `sw_power_cap` becomes the reason of a lower clock, watts.
+    #[allow(clippy::cast_precision_loss, reason = "below a million")]
+    pub(super) fn limit_watts() -> f64 {
+        LIMIT_MILLIWATTS as f64 * 1e-3
+    }
+
     /// Temperature, which follows power slowly.
     #[allow(clippy::cast_precision_loss, reason = "for an exponential")]
     pub(super) fn celsius_after(&self, elapsed_ns: i64) -> f64 {
@@ -164,6 +173,7 @@ mod tests {
     fn at_the_power_limit_clocks_fall_and_it_says_why() {
         let full = Meters::idle().after(0, [busy(900_000), busy(900_000)].iter());
         assert_eq!((full.watts(), full.sm_hertz(), full.throttle_reasons()), (700.0, 1_755e6, 0x4));
+        assert_eq!(full.watts(), Meters::limit_watts());
         let half = full.after(1, [busy(500_000)].iter());
         assert_eq!((half.sm_hertz(), half.throttle_reasons()), (1_980e6, 0));
         assert_eq!(half.after(1, std::iter::empty()).sm_hertz(), 345e6);

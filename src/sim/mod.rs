@@ -22,7 +22,7 @@ use gpu::{Gpu, Level};
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use highwater_core::wire::Annotation;
 use job::{Moment, Plan, Select, Timeline, What};
-use meters::Meter;
+use meters::{Meter, Meters};
 use scenario::fleet::Fleet;
 use scenario::{Lost, Spike, Xid};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -189,7 +189,11 @@ impl Source for Sim {
         let nvlink = calls.time(Call::NvlinkCounters, || {
             level().map(|(level, elapsed_ns)| level.meters.total_units(Meter::Nvlink, elapsed_ns))
         });
+        let limits = calls.time(Call::Limits, || self.check_present(gpu, since_ns));
         Rare {
+            power_limit_watts: limits.map(|()| Meters::limit_watts()),
+            slowdown_celsius: limits.map(|()| meters::SLOWDOWN_CELSIUS),
+            shutdown_celsius: limits.map(|()| meters::SHUTDOWN_CELSIUS),
             bar1_used_bytes: calls.time(Call::Bar1, || level().map(|_| 2 << 20)),
             nvlink_received_bytes: nvlink,
             nvlink_transmitted_bytes: nvlink,

@@ -370,6 +370,9 @@ fn the_lanes_show_what_the_job_does() {
     let utilization = medium.utilization_ratio.expect("known");
     assert!((utilization - 0.98).abs() < 1e-6, "{utilization}");
     assert_eq!((medium.power_watts, medium.throttle_reasons), (Some(700.0), Some(0x4)), "0.98 busy is the power limit");
+    let limits = sim.rare(0, START + end, &calls);
+    assert_eq!(limits.power_limit_watts, medium.power_watts, "the limit is the one at which power stops rising");
+    assert_eq!((limits.slowdown_celsius, limits.shutdown_celsius), (Some(89.0), Some(95.0)));
     let (_, end_of_forward, _) = phases(&said, "llama-ddp", 0, "forward")[3];
     let medium = sim.medium(0, START + end_of_forward - MS, &calls);
     assert_eq!((medium.sm_clock_hertz, medium.throttle_reasons), (Some(1_980e6), Some(0)));
@@ -393,7 +396,8 @@ fn a_split_gpu_holds_what_its_instances_hold() {
     }
     assert_eq!(most, 35 * GIB);
     assert_eq!(sim.medium(4, START, &calls), Medium::default());
-    assert_eq!(sim.rare(4, START, &calls).memory_total_bytes, Some(69 * GIB));
+    let instance = sim.rare(4, START, &calls);
+    assert_eq!((instance.memory_total_bytes, instance.power_limit_watts), (Some(69 * GIB), None));
     let name = sim.annotations().find(|said| said.job.as_deref() == Some("small")).and_then(|said| said.gpu);
     assert_eq!(name, Some(Gpus::One(GpuName::Name("3:0".into()))));
 }

@@ -19,6 +19,7 @@ highwater_core::labels! {
         ThrottleReasons = "throttle_reasons",
         MemoryInfoSlow = "memory_info_slow",
         Bar1 = "bar1",
+        Limits = "limits",
         Energy = "energy",
         PcieCounters = "pcie_counters",
         Gpm = "gpm",

@@ -340,6 +340,26 @@ fn a_process_that_spreads_over_more_gpus_is_followed() {
 }
 
 #[test]
+fn limits_are_exported_where_the_gpu_has_them() {
+    let node = Node::start(
+        &json!({"gpus": [
+            {"uuid": "GPU-0", "power_limit_mw": 500_000, "slowdown_celsius": 87, "shutdown_celsius": 92},
+            {"uuid": "GPU-1", "slowdown_celsius": null, "shutdown_celsius": null,
+             "errors": {"nvmlDeviceGetEnforcedPowerLimit": 3}},
+        ]}),
+        &[],
+    );
+    let bar1 = |gpu| format!("highwater_gpu_bar1_used_bytes{{gpu=\"{gpu}\"");
+    let metrics =
+        node.until("both GPUs' rare readings", |metrics| [0, 1].iter().all(|gpu| metrics.contains(&bar1(gpu))));
+    let of = |limit| value(&metrics, &format!("highwater_gpu_{limit}}}"));
+    assert_eq!(of("power_limit_watts{gpu=\"0\",uuid=\"GPU-0\""), Some(500.0));
+    assert_eq!(of("temperature_limit_celsius{gpu=\"0\",uuid=\"GPU-0\",limit=\"slowdown\""), Some(87.0));
+    assert_eq!(of("temperature_limit_celsius{gpu=\"0\",uuid=\"GPU-0\",limit=\"shutdown\""), Some(92.0));
+    assert!(!metrics.contains("_limit_watts{gpu=\"1\"") && !metrics.contains("_limit_celsius{gpu=\"1\""), "{metrics}");
+}
+
+#[test]
 fn memory_of_processes_is_reported_on_request_only() {
     let control = json!({"gpus": [{"uuid": "GPU-0", "processes": [{"pid": 4711, "used": GIB}]}]});
     let process = "highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-0\",pid=\"4711\"}";

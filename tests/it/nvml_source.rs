@@ -92,6 +92,40 @@ fn every_lane_answers_in_base_units() {
 }
 
 #[test]
+fn limits_are_those_that_the_gpu_reports() {
+    let node = Node::with(json!({"gpus": [
+        {"power_limit_mw": 650_500, "slowdown_celsius": 87, "shutdown_celsius": 92, "mig": [{"uuid": "MIG-x"}]},
+        // A limit of 0 is a driver that does not know it.
+        {"power_limit_mw": 0, "slowdown_celsius": 0, "shutdown_celsius": null},
+    ]}));
+    let (nvml, calls) = (node.open(), CallStats::default());
+    let limits = |gpu| {
+        let rare = nvml.rare(gpu, 0, &calls);
+        [rare.power_limit_watts, rare.slowdown_celsius, rare.shutdown_celsius]
+    };
+    assert_eq!(limits(0), [Some(650.5), Some(87.0), Some(92.0)]);
+    assert_eq!(limits(1), [None; 3], "they are the whole GPU's, so a MIG instance has none");
+    assert_eq!(limits(2), [None; 3]);
+    node.control.set(&json!({"gpus": [{"power_limit_mw": 400_000, "mig": [{"uuid": "MIG-x"}]}, {}]}));
+    assert_eq!(limits(0)[0], Some(400.0), "an operator may change it");
+}
+
+#[test]
+fn limits_that_are_not_supported_are_asked_for_once() {
+    let node =
+        Node::with(json!({"gpus": [{"shutdown_celsius": null, "errors": {"nvmlDeviceGetEnforcedPowerLimit": 3}}]}));
+    let (nvml, calls) = (node.open(), CallStats::default());
+    for _ in 0..5 {
+        let rare = nvml.rare(0, 0, &calls);
+        assert_eq!((rare.power_limit_watts, rare.shutdown_celsius), (None, None));
+        assert_eq!(rare.slowdown_celsius, Some(89.0), "the other threshold is still read");
+    }
+    assert_eq!(node.control.calls("nvmlDeviceGetEnforcedPowerLimit"), 1);
+    assert_eq!(node.control.calls("nvmlDeviceGetTemperatureThreshold"), 5 + 1);
+    assert_eq!(calls.failures(highwater::source::Call::Limits), 0, "an unsupported call is not a failure");
+}
+
+#[test]
 fn nvlink_counters_are_of_all_links_and_in_bytes() {
     let node = Node::with(json!({"gpus": [{"nvlink": [{"tx_kib": 100, "rx_kib": 7}, {"tx_kib": 50, "rx_kib": 1}]}]}));
     let slow = node.open().rare(0, 0, &CallStats::default());

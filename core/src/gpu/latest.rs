@@ -276,13 +276,13 @@ impl GpuState {
         self.pcie.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }
 
-    /// The memory that there is, NVLink and BAR1, as they were read last.
+    /// The memory that there is, NVLink, BAR1 and limits, as they were read last.
     #[must_use]
     pub fn rare(&self) -> Option<std::sync::Arc<Latest<Rare>>> {
         self.rare.load_full()
     }
 
-    /// Keeps the memory that there is, NVLink and BAR1.
+    /// Keeps the memory that there is, NVLink, BAR1 and limits.
     pub fn set_rare(&self, at_ns: i64, reading: Rare) {
         self.rare.store(Some(std::sync::Arc::new(Latest { at_ns, reading })));
     }

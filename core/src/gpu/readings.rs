@@ -67,6 +67,12 @@ pub struct Rare {
     pub nvlink_received_bytes: Option<u64>,
     /// NVLink payload bytes sent, all links.
     pub nvlink_transmitted_bytes: Option<u64>,
+    /// The power draw that the driver enforces as the highest, watts. An operator may change it.
+    pub power_limit_watts: Option<f64>,
+    /// Core temperature at which the hardware slows the GPU down, degrees Celsius.
+    pub slowdown_celsius: Option<f64>,
+    /// Core temperature at which the GPU shuts down, degrees Celsius.
+    pub shutdown_celsius: Option<f64>,
 }
 
 /// One process on one GPU.

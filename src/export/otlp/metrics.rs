@@ -234,7 +234,9 @@ fn gauge(value: f64) -> Reported<f64> {
 
 fn attributes(named: &Named, labels: &Labels) -> Vec<KeyValue> {
     let reported = named.metric.labels.iter().zip(&**labels).filter(|(_, value)| !value.is_empty());
-    let reported = reported.map(|(label, value)| text(&names::attribute_name(named.metric, label), value));
+    let reported = reported.map(|(label, value)| {
+        text(&names::attribute_name(named.metric, label), names::attribute_value(named.metric, label, value))
+    });
     reported.chain(named.constant.iter().map(|(name, value)| text(name, value))).collect()
 }
 

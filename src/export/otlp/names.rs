@@ -73,8 +73,10 @@ names! {
     GPU_UTILIZATION => "hw.gpu.utilization" "1" Gauge;
     GPU_MEMORY_UTILIZATION => "highwater.gpu.memory.activity" "1" Gauge;
     GPU_POWER => "hw.power" "W" Gauge ["hw.type" = "gpu"];
+    GPU_POWER_LIMIT => "highwater.gpu.power.limit" "W" Gauge;
     GPU_ENERGY => "hw.energy" "J" ForeignCount ["hw.type" = "gpu"];
     GPU_TEMPERATURE => "hw.temperature" "Cel" Gauge ["hw.type" = "gpu"];
+    GPU_TEMPERATURE_LIMIT => "hw.temperature.limit" "Cel" Gauge ["hw.type" = "gpu"];
     GPU_SM_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "sm"];
     GPU_MEMORY_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "memory"];
     GPU_THROTTLE => "highwater.gpu.throttle.active" "1" GaugeInt;
@@ -201,6 +203,7 @@ pub fn attribute_name(metric: &Metric, label: &str) -> String {
         "name" => "hw.name",
         "driver_version" => "hw.driver_version",
         "severity" if std::ptr::eq(metric, &raw const c::GPU_ECC_ERRORS) => "error.type",
+        "limit" if std::ptr::eq(metric, &raw const c::GPU_TEMPERATURE_LIMIT) => "hw.limit_type",
         "pid" => "process.pid",
         "namespace" => "k8s.namespace.name",
         "pod" => "k8s.pod.name",
@@ -208,6 +211,20 @@ pub fn attribute_name(metric: &Metric, label: &str) -> String {
         other => return format!("highwater.{other}"),
     };
     convention.to_owned()
+}
+
+/// The value of a label as the value of that attribute.
+#[must_use]
+pub fn attribute_value<'a>(metric: &Metric, label: &str, value: &'a str) -> &'a str {
+    if attribute_name(metric, label) != "hw.limit_type" {
+        return value;
+    }
+    // The conventions have a list of types of limits, and these two are on it under other names.
+    match value {
+        "slowdown" => "throttled",
+        "shutdown" => "high.critical",
+        other => other,
+    }
 }
 
 /// The name of a metric over OTLP.
@@ -252,7 +269,7 @@ mod tests {
     fn the_documented_names_are_the_table() {
         use std::fmt::Write as _;
         let mut table = String::from(
-            "# Metrics over OTLP\n\nGenerated from the table in `src/export/otlp/names.rs`; a test compares them. docs/metrics.md describes each metric under\nits Prometheus name.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
+            "# Metrics over OTLP\n\nGenerated from the table in `src/export/otlp/names.rs`; a test compares them. docs/metrics.md describes each metric under\nits Prometheus name. Labels keep their values, except that `hw.limit_type` is `throttled` for `slowdown` and\n`high.critical` for `shutdown`.\n\n| OTLP | unit | instrument | attributes | Prometheus |\n|---|---|---|---|---|\n",
         );
         for named in NAMES {
             let labels = named.metric.labels.iter().map(|label| format!("`{}`", attribute_name(named.metric, label)));
@@ -290,6 +307,7 @@ mod tests {
             metric::HW_POWER,
             metric::HW_ENERGY,
             metric::HW_TEMPERATURE,
+            metric::HW_TEMPERATURE_LIMIT,
             metric::PROCESS_CPU_TIME,
             metric::PROCESS_MEMORY_USAGE,
             metric::PROCESS_MEMORY_VIRTUAL,
@@ -305,5 +323,9 @@ mod tests {
         assert_eq!(attribute_name(&c::GPU_INFO, "parent_uuid"), attribute::HW_PARENT);
         assert_eq!(attribute_name(&c::GPU_ECC_ERRORS, "severity"), attribute::ERROR_TYPE);
         assert_eq!(attribute_name(&c::GPU_REMAPPED_ROWS, "severity"), "highwater.severity");
+        assert_eq!(attribute_name(&c::GPU_TEMPERATURE_LIMIT, "limit"), attribute::HW_LIMIT_TYPE);
+        let limits = ["slowdown", "shutdown"].map(|limit| attribute_value(&c::GPU_TEMPERATURE_LIMIT, "limit", limit));
+        assert_eq!(limits, ["throttled", "high.critical"]);
+        assert_eq!(attribute_value(&c::GPU_THROTTLE, "reason", "slowdown"), "slowdown");
     }
 }

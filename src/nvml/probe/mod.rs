@@ -10,7 +10,7 @@ use super::errors::Code;
 use super::raw::{Field, Handle, ProcessKind};
 use super::{Nvml, devices};
 use nvml_wrapper::enum_wrappers::device::{
-    Clock, EccCounter, MemoryError, PcieUtilCounter, Sampling, TemperatureSensor,
+    Clock, EccCounter, MemoryError, PcieUtilCounter, Sampling, TemperatureSensor, TemperatureThreshold,
 };
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings as sys;
@@ -136,6 +136,15 @@ impl<'a> Builder<'a> {
             .remarked("ok; blocks every other call on its GPU, so it is made once a minute"),
             self.wrapped("BAR1", "nvmlDeviceGetBAR1MemoryInfo", Slow, No, |gpu| {
                 gpu.bar1_memory_info().map(|bar1| bar1.used)
+            }),
+            self.wrapped("power limit", "nvmlDeviceGetEnforcedPowerLimit", Slow, No, |gpu| {
+                gpu.enforced_power_limit().map(u64::from)
+            }),
+            self.wrapped("slowdown temperature", "nvmlDeviceGetTemperatureThreshold(SLOWDOWN)", Slow, No, |gpu| {
+                gpu.temperature_threshold(TemperatureThreshold::Slowdown).map(u64::from)
+            }),
+            self.wrapped("shutdown temperature", "nvmlDeviceGetTemperatureThreshold(SHUTDOWN)", Slow, No, |gpu| {
+                gpu.temperature_threshold(TemperatureThreshold::Shutdown).map(u64::from)
             }),
             self.raw("NVLink counters, both ways", "nvmlDeviceGetFieldValues(138,139)", Slow, Dear("KiB"), move || {
                 sum(nvml.raw.nvlink_counters(handle)?)

@@ -52,7 +52,12 @@ pub struct Gpu {
     pub memory_utilization: Curve,
     pub power_average_mw: Curve,
     pub power_instant_mw: Curve,
+    pub power_limit_mw: Curve,
     pub temperature: Curve,
+    /// Not supported if `null`.
+    pub slowdown_celsius: Option<u32>,
+    /// Not supported if `null`.
+    pub shutdown_celsius: Option<u32>,
     pub sm_clock_mhz: Curve,
     pub memory_clock_mhz: Curve,
     pub throttle_reasons: Curve,
@@ -226,7 +231,10 @@ impl Default for Gpu {
             memory_utilization: Curve::Constant(0),
             power_average_mw: Curve::Constant(76_000),
             power_instant_mw: Curve::Constant(77_000),
+            power_limit_mw: Curve::Constant(700_000),
             temperature: Curve::Constant(30),
+            slowdown_celsius: Some(89),
+            shutdown_celsius: Some(95),
             sm_clock_mhz: Curve::Constant(345),
             memory_clock_mhz: Curve::Constant(3_201),
             throttle_reasons: Curve::Constant(1),

@@ -75,6 +75,32 @@ extern "C" fn nvmlDeviceGetTemperature(device: nvmlDevice_t, sensor: u32, temper
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: nvmlDevice_t, limit: *mut u32) -> u32 {
+    on_device(Function::nvmlDeviceGetEnforcedPowerLimit, device, |target| {
+        put(limit, now_u32(&target.whole()?.power_limit_mw))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetTemperatureThreshold(device: nvmlDevice_t, kind: u32, celsius: *mut u32) -> u32 {
+    use sys::{
+        nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_COUNT as COUNT,
+        nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_SHUTDOWN as SHUTDOWN,
+        nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_SLOWDOWN as SLOWDOWN,
+    };
+    on_device(Function::nvmlDeviceGetTemperatureThreshold, device, |target| {
+        let gpu = target.whole()?;
+        let threshold = match kind {
+            SHUTDOWN => gpu.shutdown_celsius,
+            SLOWDOWN => gpu.slowdown_celsius,
+            COUNT.. => return Err(INVALID_ARGUMENT),
+            _ => None,
+        };
+        put(celsius, threshold.ok_or(NOT_SUPPORTED)?)
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: u32, clock: *mut u32) -> u32 {
     on_device(Function::nvmlDeviceGetClockInfo, device, |target| match kind {
         0 | 1 => put(clock, now_u32(&target.whole()?.sm_clock_mhz)),
