@@ -2,8 +2,8 @@
 
 from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
-from generator.panels import (BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, lines, query, rows, table,
-                              tile, words)
+from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, lines,
+                              query, rows, table, tile, words)
 from generator.queries import NODE, fullness, or_zero
 
 DAEMON = f"highwater_build_info{{{NODE}}}"
@@ -90,6 +90,8 @@ def _gpus():
         rows(f"count by (instance, gpu) (highwater_finding_active{{{NODE},gpu!=\"\"}} == 1) "
              f"or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
         rows(f"topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) (highwater_job_info{{{NODE}}}))"),
+        rows(f"{by} ({queries.share_of_power_limit(NODE)})"),
+        rows(f"min by (instance, gpu) ({queries.below_slowdown(NODE)})"),
     ]
     columns = [
         column("Node", source="instance", link=TO_NODE, filtered=True, width=170),
@@ -99,9 +101,11 @@ def _gpus():
                link=TO_GPU, width=110),
         column("Utilization", source="E", unit="percentunit", decimals=0, minimum=0, maximum=1, steps=[(0, BLUE)],
                cell="gauge", width=100),
-        column("Power", source="F", unit="watt", decimals=0, minimum=0, steps=[(0, BLUE)], cell="gauge", width=100),
-        column("Temperature", source="G", unit="celsius", decimals=0, minimum=0, maximum=100,
-               steps=[(0, BLUE), (85, YELLOW), (95, RED)], cell="gauge", width=105),
+        column("Power", source="F", unit="watt", decimals=0, width=65),
+        column("Of its limit", source="L", unit="percentunit", decimals=0, minimum=0, maximum=1, steps=[(0, BLUE)],
+               cell="gauge", width=100),
+        column("Temperature", source="G", unit="celsius", decimals=0, width=100),
+        column("Below slowdown", source="M", unit="celsius", decimals=0, steps=BELOW_SLOWDOWN, cell="text", width=120),
         column("Throttled", source="H", mappings=[THROTTLED], cell="text", width=80),
         column("XIDs", source="I", steps=NONE_WANTED, cell="text", width=50),
         column("Findings", source="J", steps=SOME, cell="text", width=75),
@@ -112,7 +116,8 @@ def _gpus():
     return table("GPUs", "A row for each GPU that was seen within the time range, also on nodes that are gone. Peak memory is "
                  "the highest use at any millisecond of the window. Node, GPU and job link to their dashboards. The filter "
                  "in a column's head restricts thousands of rows. "
-                 "Temperature is yellow from 85 °C; whether the GPU is slowed by it is under Throttled.", queries_, columns, sort=("Peak", True),
+                 "Below slowdown is how many degrees the GPU is below the temperature at which it slows itself. It and the share of "
+                 "the power limit are n/a if the GPU reports no limit.", queries_, columns, sort=("Peak", True),
                  pages=True)
 
 

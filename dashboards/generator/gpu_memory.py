@@ -2,8 +2,8 @@
 
 from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
-from generator.panels import (BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, lines, query, rows, table,
-                              tile, timeline, words)
+from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, dashed,
+                              lines, query, rows, table, tile, timeline, words)
 from generator.queries import GPU, fullness, or_zero, peak, usable
 
 NAME = "{{instance}} GPU {{gpu}}"
@@ -80,8 +80,9 @@ def _tiles():
              f"max({fullness(GPU)})", "percentunit", FULL, decimals=1),
         tile("Throttled, now", "GPUs that are slowed by heat or a hardware limit of the board. The software power cap is normal "
              "at full load and not counted.", f"sum({throttled})", steps=[(0, GREEN), (1, ORANGE)]),
-        tile("Hottest GPU, now", "The highest core temperature. A GPU slows itself near its limit; Throttle reasons shows when.",
-             f"max(highwater_gpu_temperature_celsius{{{GPU}}})", "celsius", [(0, GREEN), (85, YELLOW), (95, RED)]),
+        tile("Below slowdown, now", "Degrees between the hottest GPU and the temperature at which its hardware slows it: the least "
+             "of all selected GPUs. Unknown if no GPU reports that temperature; Temperature has the curves.",
+             f"min({queries.below_slowdown(GPU)})", "celsius", BELOW_SLOWDOWN),
         tile("Findings, now", "Findings about the selected GPUs that go on. Fleet and nodes has their table.",
              or_zero(f'count(highwater_finding_active{{{GPU}}} == 1)', UP), steps=[(0, GREEN), (1, ORANGE)]),
         tile("Alerts firing, now", "Alerts about the selected GPUs that fire. Unknown if Prometheus has not loaded the rules.",
@@ -99,14 +100,11 @@ def _how_full():
 
 
 def _peaks():
-    capacity = {"matcher": {"id": "byName", "options": "capacity"}, "properties": [
-        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}},
-        {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}}]}
     return lines("Peak in each window", "The most memory in use at any millisecond of the window, by GPU. Dashed: the memory "
                  "that jobs can have on the largest GPU.",
                  [query(peak(GPU), NAME),
                   query(f"max({usable(GPU)})", "capacity")],
-                 "bytes", legend="right", calcs=["max"], overrides=[capacity])
+                 "bytes", legend="right", calcs=["max"], overrides=[dashed("capacity", RED)])
 
 
 def _least_free():
@@ -189,14 +187,19 @@ def _clock():
 
 
 def _power():
-    return lines("Power", "Power draw: the instant value, or the mean over a second if the driver has no instant value.",
-                 [query(f"highwater_gpu_power_watts{{{GPU}}}", NAME)], "watt")
+    return lines("Power", "Power draw: the instant value, or the mean over a second if the driver has no instant value. Dashed: "
+                 "the power limit in force, the highest of the selected GPUs; no line if they report none.",
+                 [query(f"highwater_gpu_power_watts{{{GPU}}}", NAME),
+                  query(f"max(highwater_gpu_power_limit_watts{{{GPU}}})", "limit")], "watt",
+                 overrides=[dashed("limit", RED)])
 
 
 def _temperature():
-    return lines("Temperature", "Core temperature. Near the board's limit the clock falls, and a thermal reason appears under "
-                 "Throttle reasons. The axis does not begin at 0.",
-                 [query(f"highwater_gpu_temperature_celsius{{{GPU}}}", NAME)], "celsius", minimum=None)
+    return lines("Temperature", "Core temperature. Dashed: where the hardware slows the GPU and where it shuts down, the lowest of "
+                 "the selected GPUs; no line if they report none. Throttle reasons has thermal reasons. The axis does not begin at 0.",
+                 [query(f"highwater_gpu_temperature_celsius{{{GPU}}}", NAME),
+                  query(f"min by (limit) (highwater_gpu_temperature_limit_celsius{{{GPU}}})", "{{limit}}")], "celsius",
+                 minimum=None, overrides=[dashed("slowdown", ORANGE), dashed("shutdown", RED)])
 
 
 def _energy():

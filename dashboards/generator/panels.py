@@ -9,6 +9,8 @@ GREY = "#7b8087"
 GREEN, YELLOW, ORANGE, RED, BLUE = "green", "yellow", "orange", "red", "blue"
 FULL = [(0, GREEN), (0.9, YELLOW), (0.97, ORANGE), (0.99, RED)]
 NONE_WANTED = [(0, GREEN), (1, RED)]
+# Degrees below the slowdown temperature; negative above it.
+BELOW_SLOWDOWN = [(-100, RED), (0, ORANGE), (3, YELLOW), (8, GREEN)]
 UNKNOWN_INDEX = 99
 
 
@@ -115,6 +117,13 @@ def lines(title, description, queries, unit, *, legend="bottom", calcs=(), minim
                   min=minimum, max=maximum, decimals=decimals, interval=interval, overrides=overrides,
                   color={"mode": "palette-classic"}, custom=custom,
                   options={"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}})
+
+
+def dashed(name, color):
+    """The override that draws the curve `name` as a limit."""
+    return {"matcher": {"id": "byName", "options": name}, "properties": [
+        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}},
+        {"id": "color", "value": {"mode": "fixed", "fixedColor": color}}]}
 
 
 def timeline(title, description, queries, unit="none", steps=(), *, mappings=(), transformations=(), per_page=20,

@@ -64,6 +64,17 @@ def fullness(matchers):
     return f"{peak(matchers)} / ignoring (window) {usable(matchers)}"
 
 
+def share_of_power_limit(matchers):
+    """Power draw as a share of the limit in force; nothing for a GPU that reports no limit."""
+    return f"highwater_gpu_power_watts{{{matchers}}} / highwater_gpu_power_limit_watts{{{matchers}}}"
+
+
+def below_slowdown(matchers):
+    """Degrees between a GPU and the temperature at which it slows itself; nothing for a GPU that reports none."""
+    limit = f'highwater_gpu_temperature_limit_celsius{{{matchers},limit="slowdown"}}'
+    return f"{limit} - ignoring (limit) highwater_gpu_temperature_celsius{{{matchers}}}"
+
+
 def or_zero(expr, if_there_is):
     """`expr`, or 0 as long as `if_there_is` returns anything. Without it, what was not seen stays unknown."""
     return f"{expr} or 0 * count({if_there_is})"
