@@ -14,6 +14,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The end of a finished file's name.
@@ -30,8 +31,9 @@ const RESERVE: &str = ".reserve";
 const RESERVE_BYTES: usize = 1 << 20;
 
 /// One capture as it is listed. Times are Unix nanoseconds.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-#[schema(as = Capture)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = Capture))]
 pub struct Listed {
     /// Its name.
     pub id: String,

@@ -1,11 +1,13 @@
 //! The state of a recording.
 
 use serde::Serialize;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The state of a recording.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = CaptureState)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = CaptureState))]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// It is being written.

@@ -46,13 +46,13 @@ pub enum Access {
 
 /// Takes a batch. 200 if at least one event was accepted or none was sent, 400 if all were refused; both report the
 /// refused events.
-#[utoipa::path(post, path = "/api/v1/annotations", tag = "annotations",
+#[cfg_attr(test, utoipa::path(post, path = "/api/v1/annotations", tag = "annotations",
     request_body(description = "An event, an array of events, or one event per line; docs/annotations.md has their fields.",
         content((serde_json::Value = "application/json"), (String = "application/x-ndjson"))),
     responses((status = 200, description = "At least one event was accepted, or none was sent.", body = serde_json::Value),
         (status = 400, description = "All events were refused.", body = super::problem::Body),
         (status = 401, body = super::problem::Body), (status = 403, body = super::problem::Body),
-        (status = 408, body = super::problem::Body), (status = 413, body = super::problem::Body)))]
+        (status = 408, body = super::problem::Body), (status = 413, body = super::problem::Body))))]
 pub async fn post(State(door): State<Door>, peer: Option<Extension<Peer>>, headers: HeaderMap, body: Body) -> Response {
     if let Err(problem) = door.access.check(&headers, "annotations") {
         return problem.into_response();

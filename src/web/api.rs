@@ -2,7 +2,7 @@
 
 use super::Site;
 use super::json::{self, Json};
-use super::problem::{Body, Problem};
+use super::problem::Problem;
 use crate::node::Node;
 use crate::source::Skipped;
 use axum::extract::rejection::QueryRejection;
@@ -16,6 +16,7 @@ use highwater_core::ring::{QueryError, Reader};
 use highwater_core::wire;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
 /// Points in one answer by default.
@@ -32,7 +33,8 @@ fn node(site: &Site) -> Result<Arc<Node>, Problem> {
 }
 
 /// The answer of `GET /api/v1/gpus`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct GpusAnswer {
     /// What is read.
     source: String,
@@ -40,7 +42,8 @@ pub(super) struct GpusAnswer {
 }
 
 /// A GPU or MIG instance. Bytes and Unix nanoseconds; `null` if unknown.
-#[derive(Default, Serialize, ToSchema)]
+#[derive(Default, Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct GpuAnswer {
     gpu: String,
     /// `null` for a GPU that could not be opened.
@@ -89,8 +92,8 @@ impl GpuAnswer {
 }
 
 /// All GPUs of the node.
-#[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", responses(
-    (status = 200, body = GpusAnswer), (status = 503, description = "Nothing is read; the detail says why.", body = Body)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", responses(
+    (status = 200, body = GpusAnswer), (status = 503, description = "Nothing is read; the detail says why.", body = super::problem::Body))))]
 pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, Problem> {
     let node = node(&site)?;
     let shift_ns = node.clock.unix_shift_ns();
@@ -100,9 +103,10 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 }
 
 /// The query of `GET /api/v1/gpus/{gpu}/memory`.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct MemoryQuery {
     /// Begin, Unix nanoseconds; a minute before the end if left out.
     from: Option<i64>,
@@ -113,11 +117,11 @@ pub(super) struct MemoryQuery {
 }
 
 /// The changes of a GPU's memory in an interval.
-#[utoipa::path(get, path = "/api/v1/gpus/{gpu}/memory", tag = "gpus",
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/gpus/{gpu}/memory", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or PCI bus id."), MemoryQuery),
-    responses((status = 200, body = MemoryAnswer), (status = 400, body = Body),
-        (status = 404, description = "No such GPU, or none of its memory has been read.", body = Body),
-        (status = 503, description = "Nothing is read; the detail says why.", body = Body)))]
+    responses((status = 200, body = MemoryAnswer), (status = 400, body = super::problem::Body),
+        (status = 404, description = "No such GPU, or none of its memory has been read.", body = super::problem::Body),
+        (status = 503, description = "Nothing is read; the detail says why.", body = super::problem::Body))))]
 pub(super) async fn memory(
     State(site): State<Site>,
     Path(gpu): Path<String>,
@@ -161,7 +165,8 @@ pub(super) async fn memory(
 }
 
 /// The answer of `GET /api/v1/gpus/{gpu}/memory`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct MemoryAnswer {
     gpu: String,
     uuid: String,
@@ -175,7 +180,7 @@ pub(super) struct MemoryAnswer {
     /// The length of the intervals whose extremes are in `points`; `null` if every change is there.
     bucket_ns: Option<i64>,
     /// Unix nanoseconds, and bytes from then on; `null` begins a gap.
-    #[schema(value_type = Vec<Vec<Option<i64>>>)]
+    #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<(i64, Option<u64>)>,
 }
 
@@ -189,20 +194,23 @@ pub(super) fn bad_query(rejection: QueryRejection) -> Problem {
 }
 
 /// The answer of `GET /api/v1/jobs`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct JobsAnswer {
     jobs: Vec<ListedJob>,
 }
 
 /// A job and its ranks on this node.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct ListedJob {
     job: String,
     ranks: Vec<ListedRank>,
 }
 
 /// A rank.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct ListedRank {
     rank: u32,
     world_size: Option<u32>,
@@ -214,13 +222,13 @@ struct ListedRank {
     /// UUIDs of its GPUs, as far as they are known.
     gpus: Vec<String>,
     /// Names of what is open, outermost first.
-    #[schema(value_type = Vec<String>)]
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     open: Vec<Arc<str>>,
     last_annotation_unix_nano: i64,
 }
 
 /// All jobs that are known, with their ranks.
-#[utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", responses((status = 200, body = JobsAnswer)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", responses((status = 200, body = JobsAnswer))))]
 pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
     let node = site.known().slot.node();
     let shift_ns = site.known().unix_shift_ns();

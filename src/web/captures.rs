@@ -4,7 +4,7 @@
 //! the client reads them.
 
 use super::json::Json;
-use super::problem::{self, Problem};
+use super::problem::Problem;
 use super::serve::in_time;
 use super::{LongAnswers, MakeReport, Site, gate::Gate, page};
 use crate::capture::{Listed, Recorder, Refusal, Request};
@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The longest request, bytes.
@@ -49,7 +50,8 @@ impl Desk {
 }
 
 /// The answer of `GET /api/v1/captures`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct CapturesAnswer {
     /// Whether captures are taken.
     on: bool,
@@ -61,7 +63,7 @@ pub(super) struct CapturesAnswer {
 }
 
 /// All captures, newest first.
-#[utoipa::path(get, path = "/api/v1/captures", tag = "captures", responses((status = 200, body = CapturesAnswer)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures", tag = "captures", responses((status = 200, body = CapturesAnswer))))]
 pub(super) async fn list(State(desk): State<Desk>) -> Json<CapturesAnswer> {
     #[allow(clippy::cast_precision_loss, reason = "seconds of at most a day")]
     let most_seconds_before = desk.recorder.most_before_ns().map(|most_ns| most_ns as f64 / 1e9);
@@ -74,7 +76,8 @@ pub(super) async fn list(State(desk): State<Desk>) -> Json<CapturesAnswer> {
 }
 
 /// The body of `POST /api/v1/captures`; every key is optional.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(ToSchema))]
 #[serde(deny_unknown_fields)]
 struct Asked {
     /// Seconds before now; `captures.before` if left out.
@@ -87,7 +90,8 @@ struct Asked {
 }
 
 /// The answer to a request for a capture.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct Begun {
     /// The capture's name.
     id: String,
@@ -96,12 +100,12 @@ struct Begun {
 }
 
 /// Begins a capture, and returns its name.
-#[utoipa::path(post, path = "/api/v1/captures", tag = "captures", request_body = Option<Asked>, responses(
-    (status = 202, body = Begun), (status = 400, body = problem::Body), (status = 401, body = problem::Body),
-    (status = 403, body = problem::Body), (status = 409, description = "Another one is being taken.", body = problem::Body),
-    (status = 429, description = "Asked for too often.", body = problem::Body),
-    (status = 503, description = "Captures are off, or nothing can be written.", body = problem::Body),
-    (status = 507, body = problem::Body)))]
+#[cfg_attr(test, utoipa::path(post, path = "/api/v1/captures", tag = "captures", request_body = Option<Asked>, responses(
+    (status = 202, body = Begun), (status = 400, body = super::problem::Body), (status = 401, body = super::problem::Body),
+    (status = 403, body = super::problem::Body), (status = 409, description = "Another one is being taken.", body = super::problem::Body),
+    (status = 429, description = "Asked for too often.", body = super::problem::Body),
+    (status = 503, description = "Captures are off, or nothing can be written.", body = super::problem::Body),
+    (status = 507, body = super::problem::Body))))]
 pub(super) async fn ask(State(desk): State<Desk>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     desk.access.check(&headers, "requests for captures")?;
     let request = request(&read(body).await?)?;
@@ -183,11 +187,11 @@ fn gone(id: &str) -> Problem {
 }
 
 /// The file of a capture: an SQLite database.
-#[utoipa::path(get, path = "/api/v1/captures/{id}", tag = "captures",
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures/{id}", tag = "captures",
     params(("id" = String, Path, description = "Its name.")),
     responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sqlite3"),
-        (status = 404, body = problem::Body), (status = 409, description = "It is being written.", body = problem::Body),
-        (status = 410, description = "It failed.", body = problem::Body), (status = 503, body = problem::Body)))]
+        (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
+        (status = 410, description = "It failed.", body = super::problem::Body), (status = 503, body = super::problem::Body))))]
 pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
     let listed = finished(&desk, &id)?;
     let (recorder, found) = (desk.recorder, listed.clone());
@@ -216,12 +220,12 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
 }
 
 /// The report of a capture: its curves, phases and findings as a page.
-#[utoipa::path(get, path = "/api/v1/captures/{id}/report", tag = "captures",
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures/{id}/report", tag = "captures",
     params(("id" = String, Path, description = "Its name.")),
     responses((status = 200, body = String, content_type = "text/html"),
-        (status = 404, body = problem::Body), (status = 409, description = "It is being written.", body = problem::Body),
-        (status = 410, description = "It failed.", body = problem::Body),
-        (status = 503, description = "It cannot be read.", body = problem::Body)))]
+        (status = 404, body = super::problem::Body), (status = 409, description = "It is being written.", body = super::problem::Body),
+        (status = 410, description = "It failed.", body = super::problem::Body),
+        (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
 pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Response, Problem> {
     let listed = finished(&desk, &id)?;
     // Held by the work itself: a client that goes away does not end it.

@@ -10,15 +10,17 @@ use highwater_core::detect::Finding;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
 /// Findings in one answer by default.
 const FINDINGS: usize = 100;
 
 /// The query.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct FindingsQuery {
     /// Only active ones, or only those that have ended.
     active: Option<bool>,
@@ -27,13 +29,15 @@ pub(super) struct FindingsQuery {
 }
 
 /// The answer.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct FindingsAnswer {
     findings: Vec<FindingAnswer>,
 }
 
 /// A finding. Times are Unix nanoseconds; what does not apply is `null`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct FindingAnswer {
     id: u64,
     finding: &'static str,
@@ -41,7 +45,7 @@ struct FindingAnswer {
     certainty: &'static str,
     gpu: Option<String>,
     uuid: Option<String>,
-    #[schema(value_type = Option<String>)]
+    #[cfg_attr(test, schema(value_type = Option<String>))]
     job: Option<Arc<str>>,
     rank: Option<u32>,
     step: Option<u64>,
@@ -60,8 +64,8 @@ struct FindingAnswer {
 }
 
 /// Active and ended findings, newest first.
-#[utoipa::path(get, path = "/api/v1/findings", tag = "findings", params(FindingsQuery),
-    responses((status = 200, body = FindingsAnswer), (status = 400, body = super::problem::Body)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/findings", tag = "findings", params(FindingsQuery),
+    responses((status = 200, body = FindingsAnswer), (status = 400, body = super::problem::Body))))]
 pub(super) async fn findings(
     State(site): State<Site>,
     query: Result<Query<FindingsQuery>, QueryRejection>,

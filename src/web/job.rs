@@ -12,17 +12,20 @@ use highwater_core::jobs::Rank;
 use highwater_core::phases::{PhaseStats, RankStats};
 use serde::Serialize;
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// A job.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct JobAnswer {
     job: String,
     ranks: Vec<RankAnswer>,
 }
 
 /// A rank and its statistics since the daemon knows it.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct RankAnswer {
     rank: u32,
     world_size: Option<u32>,
@@ -32,7 +35,7 @@ struct RankAnswer {
     step: Option<u64>,
     steps: u64,
     /// Names of what is open, outermost first.
-    #[schema(value_type = Vec<String>)]
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     open: Vec<Arc<str>>,
     last_annotation_unix_nano: i64,
     /// When the rank ended; `null` while it goes on.
@@ -49,7 +52,8 @@ struct RankAnswer {
 }
 
 /// What the detectors compare; each is `null` if it is not known.
-#[derive(Serialize, ToSchema, Default)]
+#[derive(Serialize, Default)]
+#[cfg_attr(test, derive(ToSchema))]
 struct RatiosAnswer {
     /// The last step's communication divided by the rank's own healthy baseline.
     comm_slowdown: Option<f64>,
@@ -62,9 +66,10 @@ struct RatiosAnswer {
 }
 
 /// The phases of one name of one rank.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct PhaseAnswer {
-    #[schema(value_type = String)]
+    #[cfg_attr(test, schema(value_type = String))]
     phase: Arc<str>,
     durations: DurationsAnswer,
     /// Highest memory in use in the last one, bytes.
@@ -76,7 +81,8 @@ struct PhaseAnswer {
 }
 
 /// Durations. Quantiles are exact to a bucket of the exponential histogram, a few percent.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct DurationsAnswer {
     count: u64,
     total_seconds: f64,
@@ -117,8 +123,8 @@ impl PhaseAnswer {
 }
 
 /// One job, with the statistics of its ranks.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs", params(("job" = String, Path, description = "Its name.")),
-    responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs", params(("job" = String, Path, description = "Its name.")),
+    responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body))))]
 pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Response, Problem> {
     know(&site, &name)?;
     let mut ranks = open_ranks(&site, &name);

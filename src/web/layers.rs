@@ -10,9 +10,11 @@ use highwater_core::phases::{LayerStats, Log};
 use serde::Serialize;
 use std::ops::Bound;
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The answer, as it is written in pieces.
+#[cfg(test)]
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes what `pieces` writes, for the API's description")]
 pub(super) struct LayersAnswer<'a> {
@@ -21,10 +23,10 @@ pub(super) struct LayersAnswer<'a> {
 }
 
 /// Layers of every rank of a job, in the order of ranks and names.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/layers", tag = "jobs",
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/layers", tag = "jobs",
     params(("job" = String, Path, description = "Its name.")),
     responses((status = 200, body = LayersAnswer),
-        (status = 404, description = "No such job is known.", body = super::problem::Body)))]
+        (status = 404, description = "No such job is known.", body = super::problem::Body))))]
 pub(super) async fn layers(State(site): State<Site>, Path(job): Path<String>) -> Result<Response, Problem> {
     know(&site, &job)?;
     let left = Left { job: job.as_str().into(), site, after: None };
@@ -68,8 +70,9 @@ fn of_job<'a>(
 }
 
 /// A layer of one rank. Bytes, nanoseconds and seconds; `null` if unknown.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Layer)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = Layer))]
 struct Row<'a> {
     rank: u32,
     layer: &'a str,
@@ -82,8 +85,9 @@ struct Row<'a> {
 }
 
 /// The last occurrence of the layer.
-#[derive(Serialize, ToSchema)]
-#[schema(as = LastLayer)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = LastLayer))]
 struct Last {
     step: Option<u64>,
     begin_unix_nano: i64,

@@ -26,6 +26,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, broadcast, watch};
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The time between two events.
@@ -69,7 +70,8 @@ struct Served {
 }
 
 /// One event.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct Update {
     /// Unix time that all other times are relative to, nanoseconds.
     base_unix_nano: i64,
@@ -88,7 +90,8 @@ pub(super) struct Update {
 }
 
 /// A GPU at the end of an event, and its memory since the last one.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct GpuNow {
     gpu: String,
     uuid: String,
@@ -96,7 +99,7 @@ struct GpuNow {
     /// The newest reading's time, microseconds relative to the base; `null` if there is none.
     until_us: Option<i64>,
     /// Times, microseconds relative to the base, and bytes in use from then on; `null` begins a gap.
-    #[schema(value_type = Vec<Vec<Option<i64>>>)]
+    #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<(i64, Option<u64>)>,
     utilization_ratio: Option<f64>,
     power_watts: Option<f64>,
@@ -281,10 +284,10 @@ fn points(ring: &ring::Reader, before_ns: Option<i64>, newest_ns: i64) -> Vec<ri
 }
 
 /// What GPUs, jobs and findings do now, as server-sent events: an [`Update`] each.
-#[utoipa::path(get, path = "/api/v1/live", tag = "live", responses(
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/live", tag = "live", responses(
     (status = 200, description = "A stream of server-sent events without end; the data of each is an `Update`. The first \
      has the last steps and phases.", body = Update, content_type = "text/event-stream"),
-))]
+)))]
 pub(super) async fn live(State(site): State<Site>) -> Response {
     let text = site.live.connect().map(|event| Ok::<_, io::Error>(event.pieces())).try_flatten();
     let retry = futures_util::stream::iter([Ok(Bytes::from_static(RETRY.as_bytes()))]);

@@ -50,9 +50,6 @@ use problem::Problem;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use utoipa::OpenApi as _;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 /// The state that the handlers share.
 #[derive(Clone)]
@@ -96,37 +93,30 @@ impl Site {
 
 /// The routes of `listen`: everything, except what jobs send if that has a listener of its own.
 pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Router {
-    let desk = captures::Desk::new(&site, &gate);
-    let captures = OpenApiRouter::new()
-        .routes(routes!(captures::list))
-        .routes(routes!(captures::download))
-        .routes(routes!(captures::report))
-        .with_state(desk);
-    let (sent, sent_described) = sent(&site, &gate).split_for_parts();
-    let sent = if takes_annotations { sent } else { sent_elsewhere() };
-    let (read, mut described) = OpenApiRouter::with_openapi(openapi::Common::openapi())
-        .routes(routes!(api::gpus))
-        .routes(routes!(api::memory))
-        .routes(routes!(api::jobs))
-        .routes(routes!(job::job))
-        .routes(routes!(phases::phases))
-        .routes(routes!(layers::layers))
-        .routes(routes!(findings::findings))
-        .routes(routes!(live::live))
-        .routes(routes!(timeline::timeline))
-        .with_state(site.clone())
-        .merge(captures)
-        .split_for_parts();
-    described.merge(sent_described);
+    let captures = axum::Router::new()
+        .route("/api/v1/captures", routing::get(captures::list))
+        .route("/api/v1/captures/{id}", routing::get(captures::download))
+        .route("/api/v1/captures/{id}/report", routing::get(captures::report))
+        .with_state(captures::Desk::new(&site, &gate));
+    let sent = if takes_annotations { sent(&site, &gate) } else { sent_elsewhere() };
     let expositions = Arc::<Expositions>::default();
     axum::Router::new()
         .route("/", routing::get(page::page))
         .route("/metrics", routing::get(move |site, headers| metrics(site, headers, expositions)))
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
+        .route("/api/v1/gpus", routing::get(api::gpus))
+        .route("/api/v1/gpus/{gpu}/memory", routing::get(api::memory))
+        .route("/api/v1/jobs", routing::get(api::jobs))
+        .route("/api/v1/jobs/{job}", routing::get(job::job))
+        .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
+        .route("/api/v1/jobs/{job}/layers", routing::get(layers::layers))
+        .route("/api/v1/findings", routing::get(findings::findings))
+        .route("/api/v1/live", routing::get(live::live))
+        .route("/api/v1/timeline", routing::get(timeline::timeline))
+        .route("/api/v1/openapi.json", routing::get(openapi::openapi))
         .with_state(site)
-        .route("/api/v1/openapi.json", openapi::route(&described))
-        .merge(read)
+        .merge(captures)
         .merge(sent)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
@@ -137,17 +127,18 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
 pub fn annotations(site: &Site, gate: Arc<Gate>) -> axum::Router {
     let elsewhere =
         || async { Problem::new(StatusCode::NOT_FOUND, "only annotations and capture requests are served here") };
-    axum::Router::from(sent(site, &gate))
+    sent(site, &gate)
         .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(gate, gate::pass))
 }
 
 /// The routes for what jobs send.
-fn sent(site: &Site, gate: &Gate) -> OpenApiRouter {
+fn sent(site: &Site, gate: &Gate) -> axum::Router {
     let door = Door { intake: Arc::clone(&site.intake), access: gate.access.clone() };
-    let captures = OpenApiRouter::new().routes(routes!(captures::ask)).with_state(captures::Desk::new(site, gate));
-    OpenApiRouter::new().routes(routes!(annotations::post)).with_state(door).merge(captures)
+    let captures = axum::Router::new().route("/api/v1/captures", routing::post(captures::ask));
+    let annotations = axum::Router::new().route("/api/v1/annotations", routing::post(annotations::post));
+    annotations.with_state(door).merge(captures.with_state(captures::Desk::new(site, gate)))
 }
 
 fn sent_elsewhere() -> axum::Router {

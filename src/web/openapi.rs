@@ -1,23 +1,53 @@
-//! `GET /api/v1/openapi.json`: the description of the API, collected from the handlers that serve it.
+//! `GET /api/v1/openapi.json`: the description of the API.
+//!
+//! Invariant: it is collected from the handlers and the types of their answers, by a test that keeps it in
+//! `docs/openapi.json`, so the program contains the text and not what makes it.
 
 use super::json;
 use axum::http::header;
-use axum::response::IntoResponse as _;
-use axum::routing::{MethodRouter, get};
-use utoipa::OpenApi;
+use axum::response::{IntoResponse as _, Response};
 
-/// What holds for all of it.
-#[derive(OpenApi)]
-#[openapi(info(
-    title = "highwater",
-    description = "GPU memory, steps and phases of one node. Times are Unix nanoseconds, sizes are bytes. Errors are RFC \
-                   9457 problem details.",
-    license(name = "Apache-2.0")
-))]
-pub(super) struct Common;
+const DESCRIPTION: &str = include_str!("../../docs/openapi.json");
 
-/// Serves this description.
-pub(super) fn route<S: Clone + Send + Sync + 'static>(description: &utoipa::openapi::OpenApi) -> MethodRouter<S> {
-    let text = json::line(description);
-    get(move || async move { text.map(|text| ([(header::CONTENT_TYPE, json::TYPE)], text)).into_response() })
+pub(super) async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, json::TYPE)], DESCRIPTION).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{annotations, api, captures, findings, job, layers, live, phases, timeline};
+    use utoipa::OpenApi;
+
+    #[derive(OpenApi)]
+    #[openapi(
+        paths(
+            annotations::post,
+            api::gpus,
+            api::jobs,
+            api::memory,
+            captures::ask,
+            captures::download,
+            captures::list,
+            captures::report,
+            findings::findings,
+            job::job,
+            layers::layers,
+            live::live,
+            phases::phases,
+            timeline::timeline
+        ),
+        info(
+            title = "highwater",
+            description = "GPU memory, steps and phases of one node. Times are Unix nanoseconds, sizes are bytes. Errors are \
+                           RFC 9457 problem details.",
+            license(name = "Apache-2.0")
+        )
+    )]
+    struct Description;
+
+    #[test]
+    fn the_description_is_that_of_the_handlers() {
+        let text = Description::openapi().to_pretty_json().expect("it has JSON");
+        expect_test::expect_file!["../../docs/openapi.json"].assert_eq(&format!("{text}\n"));
+    }
 }

@@ -15,21 +15,24 @@ use highwater_core::wire::{Kind, Memory, Scalar};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
 /// Phases in one answer by default.
 const PHASES: usize = 1000;
 
 /// The query.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct PhasesQuery {
     /// The most; 1,000 if left out.
     limit: Option<usize>,
 }
 
 /// The answer, as it is written in pieces.
+#[cfg(test)]
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes what `pieces` writes, for the API's description")]
 pub(super) struct PhasesAnswer<'a> {
@@ -38,10 +41,10 @@ pub(super) struct PhasesAnswer<'a> {
 }
 
 /// Steps and phases that ended, newest first, with their memory by GPU.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/phases", tag = "jobs",
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/phases", tag = "jobs",
     params(("job" = String, Path, description = "Its name."), PhasesQuery),
     responses((status = 200, body = PhasesAnswer), (status = 400, body = super::problem::Body),
-        (status = 404, description = "No such job is known.", body = super::problem::Body)))]
+        (status = 404, description = "No such job is known.", body = super::problem::Body))))]
 pub(super) async fn phases(
     State(site): State<Site>,
     Path(job): Path<String>,
@@ -88,30 +91,32 @@ impl Page for Left {
 }
 
 /// One step or phase that ended.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct Phase<'a> {
     rank: u32,
-    #[schema(value_type = String)]
+    #[cfg_attr(test, schema(value_type = String))]
     kind: Kind,
     phase: &'a str,
     step: Option<u64>,
     begin_unix_nano: i64,
     end_unix_nano: i64,
     /// Counters of the job's allocator at the begin, as it sent them.
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[cfg_attr(test, schema(value_type = Option<serde_json::Value>))]
     memory_begin: Option<Memory>,
     /// Counters of the job's allocator at the end, as it sent them.
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[cfg_attr(test, schema(value_type = Option<serde_json::Value>))]
     memory_end: Option<Memory>,
     /// What else the job sent.
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[cfg_attr(test, schema(value_type = Option<serde_json::Value>))]
     #[serde(serialize_with = "as_map")]
     attributes: Option<&'a Attributes>,
     gpus: Vec<OnGpu<'a>>,
 }
 
 /// Its memory on one GPU. Bytes, nanoseconds, joules and seconds; `null` if unknown.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct OnGpu<'a> {
     gpu: Option<&'a str>,
     uuid: Option<&'a str>,
@@ -123,7 +128,7 @@ struct OnGpu<'a> {
     growth_bytes: Option<i64>,
     drop_bytes: Option<u64>,
     /// Time with at least this share of the usable memory in use, by share.
-    #[schema(value_type = Option<serde_json::Value>)]
+    #[cfg_attr(test, schema(value_type = Option<serde_json::Value>))]
     #[serde(serialize_with = "by_threshold")]
     above_ns: Option<[i64; THRESHOLDS.len()]>,
     gap_ns: i64,

@@ -4,9 +4,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// The body of an error, RFC 9457.
+#[cfg(test)]
 #[derive(ToSchema)]
 #[schema(as = Problem)]
 #[allow(dead_code, reason = "describes what `Problem` makes, for the API's description")]

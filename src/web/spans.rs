@@ -10,12 +10,14 @@ use highwater_core::wire::Kind;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+#[cfg(test)]
 use utoipa::ToSchema;
 
 /// A rank with its steps and phases.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct RankSpans {
-    #[schema(value_type = String)]
+    #[cfg_attr(test, schema(value_type = String))]
     job: Arc<str>,
     rank: u32,
     /// UUIDs of its GPUs, as far as they are known.
@@ -29,12 +31,13 @@ pub(super) struct RankSpans {
 }
 
 /// A step or phase that has ended. Times are microseconds relative to the event's `base_unix_nano`.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct EndedSpan {
     /// A number that no other span of this daemon has.
     id: u64,
     kind: &'static str,
-    #[schema(value_type = String)]
+    #[cfg_attr(test, schema(value_type = String))]
     name: Arc<str>,
     step: Option<u64>,
     begin_us: i64,
@@ -44,10 +47,11 @@ struct EndedSpan {
 }
 
 /// A step or phase that has not ended.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 struct OpenSpan {
     kind: &'static str,
-    #[schema(value_type = String)]
+    #[cfg_attr(test, schema(value_type = String))]
     name: Arc<str>,
     step: Option<u64>,
     begin_us: i64,

@@ -16,15 +16,17 @@ use highwater_core::phases::Span;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+#[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
 /// The most spans of one answer: half a megabyte.
 const MOST_SPANS: usize = 4_096;
 
 /// The interval.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(IntoParams))]
 #[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct TimelineQuery {
     /// Begin, Unix nanoseconds.
     from: i64,
@@ -33,7 +35,8 @@ pub(super) struct TimelineQuery {
 }
 
 /// The answer.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
 pub(super) struct TimelineAnswer {
     /// Unix time that the times of spans are relative to, nanoseconds.
     base_unix_nano: i64,
@@ -43,8 +46,8 @@ pub(super) struct TimelineAnswer {
 }
 
 /// Steps and phases that lie in an interval, with those that are open now.
-#[utoipa::path(get, path = "/api/v1/timeline", tag = "live", params(TimelineQuery),
-    responses((status = 200, body = TimelineAnswer), (status = 400, body = super::problem::Body)))]
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/timeline", tag = "live", params(TimelineQuery),
+    responses((status = 200, body = TimelineAnswer), (status = 400, body = super::problem::Body))))]
 pub(super) async fn timeline(
     State(site): State<Site>,
     query: Result<Query<TimelineQuery>, QueryRejection>,

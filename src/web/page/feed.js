@@ -137,7 +137,7 @@ class Feed {
 
   // The first time that any GPU's memory is kept of.
   oldest() {
-    const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Math.max(memory.oldest, memory.begin)));
+    const oldest = Math.min(...[...this.gpus.values()].map(({ memory }) => Number.isFinite(memory.oldest) ? memory.oldest : memory.begin));
     return Number.isFinite(oldest) ? oldest : this.now - 1;
   }
 }
