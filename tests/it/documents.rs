@@ -427,7 +427,7 @@ fn pictures_show_what_the_recording_has() {
     drawn.arg(root().join("docs/images/flush.py"));
     let picture = fs::read_to_string(root().join("docs/images/flush.svg")).expect("text");
     assert!(succeeds(drawn, "flush.py") == picture, "draw docs/images/flush.svg again: its first lines show how");
-    assert!(fs::read_to_string(root().join("README.md")).expect("text").contains("(docs/images/flush.svg)"));
+    assert!(fs::read_to_string(root().join("docs/findings.md")).expect("text").contains("(images/flush.svg)"));
 }
 
 #[test]
