@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn the_description_is_that_of_the_handlers() {
-        let text = Description::openapi().to_pretty_json().expect("it has JSON");
+        let text = Description::openapi().to_json().expect("it has JSON");
         expect_test::expect_file!["../../docs/openapi.json"].assert_eq(&format!("{text}\n"));
     }
 }
