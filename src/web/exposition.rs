@@ -1,6 +1,6 @@
-//! `/metrics`: one text for all scrapers that ask for the same format at the same time.
+//! `/metrics`: one body for all scrapers that ask for the same format at the same time.
 //!
-//! The scrapers of a fleet ask in step, and get the same text at the same moment. A scraper always gets a text that was
+//! The scrapers of a fleet ask in step, and get the same body at the same moment. A scraper always gets one that was
 //! begun after its request, never an older one. Only one is made at a time, whatever its format: making one takes more
 //! memory than it has bytes.
 
@@ -35,30 +35,30 @@ impl Expositions {
             Format::Text => &self.text,
             Format::Protobuf => &self.protobuf,
         };
-        exposition.text(&self.making, answers, make).await
+        exposition.answer(&self.making, answers, make).await
     }
 }
 
-/// The text being made, for the requests that wait for it.
+/// The body being made, for the requests that wait for it.
 #[derive(Debug, Default)]
 struct Exposition {
-    last: Mutex<Option<Text>>,
-    /// The number of requests without a text yet.
+    last: Mutex<Option<Made>>,
+    /// The number of requests without a body yet.
     waiting: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct Text {
+struct Made {
     begun: Instant,
-    text: Arc<Answer>,
+    body: Arc<Answer>,
 }
 
 impl Exposition {
-    /// Returns a text that another request began to make after this call, or else the result of `make`.
+    /// Returns a body that another request began to make after this call, or else the result of `make`.
     ///
     /// # Errors
     /// Those of `make`.
-    async fn text<E>(
+    async fn answer<E>(
         &self,
         making: &Mutex<()>,
         answers: &Answers,
@@ -67,17 +67,17 @@ impl Exposition {
         let asked = Instant::now();
         let waiting = Waiting::begin(&self.waiting);
         let mut last = self.last.lock().await;
-        let text = match last.take().filter(|made| made.begun >= asked) {
+        let made = match last.take().filter(|made| made.begun >= asked) {
             Some(made) => made,
             None => {
                 let _alone = making.lock().await;
-                Text { begun: Instant::now(), text: answers.keep(make()?) }
+                Made { begun: Instant::now(), body: answers.keep(make()?) }
             }
         };
-        let answer = Arc::clone(&text.text);
+        let answer = Arc::clone(&made.body);
         // If all the others go away, it stays until the next request, which does not get it.
         if !waiting.is_last() {
-            *last = Some(text);
+            *last = Some(made);
         }
         Ok(answer)
     }
@@ -109,10 +109,10 @@ mod tests {
     use http_body_util::BodyExt as _;
     use std::convert::Infallible;
 
-    /// Asks for the text, which is the number of texts made before it.
+    /// Asks for the body, which is the number of bodies made before it.
     async fn ask(exposition: Arc<Exposition>, made: Arc<AtomicUsize>) -> String {
         let make = || Ok::<_, Infallible>(made.fetch_add(1, Ordering::Relaxed).to_string().into());
-        read(exposition.text(&Mutex::default(), &Answers::default(), make).await.expect("it cannot fail")).await
+        read(exposition.answer(&Mutex::default(), &Answers::default(), make).await.expect("it cannot fail")).await
     }
 
     async fn read(answer: Arc<Answer>) -> String {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_together_get_one_text_and_the_next_gets_its_own() {
+    async fn those_who_wait_together_get_one_body_and_the_next_gets_its_own() {
         let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
         let being_made = exposition.last.lock().await;
         let asked: Vec<_> = (0..50).map(|_| tokio::spawn(ask(Arc::clone(&exposition), Arc::clone(&made)))).collect();
@@ -143,7 +143,7 @@ mod tests {
     async fn what_was_made_before_somebody_asked_is_not_reported() {
         let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
         *exposition.last.lock().await =
-            Some(Text { begun: Instant::now(), text: Answers::default().keep(b"old".into()) });
+            Some(Made { begun: Instant::now(), body: Answers::default().keep(b"old".into()) });
         assert_eq!(ask(exposition, made).await, "0");
     }
 
@@ -151,9 +151,9 @@ mod tests {
     async fn a_failure_is_reported_to_its_own_asker_alone() {
         let exposition = Exposition::default();
         let (making, answers) = (Mutex::default(), Answers::default());
-        assert_eq!(exposition.text(&making, &answers, || Err("broken")).await.err(), Some("broken"));
+        assert_eq!(exposition.answer(&making, &answers, || Err("broken")).await.err(), Some("broken"));
         let whole =
-            exposition.text(&making, &answers, || Ok::<_, Infallible>("whole".into())).await.expect("it cannot fail");
+            exposition.answer(&making, &answers, || Ok::<_, Infallible>("whole".into())).await.expect("it cannot fail");
         assert_eq!(read(whole).await, "whole");
     }
 
