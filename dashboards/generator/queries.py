@@ -1,9 +1,10 @@
 """PromQL that several dashboards share.
 
 A duration is a native histogram where Prometheus scrapes those, and a classic one elsewhere. A native histogram is one
-series without `_bucket`, `_sum` and `_count`, so every expression on durations has both forms, joined by `or`. Only one
-of them selects series. Where some nodes are scraped this way and some that way, a sum over all of them has only the native
-ones. Prometheus 2.40 and newer parse both.
+series without `_bucket`, `_sum` and `_count`, so every expression on durations has both forms, joined by `or`. Sums and
+counts join them series by series: where some nodes are scraped this way and some that way, or both forms are stored, each
+series counts once. Buckets of the two forms do not add up, so a quantile or heat map over several nodes is that of the
+native ones if there are any. Prometheus 2.40 and newer parse both.
 """
 
 NODE = 'instance=~"$instance"'
@@ -28,14 +29,14 @@ def quantile(q, metric, matchers, by=(), window=RECENT):
 
 def seconds(metric, matchers, by=(), window=RECENT):
     """Seconds that passed in what `metric` measures, per second."""
-    native = f"histogram_sum({_sum(by, f'rate({metric}{{{matchers}}}[{window}])')})"
-    return f"({native} or {_sum(by, f'rate({metric}_sum{{{matchers}}}[{window}])')})"
+    native, classic = f"rate({metric}{{{matchers}}}[{window}])", f"rate({metric}_sum{{{matchers}}}[{window}])"
+    return _sum(by, f"histogram_sum({native}) or {classic}")
 
 
 def count(metric, matchers, by=(), window=RECENT):
     """How often it happened, per second."""
-    native = f"histogram_count({_sum(by, f'rate({metric}{{{matchers}}}[{window}])')})"
-    return f"({native} or {_sum(by, f'rate({metric}_count{{{matchers}}}[{window}])')})"
+    native, classic = f"rate({metric}{{{matchers}}}[{window}])", f"rate({metric}_count{{{matchers}}}[{window}])"
+    return _sum(by, f"histogram_count({native}) or {classic}")
 
 
 def mean(metric, matchers, by=(), window=RECENT):
@@ -44,10 +45,10 @@ def mean(metric, matchers, by=(), window=RECENT):
 
 
 def distribution(metric, matchers, window=RECENT):
-    """Buckets for a heat map."""
+    """Buckets for a heat map: the native ones alone where both forms are stored."""
     increase = f"increase({metric}{{{matchers}}}[{window}])"
     classic = f"increase({metric}_bucket{{{matchers}}}[{window}])"
-    return f"sum({increase}) or sum by (le) ({classic})"
+    return f"sum({increase}) or on () sum by (le) ({classic})"
 
 
 def usable(matchers):
