@@ -3,7 +3,7 @@
 from generator import queries
 from generator.board import Board, listed, window
 from generator.panels import BLUE, FULL, NONE_WANTED, ORANGE, GREEN, bars, column, lines, matrix, plot, query, rows, table
-from generator.queries import JOB, PHASES, STEP, WHOLE, count, mean, peak, seconds, usable
+from generator.queries import JOB, PHASES, RECENT, STEP, WHOLE, count, mean, peak, phase_peak, seconds, usable
 
 INFO = f"max by (instance, uuid, exported_job) (highwater_job_info{{{JOB}}})"
 BY = "exported_job"
@@ -11,9 +11,21 @@ NAME = "{{exported_job}}"
 TO_JOB = ("The job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}&var-job=${__value.raw}")
 
 
-def of_job(vector, reduce="max"):
+def of_job(vector, reduce="max", info=INFO):
     """A vector of GPUs, by the jobs that run on them."""
-    return f"{reduce} by ({BY}) ({vector} * on (instance, uuid) group_right () {INFO})"
+    return f"{reduce} by ({BY}) ({vector} * on (instance, uuid) group_right () {info})"
+
+
+def peaks_of_jobs():
+    """The peak of each interval at whose beginning the job ran already: a GPU's peak before may be another job's."""
+    throughout = f"({INFO} and max by (instance, uuid, exported_job) (highwater_job_info{{{JOB}}} offset {RECENT}))"
+    # A daemon that restarts within the interval in another pod has two series for a GPU.
+    return of_job(f"max by (instance, uuid) ({_everywhere(peak('', RECENT))})", info=throughout)
+
+
+def _everywhere(expr):
+    """An expression whose matchers are empty."""
+    return expr.replace("{,", "{").replace("{}", "")
 
 
 def dashboard():
@@ -47,7 +59,7 @@ def _runs():
         rows(f"count by ({BY}) (count by ({BY}, rank) (highwater_job_info{{{JOB}}}))"),
         rows(f"{by} (max_over_time(highwater_job_step{{{JOB}}}[$__range]))"),
         rows(mean(STEP, JOB, [BY], WHOLE)),
-        rows(f'{by} (max_over_time(highwater_phase_memory_peak_max_bytes{{{JOB},window="$window"}}[$__range]))'),
+        rows(f"{by} ({phase_peak(JOB, WHOLE)})"),
         rows(f"{energy} / ({steps} > 0)"),
         rows(f"{idle} / ({seconds(PHASES, JOB, [BY], WHOLE)} > 0)"),
         rows(f"sum by ({BY}) (increase(highwater_job_allocator_retries_total{{{JOB}}}[$__range]))"),
@@ -65,25 +77,27 @@ def _runs():
         column("Retries", source="H", decimals=0, steps=[(0, GREEN), (1, ORANGE)], cell="text", width=65),
         column("OOMs", source="I", decimals=0, steps=NONE_WANTED, cell="text", width=60),
     ]
-    return table("Runs", "Each job over the time range: its mean step time and energy per step of a rank (exact), its highest peak at "
-                 "any millisecond of a phase, and how long its GPUs were idle.", queries_, columns, sort=("Job", False))
+    return table("Runs", "Each job over the time range: its exact mean step time, its energy per step of a rank, its highest peak at any "
+                 "millisecond of a phase, and how long its GPUs were idle. Energy is power times time inside phases: nested "
+                 "phases count in each, and what runs outside phases does not count.", queries_, columns, sort=("Job", False))
 
 
 def _memory():
-    return lines("Memory of each run over time", "The highest use in each window of the fullest GPU of each run, at the time at which it "
-                 "ran. One curve a run: with a run for each algorithm it shows what each of them takes.",
-                 [query(of_job(peak("")).replace("{,", "{"), NAME)], "bytes", legend="right", calcs=["max"])
+    return lines("Memory of each run over time", "The highest use in each interval of the fullest GPU of each run, at the time at which it "
+                 "ran. One curve a run: with a run for each algorithm it shows what each of them takes. A run's first interval is "
+                 "left out, because the GPU's peak there may be that of the run before.",
+                 [query(peaks_of_jobs(), NAME)], "bytes", legend="right", calcs=["max"])
 
 
 def _by_step():
-    return plot("Memory of each run by step", "The highest use in each window of the fullest GPU of each run over the step that it was "
-                "in, so that runs of different times lie on each other.",
+    return plot("Memory of each run by step", "The highest use in each interval of the fullest GPU of each run over the step that it was "
+                "in, so that runs of different times lie on each other. A run's first interval is left out.",
                 [query(f"max by ({BY}) (highwater_job_step{{{JOB}}})", shape="table"),
-                 query(of_job(peak("")).replace("{,", "{"), shape="table")], "bytes", x="Step", y="Peak memory", split=BY)
+                 query(peaks_of_jobs(), shape="table")], "bytes", x="Step", y="Peak memory", split=BY)
 
 
 def _highest():
-    share = f"{peak('')} / ignoring (window) {usable('')}".replace("{,", "{").replace("{}", "")
+    share = _everywhere(f"{peak('')} / ignoring (window) {usable('')}")
     return bars("Highest share of memory", "The highest use in the window of the fullest GPU of each run that goes on, as a share of the "
                 "memory that jobs can have there.", of_job(f"({share})"), "percentunit", NAME, FULL, maximum=1, decimals=1)
 
@@ -105,9 +119,9 @@ def _phases():
 
 
 def _peaks():
-    peaks = f'max_over_time(highwater_phase_memory_peak_max_bytes{{{JOB},window="$window"}}[$__range])'
     return matrix("Highest peak of each phase", "The most device memory in use at any millisecond of each phase over the time range, a "
-                  "column for each run.", f"max by ({BY}, phase) ({peaks})", "bytes", down="phase", across=BY, decimals=1)
+                  "column for each run.", f"max by ({BY}, phase) ({phase_peak(JOB, WHOLE)})", "bytes", down="phase", across=BY,
+                  decimals=1)
 
 
 def _step_time():
@@ -117,7 +131,7 @@ def _step_time():
 
 def _energy():
     energy = f"sum by ({BY}) (rate(highwater_phase_energy_joules_total{{{JOB}}}[$__rate_interval]))"
-    return lines("Energy per step", "Energy of one step of one rank, over at least a minute.",
+    return lines("Energy per step", "Energy of the phases of one step of one rank, over at least a minute. Nested phases count in each.",
                  [query(f"{energy} / ({count(STEP, JOB, [BY])} > 0)", NAME)], "joule", interval="1m")
 
 

@@ -4,7 +4,7 @@ from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
 from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, lines,
                               query, rows, table, tile, words)
-from generator.queries import NODE, fullness, or_zero
+from generator.queries import NODE, RECENT, fullness, or_zero
 
 DAEMON = f"highwater_build_info{{{NODE}}}"
 ALERTS = queries.firing('instance=~"$instance|"')
@@ -178,8 +178,8 @@ def _jobs():
 
 
 def _full():
-    share = fullness(NODE)
-    return lines("How full the GPUs are", "The highest use within each window as a share of what jobs can have: the fullest "
+    share = fullness(NODE, RECENT)
+    return lines("How full the GPUs are", "The highest use within each interval as a share of what jobs can have: the fullest "
                  "GPU, the fullest tenth, and the median GPU.",
                  [query(f"max({share})", "fullest"), query(f"quantile(0.9, {share})", "fullest tenth"),
                   query(f"quantile(0.5, {share})", "median")], "percentunit", maximum=1, decimals=0,

@@ -4,7 +4,7 @@ from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
 from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANTED, ORANGE, RED, YELLOW, column, dashed,
                               lines, query, rows, table, tile, timeline, words)
-from generator.queries import GPU, fullness, or_zero, peak, usable
+from generator.queries import GPU, RECENT, WHOLE, floor, fullness, or_zero, peak, usable
 
 NAME = "{{instance}} GPU {{gpu}}"
 UP = f"highwater_gpu_up{{{GPU}}}"
@@ -56,15 +56,14 @@ def dashboard():
 
 def _tiles():
     throttled = f'max by (instance, gpu) (highwater_gpu_throttle_active{{{GPU},reason=~"hw_.+|sw_thermal"}})'
-    above = f'max_over_time(({fullness(GPU)})[$__range:])'
     return [
         tile("GPUs answering", "GPUs and MIG instances that the driver can read now.",
              or_zero(f"count({UP} == 1)", UP), steps=[(1, BLUE)]),
         tile("GPUs lost", "GPUs that fell off the bus, cannot be opened, or on which a call hangs. See Errors.",
              f"sum(1 - {UP})", steps=NONE_WANTED),
         tile("Fullest GPU, in range", "The highest memory in use on any selected GPU at any millisecond of the time range, as a "
-             "share of the memory that jobs can have (used and free, without the driver's reserve).", f"max({above})",
-             "percentunit", FULL, decimals=1),
+             "share of the memory that jobs can have (used and free, without the driver's reserve).",
+             f"max({fullness(GPU, WHOLE)})", "percentunit", FULL, decimals=1),
         tile("Above 97 %, in range", "Share of the time range that the worst GPU spent with more than 97 % of its memory in use. "
              "When memory is this full, an allocator flushes its cache before it fails.",
              f'max(rate(highwater_gpu_memory_pressure_seconds_total{{{GPU},above="0.97"}}[$__range]))', "percentunit",
@@ -94,23 +93,23 @@ def _tiles():
 
 
 def _how_full():
-    return timeline("How full, by GPU", "Peak in each window as a share of the memory that jobs can have. Yellow from 90 %, "
+    return timeline("How full, by GPU", "Peak of each interval as a share of the memory that jobs can have. Yellow from 90 %, "
                     "orange from 97 %, red from 99 %. A gap is a time without samples. Twelve GPUs a page.",
-                    [query(fullness(GPU), NAME)], "percentunit", FULL, per_page=12)
+                    [query(fullness(GPU, RECENT), NAME)], "percentunit", FULL, per_page=12)
 
 
 def _peaks():
-    return lines("Peak in each window", "The most memory in use at any millisecond of the window, by GPU. Dashed: the memory "
+    return lines("Peak of each interval", "The most memory in use at any millisecond, by GPU. Dashed: the memory "
                  "that jobs can have on the largest GPU.",
-                 [query(peak(GPU), NAME),
+                 [query(peak(GPU, RECENT), NAME),
                   query(f"max({usable(GPU)})", "capacity")],
                  "bytes", legend="right", calcs=["max"], overrides=[dashed("capacity", RED)])
 
 
 def _least_free():
-    return lines("Least free memory in each window", "Free memory at the peak, by GPU: the margin before out of memory, and the "
+    return lines("Least free memory", "Free memory at the peak of each interval, by GPU: the margin before out of memory, and the "
                  "most that NCCL can still get for its buffers. Below 1 GiB a first communicator may fail.",
-                 [query(f"{usable(GPU)} - ignoring (window) {peak(GPU)}", NAME)], "bytes", legend="right",
+                 [query(f"{usable(GPU, RECENT)} - ignoring (window) {peak(GPU, RECENT)}", NAME)], "bytes", legend="right",
                  calcs=["min"], steps=[(0, RED), (2**30, "transparent")], draw_steps=True)
 
 
@@ -128,9 +127,9 @@ def _flushes():
 
 
 def _floor():
-    return lines("Lowest use in each window", "The least memory in use at any millisecond of the window, by GPU. If the floor "
+    return lines("Lowest use of each interval", "The least memory in use at any millisecond, by GPU. If the floor "
                  "rises for hours, something is not given back.",
-                 [query(f'highwater_gpu_memory_used_min_bytes{{{GPU},window="$window"}}', NAME)], "bytes")
+                 [query(floor(GPU, RECENT), NAME)], "bytes")
 
 
 def _now():
@@ -162,11 +161,11 @@ def _band():
     band = {"id": "custom.fillBelowTo", "value": "low"}
     thin = {"id": "custom.lineWidth", "value": 0}
     of_node = GPU + ',instance="$node"'
-    return lines("GPU $gpu", "The range of memory in use within each window, from the lowest to the highest. Both are exact to "
+    return lines("GPU $gpu", "The range of memory in use within each interval, from the lowest to the highest. Both are exact to "
                  "the millisecond, the mean is weighted by time. A mean near the bottom of a wide band is a spike.",
-                 [query(peak(of_node), "peak"),
-                  query(f'highwater_gpu_memory_used_avg_bytes{{{of_node},window="$window"}}', "mean"),
-                  query(f'highwater_gpu_memory_used_min_bytes{{{of_node},window="$window"}}', "low")], "bytes",
+                 [query(peak(of_node, RECENT), "peak"),
+                  query(f'avg_over_time(highwater_gpu_memory_used_avg_bytes{{{of_node},window="$window"}}[{RECENT}])', "mean"),
+                  query(floor(of_node, RECENT), "low")], "bytes",
                  overrides=[named("peak", band, {"id": "custom.fillOpacity", "value": 25}), named("low", thin)])
 
 

@@ -5,6 +5,9 @@ series without `_bucket`, `_sum` and `_count`, so every expression on durations 
 counts join them series by series: where some nodes are scraped this way and some that way, or both forms are stored, each
 series counts once. Buckets of the two forms do not add up, so a quantile or heat map over several nodes is that of the
 native ones if there are any. Prometheus 2.40 and newer parse both.
+
+A gauge with a label `window` is a maximum or minimum over that window before the scrape. A point of a time panel stands for
+a whole interval, which has many such windows, so time panels take the maximum or minimum of them (`over`).
 """
 
 NODE = 'instance=~"$instance"'
@@ -51,18 +54,40 @@ def distribution(metric, matchers, window=RECENT):
     return f"sum({increase}) or on () sum by (le) ({classic})"
 
 
-def usable(matchers):
-    """Bytes that jobs can have: without the driver's reserve."""
-    return f"(highwater_gpu_memory_used_bytes{{{matchers}}} + highwater_gpu_memory_free_bytes{{{matchers}}})"
+def usable(matchers, over=None):
+    """Bytes that jobs can have, without the driver's reserve: now, or when the GPU was last read within the range `over`."""
+    used, free = (f"highwater_gpu_memory_{part}_bytes{{{matchers}}}" for part in ("used", "free"))
+    return f"({_last(used, over)} + {_last(free, over)})"
 
 
-def peak(matchers):
-    return f'highwater_gpu_memory_used_max_bytes{{{matchers},window="$window"}}'
+def _last(gauge, over):
+    return f"last_over_time({gauge}[{over}])" if over else gauge
 
 
-def fullness(matchers):
+def windowed(function, metric, matchers, over=None):
+    """A gauge of the chosen window; with `over`, its highest or lowest value within that range (`function`: max or min)."""
+    gauge = f'{metric}{{{matchers},window="$window"}}'
+    return f"{function}_over_time({gauge}[{over}])" if over else gauge
+
+
+def peak(matchers, over=None):
+    """The highest use within the window."""
+    return windowed("max", "highwater_gpu_memory_used_max_bytes", matchers, over)
+
+
+def floor(matchers, over=None):
+    """The lowest use within the window."""
+    return windowed("min", "highwater_gpu_memory_used_min_bytes", matchers, over)
+
+
+def phase_peak(matchers, over=None):
+    """The highest use at any time of a phase that ended within the window."""
+    return windowed("max", "highwater_phase_memory_peak_max_bytes", matchers, over)
+
+
+def fullness(matchers, over=None):
     """The highest use within the window, as a share of what jobs can have."""
-    return f"{peak(matchers)} / ignoring (window) {usable(matchers)}"
+    return f"{peak(matchers, over)} / ignoring (window) {usable(matchers, over)}"
 
 
 def share_of_power_limit(matchers):

@@ -4,7 +4,8 @@ from generator import findings, queries
 from generator.board import Board, listed, runbooks, window
 from generator.panels import (across, BLUE, GREEN, FULL, NONE_WANTED, ORANGE, RED, YELLOW, column, heat, lines, otherwise, query, rows, table,
                               tile, timeline, words)
-from generator.queries import PHASE, PHASES, RANK, STEP, WHOLE, count, in_order, mean, or_zero, quantile, seconds
+from generator.queries import (PHASE, PHASES, RANK, RECENT, STEP, WHOLE, count, in_order, mean, or_zero, phase_peak, quantile,
+                               seconds)
 
 INFO = f"highwater_job_info{{{RANK}}}"
 LAST = f"highwater_job_last_annotation_timestamp_seconds{{{RANK}}}"
@@ -56,7 +57,7 @@ def dashboard():
 
 def _tiles():
     idle = f"sum(rate(highwater_phase_gpu_idle_seconds_total{{{PHASE}}}[$__rate_interval]))"
-    top = (f'max by (instance, exported_job, rank) (highwater_phase_memory_peak_max_bytes{{{PHASE},window="$window"}}) '
+    top = (f"max by (instance, exported_job, rank) ({phase_peak(PHASE)}) "
            f"* on (instance, exported_job, rank) group_right () {INFO} "
            "/ on (instance, gpu, uuid) group_left () (highwater_gpu_memory_used_bytes + highwater_gpu_memory_free_bytes)")
     return [
@@ -165,7 +166,7 @@ def _ranks():
         rows(f"{by} (highwater_job_compute_lag_ratio{{{RANK}}})"),
         rows(f"{by} (highwater_job_data_stall_ratio{{{RANK}}})"),
         rows(f"{by} (highwater_comm_slowdown_ratio{{{RANK}}})"),
-        rows(f'{by} (highwater_phase_memory_peak_max_bytes{{{PHASE},window="$window"}})'),
+        rows(f"{by} ({phase_peak(PHASE)})"),
         rows(f"{by} (highwater_job_allocator_reserved_bytes{{{RANK}}})"),
         rows(f"{by} (highwater_job_memory_outside_allocator_bytes{{{RANK}}})"),
     ]
@@ -210,12 +211,11 @@ def _rare():
 def _peak(title, by, legend, of):
     return lines(title, f"The most device memory in use at any millisecond of a phase, {of}. It includes NCCL's buffers and the "
                  "CUDA context, which the framework's own peak omits. If ranks differ widely, the fullest one limits the batch.",
-                 [query(f'max by ({by}) (highwater_phase_memory_peak_max_bytes{{{PHASE},window="$window"}})', legend)], "bytes")
+                 [query(f"max by ({by}) ({phase_peak(PHASE, RECENT)})", legend)], "bytes")
 
 
 def _peak_by_rank():
-    share = (f'max by (instance, exported_job, rank) (max_over_time(highwater_phase_memory_peak_max_bytes{{{PHASE},window="$window"}}'
-             f"[$__rate_interval])) * on (instance, exported_job, rank) group_right () {INFO} "
+    share = (f"max by (instance, exported_job, rank) ({phase_peak(PHASE, RECENT)}) * on (instance, exported_job, rank) group_right () {INFO} "
              "/ on (instance, gpu, uuid) group_left () (highwater_gpu_memory_used_bytes + highwater_gpu_memory_free_bytes)")
     return heat("Peak by rank", "The most device memory in use at any millisecond of the selected phases, as a share of what jobs can "
                 "have on the rank's GPU. A row for each rank, rank 0 at the top. If ranks differ widely, the fullest one limits "
@@ -224,9 +224,10 @@ def _peak_by_rank():
 
 
 def _floor():
-    joined = ('max by (rank) (highwater_gpu_memory_used_min_bytes{window="60s"} * on (instance, uuid) group_right () '
-              f"{INFO})")
-    return _spread("Floor of memory", "The lowest use within the last minute on the rank's GPU: what it holds between steps. A "
+    # A daemon that restarts within the interval in another pod has two series for a GPU.
+    lowest = 'min by (instance, uuid) (min_over_time(highwater_gpu_memory_used_min_bytes{window="60s"}[$__rate_interval]))'
+    joined = f"max by (rank) ({lowest} * on (instance, uuid) group_right () {INFO})"
+    return _spread("Floor of memory", "The lowest use within at least a minute on the rank's GPU: what it holds between steps. A "
                    "floor that rises for hours is a leak, or a cache that is still warming up.",
                    joined, "bytes")
 
@@ -267,7 +268,7 @@ def _idle():
 
 def _energy():
     energy = f"sum by (phase) (rate(highwater_phase_energy_joules_total{{{PHASE}}}[$__rate_interval]))"
-    return lines("Energy per step, by phase", "Energy of one step of one rank, by phase.",
+    return lines("Energy per step, by phase", "Energy of one step of one rank, by phase. Nested phases count in both.",
                  [query(f"{energy} / ignoring (phase) group_left () {count(STEP, RANK)}", "{{phase}}")], "joule", interval="1m")
 
 

@@ -157,6 +157,33 @@ fn assert_neutral(place: &str, thresholds: &Value, mappings: Option<&Value>) {
     assert_eq!(mapping["options"]["result"]["color"], "#7b8087", "{place}: {mapping}");
 }
 
+/// A gauge with a window holds a few seconds before the scrape, and a point of a time panel stands for minutes.
+#[test]
+fn a_point_of_a_time_panel_holds_the_peaks_of_its_whole_interval() {
+    let mut found = 0;
+    for Dashboard { file, json } in dashboards() {
+        let over_time = ["timeseries", "state-timeline", "heatmap", "xychart"];
+        for panel in panels(&json).into_iter().filter(|panel| over_time.contains(&text(&panel["type"]))) {
+            for target in list(&panel["targets"]) {
+                let expression = text(&target["expr"]);
+                for (gauge, function) in [
+                    ("_max_bytes{", "max_over_time("),
+                    ("_min_bytes{", "min_over_time("),
+                    ("_avg_bytes{", "avg_over_time("),
+                ] {
+                    for (at, _) in expression.match_indices(gauge) {
+                        let metric = expression[..at].rfind("highwater_").expect("one of its own");
+                        let is_inside = expression[..metric].ends_with(function);
+                        assert!(is_inside, "{file}, panel {}: not in {function}: {expression}", panel["title"]);
+                        found += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(found >= 10, "{found} gauges with a window");
+}
+
 /// A legend's total adds up the points of a curve. If each is the increase over `$__rate_interval`, which is longer than
 /// the distance of the points, it counts everything several times.
 #[test]
