@@ -86,17 +86,21 @@ def _live(path=""):
     return f"http://${{__data.fields.Node}}/#{path}"
 
 
-def findings_table(title, active, seen, *, of=""):
-    """The findings that go on now. If there is none, it has a row that says so, as long as `seen` returns anything."""
-    what = _with_runbook(_with_texts(active))
-    kinds = words({NOTHING: (NOTHING, GREEN)})
+def findings_table(title, active, seen, *, of="", unread=None):
+    """The findings that go on now. If there is none, it has a row that says so, as long as `seen` returns anything, or else
+    one that says that nothing is read, as long as `unread` does."""
+    unknown = "unknown: no GPU read"
+    vectors = [_with_runbook(_with_texts(active)), queries.a_row("finding", NOTHING, seen)]
+    if unread:
+        vectors.append(queries.a_row("finding", unknown, unread))
+    kinds = words({NOTHING: (NOTHING, GREEN), unknown: (unknown, GREY)})
     return table(
         title,
         f"Problems{of} that go on now: what each kind means, why it is reported and what to try. The node links to the "
-        "daemon's live page, which has the numbers. The row “none” means that the daemons answer and report nothing.",
-        [rows(queries.first_of(what, queries.a_row("finding", NOTHING, seen)))],
+        "daemon's live page, which has the numbers. The row “none” means that the daemons read GPUs and report nothing.",
+        [rows(queries.first_of(*vectors))],
         [
-            column("Finding", source="finding", mappings=[kinds], cell="text", width=130,
+            column("Finding", source="finding", mappings=[kinds], cell="text", width=150,
                    link=("What the live page shows", _live("/findings"))),
             column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
             column("Node", source="instance", width=125, missing="", link=("Live page of the node", _live("/findings"))),

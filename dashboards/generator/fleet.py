@@ -7,6 +7,8 @@ from generator.panels import (BELOW_SLOWDOWN, BLUE, FULL, GREEN, GREY, NONE_WANT
 from generator.queries import NODE, RECENT, fullness, or_zero
 
 DAEMON = f"highwater_build_info{{{NODE}}}"
+# A daemon without a driver has none of these: what its GPUs do is unknown.
+UP = f"highwater_gpu_up{{{NODE}}}"
 ALERTS = queries.firing('instance=~"$instance|"')
 TO_GPU = ("Its memory", "/d/highwater-gpu-memory?${__url_time_range}&${datasource:queryparam}"
           "&var-instance=${__data.fields.Node}&var-gpu=${__data.fields.GPU}")
@@ -27,7 +29,8 @@ def dashboard():
                   ], ["gpu"])
     board.row("Is anything wrong?")
     board.tiles(*_tiles())
-    board.line(10, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{NODE}}} == 1", DAEMON)))
+    board.line(10, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{NODE}}} == 1", UP,
+                                               unread=DAEMON)))
     board.line(7, (24, findings.alerts_table("Alerts that fire", ALERTS, DAEMON)))
     board.row("GPUs")
     board.line(14, (24, _gpus()))
@@ -53,9 +56,9 @@ def _tiles():
              "runtime. The table Nodes has the reason.",
              or_zero(f"count(highwater_source_error{{{NODE}}})", DAEMON), steps=NONE_WANTED),
         tile("Critical findings", "Findings of severity critical that go on: a job fails or is about to.",
-             or_zero(f"count({active % 'critical'})", DAEMON), steps=NONE_WANTED),
+             or_zero(f"count({active % 'critical'})", UP), steps=NONE_WANTED),
         tile("Warnings", "Findings of severity warning that go on: time or money is being lost.",
-             or_zero(f"count({active % 'warning'})", DAEMON), steps=SOME),
+             or_zero(f"count({active % 'warning'})", UP), steps=SOME),
         tile("Alerts firing", "Alerts of dashboards/alerts that fire. Unknown if Prometheus has not loaded the rules.",
              queries.count_firing(ALERTS, NODE), steps=NONE_WANTED),
         tile("GPUs answering", "GPUs and MIG instances that the driver can read now.",
@@ -89,7 +92,9 @@ def _gpus():
         rows(f"count by (instance, gpu) ({xids}) or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
         rows(f"count by (instance, gpu) (highwater_finding_active{{{NODE},gpu!=\"\"}} == 1) "
              f"or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
-        rows(f"topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) (highwater_job_info{{{NODE}}}))"),
+        # A rank whose GPU is unknown would be merged into the rows of all GPUs of its node.
+        rows("topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) "
+             f"(highwater_job_info{{{NODE},gpu!=\"\"}}))"),
         rows(f"{by} ({queries.share_of_power_limit(NODE)})"),
         rows(f"min by (instance, gpu) ({queries.below_slowdown(NODE)})"),
     ]

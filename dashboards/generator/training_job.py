@@ -12,6 +12,9 @@ LAST = f"highwater_job_last_annotation_timestamp_seconds{{{RANK}}}"
 # Alerts about the job, and alerts without a job about the nodes that it runs on.
 NODES_ALERTS = queries.firing('exported_job=""')
 ALERTS = f"{queries.firing(queries.JOB)} or ({NODES_ALERTS} and on (instance) highwater_job_info{{{queries.JOB}}})"
+# Findings about the job, and findings without a job about the GPUs that it runs on: a GPU that ranks share has no job.
+FINDINGS = (f'highwater_finding_active{{{RANK}}} == 1 or (highwater_finding_active{{exported_job="",gpu!=""}} == 1 '
+            f"and on (instance, gpu) {INFO})")
 LAG = [(0, GREEN), (1.2, YELLOW), (1.5, RED)]
 STALL = [(0, GREEN), (0.15, YELLOW), (0.3, RED)]
 SLOWDOWN = [(0, GREEN), (2, YELLOW), (10, RED)]
@@ -35,8 +38,7 @@ def dashboard():
     board.row("Is anything wrong?")
     board.tiles(*_tiles())
     board.row("Why is it slow")
-    board.line(10, (24, findings.findings_table("Findings that go on", f"highwater_finding_active{{{RANK}}} == 1", INFO,
-                                               of=" of the job")))
+    board.line(10, (24, findings.findings_table("Findings that go on", FINDINGS, INFO, of=" of the job and its GPUs")))
     board.line(11, (8, _lag()), (8, _stall()), (8, _slowdown()))
     board.line(7, (24, findings.alerts_table("Alerts that fire", ALERTS, f"highwater_job_info{{{queries.JOB}}}")))
     board.line(9, (24, _where()))
@@ -57,22 +59,25 @@ def dashboard():
 
 def _tiles():
     idle = f"sum(rate(highwater_phase_gpu_idle_seconds_total{{{PHASE}}}[$__rate_interval]))"
+    ranks = "count by (exported_job, rank) (%s)"
+    gone = f"{ranks % f'last_over_time({INFO}[$__range])'} unless {ranks % INFO}"
     top = (f"max by (instance, exported_job, rank) ({phase_peak(PHASE)}) "
            f"* on (instance, exported_job, rank) group_right () {INFO} "
            "/ on (instance, gpu, uuid) group_left () (highwater_gpu_memory_used_bytes + highwater_gpu_memory_free_bytes)")
     return [
-        tile("Silent for", "Time since the longest-silent rank sent its last event. A job that hangs or died goes silent, and is "
-             "forgotten after annotations.silence (5 min by default); then it is gone. Where each rank is shows the phase in "
-             "which it stopped.", f"time() - min({LAST})", "s", [(-86400, GREEN), (30, YELLOW), (120, RED)], missing="gone",
+        tile("Silent for", "Time since the longest-silent rank sent its last event. A rank that hangs or died goes silent, and is "
+             "forgotten after annotations.silence (5 min by default): Ranks gone counts it then. Where each rank is shows the "
+             "phase in which it stopped.", f"time() - min({LAST})", "s", [(-86400, GREEN), (30, YELLOW), (120, RED)], missing="gone",
              decimals=0),
+        tile("Ranks gone", "Ranks that were seen within the time range and are not now, although others of the job are: they hang, "
+             "died, or belong to an earlier and larger run. If none is left, the job ended or died.",
+             f"(count({gone}) or 0 * count({INFO})) + 0 * count({INFO})", steps=NONE_WANTED, missing="all or unknown"),
         tile("Step time, mean", "The exact mean duration of a step over the last few scrapes, all selected ranks.",
              mean(STEP, RANK), "s", [(0, BLUE)], decimals=2),
         tile("Against this range", "The current mean step time as a share of the mean over the dashboard's time range: 200 % means "
              "that steps take twice as long as usual. Choose a range that includes a healthy period.",
              f"({mean(STEP, RANK)}) / ({mean(STEP, RANK, window=WHOLE)})", "percentunit",
              [(0, GREEN), (1.2, YELLOW), (1.5, RED)], decimals=0),
-        tile("Steps per second", "Steps that a rank finishes per second, mean of the selected ranks.",
-             f"avg(rate(highwater_job_steps_total{{{RANK}}}[$__rate_interval]))", "ops", [(0, BLUE)], decimals=2),
         tile("GPU idle", "Share of the phases' time in which the GPU ran nothing: it waited for data, for the host, or for a file. "
              "Investigate above 10 %; above 20 % the wait limits the job.", f"{idle} / {seconds(PHASES, PHASE)}", "percentunit",
              [(0, GREEN), (0.1, YELLOW), (0.2, RED)], decimals=1),

@@ -36,6 +36,9 @@ const UNITS: [&str; 14] = [
 const EMPTY: [(&str, &str, &str); 1] =
     [(r#"severity="info""#, "annotation", "they are of a job's first steps, or of a GPU that was idle for a minute")];
 
+/// Tiles that are green for a daemon without a driver, because they are about the daemon itself.
+const OF_THE_DAEMON: [&str; 4] = ["Nodes gone", "Daemons gone", "Refused, in range", "Versions"];
+
 /// A dashboard and where it was read from.
 struct Dashboard {
     file: String,
@@ -408,6 +411,7 @@ fn every_query_returns_data_from_the_demo() {
         // Two minutes: each minute of the demo has a shortage of memory.
         scraper.wait_for_scrapes(nodes.all().len(), 120);
         every_query_returns_data(&nodes, &scraper);
+        without_a_driver_nothing_is_green(&nodes, &scraper);
     }
     every_metric_is_exposed(&nodes);
 }
@@ -431,6 +435,37 @@ fn every_query_returns_data(nodes: &Nodes, scraper: &Scraper) {
         assert!(Instant::now() < deadline, "{} queries return nothing: {waiting:#?}", waiting.len());
         scraper.wait_for_another_scrape();
     }
+}
+
+/// What the GPUs of a daemon without a driver do is unknown, so no tile says that all is well, and no table that there is
+/// nothing to report.
+fn without_a_driver_nothing_is_green(nodes: &Nodes, scraper: &Scraper) {
+    let mut tiles = 0;
+    for Dashboard { file, json } in dashboards() {
+        if text(&json["templating"]["list"][1]["name"]) != "instance" {
+            continue;
+        }
+        for panel in panels(&json) {
+            for target in list(&panel["targets"]).iter().filter(|target| target["instant"] == true) {
+                let place = format!("{file}, panel {}", panel["title"]);
+                let expression = substitute(text(&target["expr"]), &nodes.driverless, scraper);
+                for Sample { labels, value } in scraper.query(&expression) {
+                    assert!(labels.values().all(|label| label != "none"), "{place}: {labels:?}: {expression}");
+                    let is_known = text(&panel["type"]) != "stat" || OF_THE_DAEMON.contains(&text(&panel["title"]));
+                    assert!(is_known || color_of(panel, value) != "green", "{place}: {value}: {expression}");
+                }
+                tiles += usize::from(panel["type"] == "stat");
+            }
+        }
+    }
+    assert!(tiles >= 30, "{tiles} tiles");
+}
+
+/// The colour of a panel's value by its thresholds.
+fn color_of(panel: &Value, value: f64) -> &str {
+    let steps = list(&panel["fieldConfig"]["defaults"]["thresholds"]["steps"]);
+    let reached = steps.iter().rfind(|step| step["value"].as_f64().is_none_or(|from| value >= from));
+    text(&reached.expect("the lowest step")["color"])
 }
 
 /// Why a query need not return data.
