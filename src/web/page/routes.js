@@ -114,9 +114,8 @@ class Live {
   }
 
   series(gpu, at) {
-    const one = { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, shift: 0, capacity: null, headroom: null, peak: null,
-      namesCapacity: at === 0, namesPeak: false, shown: at < 8, allocations: [] };
-    return one;
+    return { gpu, name: `GPU ${gpu.gpu}`, color: `--c${at % 8}`, curve: gpu.memory, shift: 0, capacity: null, headroom: null,
+      get peak() { return gpu.memory.peak(); }, namesCapacity: at === 0, namesPeak: false, shown: at < 8, allocations: [] };
   }
 
   // Brings the chart up to the present.
@@ -129,7 +128,7 @@ class Live {
       drawLegend(this.region.legend, chart);
     }
     for (const one of chart.series) {
-      Object.assign(one, { capacity: one.gpu.usable ?? null, peak: one.gpu.memory.peak() });
+      one.capacity = one.gpu.usable ?? null;
       one.headroom = one.capacity ? one.capacity - this.headroom : null;
     }
     const highest = chart.series.reduce((best, one) => (one.peak?.[0] ?? -1) > (best?.peak?.[0] ?? -1) ? one : best, null);

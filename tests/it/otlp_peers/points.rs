@@ -215,7 +215,10 @@ fn the_one<'a>(points: &'a [Point], named: &Named, labels: &Attributes) -> &'a P
 }
 
 fn is_point_of(point: &Point, named: &Named, labels: &Attributes) -> bool {
-    let labels = labels.iter().map(|(label, value)| (names::attribute_name(named.metric, label), value.clone()));
+    let of = |(label, value): (&String, &String)| {
+        (names::attribute_name(named.metric, label), names::attribute_value(named.metric, label, value).to_string())
+    };
+    let labels = labels.iter().map(of);
     let constant = named.constant.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     point.attributes == labels.chain(constant).collect::<Attributes>()
 }
