@@ -31,16 +31,24 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
     })
 }
 
+/// The runtime for HTTP.
+///
+/// # Errors
+/// Its threads cannot be started.
+pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.on_thread_start(crate::thread::stand_back);
+    let runtime = builder.worker_threads(HTTP_THREADS).max_blocking_threads(BLOCKING_THREADS).enable_all().build();
+    runtime.context("cannot start the HTTP runtime")
+}
+
 /// Runs the daemon on the runtime for HTTP. Work that blocks, such as a capture's page being made, is left behind at the
 /// end.
 ///
 /// # Errors
 /// The runtime's threads cannot be started; those of the daemon.
 pub(super) fn drive<T>(daemon: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.on_thread_start(crate::thread::stand_back);
-    let runtime = builder.worker_threads(HTTP_THREADS).max_blocking_threads(BLOCKING_THREADS).enable_all().build();
-    let runtime = runtime.context("cannot start the HTTP runtime")?;
+    let runtime = runtime()?;
     let ended = runtime.block_on(daemon);
     runtime.shutdown_background();
     ended

@@ -3,8 +3,9 @@
 //!
 //! Enters: clients; and, only by reading, the rings and the ledger. Leaves: a stream per client. Invariants: an event is
 //! built once for all clients, except the first of each, and not at all while there are none; a client that falls behind by
-//! [`BEHIND`] events, or does not read, is disconnected; events in progress count towards the limit on long answers. Absent on purpose: memory from before the client connected, which it requests from
-//! `/api/v1/gpus/{gpu}/memory` and `/api/v1/timeline` at the resolution that it needs.
+//! eight events, or does not read, is disconnected; events in progress count towards the limit on long answers. Absent on
+//! purpose: memory from before the client connected, which it requests from `/api/v1/gpus/{gpu}/memory` and
+//! `/api/v1/timeline` at the resolution that it needs.
 
 use super::Site;
 use super::answers::{Answer, Answers};
