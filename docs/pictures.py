@@ -182,7 +182,8 @@ def why_slow(browser, url, source, out):
 
 def live_page(browser, address, out):
     """The page of the demo at `address`, while it has findings."""
-    browser.open(f"http://{address}/", *SCREEN)
+    # High enough for the first findings below the chart.
+    browser.open(f"http://{address}/", SCREEN[0], 1080)
     shown = "document.querySelectorAll('.found:not(.ended)').length > 1 && highwaterChart.findings.length > 1"
     eventually("findings on the page", lambda: browser.evaluate(f"globalThis.highwaterChart && {shown}"), 90)
     # Some seconds of the fault, so that the curve shows it.

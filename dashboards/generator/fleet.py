@@ -109,8 +109,8 @@ def _gpus():
         column("Power", source="F", unit="watt", decimals=0, width=65),
         column("Of its limit", source="L", unit="percentunit", decimals=0, minimum=0, maximum=1, steps=[(0, BLUE)],
                cell="gauge", width=100),
-        column("Temperature", source="G", unit="celsius", decimals=0, width=100),
-        column("Below slowdown", source="M", unit="celsius", decimals=0, steps=BELOW_SLOWDOWN, cell="text", width=120),
+        column("Temp", source="G", unit="celsius", decimals=0, width=80),
+        column("To slowdown", source="M", unit="celsius", decimals=0, steps=BELOW_SLOWDOWN, cell="text", width=120),
         column("Throttled", source="H", mappings=[THROTTLED], cell="text", width=80),
         column("XIDs", source="I", steps=NONE_WANTED, cell="text", width=50),
         column("Findings", source="J", steps=SOME, cell="text", width=75),
@@ -121,7 +121,7 @@ def _gpus():
     return table("GPUs", "A row for each GPU that was seen within the time range, also on nodes that are gone. Peak memory is "
                  "the highest use at any millisecond of the window. Node, GPU and job link to their dashboards. The filter "
                  "in a column's head restricts thousands of rows. "
-                 "Below slowdown is how many degrees the GPU is below the temperature at which it slows itself. It and the share of "
+                 "To slowdown is how many degrees the GPU is below the temperature at which it slows itself. It and the share of "
                  "the power limit are n/a if the GPU reports no limit.", queries_, columns, sort=("Peak", True),
                  pages=True)
 

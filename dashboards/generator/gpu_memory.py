@@ -260,7 +260,7 @@ def _identity():
 
 
 def _ecc():
-    return lines("ECC errors and remapped rows", "New ECC errors, and memory rows that were remapped because of them. A single "
+    return lines("ECC, remapped rows", "New ECC errors, and memory rows that were remapped because of them. A single "
                  "corrected error is harmless; an uncorrected one kills the job that touches it. Bars of at least two minutes "
                  "that do not overlap.",
                  [query(f"sum by (severity) (increase(highwater_gpu_ecc_errors_total{{{GPU}}}[$__interval]))",
