@@ -116,10 +116,14 @@ fn zoom_reaches_a_spike_of_a_millisecond_and_everything_works_by_keyboard() {
 #[ignore = "needs a peer: make test-peers"]
 fn a_finding_appears_within_a_second_and_its_capture_opens() {
     let Some(mut browser) = Browser::start() else { return };
-    let daemon = Daemon::start(&["demo"]).ready();
     browser.appear(1400, 1000, Theme::Light);
-    visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
-    assert_eq!(findings(&daemon).len(), 0, "the page is open before the first finding");
+    // The page must be open before the first finding, after ten seconds of the demo. A busy machine may need several demos.
+    let opened = (0..5).find_map(|_| {
+        let daemon = Daemon::start(&["demo"]).ready();
+        visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
+        findings(&daemon).is_empty().then_some(daemon)
+    });
+    let daemon = opened.expect("a page that opens within ten seconds");
     browser.value(
         "globalThis.events = []; globalThis.shownAfter = null;
         highwaterLive.feed.stream.addEventListener('message', ({ data }) => events.push(JSON.parse(data).base_unix_nano));
