@@ -185,7 +185,7 @@ def live_page(browser, address, out):
     # High enough for the first findings below the chart.
     browser.open(f"http://{address}/", SCREEN[0], 1080)
     shown = "document.querySelectorAll('.found:not(.ended)').length > 1 && highwaterChart.findings.length > 1"
-    eventually("findings on the page", lambda: browser.evaluate(f"globalThis.highwaterChart && {shown}"), 90)
+    browser.wait(f"globalThis.highwaterChart && {shown}", 90)
     # Some seconds of the fault, so that the curve shows it.
     time.sleep(8)
     save(browser, out / "readme-live.png")

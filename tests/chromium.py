@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 
 
 class Browser:
@@ -86,6 +87,15 @@ class Page:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", script))
         return answer["result"].get("value")
+
+    def wait(self, script, seconds=60):
+        """The first value of an expression that is true, asked twenty times a second."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.evaluate(script)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {seconds} s: {script}")
+            time.sleep(0.05)
+        return value
 
     def picture(self, path, clip=None):
         options = {"format": "png"} | ({"clip": clip} if clip else {})

@@ -16,10 +16,8 @@ changes a thousand times a second, and its processor time while such events go o
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
@@ -28,8 +26,11 @@ import threading
 import time
 import urllib.request
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tests"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benches/gpu")]
 from chromium import Browser  # noqa: E402
+from measure import Daemon, ticks  # noqa: E402
+from rig import find_highwater  # noqa: E402
 
 MOST_CORE, MOST_BYTES = 0.30, 150_000_000
 CLIENTS, ROUNDS, SECONDS = 10, 5, 10
@@ -49,26 +50,14 @@ globalThis.eventAt = (nth, begin) => {
 
 
 @contextlib.contextmanager
-def daemon(program, source):
+def daemon(source):
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "serve", "--source", source, "--listen", "127.0.0.1:0", "--annotations-socket", f"{folder}/s"]
-        environment = os.environ | {"XDG_RUNTIME_DIR": folder, "XDG_STATE_HOME": folder}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        arguments = ["--source", source, "--set", f"captures.directory={folder}/captures"]
+        started = Daemon(find_highwater(), pathlib.Path(folder), arguments=arguments)
         try:
-            for line in process.stdout:
-                if found := re.search(r"listening on (http://\S+?)/?(\s|$)", line):
-                    break
-            threading.Thread(target=process.stdout.read, daemon=True).start()
-            yield found[1], process.pid
+            yield started
         finally:
-            process.terminate()
-            process.wait()
-
-
-def ticks(address):
-    text = urllib.request.urlopen(f"{address}/metrics").read().decode()
-    count = lambda name: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-    return count("highwater_sampler_ticks_missed_total"), count("highwater_sampler_ticks_due_total")
+            started.stop()
 
 
 def cpu_seconds(pid):
@@ -106,28 +95,30 @@ def clients(address, count):
         thread.join()
 
 
-def window(address, pid):
+def window(measured):
     """Share of ticks missed and the daemon's processor time, of a core, over some seconds."""
-    (missed, due), begin, used = ticks(address), time.monotonic(), cpu_seconds(pid)
+    before, begin, used = ticks(measured.metrics()), time.monotonic(), cpu_seconds(measured.child.pid)
     time.sleep(SECONDS)
-    (missed_then, due_then), passed = ticks(address), time.monotonic() - begin
-    return (missed_then - missed) / (due_then - due), (cpu_seconds(pid) - used) / passed
+    after, passed = ticks(measured.metrics()), time.monotonic() - begin
+    missed, due = (after[part] - before[part] for part in ("missed", "due"))
+    return missed / due, (cpu_seconds(measured.child.pid) - used) / passed
 
 
-def ten_streams(program, chromium, source):
+def ten_streams(chromium, source):
     """Rounds of windows without clients, with ten, and, if there is a browser, with a page in it."""
     kinds = {"no client": [], f"{CLIENTS} streams": []} | ({"a page in a browser here": []} if chromium else {})
-    with daemon(program, source) as (address, pid):
+    with daemon(source) as measured:
+        measured.wait_sampling()
         time.sleep(3)
         for _ in range(ROUNDS):
-            kinds["no client"].append(window(address, pid))
-            with clients(address, CLIENTS):
-                kinds[f"{CLIENTS} streams"].append(window(address, pid))
+            kinds["no client"].append(window(measured))
+            with clients(measured.url, CLIENTS):
+                kinds[f"{CLIENTS} streams"].append(window(measured))
             if not chromium:
                 continue
             browser = Browser(chromium)
-            browser.page().open(address, 1400, 1000)
-            kinds["a page in a browser here"].append(window(address, pid))
+            browser.page().open(measured.url, 1400, 1000)
+            kinds["a page in a browser here"].append(window(measured))
             browser.close()
     print(f"{'ticks missed and the daemon with':34} {'missed':>9} {'of a core':>10}")
     for name, rounds in kinds.items():
@@ -135,27 +126,19 @@ def ten_streams(program, chromium, source):
         print(f"{name:34} {missed:9.3%} {core:10.1%}")
 
 
-def wait(page, script, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not page.evaluate(script):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not within {seconds} s: {script}")
-        time.sleep(0.1)
-
-
 def heap(page):
     page.call("HeapProfiler.collectGarbage")
     return page.evaluate("performance.memory.usedJSHeapSize")
 
 
-def one_page(program, chromium, source):
+def one_page(chromium, source):
     """A page that follows a minute of a job on eight GPUs; then an hour of made events."""
     bad = []
-    with daemon(program, source) as (address, _pid):
+    with daemon(source) as measured:
         browser = Browser(chromium)
         page = browser.page()
-        page.open(address, 1400, 1000)
-        wait(page, READY)
+        page.open(measured.url, 1400, 1000)
+        page.wait(READY)
         page.evaluate("highwaterChart.follow(60)")
         time.sleep(10)
         begin, used = time.monotonic(), cpu_seconds(browser.process.pid)
@@ -189,17 +172,15 @@ def main():
     parser.add_argument("--source", help="what the daemon reads; by default a simulation of eight GPUs")
     parser.add_argument("command", nargs="*", help="runs beside it, such as a training job")
     options = parser.parse_args()
-    program = os.environ.get("HIGHWATER", "target/release/highwater")
-    root = pathlib.Path(__file__).resolve().parent.parent.parent
-    source = options.source or f"sim:{root / 'benches/live/eight.toml'}"
+    source = options.source or f"sim:{ROOT / 'benches/live/eight.toml'}"
     beside = subprocess.Popen(options.command, stdout=subprocess.DEVNULL) if options.command else None
     try:
-        ten_streams(program, None if options.no_browser else options.chromium, source)
+        ten_streams(None if options.no_browser else options.chromium, source)
     finally:
         if beside:
             beside.terminate()
             beside.wait()
-    bad = [] if options.no_browser else one_page(program, options.chromium, source)
+    bad = [] if options.no_browser else one_page(options.chromium, source)
     for what in bad:
         print(f"beyond its bound: {what}", file=sys.stderr)
     sys.exit(bool(bad))

@@ -10,7 +10,6 @@ Exits with 1 if a bound is exceeded.
 """
 
 import argparse
-import json
 import os
 import random
 import sqlite3
@@ -18,6 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests"))
+from chromium import Browser  # noqa: E402
 
 GPUS = 8
 MILLISECOND = 1_000_000
@@ -99,57 +101,10 @@ def measured(command):
     return time.monotonic() - began, usage.ru_maxrss / 1024
 
 
-class Chromium:
-    """A headless Chromium with one page, driven over its debugging pipe."""
-
-    def __init__(self, program, profile):
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
-        arguments = [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--disable-quic",
-                     "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
-                     f"--user-data-dir={profile}"]
-        # Chromium reads commands from descriptor 3 and writes to 4.
-        shell = ["sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh", *arguments]
-        self.process = subprocess.Popen(shell, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self.reads, self.writes = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb", buffering=0)
-        self.session, self.number, self.left = None, 0, b""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def call(self, method, **parameters):
-        self.number += 1
-        request = {"id": self.number, "method": method, "params": parameters}
-        if self.session:
-            request["sessionId"] = self.session
-        self.writes.write(json.dumps(request).encode() + b"\0")
-        while True:
-            while b"\0" not in self.left:
-                read = self.reads.read1(1 << 16)
-                if not read:
-                    raise RuntimeError("chromium has ended")
-                self.left += read
-            message, self.left = self.left.split(b"\0", 1)
-            answer = json.loads(message)
-            if answer.get("id") == self.number:
-                return answer["result"]
-
-    def opened_ms(self, page):
-        """Milliseconds from asking for the page until its chart is painted and all its tables are there."""
-        self.call("Page.navigate", url=f"file://{os.path.abspath(page)}")
-        ready = "document.documentElement?.dataset.readyAfterMs"
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            value = self.call("Runtime.evaluate", expression=ready)["result"].get("value")
-            if value is not None:
-                return int(value)
-            time.sleep(0.05)
-        raise RuntimeError("the page does not become ready within a minute")
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
+def opened_ms(page, path):
+    """Milliseconds from asking for a page until its chart is painted and all its tables are there."""
+    page.call("Page.navigate", {"url": f"file://{os.path.abspath(path)}"})
+    return int(page.wait("document.documentElement?.dataset.readyAfterMs"))
 
 
 def main():
@@ -174,10 +129,11 @@ def main():
             runs = [measured([highwater, "report", path, "-o", page]) for _ in range(3)]
             took, mib = min(run[0] for run in runs), max(run[1] for run in runs)
             size = os.path.getsize(page)
-            browser = Chromium(options.chromium, tempfile.mkdtemp(dir=folder))
+            browser = Browser(options.chromium)
+            shown = browser.page()
             # The second time, the browser has what it needs in memory, as it has for whoever uses it.
-            best = min(browser.opened_ms(page) for _ in range(3))
-            browser.end()
+            best = min(opened_ms(shown, page) for _ in range(3))
+            browser.close()
             stored = sum(os.path.getsize(os.path.join(path, one)) for one in os.listdir(path)) if os.path.isdir(path) else os.path.getsize(path)
             print(f"{name:>22} {stored / 1e6:>6.0f} MB {took:>6.2f} s {mib:>5.0f} MiB {size / 1e6:>6.2f} MB {best:>6} ms", flush=True)
             bounds = [(took, most_s), (mib, most_mib), (size, most_bytes), (best, most_ms)]

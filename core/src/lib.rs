@@ -1,7 +1,7 @@
 //! The core of highwater: what is known of GPUs and jobs, and what follows from it.
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
-//! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`],
+//! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`], [`varint`],
 //! [`histogram`], [`wire`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
@@ -16,4 +16,5 @@ pub mod labels;
 pub mod phases;
 pub mod ring;
 pub mod units;
+pub mod varint;
 pub mod wire;

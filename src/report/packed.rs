@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use highwater_core::varint::{self, zigzag};
 use std::io::Write as _;
 
 const MICROSECOND_NS: i64 = 1_000;
@@ -19,16 +20,12 @@ const PEAK_UNIT_BYTES: u64 = 1 << 16;
 struct Numbers(Vec<u8>);
 
 impl Numbers {
-    fn push(&mut self, mut number: u64) {
-        while number > 127 {
-            self.0.push((number & 127) as u8 | 128);
-            number >>= 7;
-        }
-        self.0.push((number & 127) as u8);
+    fn push(&mut self, number: u64) {
+        varint::put(&mut self.0, number);
     }
 
     fn signed(&mut self, number: i64) {
-        self.push(folded(number));
+        self.push(zigzag(number));
     }
 
     /// A number that may be unknown: 0, or the change from the last known one.
@@ -36,16 +33,11 @@ impl Numbers {
         match number {
             None => self.push(0),
             Some(number) => {
-                self.push(folded(number.wrapping_sub(*last).cast_signed()).saturating_add(1));
+                self.push(zigzag(number.wrapping_sub(*last).cast_signed()).saturating_add(1));
                 *last = number;
             }
         }
     }
-}
-
-/// 0, -1, 1, -2, … as 0, 1, 2, 3, …
-fn folded(number: i64) -> u64 {
-    (number << 1 ^ number >> 63).cast_unsigned()
 }
 
 /// The curves and spans of all recordings, packed.

@@ -20,7 +20,8 @@ pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Opt
         "align_step": align_step,
         "columns": packed::columns(reports),
     });
-    Page { title: &names.join(", "), body: BODY, script: SCRIPT, data: &data, connects: false }.html()
+    let page = Page { title: &names.join(", "), body: BODY, script: SCRIPT, data: &data, connects: false };
+    page.html(&page.policy())
 }
 
 fn recording(report: &Report) -> Value {

@@ -48,8 +48,8 @@ pub(crate) struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// The document.
-    pub fn html(&self) -> String {
+    /// The document, with this as the [policy](Self::policy) that it names.
+    pub fn html(&self, policy: &str) -> String {
         // In a script element only `<` can begin anything else than data.
         let data = self.data.to_string().replace('<', "\\u003c");
         let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + self.script.len() + data.len());
@@ -59,7 +59,7 @@ impl Page<'_> {
             page.push_str(before);
             match name {
                 "title" => page.push_str(&escape(self.title)),
-                "policy" => page.push_str(&self.policy()),
+                "policy" => page.push_str(policy),
                 "style" => page.push_str(STYLE),
                 "body" => page.push_str(self.body),
                 "script" => page.push_str(self.script),
@@ -73,7 +73,7 @@ impl Page<'_> {
         page
     }
 
-    /// The content security policy, as the document names it.
+    /// Its content security policy.
     pub fn policy(&self) -> String {
         let (script, style) = (hash(self.script), hash(STYLE));
         let connect = if self.connects { "connect-src 'self'; " } else { "" };

@@ -32,6 +32,12 @@ fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     })
 }
 
+/// UUIDs of a rank's GPUs, as far as they are known.
+pub(super) fn uuids(node: Option<&Node>, rank: &Rank) -> Vec<String> {
+    let uuid = |gpu: &usize| Some(node?.gpus.get(*gpu)?.device.uuid.clone());
+    rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect()
+}
+
 /// The answer of `GET /api/v1/gpus`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(ToSchema))]
@@ -233,14 +239,13 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
     let node = site.known().slot.node();
     let shift_ns = site.known().unix_shift_ns();
     let jobs = site.known().ledger.open();
-    let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
     let listed_rank = |(number, rank): (&u32, &Rank)| ListedRank {
         rank: *number,
         world_size: rank.world_size,
         pid: rank.pid,
         step: rank.step,
         steps: rank.steps,
-        gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+        gpus: uuids(node.as_deref(), rank),
         open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
         last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
     };

@@ -1,6 +1,7 @@
 //! `GET /api/v1/jobs/{job}`: one job, with the statistics of its ranks side by side.
 
 use super::Site;
+use super::api::uuids;
 use super::json;
 use super::phases::know;
 use super::problem::Problem;
@@ -128,15 +129,16 @@ impl PhaseAnswer {
 pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Response, Problem> {
     know(&site, &name)?;
     let mut ranks = open_ranks(&site, &name);
+    let job: Arc<str> = name.as_str().into();
+    let key = |rank: &RankAnswer| (Arc::clone(&job), rank.rank);
     let board = site.known().findings.board();
     for rank in &mut ranks {
-        let key = (Arc::from(name.as_str()), rank.rank);
-        rank.ratios = board.ratios().get(&key).map(RatiosAnswer::of).unwrap_or_default();
+        rank.ratios = board.ratios().get(&key(rank)).map(RatiosAnswer::of).unwrap_or_default();
     }
     drop(board);
     let log = site.known().ledger.ended();
     for rank in &mut ranks {
-        if let Some(stats) = log.rank(&(Arc::from(name.as_str()), rank.rank)) {
+        if let Some(stats) = log.rank(&key(rank)) {
             rank.add(stats);
         }
     }
@@ -149,12 +151,11 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
 fn open_ranks(site: &Site, name: &str) -> Vec<RankAnswer> {
     let node = site.known().slot.node();
     let shift_ns = site.known().unix_shift_ns();
-    let uuid = |gpu: &usize| Some(node.as_ref()?.gpus.get(*gpu)?.device.uuid.clone());
     let answer = |(number, rank): (&u32, &Rank)| RankAnswer {
         rank: *number,
         world_size: rank.world_size,
         pid: rank.pid,
-        gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+        gpus: uuids(node.as_deref(), rank),
         step: rank.step,
         steps: rank.steps,
         open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),

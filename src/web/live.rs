@@ -215,7 +215,7 @@ impl Shared {
             findings_revision: self.findings_revision(),
         };
         let mut text = b"data: ".to_vec();
-        // An event that has no JSON is none, as there is nobody who could be told.
+        // A value that has no JSON is no event. These structures always have one.
         text.append(&mut json::line(&update).ok()?);
         text.push(b'\n');
         Some(self.answers.keep(text))
@@ -225,10 +225,11 @@ impl Shared {
     fn ended(&self, served: &mut Served) -> (Vec<Span>, u64) {
         let log = self.known.ledger.ended();
         let (from, until) = (served.spans, log.phases.count());
-        let blocks = log.trail.blocks_since(from.max(until.saturating_sub(SPANS)));
+        let first = from.max(until.saturating_sub(SPANS));
+        let blocks = log.trail.blocks_since(first);
         drop(log);
         served.spans = until;
-        let new = |span: &Span| span.number >= from.max(until.saturating_sub(SPANS));
+        let new = |span: &Span| span.number >= first;
         let mut ended: Vec<Span> = blocks.iter().flat_map(|block| block.spans()).filter(new).collect();
         ended.sort_unstable_by_key(|span| span.number);
         let lost = (until - from).saturating_sub(ended.len() as u64);

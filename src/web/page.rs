@@ -26,7 +26,9 @@ pub(super) const CLOSED: [(header::HeaderName, &str); 4] = [
 pub(super) async fn page(State(site): State<Site>) -> Response {
     let data = json!({ "headroom_bytes": site.known().findings.settings().headroom_bytes });
     let page = Page { title: "highwater", body: BODY, script: SCRIPT, data: &data, connects: true };
-    let policy = format!("{}; frame-ancestors 'none'", page.policy());
+    let policy = page.policy();
     // The document names its policy too, for those who save it.
-    (CLOSED, [(header::CONTENT_SECURITY_POLICY, policy)], Html(page.html())).into_response()
+    let html = page.html(&policy);
+    let policy = format!("{policy}; frame-ancestors 'none'");
+    (CLOSED, [(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }

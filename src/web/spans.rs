@@ -3,6 +3,7 @@
 //! Enters: the ledger. Leaves: one row per rank, with times relative to a base, so that they are small and exact in
 //! JavaScript. Invariant: the lock that annotations need is held only while what is open is copied.
 
+use super::api::uuids;
 use crate::known::Known;
 use crate::node::Node;
 use highwater_core::phases::Span;
@@ -36,7 +37,8 @@ pub(super) struct RankSpans {
 struct EndedSpan {
     /// A number that no other span of this daemon has.
     id: u64,
-    kind: &'static str,
+    #[cfg_attr(test, schema(value_type = String))]
+    kind: Kind,
     #[cfg_attr(test, schema(value_type = String))]
     name: Arc<str>,
     step: Option<u64>,
@@ -50,7 +52,8 @@ struct EndedSpan {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(ToSchema))]
 struct OpenSpan {
-    kind: &'static str,
+    #[cfg_attr(test, schema(value_type = String))]
+    kind: Kind,
     #[cfg_attr(test, schema(value_type = String))]
     name: Arc<str>,
     step: Option<u64>,
@@ -60,22 +63,13 @@ struct OpenSpan {
 /// Ranks in their order.
 pub(super) type Ranks = BTreeMap<(Arc<str>, u32), RankSpans>;
 
-fn label(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Step => "step",
-        Kind::Phase => "phase",
-        Kind::Layer => "layer",
-    }
-}
-
 /// All ranks that are known now, with what they have open. `base_ns` is on the current timeline.
 pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
     let jobs = known.ledger.open();
-    let uuid = |gpu: &usize| Some(node?.gpus.get(*gpu)?.device.uuid.clone());
     let of_rank = |(job, number, rank): (&Arc<str>, u32, &highwater_core::jobs::Rank)| {
         // Layers have no place in the lanes: there may be thousands in a step.
         let open = rank.open.iter().filter(|open| open.kind != Kind::Layer).map(|open| OpenSpan {
-            kind: label(open.kind),
+            kind: open.kind,
             name: Arc::clone(&open.name),
             step: open.step,
             begin_us: open.begin_ns.saturating_sub(base_ns) / 1_000,
@@ -83,7 +77,7 @@ pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
         let spans = RankSpans {
             job: Arc::clone(job),
             rank: number,
-            gpus: rank.gpus.as_deref().unwrap_or_default().iter().filter_map(uuid).collect(),
+            gpus: uuids(node, rank),
             step: rank.step,
             spans: Vec::new(),
             open: open.collect(),
@@ -105,7 +99,7 @@ pub(super) fn add(ranks: &mut Ranks, span: Span, base_ns: i64) {
     });
     rank.spans.push(EndedSpan {
         id: span.number,
-        kind: label(span.kind),
+        kind: span.kind,
         name: span.name,
         step: span.step,
         begin_us: span.begin_ns.saturating_sub(base_ns) / 1_000,

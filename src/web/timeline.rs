@@ -14,8 +14,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::phases::Span;
 use serde::{Deserialize, Serialize};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
 
@@ -77,47 +76,18 @@ pub(super) async fn timeline(
 
 /// The longest spans in the order of their numbers, and how many others there are.
 fn longest(spans: impl Iterator<Item = Span>) -> (Vec<Span>, usize) {
-    let mut kept = BinaryHeap::new();
+    let mut kept = BTreeMap::new();
     let mut left_out = 0;
     for span in spans {
-        kept.push(Reverse(ByLength(span)));
+        kept.insert((span.end_ns.saturating_sub(span.begin_ns), span.number), span);
         if kept.len() > MOST_SPANS {
-            kept.pop();
+            kept.pop_first();
             left_out += 1;
         }
     }
-    let mut kept: Vec<Span> = kept.into_iter().map(|Reverse(ByLength(span))| span).collect();
+    let mut kept: Vec<Span> = kept.into_values().collect();
     kept.sort_unstable_by_key(|span| span.number);
     (kept, left_out)
-}
-
-/// A span among others, by its length.
-struct ByLength(Span);
-
-impl ByLength {
-    fn key(&self) -> (i64, u64) {
-        (self.0.end_ns.saturating_sub(self.0.begin_ns), self.0.number)
-    }
-}
-
-impl PartialEq for ByLength {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for ByLength {}
-
-impl PartialOrd for ByLength {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ByLength {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 #[cfg(test)]

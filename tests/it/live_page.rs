@@ -1,4 +1,4 @@
-//! The live page in a real browser: drawn, zoomed to a single reading, told of findings, and closed to other servers.
+//! The live page in a real browser: drawn, zoomed to a single reading, up to date with findings, and closed to other servers.
 
 use crate::browser::{Browser, Theme};
 use crate::daemon::{Daemon, agent};

@@ -7,6 +7,7 @@
 
 use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
+use super::shares::{Shares, Weigh};
 use super::stats::RankStats;
 use super::trail::Trail;
 use crate::jobs::{Limits, Resource, weight};
@@ -76,18 +77,9 @@ pub struct Log {
 pub struct Shelf {
     most: usize,
     most_bytes: usize,
-    /// By owner.
-    by_owner: BTreeMap<usize, Own>,
+    entries: Shares<Entry>,
     count: u64,
     kept: usize,
-    bytes: usize,
-}
-
-/// What one owner has on it, oldest first.
-#[derive(Debug, Default)]
-struct Own {
-    entries: VecDeque<Entry>,
-    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -95,6 +87,12 @@ struct Entry {
     number: u64,
     bytes: usize,
     attributed: Arc<Attributed>,
+}
+
+impl Weigh for Entry {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Log {
@@ -168,7 +166,7 @@ impl Log {
 
 impl Shelf {
     fn new(most: usize, most_bytes: usize) -> Self {
-        Self { most, most_bytes, by_owner: BTreeMap::new(), count: 0, kept: 0, bytes: 0 }
+        Self { most, most_bytes, entries: Shares::default(), count: 0, kept: 0 }
     }
 
     /// How many have come so far.
@@ -180,44 +178,29 @@ impl Shelf {
     /// Adds one, and forgets others where that is needed.
     fn push(&mut self, mut attributed: Attributed) {
         attributed.ended.waiting = None;
-        // What nobody answers for, a test's, stands beside what owners have.
         let account = attributed.ended.open.held.take().map(|held| Arc::clone(held.account()));
-        let owner = account.as_ref().map_or(0, |account| Arc::as_ptr(account) as usize);
         let bytes = ENTRY_BYTES
             + attributed.gpus.capacity() * size_of::<PhaseMemory>()
             + attributed.ended.open.attributes.as_ref().map_or(0, weight);
         // On the account for as long as anybody keeps it; here it counts for as long as it is on the shelf.
         attributed.ended.open.held = account.as_ref().map(|account| account.hold(Resource::Ended, bytes));
         let entry = Entry { number: self.count, bytes, attributed: Arc::new(attributed) };
-        let own = self.by_owner.entry(owner).or_default();
-        own.bytes += bytes;
-        own.entries.push_back(entry);
+        self.entries.add(account.as_ref(), |entries| {
+            entries.push_back(entry);
+            bytes
+        });
         self.count += 1;
         self.kept += 1;
-        self.bytes += bytes;
-        while (self.kept > self.most || self.bytes > self.most_bytes) && self.forget_one() {}
-    }
-
-    /// Forgets the oldest of the owner that has the most; returns whether there was one.
-    fn forget_one(&mut self) -> bool {
-        let largest = self.by_owner.iter_mut().max_by_key(|(_, own)| own.bytes);
-        let Some((owner, own)) = largest.map(|(owner, own)| (*owner, own)) else { return false };
-        if let Some(gone) = own.entries.pop_front() {
-            own.bytes -= gone.bytes;
-            self.bytes -= gone.bytes;
+        while (self.kept > self.most || self.entries.bytes() > self.most_bytes) && self.entries.forget_one() {
             self.kept -= 1;
         }
-        if own.entries.is_empty() {
-            self.by_owner.remove(&owner);
-        }
-        true
     }
 
     /// Those from number `count` on, oldest first, and how many of these are not kept any more.
     #[must_use]
     pub fn since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
-        let new = |own: &Own| own.entries.partition_point(|entry| entry.number < count);
-        let mut found: Vec<&Entry> = self.by_owner.values().flat_map(|own| own.entries.iter().skip(new(own))).collect();
+        let new = |own: &VecDeque<Entry>| own.partition_point(|entry| entry.number < count);
+        let mut found: Vec<&Entry> = self.entries.each().flat_map(|own| own.iter().skip(new(own))).collect();
         found.sort_unstable_by_key(|entry| entry.number);
         let lost = self.count.saturating_sub(count).saturating_sub(found.len() as u64);
         (found.into_iter().map(|entry| Arc::clone(&entry.attributed)).collect(), lost)
@@ -227,9 +210,9 @@ impl Shelf {
     pub fn of_job<'a>(&'a self, job: &'a str, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
         // A job has one owner; what it has here may be of several accounts where pods of it send.
         let mut found: Vec<&Entry> = self
-            .by_owner
-            .values()
-            .flat_map(|own| own.entries.iter().rev())
+            .entries
+            .each()
+            .flat_map(|own| own.iter().rev())
             .filter(|entry| entry.number < before && &*entry.attributed.ended.job == job)
             .collect();
         found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
@@ -237,12 +220,11 @@ impl Shelf {
     }
 
     fn has_job(&self, job: &str) -> bool {
-        self.by_owner.values().flat_map(|own| &own.entries).any(|entry| &*entry.attributed.ended.job == job)
+        self.entries.each().flatten().any(|entry| &*entry.attributed.ended.job == job)
     }
 
     fn clear(&mut self) {
-        self.by_owner.clear();
-        (self.kept, self.bytes) = (0, 0);
+        (self.entries, self.kept) = (Shares::default(), 0);
     }
 }
 

@@ -12,6 +12,7 @@ mod ledger;
 mod log;
 mod memory;
 mod pressure;
+mod shares;
 mod stats;
 mod trail;
 

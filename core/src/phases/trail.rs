@@ -6,10 +6,12 @@
 //! shorter time: a span takes 10 to 20 bytes here and two kilobytes there.
 
 use super::memory::Attributed;
-use crate::jobs::Account;
+use super::shares::{Shares, Weigh};
+use crate::jobs::Held;
+use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::Kind;
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// The size at which a block is full, bytes.
 const BLOCK_BYTES: usize = 4 << 10;
@@ -47,16 +49,7 @@ pub struct Span {
 #[derive(Debug)]
 pub struct Trail {
     most_bytes: usize,
-    bytes: usize,
-    by_owner: BTreeMap<usize, Own>,
-}
-
-#[derive(Debug, Default)]
-struct Own {
-    /// Keeps the account's address from being another's while its spans are kept, and not the account.
-    account: Option<Weak<Account>>,
-    blocks: VecDeque<Arc<Block>>,
-    bytes: usize,
+    blocks: Shares<Arc<Block>>,
 }
 
 /// Successive spans of one owner, each relative to the one before.
@@ -80,59 +73,50 @@ struct Last {
     step: u64,
 }
 
+impl Weigh for Arc<Block> {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Trail {
     pub(super) fn new(most_bytes: usize) -> Self {
-        Self { most_bytes, bytes: 0, by_owner: BTreeMap::new() }
+        Self { most_bytes, blocks: Shares::default() }
     }
 
     /// Bytes that it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.blocks.bytes()
     }
 
     pub(super) fn push(&mut self, number: u64, attributed: &Attributed) {
-        let account = attributed.ended.open.held.as_ref().map(|held| Arc::downgrade(held.account()));
-        let owner = account.as_ref().map_or(0, |account| account.as_ptr() as usize);
-        let own = self.by_owner.entry(owner).or_default();
-        own.account = account;
-        if own.blocks.back().is_none_or(|block| block.bytes >= BLOCK_BYTES) {
-            own.blocks.push_back(Arc::default());
-        }
-        let Some(block) = own.blocks.back_mut() else { return };
-        // A reader may hold the block that is being filled: then it is copied, which is seldom and small.
-        let block = Arc::make_mut(block);
-        let before = block.bytes;
-        block.push(number, attributed);
-        own.bytes += block.bytes - before;
-        self.bytes += block.bytes - before;
-        while self.bytes > self.most_bytes && self.forget_one() {}
-    }
-
-    /// Forgets the oldest block of the owner that has the most.
-    fn forget_one(&mut self) -> bool {
-        let largest = self.by_owner.iter_mut().max_by_key(|(_, own)| own.bytes);
-        let Some((owner, own)) = largest.map(|(owner, own)| (*owner, own)) else { return false };
-        let Some(gone) = own.blocks.pop_front() else { return false };
-        own.bytes -= gone.bytes;
-        self.bytes -= gone.bytes;
-        if own.blocks.is_empty() {
-            self.by_owner.remove(&owner);
-        }
-        true
+        let account = attributed.ended.open.held.as_ref().map(Held::account);
+        self.blocks.add(account, |blocks| {
+            if blocks.back().is_none_or(|block| block.bytes >= BLOCK_BYTES) {
+                blocks.push_back(Arc::default());
+            }
+            let Some(block) = blocks.back_mut() else { return 0 };
+            // A reader may hold the block that is being filled: then it is copied, which is seldom and small.
+            let block = Arc::make_mut(block);
+            let before = block.bytes;
+            block.push(number, attributed);
+            block.bytes - before
+        });
+        while self.blocks.bytes() > self.most_bytes && self.blocks.forget_one() {}
     }
 
     /// The blocks that have spans from this number on.
     #[must_use]
     pub fn blocks_since(&self, number: u64) -> Vec<Arc<Block>> {
-        let new = |own: &Own| own.blocks.partition_point(|block| block.last.number < number);
-        self.by_owner.values().flat_map(|own| own.blocks.iter().skip(new(own))).cloned().collect()
+        let new = |own: &VecDeque<Arc<Block>>| own.partition_point(|block| block.last.number < number);
+        self.blocks.each().flat_map(|own| own.iter().skip(new(own))).cloned().collect()
     }
 
     /// The blocks that have spans of an interval, without a copy: decoding them needs no lock.
     #[must_use]
     pub fn blocks(&self, from_ns: i64, to_ns: i64) -> Vec<Arc<Block>> {
-        let all = self.by_owner.values().flat_map(|own| &own.blocks);
+        let all = self.blocks.each().flatten();
         all.filter(|block| block.newest_ns >= from_ns && block.oldest_ns <= to_ns).cloned().collect()
     }
 }
@@ -148,14 +132,14 @@ impl Block {
         for part in [number.wrapping_sub(self.last.number), rank as u64, name as u64] {
             put(&mut self.encoded, part);
         }
-        put(&mut self.encoded, folded(end_us.wrapping_sub(self.last.end_us)));
-        put(&mut self.encoded, folded(end_us.wrapping_sub(begin_us)));
+        put(&mut self.encoded, zigzag(end_us.wrapping_sub(self.last.end_us)));
+        put(&mut self.encoded, zigzag(end_us.wrapping_sub(begin_us)));
         match open.step {
             None => put(&mut self.encoded, 0),
             Some(step) => {
                 // 1 and the change, which may be anything: a job may send any number.
                 put(&mut self.encoded, 1);
-                put(&mut self.encoded, folded(step.wrapping_sub(self.last.step).cast_signed()));
+                put(&mut self.encoded, zigzag(step.wrapping_sub(self.last.step).cast_signed()));
                 self.last.step = step;
             }
         }
@@ -195,11 +179,11 @@ impl Block {
         let number = last.number.wrapping_add(take(&self.encoded, at)?);
         let (job, rank) = self.ranks.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
         let (kind, name) = self.names.get(usize::try_from(take(&self.encoded, at)?).ok()?)?;
-        let end_us = last.end_us.wrapping_add(unfolded(take(&self.encoded, at)?));
-        let begin_us = end_us.wrapping_sub(unfolded(take(&self.encoded, at)?));
+        let end_us = last.end_us.wrapping_add(unzigzag(take(&self.encoded, at)?));
+        let begin_us = end_us.wrapping_sub(unzigzag(take(&self.encoded, at)?));
         let step = match take(&self.encoded, at)? {
             0 => None,
-            _ => Some(last.step.wrapping_add(unfolded(take(&self.encoded, at)?).cast_unsigned())),
+            _ => Some(last.step.wrapping_add(unzigzag(take(&self.encoded, at)?).cast_unsigned())),
         };
         let peak = take(&self.encoded, at)?;
         *last = Last { number, end_us, step: step.unwrap_or(last.step) };
@@ -217,41 +201,10 @@ impl Block {
     }
 }
 
-/// 0, -1, 1, -2, … as 0, 1, 2, 3, …
-fn folded(number: i64) -> u64 {
-    (number << 1 ^ number >> 63).cast_unsigned()
-}
-
-fn unfolded(number: u64) -> i64 {
-    (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
-}
-
-/// Appends an unsigned LEB128 number.
-fn put(encoded: &mut Vec<u8>, mut number: u64) {
-    while number > 127 {
-        encoded.push((number & 127) as u8 | 128);
-        number >>= 7;
-    }
-    encoded.push((number & 127) as u8);
-}
-
-fn take(encoded: &[u8], at: &mut usize) -> Option<u64> {
-    let (mut number, mut shift) = (0_u64, 0);
-    loop {
-        let byte = *encoded.get(*at)?;
-        *at += 1;
-        number |= u64::from(byte & 127).checked_shl(shift).unwrap_or(0);
-        shift += 7;
-        if byte < 128 {
-            return Some(number);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::Resource;
+    use crate::jobs::{Account, Resource};
     use crate::phases::{PhaseMemory, hand};
     use proptest::prelude::*;
 
@@ -295,7 +248,7 @@ mod tests {
         assert_eq!(kept.last().map(|span| span.number), Some(19_999));
         assert!(kept.windows(2).all(|pair| pair[0].number + 1 == pair[1].number), "none is missing in between");
         let real: usize =
-            trail.by_owner.values().next().expect("an owner").blocks.iter().map(|block| block.encoded.capacity()).sum();
+            trail.blocks.each().next().expect("an owner").iter().map(|block| block.encoded.capacity()).sum();
         assert!(real < 2 * trail.bytes(), "{real} bytes are allocated");
     }
 
@@ -305,15 +258,11 @@ mod tests {
         let (one, other) = (Account::alone(), Account::alone());
         fill(&mut trail, &one, 100);
         fill(&mut trail, &other, 20_000);
-        let of = |owner: &Arc<Account>| {
-            trail.by_owner[&(Arc::as_ptr(owner) as usize)]
-                .blocks
-                .iter()
-                .map(|block| block.spans().count())
-                .sum::<usize>()
-        };
-        assert_eq!(of(&one), 100);
-        assert!(of(&other) > 1_000);
+        let of = |own: &VecDeque<Arc<Block>>| own.iter().map(|block| block.spans().count()).sum::<usize>();
+        let mut spans: Vec<usize> = trail.blocks.each().map(of).collect();
+        spans.sort_unstable();
+        assert_eq!((spans.len(), spans[0]), (2, 100));
+        assert!(spans[1] > 1_000);
     }
 
     #[test]

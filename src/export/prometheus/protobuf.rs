@@ -11,6 +11,7 @@ use super::{bucket_step, lines};
 use crate::metrics::catalogue::Kind;
 use crate::metrics::{Families, Family, Sample, Value};
 use highwater_core::histogram::{Counts, Exponential};
+use highwater_core::varint::zigzag;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use std::sync::Arc;
 
@@ -160,11 +161,6 @@ fn spans(buckets: impl Iterator<Item = (i32, u64)>) -> (Vec<(i32, u32)>, Vec<i64
         (next, before) = (index + 1, count);
     }
     (spans, deltas)
-}
-
-/// A signed number as fields of the types `sint32` and `sint64` have it.
-fn zigzag(value: i64) -> u64 {
-    (value << 1 ^ value >> 63).cast_unsigned()
 }
 
 fn number(field: u32, value: u64, out: &mut Vec<u8>) {

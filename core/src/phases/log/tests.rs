@@ -42,7 +42,7 @@ fn layers_push_no_phase_out() {
     let (layers, lost) = log.layers.since(0);
     assert_eq!(layers.len() as u64 + lost, 2 * limits.ended as u64);
     assert!(layers.len() <= limits.ended && layers.len() > 1_000, "{}", layers.len());
-    assert!(log.layers.bytes <= limits.ended_layer_bytes);
+    assert!(log.layers.entries.bytes() <= limits.ended_layer_bytes);
     assert_eq!(log.phases.of_job("j", u64::MAX).count(), 1);
 }
 
@@ -147,12 +147,12 @@ fn bytes_are_those_of_attributes_and_gpus_and_are_bounded() {
     let mut log = Log::new(&limits);
     for kept in [1, 2, 3, 3, 3] {
         log.record(with(&account));
-        assert_eq!((log.phases.bytes, log.phases.since(0).0.len()), (kept * bytes, kept));
+        assert_eq!((log.phases.entries.bytes(), log.phases.since(0).0.len()), (kept * bytes, kept));
         assert_eq!(accounts.held(Resource::Ended), kept * bytes);
     }
     assert_eq!((log.phases.since(0).1, log.phases.kept), (2, 3));
     log.clear();
-    assert_eq!((log.phases.bytes, log.phases.kept, accounts.held(Resource::Ended)), (0, 0, 0));
+    assert_eq!((log.phases.entries.bytes(), log.phases.kept, accounts.held(Resource::Ended)), (0, 0, 0));
 }
 
 #[test]
