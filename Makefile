@@ -22,7 +22,7 @@ demo: ## Run a simulated 4-GPU node with two training jobs; prints what to open
 # A filter that matches no test passes, so the recipe checks that a model ran.
 test: ## Run all tests that need no peer programs
 	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked
-	python3 -m unittest discover -q python
+	python3 -m unittest discover -q -s python/tests -t python
 	python3 -m unittest discover -q benches/gpu
 	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom

@@ -1,6 +1,6 @@
 """A job without a GPU that marks its steps: to see whether marks arrive, and where they are shown.
 
-    python3 python/example.py --gpu 0
+    PYTHONPATH=python python3 python/example.py --gpu 0
 """
 
 import argparse

@@ -1,0 +1,163 @@
+"""Marks steps and phases of a training job for the highwater daemon.
+
+    import highwater
+
+    for n, batch in enumerate(batches):
+        with highwater.step(n):
+            with highwater.phase("forward"):
+                loss = model(batch)
+
+With PyTorch, one line does this and more: `highwater.torch.watch(model, optimizer=optimizer)`.
+
+Marks go to the daemon's Unix socket: `HIGHWATER_ANNOTATIONS_SOCKET`, or else `/run/highwater/annotations.sock` and
+`$XDG_RUNTIME_DIR/highwater/annotations.sock`; or else over HTTP to `HIGHWATER_URL`. Job, rank and GPU come from `configure`
+or from the launcher's environment (torchrun, Slurm, MPI, Ray, Kubernetes). `HIGHWATER_DISABLED=1` turns everything off.
+
+Nothing here raises into the job or waits for the daemon: a mark is put into a queue, and a thread of its own sends it. A mark
+that cannot be sent is counted, and the next one that can reports the number (`highwater_annotations_lost_total`). CUDA is
+asynchronous: call `torch.cuda.synchronize()` before a phase ends if the phase must include the memory that its kernels cause.
+"""
+
+import asyncio
+import functools
+import time
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
+
+from . import _encode
+from ._identity import number as _number
+from ._marks import client as _client
+
+__all__ = ["configure", "flush", "layer", "mark", "phase", "step"]
+__version__ = "0.1.0"
+
+Gpu = Union[int, str, List[Union[int, str]]]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Spans without attributes, by name: they have no state, so one serves every begin and end of the name.
+_phases: Dict[str, "Span"] = {}
+_layers: Dict[str, "Span"] = {}
+_MOST_SPANS = 1024
+
+_put = _client.put
+_now_ns = time.time_ns
+
+
+class Span:
+    """Begins when it is entered and ends when it is left, whatever happens in between. As a decorator, it does so around
+    each call of the function."""
+
+    __slots__ = ("_begin", "_end", "_tail")
+
+    def __init__(self, begin: str, end: str, tail: str) -> None:
+        self._begin = begin
+        self._end = end
+        self._tail = tail
+
+    def __enter__(self) -> "Span":
+        counters = _client.counters
+        _put(self._begin, _now_ns(), self._tail + counters() if counters else self._tail)
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        counters = _client.counters
+        _put(self._end, _now_ns(), counters() if counters else "")
+
+    def __call__(self, function: _Function) -> _Function:
+        if asyncio.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+
+def _named(kind: str, name: Any, attributes: Mapping[str, Any]) -> Span:
+    text = _encode.name(name)
+    return Span(_encode.head("begin", kind, text), _encode.head("end", kind, text), _encode.attributes(attributes))
+
+
+def _keep(spans: Dict[str, Span], kind: str, name: Any) -> Span:
+    span = _named(kind, name, {})
+    if isinstance(name, str) and len(spans) < _MOST_SPANS:
+        spans[name] = span
+    return span
+
+
+def configure(
+    job: Optional[str] = None,
+    rank: Optional[int] = None,
+    gpu: Optional[Gpu] = None,
+    socket: Optional[str] = None,
+    url: Optional[str] = None,
+    world_size: Optional[int] = None,
+    counters: Optional[Callable[[], Mapping[str, int]]] = None,
+) -> None:
+    """Sets what the environment does not say: the job's name, this process's rank of `world_size`, its GPU (index, UUID or
+    PCI bus id, or a list of them), the path of the daemon's socket or its address (`http://127.0.0.1:10450`), and a function
+    that returns the allocator's counters (`allocated`, `reserved`, `active`, `inactive_split` in bytes, `alloc_retries`,
+    `ooms`), called at each begin and end. What is left out stays as it is."""
+    _client.job = str(job) if job else _client.job
+    _client.rank = _number(rank) if rank is not None else _client.rank
+    _client.world_size = _number(world_size) if world_size is not None else _client.world_size
+    _client.gpu = gpu if gpu is not None else _client.gpu
+    _client.socket = str(socket) if socket else _client.socket
+    _client.url = str(url) if url else _client.url
+    if counters is not None:
+        _client.counters = functools.partial(_counters, counters)
+
+
+def _counters(counters: Callable[[], Mapping[str, int]]) -> str:
+    try:
+        return _encode.memory(counters())
+    except Exception:
+        return ""
+
+
+def step(number: Any = None, **attributes: Any) -> Span:
+    """One iteration of training, as a context manager. Attributes of it go to spans and captures."""
+    begin, end = _encode.step_heads(_number(number))
+    return Span(begin, end, _encode.attributes(attributes) if attributes else "")
+
+
+def phase(name: str, **attributes: Any) -> Span:
+    """A part of a step, as a context manager or a decorator: `data`, `forward`, `backward`, `comm`, `optimizer`,
+    `checkpoint`, `eval`, or any other name."""
+    if attributes:
+        return _named("phase", name, attributes)
+    try:
+        return _phases[name]
+    except (KeyError, TypeError):
+        return _keep(_phases, "phase", name)
+
+
+def layer(name: str, **attributes: Any) -> Span:
+    """One layer of the model within a phase."""
+    if attributes:
+        return _named("layer", name, attributes)
+    try:
+        return _layers[name]
+    except (KeyError, TypeError):
+        return _keep(_layers, "layer", name)
+
+
+def mark(name: str, **attributes: Any) -> None:
+    """An instant: `oom`, `checkpoint saved`. It is sent at once."""
+    _put(_encode.head("mark", "phase", _encode.name(name)), _now_ns(), _encode.attributes(attributes))
+    _client.wake()
+
+
+def flush(timeout: float = 1.0) -> bool:
+    """Waits until what was marked so far has been sent, `timeout` seconds at most; returns whether it has."""
+    return _client.flush(timeout)

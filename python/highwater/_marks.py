@@ -1,0 +1,385 @@
+"""Marks on their way from the job to the daemon.
+
+The job's threads append to a queue, which takes a microsecond. A thread of its own turns what is there into JSON and sends
+it, 20 times a second while there are marks. It holds the interpreter's lock for some microseconds each time, never while it
+waits for the daemon. Everything is bounded: what finds no room is counted, and the next message reports the number.
+"""
+
+import atexit
+import collections
+import logging
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
+
+from . import _identity, _transport
+from ._encode import dumps
+
+# What comes before an event's time, the time, and what comes after it: the pieces of a JSON object that is not closed.
+Mark = Tuple[str, int, str]
+
+
+class Later:
+    """Marks whose times are not known yet, such as those of work on a GPU. They keep their place in the queue."""
+
+    def take(self) -> Optional[Sequence[Mark]]:
+        """The marks, or None while they are not known. Called on the sender's thread, and not again after it returned
+        some."""
+        raise NotImplementedError
+
+
+# Marks that wait, at most: some megabytes, and the marks of several seconds of a fast job.
+MOST_WAITING = 1 << 16
+# And while there is no daemon: the newest are worth most, because the daemon refuses what is ten minutes old.
+MOST_KEPT = 1 << 13
+# How long a mark waits at most for others: detectors run ten times a second.
+PERIOD_S = 0.05
+# After this long without marks, the thread sleeps until the next one.
+QUIET_S = 0.5
+# How long to wait before looking for a daemon again: the first time, and at most.
+RETRY_S, MOST_RETRY_S = 0.5, 8.0
+# What the end of the job waits at most for the last marks.
+EXIT_S = 1.0
+# The daemon refuses events of more than 16 KiB. A character takes up to four bytes.
+MOST_TEXT = 15 << 8
+MOST_EVENT_BYTES = 16 << 10
+
+log = logging.getLogger("highwater")
+
+
+class Client:
+    """The marks of one process."""
+
+    def __init__(self) -> None:
+        # Read by the hot path.
+        self.queue: Deque[Union[Mark, Later]] = collections.deque()
+        self.asleep = True
+        self.room = 0 if os.environ.get("HIGHWATER_DISABLED", "") not in ("", "0") else MOST_WAITING
+        # The allocator's counters, as the end of an event's JSON.
+        self.counters: Optional[Callable[[], str]] = None
+        # Set by `configure`; what is None comes from the environment.
+        self.job: Optional[str] = None
+        self.rank: Optional[int] = None
+        self.world_size: Optional[int] = None
+        self.gpu: Any = None
+        self.socket: Optional[str] = None
+        self.url: Optional[str] = None
+        self.has_said = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to a process that has marked nothing: at the begin, and in a child after a fork, which is a sender of its
+        own. Its threads and connections are not the parent's."""
+        self.queue.clear()
+        self.asleep = True
+        # A signal handler may mark while the thread that it interrupts counts.
+        self.lock = threading.RLock()
+        self.lost = 0
+        # Unlike an event, it may be used by a signal handler that interrupts its use.
+        self.alarm: "queue.SimpleQueue[None]" = queue.SimpleQueue()
+        self.thread: Optional[threading.Thread] = None
+        self.sent = threading.Condition()
+        self.wanted = 0
+        self.flushed = 0
+        self.is_closing = False
+        # A child marks for its parent's rank, which goes on when the child ends.
+        self.is_child = multiprocessing.parent_process() is not None
+        self.sender = Sender(self)
+
+    # On the job's threads.
+
+    def put(self, head: str, at_ns: int, tail: str = "") -> None:
+        """Adds a mark: the text before its time, nanoseconds of Unix time, and the text after it."""
+        waiting = self.queue
+        if len(waiting) < self.room:
+            waiting.append((head, at_ns, tail))
+        else:
+            self.lose(1)
+        if self.asleep:
+            self.wake()
+
+    def put_later(self, marks: Later) -> None:
+        """Adds marks whose times are not known yet."""
+        if len(self.queue) < self.room:
+            self.queue.append(marks)
+        else:
+            self.lose(1)
+        if self.asleep:
+            self.wake()
+
+    def lose(self, count: int) -> None:
+        """Counts marks that found no room."""
+        if self.room:
+            with self.lock:
+                self.lost += count
+
+    def wake(self) -> None:
+        """Has the thread send what is there soon. Starts it for the first mark."""
+        if not self.room:
+            return
+        try:
+            with self.lock:
+                if self.thread is None and not self.is_closing:
+                    self.thread = threading.Thread(target=self.sender.run, name="highwater", daemon=True)
+                    self.thread.start()
+            self.ring()
+        except RuntimeError:
+            # The interpreter is ending, or no thread can be started: `close` sends what it can.
+            pass
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything that was marked so far has been sent; whether it has."""
+        if self.thread is None:
+            return not self.queue
+        with self.sent:
+            self.wanted += 1
+            wanted = self.wanted
+            self.wake()
+            return self.sent.wait_for(lambda: self.flushed >= wanted, timeout_s)
+
+    def close(self) -> None:
+        """Sends the last marks, and that the rank has ended. Waits for EXIT_S at most."""
+        self.is_closing = True
+        thread = self.thread
+        if thread is None:
+            return
+        self.ring()
+        thread.join(EXIT_S)
+
+    def ring(self) -> None:
+        """Ends the thread's wait."""
+        if self.alarm.empty():
+            self.alarm.put(None)
+
+    def wait(self, timeout_s: Optional[float]) -> None:
+        """Waits for `ring`, on the sender's thread."""
+        try:
+            self.alarm.get(timeout=timeout_s)
+            while True:
+                self.alarm.get_nowait()
+        except queue.Empty:
+            pass
+
+    def say(self, text: str, is_wanted: bool = True) -> None:
+        """Tells the user one thing, once, on the first rank of a node; the rest is for those who ask for it."""
+        is_first = not self.has_said and (self.sender.identity.local_rank or 0) == 0
+        if is_wanted and is_first:
+            self.has_said = True
+            log.warning("highwater: %s", text)
+        else:
+            log.debug("highwater: %s", text)
+
+
+class Sender:
+    """What the thread does: takes marks from the queue, in their order, and sends them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.transport: Optional[_transport.Transport] = None
+        self.sent_marks = 0
+        # A message that is to be sent again, and the marks in it.
+        self.message: Optional[bytes] = None
+        self.retry_s = RETRY_S
+        self.retry_at_s = 0.0
+        self.common = ""
+        self.first = ""
+        self.configured: Any = None
+        self.identity = _identity.Identity("", 0, None, None, {})
+        # Marks of a `Later` that was ready and did not fit.
+        self.left: Deque[Mark] = collections.deque()
+
+    def run(self) -> None:
+        client = self.client
+        quiet_s = 0.0
+        while not client.is_closing:
+            wanted = client.wanted
+            try:
+                is_empty = self.send_all()
+            except Exception as error:  # A fault of ours is no reason to lose the job's later marks.
+                log.debug("highwater: %r", error)
+                is_empty = True
+            if is_empty and wanted > client.flushed:
+                with client.sent:
+                    client.flushed = wanted
+                    client.sent.notify_all()
+            quiet_s = 0.0 if client.queue or not is_empty else quiet_s + PERIOD_S
+            if quiet_s < QUIET_S:
+                client.wait(PERIOD_S if self.transport else RETRY_S)
+            else:
+                client.asleep = True
+                # A mark that came before the line above did not wake this thread.
+                if not client.queue:
+                    client.wait(None)
+                client.asleep = False
+                quiet_s = 0.0
+        self.end()
+
+    def end(self) -> None:
+        """The last marks, and that the rank has ended, where no connection's end says so."""
+        try:
+            self.retry_at_s = 0.0
+            is_empty = self.send_all()
+            # A connection that sent only one mark is taken for a program that runs once for each.
+            ends_rank = self.transport and self.transport.ends_rank and self.sent_marks > 1
+            if is_empty and self.sent_marks and not ends_rank and not self.client.is_child:
+                self.client.queue.append(('{"event":"exit","time_unix_nano":', time.time_ns(), ""))
+                self.send_all()
+            if self.transport:
+                self.transport.close()
+        except Exception as error:
+            log.debug("highwater: %r", error)
+
+    def send_all(self) -> bool:
+        """Sends everything that is known; whether nothing is left."""
+        while True:
+            if self.message is None:
+                self.message = self.next_message()
+            if self.message is None:
+                # What waits for a GPU is not known yet, and is looked at again.
+                return not self.client.queue
+            if not self.send(self.message):
+                self.trim()
+                return False
+            self.message = None
+
+    def send(self, message: bytes) -> bool:
+        """Sends one message; whether it needs no further thought."""
+        if self.transport is None and not self.open():
+            return False
+        assert self.transport is not None
+        try:
+            said = self.transport.send(message)
+        except _transport.Refused as error:
+            self.client.lose(message.count(b"\n"))
+            self.client.say(str(error))
+            return True
+        except OSError as error:
+            # A timeout leaves the connection as it is: the daemon is only slow.
+            if not isinstance(error, TimeoutError):
+                self.close_transport()
+            log.debug("highwater: %s", error)
+            return False
+        if said:
+            self.client.say(said)
+        self.sent_marks += message.count(b"\n")
+        return True
+
+    def open(self) -> bool:
+        """Looks for the daemon, unless it did so a moment ago."""
+        now_s = time.monotonic()
+        if now_s < self.retry_at_s:
+            return False
+        self.transport, place, was_asked = _transport.open_one(self.client.socket, self.client.url)
+        if self.transport is None:
+            self.retry_at_s = now_s + self.retry_s
+            self.retry_s = min(2 * self.retry_s, MOST_RETRY_S)
+            self.client.say(f"no daemon takes marks ({place}); the job goes on without", was_asked)
+            return False
+        self.retry_s = RETRY_S
+        # A new daemon knows nothing of this rank.
+        self.configured = None
+        return True
+
+    def close_transport(self) -> None:
+        if self.transport:
+            self.transport.close()
+        self.transport = None
+
+    def trim(self) -> None:
+        """Forgets the oldest of what waits, while there is no daemon."""
+        waiting, lost = self.client.queue, 0
+        while len(waiting) > MOST_KEPT:
+            waiting.popleft()
+            lost += 1
+        if lost:
+            self.client.lose(lost)
+
+    def next_marks(self) -> Optional[Mark]:
+        """The next mark whose time is known."""
+        waiting, left = self.client.queue, self.left
+        while not left:
+            if not waiting:
+                return None
+            first = waiting[0]
+            if isinstance(first, tuple):
+                waiting.popleft()
+                return first
+            try:
+                marks = first.take()
+            except Exception:
+                waiting.popleft()
+                raise
+            if marks is None:
+                return None
+            waiting.popleft()
+            left.extend(marks)
+        return left.popleft()
+
+    def next_message(self) -> Optional[bytes]:
+        """As many lines as one message holds; None where there is nothing to say."""
+        self.prepare()
+        lines: List[bytes] = []
+        length = 0
+        while length < _transport.MOST_BYTES - MOST_EVENT_BYTES:
+            mark = self.next_marks()
+            if mark is None:
+                break
+            head, at_ns, tail = mark
+            if len(head) + len(tail) > MOST_TEXT:
+                self.client.lose(1)
+                continue
+            # What the daemon has to hear once, and again if it is another one. An event's own attributes go first.
+            first = "" if lines else self.take_lost() if '"attributes":' in tail else self.first + self.take_lost()
+            line = f"{head}{at_ns}{tail}{first}{self.common}".encode()
+            lines.append(line)
+            length += len(line)
+        return b"".join(lines) or None
+
+    def take_lost(self) -> str:
+        with self.client.lock:
+            lost, self.client.lost = self.client.lost, 0
+        return f',"lost":{min(lost, 2**32 - 1)}' if lost else ""
+
+    def prepare(self) -> None:
+        """What every event says, and what the first of a message says, from what is configured."""
+        client = self.client
+        configured = (client.job, client.rank, client.world_size, client.gpu)
+        if configured == self.configured:
+            return
+        self.configured = configured
+        self.identity = known = _identity.of_environment()
+        rank = client.rank if client.rank is not None else known.rank
+        self.common = f',"job":{dumps(client.job or known.job)},"rank":{rank}}}\n'
+        first: Dict[str, Any] = {}
+        world_size = client.world_size or known.world_size
+        if world_size:
+            first["world_size"] = world_size
+        if client.gpu is not None:
+            first["gpu"] = client.gpu
+        if known.places:
+            first["attributes"] = known.places
+        self.first = "," + dumps(first)[1:-1] if first else ""
+
+
+client = Client()
+atexit.register(client.close)
+
+
+def _after_fork() -> None:
+    """In the child. The parent's connection would not end with the parent while the child has it open."""
+    sender = client.sender
+    try:
+        if sender.transport:
+            sender.transport.close()
+    except Exception as error:
+        log.debug("highwater: %r", error)
+    client.forget()
+    client.is_child = True
+    # What a child would say, its parent has said.
+    client.has_said = True
+
+
+os.register_at_fork(after_in_child=_after_fork)

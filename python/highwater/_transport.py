@@ -1,0 +1,179 @@
+"""The ways to the daemon: its Unix sockets, or HTTP. Used by the sender's thread only, so it may wait, but never for long.
+
+Every way takes one message of several lines, an event each, and says whether it went out.
+"""
+
+import errno
+import http.client
+import json
+import os
+import socket
+import ssl
+import urllib.parse
+from typing import Any, Dict, List, Optional, Tuple
+
+# The daemon takes messages up to 64 KiB on its sockets, and bodies up to 1 MiB over HTTP.
+MOST_BYTES = 60 << 10
+# How long a send waits for a daemon that takes nothing: what the thread can lose at the end of the job.
+WAIT_S = 1.0
+
+
+class Refused(Exception):
+    """The daemon answered, and did not take the message: sending it again would not help."""
+
+
+class Transport:
+    """A way to the daemon. `send` raises OSError where the message did not go out and may be sent again, and Refused where
+    it may not. It returns what the daemon has to say about it, if anything."""
+
+    # Whether its end is the end of the rank, so that no event `exit` is needed.
+    ends_rank = False
+
+    def send(self, message: bytes) -> Optional[str]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Seqpacket(Transport):
+    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon."""
+
+    ends_rank = True
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.socket.settimeout(WAIT_S)
+        try:
+            self.socket.connect(path + ".seqpacket")
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def send(self, message: bytes) -> Optional[str]:
+        self.socket.send(message)
+        return None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Datagrams(Transport):
+    """The datagram socket, for daemons without the other."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self.socket.settimeout(WAIT_S)
+        try:
+            # Not to send anything yet, but to know whether somebody listens.
+            self.socket.connect(path)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def send(self, message: bytes) -> Optional[str]:
+        self.socket.send(message)
+        return None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Http(Transport):
+    """`POST /api/v1/annotations` over a connection that stays open. No proxy is used: the daemon is on this node."""
+
+    def __init__(self, url: str, token: Optional[str]) -> None:
+        parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused(f"{url!r} is not the address of a daemon, such as http://127.0.0.1:10450")
+        self.path = parts.path.rstrip("/") + "/api/v1/annotations"
+        self.headers = {"Content-Type": "application/x-ndjson"}
+        if token:
+            self.headers["Authorization"] = "Bearer " + token
+        port = parts.port
+        self.connection: http.client.HTTPConnection = (
+            http.client.HTTPSConnection(parts.hostname, port, timeout=WAIT_S, context=ssl.create_default_context())
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.hostname, port or 10450, timeout=WAIT_S)
+        )
+        self.connection.connect()
+
+    def send(self, message: bytes) -> Optional[str]:
+        try:
+            self.connection.request("POST", self.path, message, self.headers)
+            response = self.connection.getresponse()
+            status, body = response.status, response.read(1 << 20)
+        except http.client.HTTPException as error:
+            raise OSError(errno.EPROTO, f"no answer that is HTTP: {error!r}") from error
+        if status in (429, 503) or (status >= 500):
+            raise OSError(errno.EAGAIN, f"the daemon answered {status}")
+        if status >= 300:
+            raise Refused(f"the daemon answered {status}: {_detail(body)}")
+        return _refusals(body)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _detail(body: bytes) -> str:
+    """What a problem's body says."""
+    try:
+        problem = json.loads(body)
+        return str(problem.get("detail") or problem.get("title"))
+    except Exception:
+        return body[:200].decode(errors="replace")
+
+
+def _refusals(body: bytes) -> Optional[str]:
+    """The first refusal of an answer, if there is one."""
+    try:
+        answer = json.loads(body)
+        if not answer.get("refused"):
+            return None
+        first: Dict[str, Any] = next(iter(answer.get("refusals") or []), {})
+        return f"the daemon refused {answer['refused']} marks: {first.get('detail') or first.get('reason')}"
+    except Exception:
+        return None
+
+
+def socket_paths(named: Optional[str]) -> List[str]:
+    """Where the daemon's datagram socket may be, the most likely first."""
+    known = named or os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET")
+    if known:
+        return [known]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = [os.path.join(runtime, "highwater", "annotations.sock")] if runtime else []
+    return ["/run/highwater/annotations.sock", *own]
+
+
+def token() -> Optional[str]:
+    """The token for annotations over TCP, from `HIGHWATER_TOKEN` or the file `HIGHWATER_TOKEN_FILE`."""
+    named = os.environ.get("HIGHWATER_TOKEN")
+    path = os.environ.get("HIGHWATER_TOKEN_FILE")
+    if named or not path:
+        return named
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def open_one(path: Optional[str], url: Optional[str]) -> Tuple[Optional[Transport], str, bool]:
+    """Opens the first way that there is: a socket, or HTTP where an address is given. Returns it, or None with what was
+    tried, and whether anybody asked for it: nobody who did not is told that there is no daemon."""
+    tried = []
+    for each in socket_paths(path):
+        for way in (Seqpacket, Datagrams):
+            try:
+                return way(each), each, True
+            except OSError as error:
+                tried.append(f"{each}: {error.strerror or error}")
+                # The second says the same.
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    break
+    url = url or os.environ.get("HIGHWATER_URL")
+    if url:
+        try:
+            return Http(url, token()), url, True
+        except (OSError, Refused, ValueError, UnicodeDecodeError) as error:
+            tried.append(f"{url}: {error}")
+    asked = bool(path or url or os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET"))
+    return None, "; ".join(dict.fromkeys(tried)), asked

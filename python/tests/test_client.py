@@ -1,0 +1,443 @@
+"""The client against sockets that stand in for the daemon's: whatever a job gives it, it neither raises nor waits."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import unittest
+
+import highwater
+from highwater import _marks, _transport
+
+from .listeners import PYTHON, SECONDS, Case, wait_until
+
+
+class Unprintable:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Tensor:
+    """As much of a tensor as the client looks at."""
+
+    def __init__(self, value, is_cuda=False):
+        self.value, self.is_cuda = value, is_cuda
+
+    def __int__(self):
+        if self.is_cuda:
+            raise AssertionError("this waits for the GPU")
+        return int(self.value)
+
+    def __str__(self):
+        if self.is_cuda:
+            raise AssertionError("this waits for the GPU")
+        return f"tensor({self.value})"
+
+
+class Marks(Case):
+    """What is sent."""
+
+    def test_steps_and_phases_have_their_begin_and_end(self):
+        daemon = self.listen()
+        with highwater.step(7, lr=0.5):
+            with highwater.phase("forward"):
+                pass
+            with highwater.layer("attention", heads=8):
+                pass
+        highwater.mark("saved", path="/x")
+        events = self.sent(daemon, 7)
+        times = [event.pop("time_unix_nano") for event in events]
+        self.assertTrue(times == sorted(times) and times[0] > 1e18)
+        who = {"job": "llama", "rank": 0}
+        self.assertEqual(events, [
+            {"event": "begin", "kind": "step", "step": 7, "attributes": {"lr": 0.5}, **who},
+            {"event": "begin", "name": "forward", **who},
+            {"event": "end", "name": "forward", **who},
+            {"event": "begin", "kind": "layer", "name": "attention", "attributes": {"heads": 8}, **who},
+            {"event": "end", "kind": "layer", "name": "attention", **who},
+            {"event": "end", "kind": "step", "step": 7, **who},
+            {"event": "mark", "name": "saved", "attributes": {"path": "/x"}, **who},
+        ])
+
+    def test_decorators_mark_each_call(self):
+        daemon = self.listen()
+
+        @highwater.phase("forward")
+        def forward(x):
+            return x + 1
+
+        @highwater.phase("eval")
+        async def evaluate(x):
+            await asyncio.sleep(0)
+            return x + 2
+
+        self.assertEqual((forward(1), forward.__name__, asyncio.run(evaluate(1))), (2, "forward", 3))
+        named = [(event["event"], event["name"]) for event in self.sent(daemon, 4)]
+        self.assertEqual(named, [("begin", "forward"), ("end", "forward"), ("begin", "eval"), ("end", "eval")])
+
+    def test_the_jobs_own_errors_go_through_and_end_their_phase(self):
+        daemon = self.listen()
+        with self.assertRaises(KeyError), highwater.phase("forward"):
+            raise KeyError("the job's")
+        self.assertEqual([event["event"] for event in self.sent(daemon, 2)], ["begin", "end"])
+
+    def test_names_and_numbers_that_json_has_not_and_tensors_do_no_harm(self):
+        daemon = self.listen()
+        wanted = []
+        for number, sent in [
+            (Tensor(4), 4), (Tensor(4, is_cuda=True), None), (float("nan"), None), (float("inf"), None), (-1, None),
+            ("5", 5), (None, None), (Unprintable(), None), (True, 1), (2.0, 2),
+        ]:
+            with highwater.step(number):
+                pass
+            wanted += [sent, sent]
+        self.assertEqual([event.get("step") for event in self.sent(daemon, len(wanted))], wanted)
+        highwater.mark(
+            "a", nan=float("nan"), loss=Tensor(0.25), gpu=Tensor(1, is_cuda=True), huge=2**70, none=None, ok=True, n=3,
+            shape=(1, 2), bad=Unprintable(),
+        )
+        for name in (Unprintable(), 7, [1], 'quoted "name" \n größe'):
+            with highwater.phase(name):
+                pass
+            highwater.mark(name)
+        events = self.sent(daemon, len(wanted) + 13)[len(wanted):]
+        self.assertEqual(events[0]["attributes"], {
+            "nan": "nan", "loss": "tensor(0.25)", "huge": str(2**70), "ok": True, "n": 3, "shape": "(1, 2)",
+        })
+        names = [event["name"] for event in events[1:]]
+        self.assertEqual(names, [name for name in ("Unprintable", "7", "[1]", 'quoted "name" \n größe') for _ in range(3)])
+
+    def test_counters_of_the_allocator_go_with_each_begin_and_end(self):
+        daemon = self.listen()
+        highwater.configure(counters=lambda: {"allocated": 5, "alloc_retries": 1})
+        with highwater.phase("forward", batch=2):
+            pass
+        highwater.configure(counters=lambda: 1 / 0)
+        with highwater.step(1):
+            pass
+        begin, end, *step = self.sent(daemon, 4)
+        self.assertEqual((begin["memory"], begin["attributes"]), ({"allocated": 5, "alloc_retries": 1}, {"batch": 2}))
+        self.assertEqual((end["memory"], [each.get("memory") for each in step]), (begin["memory"], [None, None]))
+
+    def test_what_every_event_repeats_is_said_once_a_message(self):
+        daemon = self.listen()
+        os.environ.update(RANK="3", WORLD_SIZE="8", LOCAL_RANK="1", CUDA_VISIBLE_DEVICES="0,1")
+        with highwater.step(1):
+            pass
+        places = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+        first = self.sent(daemon, 2)[0]
+        self.assertEqual((first["job"], first["rank"], first["world_size"], first["attributes"]), ("llama", 3, 8, places))
+        highwater.configure(job="gpt", rank=5, world_size=9, gpu=["GPU-a", 1])
+        highwater.mark("b")
+        event = self.sent(daemon, 3)[2]
+        self.assertEqual((event["job"], event["rank"], event["world_size"], event["gpu"]), ("gpt", 5, 9, ["GPU-a", 1]))
+        for message in daemon.messages:
+            events = [json.loads(line) for line in message.splitlines()]
+            self.assertTrue(all("world_size" in event for event in events[:1]))
+            self.assertFalse([event for event in events[1:] if "world_size" in event or "gpu" in event])
+
+    def test_attributes_of_an_event_and_of_its_place_do_not_meet(self):
+        daemon = self.listen()
+        os.environ.update(RANK="0", LOCAL_RANK="1")
+        highwater.mark("a", lr=1)
+        self.sent(daemon, 1)
+        highwater.mark("b")
+        first, second = self.sent(daemon, 2)
+        self.assertEqual((first["attributes"], second["attributes"]), ({"lr": 1}, {"LOCAL_RANK": "1"}))
+
+
+class Later(Case):
+    """Marks whose times become known later."""
+
+    class Pending(_marks.Later):
+        def __init__(self, *marks):
+            self.marks, self.is_ready, self.asked = marks, False, 0
+
+        def take(self):
+            self.asked += 1
+            return self.marks if self.is_ready else None
+
+    def test_what_is_not_known_yet_keeps_its_place(self):
+        daemon = self.listen()
+        pending = self.Pending(*((f'{{"event":"mark","name":"{name}","time_unix_nano":', 5, "") for name in "bc"))
+        highwater.mark("a")
+        self.client.put_later(pending)
+        highwater.mark("d")
+        wait_until(lambda: pending.asked > 3, "a second look")
+        self.assertEqual([event["name"] for event in daemon.events()], ["a"])
+        self.assertFalse(highwater.flush(0.01))
+        pending.is_ready = True
+        self.assertEqual([event["name"] for event in self.sent(daemon, 4)], ["a", "b", "c", "d"])
+
+    def test_many_at_once_fill_several_messages_in_order(self):
+        daemon = self.listen()
+        pending = self.Pending(*((f'{{"event":"mark","name":"m{n}","time_unix_nano":', n, "") for n in range(5_000)))
+        pending.is_ready = True
+        self.client.put_later(pending)
+        events = self.sent(daemon, 5_000)
+        self.assertEqual([event["time_unix_nano"] for event in events], list(range(5_000)))
+        self.assertGreater(len(daemon.messages), 3)
+        self.assertTrue(all(len(message) <= 64 << 10 for message in daemon.messages))
+
+
+class Ways(Case):
+    """The ways to the daemon."""
+
+    def test_the_datagram_socket_is_used_where_there_is_no_other(self):
+        daemon = self.listen(socket.SOCK_DGRAM)
+        highwater.mark("a")
+        self.assertEqual([event["name"] for event in self.sent(daemon, 1)], ["a"])
+
+    def test_the_socket_of_a_user_is_found_beside_the_systems(self):
+        os.environ["XDG_RUNTIME_DIR"] = self.folder
+        del os.environ["HIGHWATER_ANNOTATIONS_SOCKET"]
+        own = f"{self.folder}/highwater/annotations.sock"
+        self.assertEqual(_transport.socket_paths(None), ["/run/highwater/annotations.sock", own])
+        self.assertEqual(_transport.socket_paths("/elsewhere"), ["/elsewhere"])
+        os.makedirs(os.path.dirname(own))
+        self.path = own
+        daemon = self.listen()
+        highwater.mark("a")
+        self.assertEqual(len(self.sent(daemon, 1)), 1)
+
+    def test_http_is_used_where_there_is_no_socket(self):
+        server = self.serve()
+        os.environ["HIGHWATER_URL"] = server.url + "/"
+        with open(f"{self.folder}/token", "w") as file:
+            file.write("secret of sixteen\n")
+        os.environ["HIGHWATER_TOKEN_FILE"] = f"{self.folder}/token"
+        with highwater.phase("forward"):
+            pass
+        events = self.sent(server, 2)
+        path, headers, _ = server.requests[0]
+        self.assertEqual([event["event"] for event in events], ["begin", "end"])
+        self.assertEqual((path, headers["Authorization"]), ("/api/v1/annotations", "Bearer secret of sixteen"))
+
+    def test_a_refusal_is_told_once_and_nothing_is_sent_twice(self):
+        server = self.serve()
+        highwater.configure(url=server.url)
+        server.answers += [
+            (401, {"title": "Unauthorized", "detail": "a token is needed"}),
+            (200, {"accepted": 0, "refused": 1, "refusals": [{"index": 0, "reason": "bad_name", "detail": "name: is empty"}]}),
+        ]
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.mark("a")
+            self.sent(server, 1)
+            highwater.mark("b")
+            self.sent(server, 2)
+            highwater.mark("c")
+            events = self.sent(server, 3)
+        self.assertEqual(logs.output, ["WARNING:highwater:highwater: the daemon answered 401: a token is needed"])
+        self.assertEqual([(event["name"], event.get("lost")) for event in events], [("a", None), ("b", 1), ("c", None)])
+
+    def test_an_answer_that_asks_for_patience_is_no_loss(self):
+        server = self.serve()
+        highwater.configure(url=server.url)
+        server.answers += [(503, {"title": "busy"}), (429, {})]
+        highwater.mark("a")
+        wait_until(lambda: len(server.requests) >= 3, "a third try")
+        self.assertEqual([(event["name"], event.get("lost")) for event in self.sent(server)], [("a", None)] * 3)
+
+    def test_what_is_no_address_is_told_and_does_no_harm(self):
+        for wrong in ("ftp://x", "http://", "http://[", "http://host:port"):
+            self.reset()
+            with self.assertLogs("highwater", logging.WARNING) as logs:
+                highwater.configure(url=wrong)
+                highwater.mark("a")
+                wait_until(lambda: logs.output, "a line")
+            self.assertIn(wrong, logs.output[0])
+            self.assertEqual(len(logs.output), 1)
+
+
+class Losses(Case):
+    """What happens to marks that cannot be sent."""
+
+    def test_a_daemon_that_comes_later_gets_what_waited(self):
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.mark("a")
+            wait_until(lambda: logs.output, "a line")
+            daemon = self.listen()
+            highwater.mark("b")
+            events = self.sent(daemon, 2)
+        self.assertEqual([(event["name"], event.get("lost")) for event in events], [("a", None), ("b", None)])
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("no daemon takes marks", logs.output[0])
+
+    def test_nobody_who_did_not_ask_for_a_daemon_is_told_that_there_is_none(self):
+        del os.environ["HIGHWATER_ANNOTATIONS_SOCKET"]
+        os.environ["XDG_RUNTIME_DIR"] = self.folder
+        with self.assertLogs("highwater", logging.DEBUG) as logs:
+            highwater.mark("a")
+            wait_until(lambda: self.client.sender.retry_at_s and logs.output, "a try")
+        self.assertTrue(all(line.startswith("DEBUG") for line in logs.output), logs.output)
+
+    def test_a_daemon_that_restarts_is_found_again_and_gets_everything(self):
+        first = self.listen()
+        highwater.mark("a")
+        self.sent(first, 1)
+        first.close()
+        os.unlink(self.path + ".seqpacket")
+        highwater.mark("b")
+        wait_until(lambda: self.client.sender.transport is None, "the end of the connection")
+        second = self.listen()
+        highwater.mark("c")
+        events = self.sent(second, 2)
+        self.assertEqual([(event["name"], event.get("lost")) for event in events], [("b", None), ("c", None)])
+
+    def test_what_waits_is_bounded_and_what_is_lost_is_counted(self):
+        wait = _marks.MOST_WAITING
+        for n in range(wait + 500):
+            self.client.put('{"event":"mark","name":"a","time_unix_nano":', n)
+        self.assertLessEqual(len(self.client.queue), wait)
+        wait_until(lambda: len(self.client.queue) <= _marks.MOST_KEPT, "room")
+        daemon = self.listen()
+        events = self.sent(daemon)
+        wait_until(lambda: len(daemon.events()) == len(events), "all")
+        lost = sum(event.get("lost", 0) for event in events)
+        self.assertEqual(len(events) + lost + self.client.lost, wait + 500)
+        self.assertEqual(events[-1]["time_unix_nano"], max(event["time_unix_nano"] for event in events))
+        self.assertLess(len(events), _marks.MOST_KEPT + 1_000)
+
+    def test_a_mark_that_is_too_long_is_counted_and_the_next_one_says_so(self):
+        daemon = self.listen()
+        highwater.mark("too long" * 100_000)
+        with highwater.step(1, text="größe" * 10_000):
+            pass
+        events = self.sent(daemon, 1)
+        self.assertEqual([(event["event"], event.get("lost")) for event in events], [("end", 2)])
+
+    def test_a_daemon_that_does_not_read_costs_no_time_and_loses_nothing(self):
+        daemon = self.listen()
+        daemon.is_reading.clear()
+        for n in range(20_000):
+            highwater.mark(f"m{n}")
+        daemon.is_reading.set()
+        events = self.sent(daemon, 20_000)
+        self.assertEqual(len(events), 20_000)
+        self.assertEqual([event.get("lost") for event in events if "lost" in event], [])
+
+    def test_nothing_is_sent_where_it_is_turned_off(self):
+        daemon = self.listen()
+        text = "import highwater\nwith highwater.step(1): pass\nhighwater.mark('a'); print(highwater.flush())"
+        out = self.run_python(text, HIGHWATER_DISABLED="1")
+        self.assertEqual((out, daemon.events(), daemon.connections), ("True\n", [], []))
+
+    def run_python(self, text, **environment):
+        command = [sys.executable, "-W", "error", "-c", text]
+        environment = {**os.environ, "PYTHONPATH": str(PYTHON), **environment}
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=SECONDS).stdout
+
+
+class Processes(Case):
+    """Threads, forks, and the end of the job."""
+
+    def run_job(self, text, daemon, **environment):
+        command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", text]
+        environment = {**os.environ, "PYTHONPATH": str(PYTHON), **environment}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
+        return [(event["event"], event.get("name")) for event in daemon.events()]
+
+    def test_threads_do_not_disturb_each_other(self):
+        daemon = self.listen()
+
+        def work(n):
+            for _ in range(500):
+                with highwater.phase(f"phase {n}"):
+                    pass
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        events = self.sent(daemon, 8_000)
+        self.assertEqual((len(events), self.client.lost), (8_000, 0))
+
+    def test_a_signals_handler_may_mark(self):
+        daemon = self.listen()
+        before = signal.signal(signal.SIGALRM, lambda *_: highwater.mark("signal"))
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        wait_until(lambda: highwater.phase("a").__enter__() and len(daemon.events()) > 1_000, "marks")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.assertIn("signal", {event["name"] for event in self.sent(daemon)})
+
+    def test_a_child_is_a_sender_of_its_own(self):
+        daemon = self.listen()
+        highwater.mark("before")
+        self.sent(daemon, 1)
+        self.client.lose(9)
+        child = os.fork()
+        if child == 0:
+            highwater.mark("child")
+            os._exit(0 if highwater.flush(SECONDS) else 1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        highwater.mark("parent")
+        events = self.sent(daemon, 3)
+        lost = {event["name"]: event.get("lost") for event in events}
+        self.assertEqual(lost, {"before": None, "child": None, "parent": 9})
+        self.assertEqual(len(daemon.connections), 2)
+
+    def test_a_child_that_lives_on_does_not_hold_the_parents_connection(self):
+        daemon = self.listen()
+        text = (
+            "import highwater, os, time\nhighwater.mark('a'); highwater.mark('b'); highwater.flush(20)\n"
+            "if os.fork() == 0:\n    os.close(0); os.close(1); os.close(2); time.sleep(20); os._exit(0)\n"
+        )
+        self.run_job(text, daemon)
+        wait_until(lambda: daemon.ended == 1, "the end of the parent's connection")
+
+    def test_a_job_that_ends_says_so_and_one_that_marked_nothing_does_not(self):
+        for kind, two in [(socket.SOCK_SEQPACKET, []), (socket.SOCK_DGRAM, [("exit", None)])]:
+            self.path = os.path.join(self.folder, f"{kind.name}.sock")
+            os.environ["HIGHWATER_ANNOTATIONS_SOCKET"] = self.path
+            daemon = self.listen(kind)
+            self.assertEqual(self.run_job("import highwater", daemon), [])
+            self.assertEqual(self.run_job("import highwater; highwater.mark('a')", daemon), [("mark", "a"), ("exit", None)])
+            daemon.messages.clear()
+            text = "import highwater; highwater.mark('a'); highwater.mark('b')"
+            self.assertEqual(self.run_job(text, daemon), [("mark", "a"), ("mark", "b"), *two])
+            daemon.messages.clear()
+            forks = (
+                "import highwater, os, sys\nhighwater.mark('a')\n"
+                "if os.fork() == 0: highwater.mark('b'); sys.exit()\nos.wait()"
+            )
+            self.assertEqual(self.run_job(forks, daemon).count(("exit", None)), 1)
+
+    def test_a_job_without_a_daemon_ends_as_soon_and_says_one_line(self):
+        command = [sys.executable, "-c", "import highwater\nfor n in range(1000):\n  with highwater.step(n): pass"]
+        for local_rank, lines in (("0", 1), ("1", 0)):
+            environment = {**os.environ, "PYTHONPATH": str(PYTHON), "RANK": local_rank, "LOCAL_RANK": local_rank}
+            result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual((len(result.stderr.splitlines()), result.stdout), (lines, ""), result.stderr)
+
+    def test_the_thread_sleeps_while_nothing_is_marked(self):
+        daemon = self.listen()
+        highwater.mark("a")
+        self.sent(daemon, 1)
+        wait_until(lambda: self.client.asleep, "sleep")
+        highwater.mark("b")
+        self.assertEqual(len(self.sent(daemon, 2)), 2)
+
+    def test_the_example_runs_as_it_stands(self):
+        daemon = self.listen()
+        command = [sys.executable, str(PYTHON / "example.py"), "--gpu", "0", "--steps", "1", "--seconds", "0"]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(PYTHON)}, check=True, timeout=SECONDS)
+        events = daemon.events()
+        self.assertEqual({event["job"] for event in events}, {"example"})
+        self.assertEqual(events[0]["gpu"], 0)
+        begun = [event.get("name") for event in events if event["event"] == "begin"]
+        self.assertEqual(begun, [None, "data", "forward", "backward"])
+
+
+if __name__ == "__main__":
+    unittest.main()
