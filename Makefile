@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 include tests/tools.env
 TOOLS := target/tools
+PYTHON_TOOLS := $(CURDIR)/$(TOOLS)/python-tools-$(MYPY_VERSION)-$(RUFF_VERSION)-$(SETUPTOOLS_VERSION)/bin/python
 # Tests wait more than they compute, so more of them run at a time than there are processors.
 STORIES ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 16 ? n : 16)))
 IMAGE ?= highwater
@@ -22,7 +23,7 @@ demo: ## Run a simulated 4-GPU node with two training jobs; prints what to open
 # A filter that matches no test passes, so the recipe checks that a model ran.
 test: ## Run all tests that need no peer programs
 	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked
-	python3 -m unittest discover -q -s python/tests -t python
+	HIGHWATER=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/highwater python3 -m unittest discover -q -s python/tests -t python
 	python3 -m unittest discover -q benches/gpu
 	python3 -m unittest discover -q benches/soak
 	@mkdir -p target/loom
@@ -35,12 +36,13 @@ test-peers: tools-peers ## Install real peers and run the tests with them; tests
 
 # No advisories: their database is a git repository, which not every builder can reach. To check them:
 # `cargo deny check advisories`.
-lint: tools-lint ## Check format, clippy, rustdoc and dependencies; every warning is an error
+lint: tools-lint ## Check format, clippy, rustdoc, dependencies and the Python client; every warning is an error
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
+	cd python && $(PYTHON_TOOLS) -m mypy && $(PYTHON_TOOLS) -m ruff check --quiet .
 
 map: ## Print the modules and the modules that each imports
 	@cargo test --workspace --locked -q --test it -- house::no_modules --nocapture

@@ -10,6 +10,8 @@
 #   otelcol, prometheus-3  an OpenTelemetry Collector and a Prometheus that accept OTLP, built from Go's module proxy
 #   dashboard-linter       the linter of Grafana's dashboards, likewise, where the proxy offers it
 #   axe-core               the accessibility checker, from the npm registry, likewise
+#   mypy, ruff, setuptools the client's types, its lint and its wheel, from PyPI, in a virtual environment under target/tools
+#   torch, torchvision     PyTorch, likewise in one of its own: 3 GB to fetch, because PyPI has no build without CUDA
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
 # A tool that cannot be installed is reported and left out. The tests that need it then skip with a message, and fail if
@@ -167,6 +169,27 @@ axe_from_npm() {
         mkdir -p "$folder" && mv "$work/package/axe.min.js" "$folder/" && rm -rf "$work"
 }
 
+# A virtual environment in target/tools/$1 with the packages that follow. Made under another name, so that one that was
+# interrupted is not taken for a whole one; its scripts name its path, so they are not used, only `bin/python -m`.
+environment_of_python() {
+    local folder=$tools/$1
+    shift
+    if [ -x "$folder/bin/python" ]; then return; fi
+    note "installing $* from PyPI"
+    rm -rf "$folder.new" && python3 -m venv "$folder.new" &&
+        "$folder.new/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2 &&
+        mv "$folder.new" "$folder"
+}
+
+python_tools() {
+    environment_of_python "python-tools-$MYPY_VERSION-$RUFF_VERSION-$SETUPTOOLS_VERSION" \
+        "mypy==$MYPY_VERSION" "ruff==$RUFF_VERSION" "setuptools==$SETUPTOOLS_VERSION"
+}
+
+torch_from_pypi() {
+    environment_of_python "torch-$TORCH_VERSION" "torch==$TORCH_VERSION" "torchvision==$TORCHVISION_VERSION" numpy
+}
+
 # Installs the program $1 of crates.io in version $2.
 from_crates() {
     local root=$tools/$1-$2
@@ -217,11 +240,14 @@ peers)
     want prometheus-3 prometheus_3_from_go
     want kubelet-podresources kubelet_from_go
     want axe-core axe_from_npm
+    want "mypy, ruff and setuptools" python_tools
+    want torch torch_from_pypi
     linter_from_go || note "the story with the dashboards' linter is skipped"
     want "the base image" base_image
     ;;
 lint)
     want cargo-deny from_crates cargo-deny "$CARGO_DENY_VERSION"
+    want "mypy, ruff and setuptools" python_tools
     ;;
 fuzz)
     want cargo-fuzz from_crates cargo-fuzz "$CARGO_FUZZ_VERSION"

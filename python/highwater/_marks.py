@@ -33,8 +33,9 @@ class Later:
 
 # Marks that wait, at most: some megabytes, and the marks of several seconds of a fast job.
 MOST_WAITING = 1 << 16
-# And while there is no daemon: the newest are worth most, because the daemon refuses what is ten minutes old.
-MOST_KEPT = 1 << 13
+# And while there is no daemon: the last ten seconds of a job with ten steps a second. With more, each mark would go to memory
+# that is in no cache, which doubles its cost.
+MOST_KEPT = 1 << 10
 # How long a mark waits at most for others: detectors run ten times a second.
 PERIOD_S = 0.05
 # After this long without marks, the thread sleeps until the next one.
@@ -185,7 +186,7 @@ class Sender:
         self.retry_s = RETRY_S
         self.retry_at_s = 0.0
         self.common = ""
-        self.first = ""
+        self.first = self.places = ""
         self.configured: Any = None
         self.identity = _identity.Identity("", 0, None, None, {})
         # Marks of a `Later` that was ready and did not fit.
@@ -322,7 +323,7 @@ class Sender:
         """As many lines as one message holds; None where there is nothing to say."""
         self.prepare()
         lines: List[bytes] = []
-        length = 0
+        length, places = 0, self.places
         while length < _transport.MOST_BYTES - MOST_EVENT_BYTES:
             mark = self.next_marks()
             if mark is None:
@@ -331,8 +332,11 @@ class Sender:
             if len(head) + len(tail) > MOST_TEXT:
                 self.client.lose(1)
                 continue
-            # What the daemon has to hear once, and again if it is another one. An event's own attributes go first.
-            first = "" if lines else self.take_lost() if '"attributes":' in tail else self.first + self.take_lost()
+            # What the daemon has to hear once, and again if it is another one.
+            first = "" if lines else self.first + self.take_lost()
+            if places and '"attributes":' not in tail:
+                # An event with attributes of its own may have as many as there may be.
+                first, places = first + places, ""
             line = f"{head}{at_ns}{tail}{first}{self.common}".encode()
             lines.append(line)
             length += len(line)
@@ -359,8 +363,7 @@ class Sender:
             first["world_size"] = world_size
         if client.gpu is not None:
             first["gpu"] = client.gpu
-        if known.places:
-            first["attributes"] = known.places
+        self.places = "," + dumps({"attributes": known.places})[1:-1] if known.places else ""
         self.first = "," + dumps(first)[1:-1] if first else ""
 
 

@@ -9,8 +9,15 @@ use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Variables with the daemon's prefix that are not settings: those of jobs, and those of tests.
-const OTHER_VARIABLES: [&str; 2] = ["HIGHWATER_JOB", "HIGHWATER_FAKE_NVML"];
+/// Variables with the daemon's prefix that are not settings: those of jobs and their client, and those of tests.
+const OTHER_VARIABLES: [&str; 6] = [
+    "HIGHWATER_JOB",
+    "HIGHWATER_URL",
+    "HIGHWATER_TOKEN",
+    "HIGHWATER_TOKEN_FILE",
+    "HIGHWATER_DISABLED",
+    "HIGHWATER_FAKE_NVML",
+];
 
 /// The largest settings file: some fifty times the size of all settings with their help.
 const MOST_FILE_BYTES: u64 = 1 << 20;

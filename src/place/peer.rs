@@ -19,6 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// Variables that name a job, in order of precedence, each with the prefix that it gives the job's name.
 const JOB_VARIABLES: [(&str, &str); 3] =
     [("HIGHWATER_JOB", ""), ("SLURM_JOB_ID", "slurm-"), ("TORCHELASTIC_RUN_ID", "torchrun-")];
+/// What torchrun calls a job that was given no id: every such job of the node would have this name.
+const NO_RUN_ID: &str = "none";
 /// The variables that are read: an environment may have any number of others.
 const VARIABLES: [&str; 8] = [
     "HIGHWATER_JOB",
@@ -349,8 +351,11 @@ fn parse(environ: &[u8]) -> Peer {
     let kept = |name: &str| variables.get(name).copied().filter(|value| value.len() <= MOST_BYTES);
     let get = |name: &str| kept(name).filter(|value| !value.is_empty());
     let number = |names: [&str; 2]| names.into_iter().find_map(|name| get(name)?.parse::<u32>().ok());
+    let is_job = |name: &str, value: &&str| name != "TORCHELASTIC_RUN_ID" || *value != NO_RUN_ID;
+    let job =
+        |(name, prefix): &(&str, &str)| Some(format!("{prefix}{}", get(name).filter(|value| is_job(name, value))?));
     Peer {
-        job: JOB_VARIABLES.iter().find_map(|(name, prefix)| Some(format!("{prefix}{}", get(name)?))),
+        job: JOB_VARIABLES.iter().find_map(job),
         rank: number(["RANK", "SLURM_PROCID"]),
         place: Place::of_process(
             // An empty value hides all devices.

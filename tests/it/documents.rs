@@ -143,7 +143,11 @@ fn every_block_has_a_language_that_is_tested() {
         let tested = match &*block.language {
             "sh" | "promql" | "toml" => true,
             "yaml" => block.document == "docs/alerts.md",
-            "console" | "python" => ["README.md", "docs/recordings.md"].contains(&&*block.document),
+            "console" => ["README.md", "docs/recordings.md"].contains(&&*block.document),
+            // python/tests/test_documents.py runs those of the client.
+            "python" => {
+                ["README.md", "docs/recordings.md", "docs/python.md", "python/README.md"].contains(&&*block.document)
+            }
             "sql" => block.document == "docs/recordings.md",
             "json" => block.document == "docs/scenarios.md",
             "text" => figures.contains(&&*block.document),
@@ -225,6 +229,8 @@ fn every_command_of_the_documents_is_accepted() {
                     "./nvml_floor" => knows_its_command(&folder, &words[1..], &what),
                     // `the_queries_of_a_capture_return_rows` executes it.
                     "sqlite3" => assert_eq!(block.document, "docs/recordings.md"),
+                    // `python_client::a_wheel_is_built_and_installed_in_a_clean_environment` installs it.
+                    "pip" => assert_eq!(command, "pip install ./python", "{what}"),
                     "helm" => assert!(command.contains("helm/highwater"), "{what}"),
                     other => panic!("{what}: no test knows {other}"),
                 }

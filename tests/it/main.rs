@@ -43,6 +43,7 @@ mod openapi;
 mod otlp;
 mod otlp_peers;
 mod prometheus;
+mod python_client;
 mod quantiles;
 mod recording;
 mod recordings;

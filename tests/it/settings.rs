@@ -34,6 +34,15 @@ fn every_fault_is_reported_with_its_place() {
 }
 
 #[test]
+fn what_jobs_set_for_their_client_is_no_setting_and_no_fault() {
+    let of_jobs =
+        ["JOB", "URL", "TOKEN", "TOKEN_FILE", "DISABLED", "ANNOTATIONS_SOCKET"].map(|name| format!("HIGHWATER_{name}"));
+    let environment: Vec<_> = of_jobs.iter().map(|name| (name.as_str(), "/x")).collect();
+    let (valid, printed) = check(".toml", "", &[], &environment);
+    assert!(valid, "{printed}");
+}
+
+#[test]
 fn files_that_settings_point_to_are_read_too_and_every_fault_is_reported() {
     let toml = "source = \"sim:nope\"\n[annotations]\ntoken_file = \"/nope/token\"\n";
     let (valid, printed) = check(".toml", toml, &[], &[]);

@@ -9,6 +9,9 @@ fn the_first_variable_that_names_a_job_wins() {
     assert_eq!(peer.job.as_deref(), Some("slurm-77"));
     assert_eq!((peer.rank, peer.place.local_rank), (Some(3), Some(1)));
     assert_eq!(parse(b"SLURM_JOB_ID=77\0HIGHWATER_JOB=llama").job.as_deref(), Some("llama"));
+    assert_eq!(parse(b"TORCHELASTIC_RUN_ID=a").job.as_deref(), Some("torchrun-a"));
+    assert_eq!(parse(b"TORCHELASTIC_RUN_ID=none").job, None, "no id was given");
+    assert_eq!(parse(b"HIGHWATER_JOB=none").job.as_deref(), Some("none"));
     assert_eq!(parse(b"HIGHWATER_JOB=\0RANK=x"), Peer { is_read: true, ..Peer::default() });
     let hidden = parse(b"CUDA_VISIBLE_DEVICES=\0").place.visible_devices;
     assert_eq!(hidden.as_deref(), Some(""), "all devices are hidden");
