@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import socket
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
@@ -242,7 +243,8 @@ class Sender:
                 # What waits for a GPU is not known yet, and is looked at again.
                 return not self.client.queue
             if not self.send(self.message):
-                self.trim()
+                if self.transport is None:
+                    self.trim()
                 return False
             self.message = None
 
@@ -258,8 +260,9 @@ class Sender:
             self.client.say(str(error))
             return True
         except OSError as error:
-            # A timeout leaves the connection as it is: the daemon is only slow.
-            if not isinstance(error, TimeoutError):
+            # The daemon is only slow: the socket is as good as before. Before Python 3.10 its timeout is no TimeoutError.
+            is_slow = isinstance(error, (TimeoutError, socket.timeout)) and self.transport.outlives_timeouts
+            if not is_slow:
                 self.close_transport()
             log.debug("highwater: %s", error)
             return False
@@ -309,10 +312,11 @@ class Sender:
                 waiting.popleft()
                 return first
             try:
-                marks = first.take()
-            except Exception:
-                waiting.popleft()
-                raise
+                marks: Optional[Sequence[Mark]] = first.take()
+            except Exception as error:
+                log.debug("highwater: %r", error)
+                self.client.lose(1)
+                marks = []
             if marks is None:
                 return None
             waiting.popleft()

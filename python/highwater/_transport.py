@@ -28,6 +28,8 @@ class Transport:
 
     # Whether its end is the end of the rank, so that no event `exit` is needed.
     ends_rank = False
+    # Whether it can be used after a send that took too long. Of a request over HTTP, the answer may still come.
+    outlives_timeouts = True
 
     def send(self, message: bytes) -> Optional[str]:
         raise NotImplementedError
@@ -81,6 +83,8 @@ class Datagrams(Transport):
 
 class Http(Transport):
     """`POST /api/v1/annotations` over a connection that stays open. No proxy is used: the daemon is on this node."""
+
+    outlives_timeouts = False
 
     def __init__(self, url: str, token: Optional[str]) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from unittest import mock
 
 import highwater
 from highwater import _marks, _transport
@@ -323,12 +324,44 @@ class Losses(Case):
     def test_a_daemon_that_does_not_read_costs_no_time_and_loses_nothing(self):
         daemon = self.listen()
         daemon.is_reading.clear()
+        tried = self.count_slow_sends()
         for n in range(20_000):
             highwater.mark(f"m{n}")
+        wait_until(lambda: tried, "a send that took too long")
         daemon.is_reading.set()
         events = self.sent(daemon, 20_000)
         self.assertEqual(len(events), 20_000)
         self.assertEqual([event.get("lost") for event in events if "lost" in event], [])
+
+    def count_slow_sends(self):
+        """Has sends give up at once, and returns the list of those that did."""
+        tried, send = [], _transport.Seqpacket.send
+
+        def impatient(way, message):
+            way.socket.settimeout(0.01)
+            try:
+                return send(way, message)
+            except OSError as error:
+                tried.append(error)
+                raise
+
+        patch = mock.patch.object(_transport.Seqpacket, "send", impatient)
+        patch.start()
+        self.addCleanup(patch.stop)
+        return tried
+
+    def test_a_fault_of_one_mark_costs_no_other(self):
+        class Broken(_marks.Later):
+            def take(self):
+                raise KeyError("ours")
+
+        daemon = self.listen()
+        highwater.mark("a")
+        self.client.put_later(Broken())
+        highwater.mark("b")
+        events = self.sent(daemon, 2)
+        self.assertEqual([event["name"] for event in events], ["a", "b"])
+        self.assertEqual(sum(event.get("lost", 0) for event in events) + self.client.lost, 1)
 
     def test_nothing_is_sent_where_it_is_turned_off(self):
         daemon = self.listen()
