@@ -79,6 +79,69 @@ pub struct Memory {
     pub ooms: Option<u64>,
 }
 
+/// Which pass of a step a layer ran in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the input to the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+}
+
+impl Direction {
+    /// The same as on the wire.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Direction::Forward => "forward",
+            Direction::Backward => "backward",
+        }
+    }
+}
+
+/// What one layer did in one pass of a profiled step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// In which pass.
+    pub direction: Direction,
+    /// Bytes in live tensors after the layer less those before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<i64>,
+    /// Bytes of its outputs that share no storage with its inputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<u64>,
+    /// Bytes of the module's own parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<u64>,
+    /// Bytes of all-gathers since the record before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<u64>,
+    /// Bytes that are gathered and not released at this moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered_sum: Option<u64>,
+    /// How long it took, nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_ns: Option<u64>,
+}
+
+impl Layer {
+    /// A layer of which only the pass is known.
+    #[must_use]
+    pub fn new(direction: Direction) -> Self {
+        Self {
+            direction,
+            growth: None,
+            activations: None,
+            parameters: None,
+            gathered: None,
+            gathered_sum: None,
+            duration_ns: None,
+        }
+    }
+}
+
 /// The value of an attribute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "an attribute is a text, a number, `true` or `false`")]
@@ -123,6 +186,9 @@ pub struct Annotation {
     /// Allocator counters at that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// What a layer did in a profiled step; only with a mark of kind layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Box<Layer>>,
     /// Events that the sender could not send since the last one that it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u32>,
@@ -147,7 +213,8 @@ impl Annotation {
         // A map keeps its entries in nodes of eleven, half of which may be empty.
         let entry = |(name, of): (&String, &Scalar)| 2 * size_of::<(String, Scalar)>() + text(name) + value(of);
         let attributes: usize = self.attributes.iter().flatten().map(entry).sum();
-        self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + attributes
+        let layer = if self.layer.is_some() { size_of::<Layer>() + ALLOCATION } else { 0 };
+        self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + attributes + layer
     }
 }
 
@@ -173,7 +240,10 @@ mod tests {
         let entry = 2 * size_of::<(String, Scalar)>();
         let attributes = json!({"attributes": {"ab": "xyz", "c": 1}});
         assert_eq!(weight(attributes), (entry + 2 + 32 + 3 + 32) + (entry + 1 + 32));
-        let all = json!({"name": "abc", "job": "j", "gpu": 1, "attributes": {"c": 1}});
-        assert_eq!(weight(all), 35 + 33 + gpu + entry + 33);
+        let layer = json!({"kind": "layer", "layer": {"direction": "forward"}});
+        assert_eq!(weight(layer), size_of::<Layer>() + 32);
+        let all =
+            json!({"name": "abc", "job": "j", "gpu": 1, "attributes": {"c": 1}, "layer": {"direction": "backward"}});
+        assert_eq!(weight(all), 35 + 33 + gpu + entry + 33 + size_of::<Layer>() + 32);
     }
 }

@@ -93,12 +93,14 @@ keys! {
         |s, v| { s.limits.phase_series = count(v, 1, 1_000_000)?; Ok(()) };
     "annotations.max_bytes" = "12MiB", "Memory limit for what jobs make the daemon keep, without ended steps and phases.",
         |s, v| { s.limits.bytes = bytes(v, 1 << 20, 1 << 30)?; Ok(()) };
-    "annotations.max_ended_bytes" = "6MiB", "Memory limit for ended steps and phases, which are kept for the API. A sixth as much, at most 16 MiB, is used for the times of steps and phases that the live page draws, a third for layers kept for captures, and a third for statistics of each layer.",
+    "annotations.max_ended_bytes" = "6MiB", "Memory limit for ended steps and phases, which are kept for the API. A sixth as much, at most 16 MiB, is used for the times of steps and phases that the live page draws, a third for layers kept for captures, and two thirds for statistics and profiles of layers.",
         |s, v| { s.limits.set_ended_bytes(bytes(v, 1 << 20, 1 << 30)?); Ok(()) };
     "annotations.max_rate" = "400000", "Events per second over all senders, which share it evenly.",
         |s, v| { s.limits.events_a_second = count(v, 100, 100_000_000)?; Ok(()) };
     "annotations.silence" = "5m", "A rank that sends nothing for this long is dropped.",
         |s, v| { s.limits.silence_ns = duration(v, 1_000_000_000, 86_400_000_000_000)?; Ok(()) };
+    "layers.top" = "10", "Layers of each rank's profile with metrics of their own: those with the most activations. 0 for none. All ranks together have at most 2,048, or one each if there are more ranks.",
+        |s, v| { s.limits.top_layers = count(v, 0, 100)?; Ok(()) };
     "kubelet.socket" = "", "The kubelet's PodResources socket, /var/lib/kubelet/pod-resources/kubelet.sock on most nodes. It gives the GPUs of a pod whose job names none; not used if not set. docs/annotations.md lists the requirements.",
         |s, v| { s.kubelet.socket = path_or_none(v); Ok(()) };
     "kubelet.container_logs" = "/var/log/containers", "The folder with a link for each container's log; the daemon finds the pod of a process in it.",

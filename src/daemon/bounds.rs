@@ -55,7 +55,10 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("what jobs have open (`annotations.max_bytes`)", limits.bytes),
         ("what has ended (`annotations.max_ended_bytes`)", limits.ended_bytes),
         ("steps and phases for charts (a sixth of `annotations.max_ended_bytes`)", limits.trail_bytes()),
-        ("layers (a third of `annotations.max_ended_bytes` twice)", limits.ended_layer_bytes + limits.layer_bytes),
+        (
+            "layers (a third and two thirds of `annotations.max_ended_bytes`)",
+            limits.ended_layer_bytes + limits.layer_bytes,
+        ),
         ("detectors' baselines", limits.ranks * OF_RANK),
         ("findings", FINDINGS),
         ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512)),

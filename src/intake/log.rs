@@ -3,7 +3,7 @@
 //! Enters: each accepted event, from any endpoint. Leaves: the kept ones, in the order in which they were taken.
 //! Invariants: the bytes are limited, whatever jobs send; recording an event copies some 70 bytes under a lock that a
 //! reader holds no longer than it takes to copy one block; the number of dropped events is reported. Absent on purpose:
-//! refused events.
+//! refused events, and records of layers, of which recordings contain whole profiles.
 
 pub(super) mod code;
 
@@ -173,6 +173,7 @@ mod tests {
             step: None,
             at_ns: n,
             memory: None,
+            layer: None,
             attributes: None,
             pid: None,
             connection: None,

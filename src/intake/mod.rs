@@ -398,11 +398,14 @@ impl Intake {
             (taken, jobs.search(&event.job, event.rank))
         };
         self.lost.fetch_add(lost.unwrap_or(0).into(), Ordering::Relaxed);
-        self.log.note(&event, now_ns);
-        if event.event == EventType::Mark
-            && let Some(listener) = self.on_mark.get()
-        {
-            listener(&event);
+        // Records of layers are hundreds in a step: recordings contain whole profiles instead.
+        if event.layer.is_none() {
+            self.log.note(&event, now_ns);
+            if event.event == EventType::Mark
+                && let Some(listener) = self.on_mark.get()
+            {
+                listener(&event);
+            }
         }
         let mut knows_gpus = search.is_none();
         // Searched without the jobs' lock, which other senders wait for.

@@ -510,3 +510,20 @@ fn positions_of_devices_that_have_changed_are_not_kept() {
         }
     });
 }
+
+/// Recordings contain whole profiles, and a layer is no reason to capture.
+#[test]
+fn a_layers_record_is_in_no_log_and_triggers_nothing() {
+    let (intake, ..) = node();
+    let intake = intake.with_log(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 });
+    let heard = Arc::new(AtomicUsize::new(0));
+    let hears = Arc::clone(&heard);
+    intake.on_mark(Box::new(move |_| {
+        hears.fetch_add(1, Ordering::Relaxed);
+    }));
+    let mark = json!({"event": "mark", "kind": "layer", "name": "oom", "job": "j"});
+    let mut record = mark.clone();
+    record["layer"] = json!({"direction": "forward"});
+    assert_eq!(intake.take_json(json!([record, mark, record]).to_string().as_bytes(), &process(1)).accepted, 3);
+    assert_eq!((intake.log().since(0).next, heard.load(Ordering::Relaxed), intake.jobs().marks().count()), (1, 1, 1));
+}

@@ -151,6 +151,28 @@ metrics! {
         "Time until memory is full at the present growth of the peak per step; absent while it does not grow.";
     PHASES = Counter "highwater_phases_total" ["outcome"]
         "Steps, phases and layers that ended or were given up, by outcome.";
+    JOB_PROFILE_STEP = Gauge "highwater_job_profile_step" ["job", "rank"]
+        "Step of the rank's last layer profile. From records of layers, updated when a profiled step is over, as are all metrics of the profile. docs/annotations.md describes the records.";
+    JOB_PROFILE_LAYERS = Gauge "highwater_job_profile_layers" ["job", "rank"]
+        "Different layers in the rank's last layer profile. Updated at each profiled step.";
+    JOB_PROFILE_MISSING = Gauge "highwater_job_profile_missing_records" ["job", "rank"]
+        "Records that the rank's last layer profile lacks because there was no room for them. Updated at each profiled step.";
+    JOB_PROFILE_ACTIVATION = Gauge "highwater_job_profile_activation_bytes" ["job", "rank"]
+        "Activations of all layers in the forward pass of the last profiled step, as the job measured them. Updated at each profiled step.";
+    JOB_PROFILE_PARAMETER = Gauge "highwater_job_profile_parameter_bytes" ["job", "rank"]
+        "Parameters of all layers of the last profiled step, each layer once. Updated at each profiled step.";
+    JOB_PROFILE_GATHERED = Gauge "highwater_job_profile_gathered_bytes" ["job", "rank"]
+        "Bytes that all-gathers produced in the last profiled step. Updated at each profiled step.";
+    JOB_PROFILE_ALLOCATED_MAX = Gauge "highwater_job_profile_allocated_max_bytes" ["job", "rank"]
+        "The most in live tensors after any layer of the last profiled step. Updated at each profiled step.";
+    JOB_PROFILE_RESERVED_MAX = Gauge "highwater_job_profile_reserved_max_bytes" ["job", "rank"]
+        "The most that the job's allocator held from the driver after any layer of the last profiled step. Updated at each profiled step.";
+    LAYER_ACTIVATION = Gauge "highwater_layer_activation_bytes" ["job", "rank", "layer"]
+        "Activations of one layer in the forward pass of the last profiled step; the `layers.top` layers of the rank with the most, and fewer if all ranks together have more than 2,048. Updated at each profiled step.";
+    LAYER_PARAMETER = Gauge "highwater_layer_parameter_bytes" ["job", "rank", "layer"]
+        "Parameters of the layers that highwater_layer_activation_bytes has. Updated at each profiled step.";
+    LAYER_RECORDS_DROPPED = Counter "highwater_layer_records_dropped_total" []
+        "Records of layers that are in no profile: refused for lack of room, or of a step whose profile was whole already.";
     LAYERS_UNKEPT = Counter "highwater_layers_unkept_total" []
         "Layers that ended but were not kept, because there was no room for statistics of another layer; captures contain them all the same.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]

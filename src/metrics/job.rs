@@ -4,7 +4,7 @@ use super::catalogue as c;
 use super::families::{Families, Labels};
 use crate::node::Node;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::jobs::Rank;
+use highwater_core::jobs::{Profile, Rank};
 use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
 use highwater_core::wire::{Kind, Memory};
 use std::sync::Arc;
@@ -22,7 +22,11 @@ struct RankNow {
     memory: Memory,
     /// Open phases.
     open: Vec<Arc<str>>,
+    profile: Option<Arc<Profile>>,
 }
+
+/// Layers with series, over all ranks, unless there are more ranks: each has two.
+const MOST_LAYERS: usize = 2_048;
 
 impl RankNow {
     fn new(job: &Arc<str>, number: u32, rank: &Rank) -> Self {
@@ -37,16 +41,20 @@ impl RankNow {
             last_event_ns: rank.last_event_ns,
             memory: rank.memory,
             open: phases.map(|open| Arc::clone(&open.name)).collect(),
+            profile: rank.profile().cloned(),
         }
     }
 }
 
 /// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
 pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {
-    let (ranks, left) = {
+    let (ranks, left, records_dropped) = {
         let jobs = ledger.open();
-        (jobs.ranks().map(|(job, number, rank)| RankNow::new(job, number, rank)).collect::<Vec<_>>(), jobs.left())
+        let ranks = jobs.ranks().map(|(job, number, rank)| RankNow::new(job, number, rank));
+        (ranks.collect::<Vec<_>>(), jobs.left(), jobs.layer_records_dropped())
     };
+    let profiled = ranks.iter().filter(|rank| rank.profile.is_some()).count();
+    let most_layers = MOST_LAYERS.checked_div(profiled).unwrap_or(0).max(1);
     let log = ledger.ended();
     let nothing = RankStats::default();
     let windows = WINDOWS.map(|(window, length_ns)| (Arc::from(window), length_ns));
@@ -58,10 +66,31 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
         steps(&labels, rank, stats, unix_shift_ns, out);
         allocator(&labels, rank, stats, out);
         phases(&names, rank, stats, &windows, now_ns, out);
+        if let Some(profile) = &rank.profile {
+            layers(&names, &labels, profile, most_layers, out);
+        }
     }
+    out.count(&c::LAYER_RECORDS_DROPPED, &[], Some(records_dropped));
     out.count(&c::LAYERS_UNKEPT, &[], Some(log.layers_unkept()));
     for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
         out.count(&c::PHASES, &[outcome], Some(count));
+    }
+}
+
+fn layers([job, number]: &[Arc<str>; 2], labels: &Labels, profile: &Profile, most: usize, out: &mut Families) {
+    let totals = &profile.totals;
+    out.count(&c::JOB_PROFILE_STEP, labels, profile.step);
+    out.count(&c::JOB_PROFILE_LAYERS, labels, Some(totals.layers));
+    out.count(&c::JOB_PROFILE_MISSING, labels, Some(profile.missing));
+    out.count(&c::JOB_PROFILE_ACTIVATION, labels, totals.activations);
+    out.count(&c::JOB_PROFILE_PARAMETER, labels, totals.parameters);
+    out.count(&c::JOB_PROFILE_GATHERED, labels, totals.gathered);
+    out.count(&c::JOB_PROFILE_ALLOCATED_MAX, labels, totals.allocated_max);
+    out.count(&c::JOB_PROFILE_RESERVED_MAX, labels, totals.reserved_max);
+    for top in profile.top.iter().take(most) {
+        let labels = Labels::from([job, number, &top.name].map(Arc::clone));
+        out.count(&c::LAYER_ACTIVATION, &labels, Some(top.activations));
+        out.count(&c::LAYER_PARAMETER, &labels, top.parameters);
     }
 }
 

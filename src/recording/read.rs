@@ -189,6 +189,7 @@ impl File {
                 step: number(row, 7)?,
                 time_unix_nano: Some(needed(row, 0)?),
                 memory: (memory != Memory::default()).then_some(memory),
+                layer: None,
                 lost: None,
                 attributes,
             };

@@ -268,6 +268,7 @@ impl Timeline {
             world_size: u32::try_from(self.ranks.len()).ok(),
             gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
+            layer: None,
             lost: None,
             time_unix_nano: Some(at_ns),
             memory: Some(memory),

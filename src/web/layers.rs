@@ -1,17 +1,31 @@
-//! `GET /api/v1/jobs/{job}/layers`: statistics of each rank's layers, one row per name.
+//! `GET /api/v1/jobs/{job}/layers`: statistics of each rank's timed layers, one row per name, and each rank's last layer
+//! profile.
 
 use super::Site;
+use super::api::bad_query;
 use super::phases::know;
 use super::pieces::{self, Page, ROWS, Rows};
 use super::problem::Problem;
-use axum::extract::{Path, State};
+use super::profiles;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use highwater_core::phases::{LayerStats, Log};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::ops::Bound;
 use std::sync::Arc;
 #[cfg(test)]
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
+
+/// The query.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+pub(super) struct LayersQuery {
+    /// Only this rank; every rank if left out.
+    rank: Option<u32>,
+}
 
 /// The answer, as it is written in pieces.
 #[cfg(test)]
@@ -20,22 +34,31 @@ use utoipa::ToSchema;
 pub(super) struct LayersAnswer<'a> {
     job: String,
     layers: Vec<Row<'a>>,
+    profiles: Vec<profiles::Listed<'a>>,
 }
 
-/// Layers of every rank of a job, in the order of ranks and names.
+/// Layers of a job: those with a begin and an end, in the order of ranks and names, and the last profile of each rank.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/layers", tag = "jobs",
-    params(("job" = String, Path, description = "Its name.")),
-    responses((status = 200, body = LayersAnswer),
+    params(("job" = String, Path, description = "Its name."), LayersQuery),
+    responses((status = 200, body = LayersAnswer), (status = 400, body = super::problem::Body),
         (status = 404, description = "No such job is known.", body = super::problem::Body))))]
-pub(super) async fn layers(State(site): State<Site>, Path(job): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn layers(
+    State(site): State<Site>,
+    Path(job): Path<String>,
+    query: Result<Query<LayersQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(LayersQuery { rank }) = query.map_err(bad_query)?;
     know(&site, &job)?;
-    let left = Left { job: job.as_str().into(), site, after: None };
-    Ok(pieces::list(&job, "layers", left))
+    let name: Arc<str> = job.as_str().into();
+    let profiles = profiles::Left::new(site.clone(), Arc::clone(&name), rank);
+    let layers = Left { job: name, site, rank, after: None };
+    Ok(pieces::lists(&job, ("layers", layers), ("profiles", profiles)))
 }
 
 struct Left {
     site: Site,
     job: Arc<str>,
+    rank: Option<u32>,
     /// The rank and the name of the last row.
     after: Option<(u32, Arc<str>)>,
 }
@@ -45,7 +68,7 @@ impl Page for Left {
         let shift_ns = self.site.known().unix_shift_ns();
         let log = self.site.known().ledger.ended();
         let mut last = None;
-        for (rank, name, layer) in of_job(&log, &self.job, self.after.as_ref()).take(ROWS) {
+        for (rank, name, layer) in of_job(&log, &self.job, self.rank, self.after.as_ref()).take(ROWS) {
             rows.push(&Row::new(rank, name, layer, shift_ns));
             last = Some((rank, Arc::clone(name)));
         }
@@ -54,14 +77,16 @@ impl Page for Left {
     }
 }
 
-/// Layers of a job after this one.
+/// Layers of a job, or of one rank of it, after this one.
 fn of_job<'a>(
     log: &'a Log,
     job: &'a str,
+    only: Option<u32>,
     after: Option<&'a (u32, Arc<str>)>,
 ) -> impl Iterator<Item = (u32, &'a Arc<str>, &'a LayerStats)> {
     let first = after.map_or(0, |(rank, _)| *rank);
-    let ranks = log.ranks().filter(move |((of, rank), _)| &**of == job && *rank >= first);
+    let is_asked_for = move |rank: u32| rank >= first && only.is_none_or(|only| only == rank);
+    let ranks = log.ranks().filter(move |((of, rank), _)| &**of == job && is_asked_for(*rank));
     ranks.flat_map(move |((_, rank), stats)| {
         let begun = after.filter(|(of, _)| of == rank);
         let from = begun.map_or(Bound::Unbounded, |(_, name)| Bound::Excluded(Arc::clone(name)));

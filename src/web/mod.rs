@@ -26,6 +26,7 @@ mod phases;
 mod pieces;
 mod places;
 pub mod problem;
+mod profiles;
 mod seat;
 mod sender;
 pub mod serve;

@@ -5,9 +5,10 @@ use super::json;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use futures_util::StreamExt as _;
+use futures_util::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 use std::convert::Infallible;
+use std::iter::once;
 
 /// Rows in one piece: some 64 KiB.
 pub(super) const ROWS: usize = 100;
@@ -30,26 +31,59 @@ pub(super) struct Rows {
 
 impl Rows {
     pub fn push(&mut self, row: &impl Serialize) {
-        if self.has_any {
+        let is_first = !std::mem::replace(&mut self.has_any, true);
+        self.push_inner(row, is_first);
+    }
+
+    /// Begins a row with these members, at least one, and a list of this name.
+    pub fn open(&mut self, members: &impl Serialize, list: &str) {
+        self.push(members);
+        let brace = self.json.pop();
+        debug_assert_eq!(brace, Some(b'}'));
+        self.json.extend_from_slice(format!(",\"{list}\":[").as_bytes());
+    }
+
+    /// Adds to the list of the row that was begun.
+    pub fn push_inner(&mut self, row: &impl Serialize, is_first: bool) {
+        if !is_first {
             self.json.push(b',');
         }
-        self.has_any = true;
         // Writing plain structures to memory cannot fail.
         let written = serde_json::to_writer(&mut self.json, row);
         debug_assert!(written.is_ok(), "{written:?}");
+    }
+
+    /// Ends the list and the row that was begun.
+    pub fn close(&mut self) {
+        self.json.extend_from_slice(b"]}");
     }
 }
 
 /// `{"job": …, "NAME": [rows of all pages]}`
 pub(super) fn list(job: &str, name: &str, page: impl Page) -> Response {
-    let head = format!("{{\"job\":{},\"{name}\":[", serde_json::Value::from(job));
-    let pieces = futures_util::stream::unfold((page, false), |(mut page, has_any)| async move {
+    answer(job, rows(name, page))
+}
+
+/// The same with two lists.
+pub(super) fn lists(job: &str, first: (&str, impl Page), second: (&str, impl Page)) -> Response {
+    answer(job, rows(first.0, first.1).chain(rows(second.0, second.1)))
+}
+
+fn answer(job: &str, lists: impl Stream<Item = Vec<u8>> + Send + 'static) -> Response {
+    let head = format!("{{\"job\":{}", serde_json::Value::from(job));
+    let (head, tail) = (once(head.into_bytes()), once(b"}\n".to_vec()));
+    let parts = stream::iter(head).chain(lists).chain(stream::iter(tail));
+    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
+    ([(header::CONTENT_TYPE, json::TYPE)], Body::from_stream(parts)).into_response()
+}
+
+/// A list of this name, as a member that others come before.
+fn rows<P: Page>(name: &str, page: P) -> impl Stream<Item = Vec<u8>> + Send + use<P> {
+    let pieces = stream::unfold((page, false), |(mut page, has_any)| async move {
         let mut rows = Rows { json: Vec::with_capacity(ROWS * ROW_BYTES), has_any };
         page.next(&mut rows);
         (!rows.json.is_empty()).then_some((rows.json, (page, true)))
     });
-    let (head, tail) = (std::iter::once(head.into_bytes()), std::iter::once(b"]}\n".to_vec()));
-    let parts = futures_util::stream::iter(head).chain(pieces).chain(futures_util::stream::iter(tail));
-    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
-    ([(header::CONTENT_TYPE, json::TYPE)], Body::from_stream(parts)).into_response()
+    let (head, tail) = (once(format!(",\"{name}\":[").into_bytes()), once(b"]".to_vec()));
+    stream::iter(head).chain(pieces).chain(stream::iter(tail))
 }

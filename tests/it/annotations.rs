@@ -252,6 +252,57 @@ fn layers_are_listed_once_each_and_no_phase_is_lost_to_them() {
 }
 
 #[test]
+fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
+    let daemon = simulated();
+    let record = |n: u64, direction: &str| {
+        json!({"event": "mark", "kind": "layer", "name": format!("layer {n:03}"), "job": "story", "rank": 2, "step": 7,
+            "memory": {"allocated": 1_000 + n, "reserved": 9_000},
+            "layer": {"direction": direction, "growth": -5, "activations": n, "parameters": 4, "gathered": 0}})
+    };
+    let step = |event: &str, rank: u32| {
+        let (job, kind) = ("story", "step");
+        json!({"event": event, "kind": kind, "job": job, "rank": rank, "step": 7, "gpu": 0})
+    };
+    // More records than one piece of the answer has.
+    let mut events = vec![step("begin", 2), step("begin", 5)];
+    events.extend((0..250).map(|n| record(n, "forward")));
+    events.extend((0..250).rev().map(|n| record(n, "backward")));
+    assert_eq!(post(&daemon, &json!(events)).1["accepted"], json!(502));
+    let listed = |query: &str| -> Value {
+        serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/story/layers{query}"))).expect("JSON")
+    };
+    assert_eq!(listed("")["profiles"], json!([]), "half a profile");
+    let mut other = record(3, "forward");
+    other["rank"] = json!(5);
+    assert_eq!(post(&daemon, &json!([step("end", 2), other, step("end", 5)])).1["accepted"], json!(3));
+    let all = listed("");
+    let ranks: Vec<_> = all["profiles"].as_array().expect("a list").iter().map(|profile| &profile["rank"]).collect();
+    assert_eq!((ranks, &all["layers"]), (vec![&json!(2), &json!(5)], &json!([])));
+    let profile = &listed("?rank=2")["profiles"][0];
+    assert_eq!(listed("?rank=5")["profiles"].as_array().map(Vec::len), Some(1));
+    assert_eq!((&profile["step"], &profile["missing"]), (&json!(7), &json!(0)));
+    let records = profile["records"].as_array().expect("a list");
+    assert_eq!(records.len(), 500);
+    let last = json!({"layer": "layer 000", "direction": "backward", "allocated": 1_000, "reserved": 9_000, "growth": -5,
+        "activations": 0, "parameters": 4, "gathered": 0, "gathered_sum": null, "duration_ns": null,
+        "time_unix_nano": profile["end_unix_nano"]});
+    assert_eq!(records[499], last);
+    assert_eq!(daemon.ask("/api/v1/jobs/story/layers?rank=x").0, 400);
+    let metrics = daemon.get("/metrics");
+    let has = |line: &str| assert!(metrics.lines().any(|other| other == line), "{line}\n{metrics}");
+    has("highwater_job_profile_layers{job=\"story\",rank=\"2\"} 250");
+    has("highwater_job_profile_activation_bytes{job=\"story\",rank=\"2\"} 31125");
+    has("highwater_job_profile_parameter_bytes{job=\"story\",rank=\"2\"} 1000");
+    has("highwater_layer_activation_bytes{job=\"story\",rank=\"2\",layer=\"layer 249\"} 249");
+    let top = metrics.lines().filter(|line| line.starts_with("highwater_layer_activation_bytes{")).count();
+    assert_eq!(top, 11, "ten of one rank, and the only one of the other");
+    let misplaced = json!({"event": "begin", "name": "x", "job": "story", "layer": {"direction": "forward"}});
+    let answer = post(&daemon, &misplaced).1;
+    assert_eq!(answer["refusals"][0]["reason"], json!("malformed"));
+    assert!(answer["refusals"][0]["detail"].as_str().expect("text").contains("`layer`"), "{answer}");
+}
+
+#[test]
 fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
     let daemon = simulated();
     let now = now_ns();

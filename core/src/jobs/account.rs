@@ -295,6 +295,16 @@ impl Held {
         &self.account
     }
 
+    /// From now on it is this amount, whether it may be or not.
+    pub fn set(&mut self, amount: usize) {
+        for held in [&self.account.held, &self.account.book.held] {
+            let held = &held[self.resource as usize];
+            held.fetch_add(amount, Ordering::Relaxed);
+            held.fetch_sub(self.amount, Ordering::Relaxed);
+        }
+        self.amount = amount;
+    }
+
     /// How much.
     #[must_use]
     pub fn amount(&self) -> usize {
@@ -449,6 +459,18 @@ mod tests {
         assert_eq!(accounts.held(Resource::Bytes), 20);
         drop(held);
         assert_eq!((accounts.held(Resource::Bytes), copy.account().holds(Resource::Bytes)), (10, 10));
+    }
+
+    #[test]
+    fn an_amount_may_change() {
+        let accounts = accounts(64);
+        let mut held = accounts.of(&user(1)).hold(Resource::Layers, 10);
+        held.set(25);
+        assert_eq!((held.amount(), held.account().holds(Resource::Layers)), (25, 25));
+        held.set(5);
+        assert_eq!(accounts.held(Resource::Layers), 5);
+        drop(held);
+        assert_eq!(accounts.held(Resource::Layers), 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::gpus;
 use super::limits::Limits;
 use super::refusal::Refusal;
 use super::speaker::Speaker;
-use crate::wire::{Annotation, EventType, Gpus, Kind, Memory, Scalar};
+use crate::wire::{Annotation, EventType, Gpus, Kind, Layer, Memory, Scalar};
 use std::collections::BTreeMap;
 
 /// The name of a step that was given none.
@@ -48,6 +48,8 @@ pub struct Event {
     pub at_ns: i64,
     /// Allocator counters.
     pub memory: Option<Memory>,
+    /// What a layer did in a profiled step: then it is a record of a profile, and no mark.
+    pub layer: Option<Box<Layer>>,
     /// Whatever else the job sends.
     pub attributes: Option<Attributes>,
     /// The sending process, if the socket's credentials have it.
@@ -71,10 +73,17 @@ impl Event {
             step: None,
             at_ns,
             memory: None,
+            layer: None,
             attributes: None,
             pid,
             connection: None,
         }
+    }
+
+    /// Whether its name takes a place among those of the job. A mark's is no label, and an end without begin must not take
+    /// one.
+    pub(super) fn takes_name(&self) -> bool {
+        self.event == EventType::Begin || self.layer.is_some()
     }
 
     /// Who sent it, where the daemon sees the end of that.
@@ -124,6 +133,9 @@ impl Context<'_> {
         if let Some(attributes) = &raw.attributes {
             self.check_attributes(attributes)?;
         }
+        if raw.layer.is_some() && (raw.event, raw.kind) != (EventType::Mark, Kind::Layer) {
+            return Err(Refusal::Malformed("`layer` belongs to an event `mark` of kind `layer`".to_owned()));
+        }
         Ok(Event {
             at_ns: self.check_time(raw.time_unix_nano)?,
             event: raw.event,
@@ -135,6 +147,7 @@ impl Context<'_> {
             gpus,
             step: raw.step,
             memory: raw.memory,
+            layer: raw.layer,
             attributes: raw
                 .attributes
                 .map(|attributes| attributes.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
@@ -205,6 +218,7 @@ mod tests {
     use super::*;
     use crate::clock::SECOND_NS;
     use crate::gpu::Device;
+    use crate::wire::Direction;
     use serde_json::{Value, json};
 
     const NOW_NS: i64 = 1_000 * SECOND_NS;
@@ -307,6 +321,36 @@ mod tests {
         let named = json!({"event": "begin", "name": "forward", "job": "j", "gpu": 7});
         let event = context.check(serde_json::from_value(named).expect("an annotation"), None, None).expect("good");
         assert_eq!(event.gpus, None);
+    }
+
+    #[test]
+    fn a_layers_record_is_a_mark_of_kind_layer() {
+        let of = |event: &str, kind: &str| {
+            let layer = json!({"direction": "forward", "growth": -5, "activations": 7, "duration_ns": 9});
+            check(&json!({"event": event, "kind": kind, "layer": layer}))
+        };
+        let record = of("mark", "layer").expect("good").layer.expect("a record");
+        let expected =
+            Layer { growth: Some(-5), activations: Some(7), duration_ns: Some(9), ..Layer::new(Direction::Forward) };
+        assert_eq!(*record, expected);
+        for (event, kind) in
+            [("mark", "phase"), ("mark", "step"), ("begin", "layer"), ("end", "layer"), ("exit", "phase")]
+        {
+            let refusal = of(event, kind).expect_err("refused");
+            assert_eq!(
+                refusal.to_string(),
+                "not a valid event: `layer` belongs to an event `mark` of kind `layer`",
+                "{event} {kind}"
+            );
+        }
+        assert_eq!(check(&json!({"event": "mark", "kind": "layer"})).expect("a mark as before").layer, None);
+        let wrong = |layer: Value| {
+            let json = json!({"event": "mark", "kind": "layer", "name": "l", "layer": layer});
+            serde_json::from_value::<Annotation>(json).expect_err("wrong").to_string()
+        };
+        assert!(wrong(json!({})).contains("`direction`"), "{}", wrong(json!({})));
+        assert!(wrong(json!({"direction": "forward", "grown": 1})).contains("`grown`"));
+        assert!(wrong(json!({"direction": "sideways"})).contains("`sideways`"));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use super::account::{Account, Held, Owner, Resource};
 use super::event::Event;
 use super::limits::Limits;
+use super::profile::LayerNames;
 use super::rank::Rank;
 use super::refusal::Refusal;
-use crate::wire::{EventType, Kind};
+use crate::wire::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use std::sync::Arc;
 pub(super) const JOB_BYTES: usize = 512;
 pub(super) const NAME_BYTES: usize = 160;
 
-/// Names of one kind, each with its bytes on an account.
-type Names = BTreeMap<Arc<str>, Held>;
+/// Names of one kind, each with its number and its bytes on an account.
+type Names = BTreeMap<Arc<str>, (usize, Held)>;
 
 /// One job.
 #[derive(Debug)]
@@ -27,6 +28,7 @@ pub struct Job {
     pub ranks: BTreeMap<u32, Rank>,
     phase_names: Names,
     layer_names: Names,
+    pub(super) layers: Arc<LayerNames>,
     /// The job's place and its bytes on its owner's account.
     _held: [Held; 2],
 }
@@ -41,6 +43,7 @@ impl Job {
             ranks: BTreeMap::new(),
             phase_names: Names::new(),
             layer_names: Names::new(),
+            layers: Arc::default(),
             _held: [account.hold(Resource::Jobs, 1), bytes],
         }
     }
@@ -73,25 +76,29 @@ impl Job {
     pub(super) fn has_room_for(&self, event: &Event, limits: &Limits) -> Result<bool, Refusal> {
         let Some(names) = self.names(event.kind) else { return Ok(true) };
         let most = if event.kind == Kind::Phase { limits.phase_names } else { limits.layer_names };
-        // A mark's name is no label, and an end without begin must not take a place.
-        let is_known = names.contains_key(event.name.as_str()) || event.event != EventType::Begin;
+        let is_known = names.contains_key(event.name.as_str()) || !event.takes_name();
         if is_known || names.len() < most { Ok(is_known) } else { Err(Refusal::TooManyNames(most)) }
     }
 
-    /// The one copy of the event's name.
-    pub(super) fn intern(&mut self, event: &Event, account: &Arc<Account>) -> Arc<str> {
+    /// The one copy of the event's name, with its number if it has one.
+    pub(super) fn intern(&mut self, event: &Event, account: &Arc<Account>) -> (Arc<str>, Option<usize>) {
         let names = match event.kind {
             Kind::Phase => &mut self.phase_names,
             Kind::Layer => &mut self.layer_names,
-            Kind::Step => return event.name.as_str().into(),
+            Kind::Step => return (event.name.as_str().into(), None),
         };
-        if let Some((name, _)) = names.get_key_value(event.name.as_str()) {
-            return Arc::clone(name);
+        if let Some((name, (number, _))) = names.get_key_value(event.name.as_str()) {
+            return (Arc::clone(name), Some(*number));
         }
         let name: Arc<str> = event.name.as_str().into();
-        if event.event == EventType::Begin {
-            names.insert(Arc::clone(&name), account.hold(Resource::Bytes, NAME_BYTES + name.len()));
+        if !event.takes_name() {
+            return (name, None);
         }
-        name
+        let number = names.len();
+        names.insert(Arc::clone(&name), (number, account.hold(Resource::Bytes, NAME_BYTES + name.len())));
+        if event.kind == Kind::Layer {
+            self.layers.push(&name);
+        }
+        (name, Some(number))
     }
 }

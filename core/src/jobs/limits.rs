@@ -31,8 +31,10 @@ pub struct Limits {
     pub ended_bytes: usize,
     /// Bytes of layers that have ended and are kept one by one for captures, over all jobs.
     pub ended_layer_bytes: usize,
-    /// Bytes of what is known of each rank's layers together, over all jobs.
+    /// Bytes of the statistics and profiles of each rank's layers, over all jobs.
     pub layer_bytes: usize,
+    /// Layers of a rank's profile with metrics of their own: those with the most activations.
+    pub top_layers: usize,
     /// Events a second, over all senders.
     pub events_a_second: usize,
     /// Connections to the seqpacket socket.
@@ -65,9 +67,10 @@ impl Limits {
         (self.ended_bytes / 6).min(MOST_TRAIL_BYTES)
     }
 
-    /// From now on these are the bytes of what has ended, with as much of a third of it for layers one by one and together.
+    /// From now on these are the bytes of what has ended, with a third as much for layers one by one, and two thirds for the
+    /// statistics and profiles of layers: one sender alone gets half of that, and profiles of 64 ranks fit into it.
     pub fn set_ended_bytes(&mut self, bytes: usize) {
-        (self.ended_bytes, self.ended_layer_bytes, self.layer_bytes) = (bytes, bytes / 3, bytes / 3);
+        (self.ended_bytes, self.ended_layer_bytes, self.layer_bytes) = (bytes, bytes / 3, bytes / 3 * 2);
     }
 }
 
@@ -86,7 +89,8 @@ impl Default for Limits {
             bytes: 12 << 20,
             ended_bytes: 6 << 20,
             ended_layer_bytes: 2 << 20,
-            layer_bytes: 2 << 20,
+            layer_bytes: 4 << 20,
+            top_layers: 10,
             events_a_second: 400_000,
             connections: 1_024,
             processes: 512,
@@ -109,9 +113,9 @@ mod tests {
     fn bytes_are_those_that_the_daemon_answers_for() {
         let mut limits = Limits::default();
         let bytes = |limits: &Limits| [limits.ended_bytes, limits.ended_layer_bytes, limits.layer_bytes];
-        assert_eq!((limits.bytes, bytes(&limits)), (12_582_912, [6_291_456, 2_097_152, 2_097_152]));
+        assert_eq!((limits.bytes, bytes(&limits)), (12_582_912, [6_291_456, 2_097_152, 4_194_304]));
         limits.set_ended_bytes(10);
-        assert_eq!(bytes(&limits), [10, 3, 3]);
+        assert_eq!(bytes(&limits), [10, 3, 6]);
         assert_eq!((limits.past_ns, limits.silence_ns), (600_000_000_000, 300_000_000_000));
         assert_eq!((limits.future_ns, limits.shown_after_exit_ns), (1_000_000_000, 120_000_000_000));
     }

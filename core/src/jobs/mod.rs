@@ -10,6 +10,7 @@ mod gpus;
 mod job;
 mod limits;
 mod place;
+mod profile;
 mod rank;
 mod refusal;
 mod speaker;
@@ -20,6 +21,7 @@ pub use gpus::Gpus;
 pub use job::Job;
 pub use limits::Limits;
 pub use place::{Container, Place, Search};
+pub use profile::{Cursor, Profile, Record, Top, Totals};
 pub use rank::{Open, Rank, SeriesPlace};
 pub use refusal::{Outcome, OutcomeCounts, Refusal};
 pub use speaker::Speaker;
@@ -27,6 +29,7 @@ pub use speaker::Speaker;
 use crate::gpu::OnGpus;
 use crate::wire::{EventType, Kind, Memory};
 use job::{JOB_BYTES, NAME_BYTES};
+use profile::Profiles;
 use rank::{Closed, Plan, Taking};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -116,6 +119,7 @@ pub struct Jobs {
     /// Whose positions those of ranks and phases are, by UUID.
     devices: Vec<String>,
     left: Left,
+    layer_records_dropped: u64,
     /// Whether a rank was forgotten since the last [`expire`](Self::expire).
     has_forgotten: bool,
 }
@@ -140,6 +144,7 @@ impl Jobs {
             marks: VecDeque::new(),
             devices: Vec::new(),
             left: Left::default(),
+            layer_records_dropped: 0,
             has_forgotten: false,
         }
     }
@@ -161,6 +166,12 @@ impl Jobs {
         self.left
     }
 
+    /// Records of layers that are in no profile: refused for lack of room, or of a step whose profile was whole already.
+    #[must_use]
+    pub fn layer_records_dropped(&self) -> u64 {
+        self.layer_records_dropped
+    }
+
     /// UUIDs of the GPUs that positions mean.
     #[must_use]
     pub fn devices(&self) -> &[String] {
@@ -178,14 +189,16 @@ impl Jobs {
     /// Why it is refused; then nothing has changed, but that ranks that have ended may have made room.
     pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
         let plan = match self.plan(event, account) {
-            Err(refusal) if refusal.is_want_of_room() && self.forget_exited(account) => self.plan(event, account)?,
-            plan => plan?,
+            Err(refusal) if refusal.is_want_of_room() && self.make_room(event, account) => self.plan(event, account),
+            plan => plan,
         };
+        let plan = plan.inspect_err(|refusal| self.note_lack(event, refusal))?;
         let place = self.place(event, account);
+        let top = self.limits.top_layers;
         let Self { jobs, .. } = self;
         let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, event.pid, account));
         job.adopt(&account.owner, event.pid);
-        let name = job.intern(event, account);
+        let (name, number) = job.intern(event, account);
         let rank = job.ranks.entry(event.rank).or_insert_with(|| {
             Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)], now_ns)
         });
@@ -193,6 +206,14 @@ impl Jobs {
         let closed = rank.take(event, name, plan, place, now_ns);
         if rank.exited_ns.is_none() {
             rank.locate(event, now_ns);
+        }
+        if let Some(number) = number.filter(|_| event.layer.is_some()) {
+            let step = rank.step_of(event);
+            if rank.profiles.is_late(step, rank.open_step().is_some()) {
+                self.layer_records_dropped += 1;
+            } else {
+                rank.profiles.record(event, step, (&job.layers, number), top, account);
+            }
         }
         let watch = rank.heard(event.speaker());
         let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
@@ -219,13 +240,18 @@ impl Jobs {
         }
         let is_new_name = job.map_or(Ok(true), |job| job.has_room_for(event, &self.limits).map(|known| !known))?;
         let plan = rank.map_or_else(|| Ok(Rank::plan_first(event)), |rank| rank.plan(event, self.limits.open))?;
+        if event.layer.is_some() {
+            let (first, top) = (Profiles::default(), self.limits.top_layers);
+            let step = rank.map_or(event.step, |rank| rank.step_of(event));
+            rank.map_or(&first, |rank| &rank.profiles).may_record(step, top, account)?;
+        }
         if needs_series(event, rank) {
             short(Resource::Series, Refusal::TooManySeries)?;
         }
         let text = |there: bool, text: &str, bytes: usize| if there { text.len() + bytes } else { 0 };
         let bytes = text(job.is_none(), &event.job, JOB_BYTES)
             + if rank.is_none() { RANK_BYTES } else { 0 }
-            + text(is_new_name && event.event == EventType::Begin, &event.name, NAME_BYTES)
+            + text(is_new_name && event.takes_name(), &event.name, NAME_BYTES)
             + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
             + open_bytes(event);
         let over = |short| Refusal::over_budget("bytes", short, Resource::Bytes, account);
@@ -258,7 +284,9 @@ impl Jobs {
         self.left.superseded += closed.superseded;
         self.left.step_ended += closed.step_ended;
         self.left.exited += closed.exited;
-        if event.event == EventType::Mark {
+        if event.layer.is_some() {
+            // It is in its rank's profile, and none of the marks.
+        } else if event.event == EventType::Mark {
             let (rank, name, at_ns, step) = (event.rank, event.name.clone(), event.at_ns, event.step);
             self.marks.push_back(Mark { job, rank, name, at_ns, step });
             if self.marks.len() > self.limits.marks {
@@ -387,6 +415,34 @@ impl Jobs {
             None => now_ns.saturating_sub(rank.last_heard_ns) > silence_ns,
         });
         std::mem::take(&mut self.has_forgotten)
+    }
+
+    /// Forgets what an event needs the room of: ranks of its owner that have ended, and for a layer's record a profile of
+    /// that owner that another is about to replace. Returns whether there was anything.
+    fn make_room(&mut self, event: &Event, account: &Arc<Account>) -> bool {
+        let has_exited = self.forget_exited(account);
+        if event.layer.is_none() {
+            return has_exited;
+        }
+        let own = self.rank_mut(&event.job, event.rank).is_some_and(|rank| rank.profiles.forget());
+        let mut ranks = self.jobs.values_mut().flat_map(|job| job.ranks.values_mut());
+        let replaces = |rank: &mut Rank| Arc::ptr_eq(rank.account(), account) && rank.profiles.make_room();
+        own || ranks.any(replaces) || has_exited
+    }
+
+    /// Counts a layer's record that found no room.
+    fn note_lack(&mut self, event: &Event, refusal: &Refusal) {
+        if event.layer.is_none() || !refusal.is_lack_for_record() {
+            return;
+        }
+        self.layer_records_dropped += 1;
+        let top = self.limits.top_layers;
+        if let Some(job) = self.jobs.get_mut(event.job.as_str())
+            && let Some(rank) = job.ranks.get_mut(&event.rank)
+        {
+            let step = rank.step_of(event);
+            rank.profiles.lack(step, &job.layers, top);
+        }
     }
 
     /// Forgets ranks of this owner that have ended, for others of it. Returns whether there was one.

@@ -3,6 +3,7 @@
 use super::account::{Account, Held};
 use super::event::{Attributes, Event};
 use super::place::Search;
+use super::profile::{Profile, Profiles};
 use super::refusal::Refusal;
 use super::speaker::{Speaker, Speakers};
 use crate::wire::{EventType, Kind, Memory};
@@ -67,6 +68,7 @@ pub struct Rank {
     /// When it ended; then nothing is open and no GPU is its. Its next event makes it go on.
     pub exited_ns: Option<i64>,
     speakers: Speakers,
+    pub(super) profiles: Profiles,
     /// Phases that have ended and have series of their own, each with its place on the owner's account.
     series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
     /// The rank's place and its bytes on its owner's account.
@@ -124,6 +126,7 @@ impl Rank {
             since_ns: now_ns,
             exited_ns: None,
             speakers: Speakers::default(),
+            profiles: Profiles::default(),
             series: BTreeMap::new(),
             held,
         }
@@ -144,6 +147,17 @@ impl Rank {
     #[must_use]
     pub fn open_step(&self) -> Option<&Open> {
         self.open.iter().find(|open| open.kind == Kind::Step)
+    }
+
+    /// The layers of its last profiled step that is over.
+    #[must_use]
+    pub fn profile(&self) -> Option<&Arc<Profile>> {
+        self.profiles.whole()
+    }
+
+    /// The step that a layer's record belongs to.
+    pub(super) fn step_of(&self, record: &Event) -> Option<u64> {
+        record.step.or_else(|| self.current_step())
     }
 
     /// The number of the step that is open, or else of the last one.
@@ -202,6 +216,10 @@ impl Rank {
         self.last_heard_ns = now_ns;
         if self.exited_ns.take().is_some() {
             self.since_ns = now_ns;
+        }
+        // A step's layers are known when it ends, when the next one begins, or when there will be no more of it.
+        if event.event == EventType::Exit || (event.kind == Kind::Step && event.event != EventType::Mark) {
+            self.profiles.complete();
         }
         let closed = match plan {
             Plan::Exit => return self.exit(now_ns),

@@ -33,6 +33,8 @@ pub enum Refusal {
     TooManyNames(usize),
     #[error("phases of ranks with series of their own (annotations.max_phase_series): {}", shortage(*.0, *.1))]
     TooManySeries(Shortage, usize),
+    #[error("profile of one step has more than {0} records of layers")]
+    TooManyRecords(usize),
     #[error("more than {0} steps, phases and layers are open")]
     TooManyOpen(usize),
     #[error("job `{0}` belongs to another user or namespace")]
@@ -64,6 +66,11 @@ impl Refusal {
         matches!(self, TooManyJobs(..) | TooManyRanks(..) | TooManySeries(..) | OverBudget { .. })
     }
 
+    /// Whether there is no room for the name of a layer's record, or for the record.
+    pub(super) fn is_lack_for_record(&self) -> bool {
+        matches!(self, Refusal::OverBudget { .. } | Refusal::TooManyNames(_) | Refusal::TooManyRecords(_))
+    }
+
     /// The outcome that counts it.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
@@ -81,7 +88,7 @@ impl Refusal {
             Refusal::TooManyNames(_) | Refusal::TooManySeries(..) => Outcome::TooManyNames,
             Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
             Refusal::NotOwner(_) => Outcome::NotOwner,
-            Refusal::OverBudget { .. } => Outcome::OverBudget,
+            Refusal::OverBudget { .. } | Refusal::TooManyRecords(_) => Outcome::OverBudget,
             Refusal::OverRate(_) => Outcome::OverRate,
         }
     }
@@ -189,6 +196,7 @@ mod tests {
             (Refusal::TooManyOpen(1), Outcome::TooManyOpen),
             (Refusal::NotOwner(text()), Outcome::NotOwner),
             (Refusal::OverBudget { what: "bytes", short, limit: 1 }, Outcome::OverBudget),
+            (Refusal::TooManyRecords(1), Outcome::OverBudget),
             (Refusal::OverRate(1), Outcome::OverRate),
         ] {
             assert_eq!(refusal.outcome(), outcome);

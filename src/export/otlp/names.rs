@@ -116,6 +116,17 @@ names! {
     JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
     JOB_MEMORY_FULL => "highwater.job.memory.full_forecast" "s" Gauge;
     PHASES => "highwater.phases" "{phase}" CountInt;
+    JOB_PROFILE_STEP => "highwater.job.profile.step" "1" GaugeInt;
+    JOB_PROFILE_LAYERS => "highwater.job.profile.layers" "{layer}" GaugeInt;
+    JOB_PROFILE_MISSING => "highwater.job.profile.missing" "{record}" GaugeInt;
+    JOB_PROFILE_ACTIVATION => "highwater.job.profile.activation" "By" GaugeInt;
+    JOB_PROFILE_PARAMETER => "highwater.job.profile.parameter" "By" GaugeInt;
+    JOB_PROFILE_GATHERED => "highwater.job.profile.gathered" "By" GaugeInt;
+    JOB_PROFILE_ALLOCATED_MAX => "highwater.job.profile.allocated.max" "By" GaugeInt;
+    JOB_PROFILE_RESERVED_MAX => "highwater.job.profile.reserved.max" "By" GaugeInt;
+    LAYER_ACTIVATION => "highwater.layer.activation" "By" GaugeInt;
+    LAYER_PARAMETER => "highwater.layer.parameter" "By" GaugeInt;
+    LAYER_RECORDS_DROPPED => "highwater.layer.records.dropped" "{record}" CountInt;
     LAYERS_UNKEPT => "highwater.layers.unkept" "{layer}" CountInt;
     ANNOTATIONS => "highwater.annotations" "{event}" CountInt;
     ANNOTATIONS_REFUSED => "highwater.annotations.refused" "{event}" CountInt;

@@ -35,8 +35,7 @@ enum Value<'a> {
 
 /// Appends an event.
 pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
-    let Event { event, kind, name, job, rank, world_size, gpus, step, at_ns, memory, attributes, pid, connection: _ } =
-        event;
+    let Event { event, kind, name, job, rank, world_size, gpus, step, at_ns, memory, attributes, pid, .. } = event;
     let attributes = attributes.as_deref().map(|all| all.iter().map(|(name, value)| (&**name, Value::of(value))));
     let kept = Kept {
         event: *event,
@@ -115,6 +114,7 @@ impl Iterator for Events<'_> {
             step: kept.step,
             at_ns: kept.at_ns,
             memory: kept.memory.map(memory),
+            layer: None,
             attributes: attributes.map(Iterator::collect),
             pid: kept.pid,
             connection: None,
@@ -165,6 +165,7 @@ mod tests {
                 step,
                 at_ns,
                 memory,
+                layer: None,
                 attributes: attributes
                     .map(|all| all.into_iter().map(|(name, value)| (name.into_boxed_str(), value)).collect()),
                 pid,
@@ -204,6 +205,7 @@ mod tests {
             step: Some(12_345),
             at_ns: 1_795_236_050_273_350_611,
             memory: Some(memory),
+            layer: None,
             attributes: None,
             pid: Some(71_234),
             connection: None,

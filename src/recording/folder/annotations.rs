@@ -148,6 +148,7 @@ impl Job {
             world_size: self.world_size,
             gpu: Some(Gpus::One(Gpu::Index(line.rank))),
             step: line.step,
+            layer: None,
             lost: None,
             time_unix_nano: Some(line.ts),
             memory: (memory != Memory::default()).then_some(memory),

@@ -4,6 +4,7 @@ mod bounds;
 mod ends;
 mod gpus;
 mod open;
+mod profiles;
 
 use super::*;
 

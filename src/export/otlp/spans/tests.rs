@@ -237,6 +237,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         step: Some(1),
         at_ns: START_NS,
         memory: None,
+        layer: None,
         attributes: None,
         pid: None,
         connection: None,

@@ -1,0 +1,168 @@
+//! A layer profile: what each layer of a rank did in one profiled step, in the order in which they ran.
+//!
+//! Enters: records, one per layer and pass. Leaves: the rank's last whole profile with its totals. Invariants: a profile is
+//! shown only when its step is over, at once and as a whole; its bytes are on the account of its sender for as long as
+//! anybody keeps it; what found no room is counted. Absent on purpose: names, of which the job keeps one copy, and
+//! profiles of earlier steps.
+
+mod building;
+mod code;
+
+pub(super) use building::Profiles;
+
+use super::account::Held;
+use crate::wire::{Direction, Layer};
+use code::{Last, Numbered};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The names of a job's layers by their numbers, which profiles have. It only grows; what it takes is on the account of
+/// each name, and the job and its profiles share it.
+#[derive(Debug, Default)]
+pub(super) struct LayerNames(Mutex<Vec<Arc<str>>>);
+
+impl LayerNames {
+    pub fn push(&self, name: &Arc<str>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(name));
+    }
+
+    /// The name of this number.
+    pub fn get(&self, number: usize) -> Option<Arc<str>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(number).cloned()
+    }
+}
+
+/// One layer in one pass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The layer's name.
+    pub name: Arc<str>,
+    /// When it was recorded, after the layer, nanoseconds of the timeline.
+    pub at_ns: i64,
+    /// Bytes in live tensors then.
+    pub allocated: Option<u64>,
+    /// Bytes that the allocator held from the driver then.
+    pub reserved: Option<u64>,
+    /// What else is known of it.
+    pub layer: Layer,
+}
+
+/// What a profile's records are together; `None` where no record has it. Bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Different layers.
+    pub layers: u64,
+    /// Sum of the activations of all forward records.
+    pub activations: Option<u64>,
+    /// Sum of the layers' parameters, each layer once.
+    pub parameters: Option<u64>,
+    /// Sum of what was gathered.
+    pub gathered: Option<u64>,
+    /// The most that was in live tensors after a layer.
+    pub allocated_max: Option<u64>,
+    /// The most that the allocator held after a layer.
+    pub reserved_max: Option<u64>,
+}
+
+/// One of the layers with the most activations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Top {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its activations over all of its forward records, bytes.
+    pub activations: u64,
+    /// Its parameters, bytes.
+    pub parameters: Option<u64>,
+}
+
+/// The profile of one step of one rank.
+#[derive(Debug)]
+pub struct Profile {
+    /// The step.
+    pub step: Option<u64>,
+    /// The earliest and the latest time of its records, nanoseconds of the timeline.
+    pub begin_ns: i64,
+    /// See above.
+    pub end_ns: i64,
+    /// Records that were refused for lack of room.
+    pub missing: u64,
+    /// How many records it has.
+    pub count: usize,
+    /// What they are together.
+    pub totals: Totals,
+    /// The layers with the most activations, the largest first.
+    pub top: Box<[Top]>,
+    names: Arc<LayerNames>,
+    encoded: Box<[u8]>,
+    _held: Held,
+}
+
+/// Where a reader of a profile's records is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cursor {
+    at: usize,
+    last: Last,
+}
+
+impl Profile {
+    /// Its records, in the order of their arrival.
+    pub fn records(&self) -> impl Iterator<Item = Record> {
+        let mut cursor = Cursor::default();
+        std::iter::from_fn(move || self.next(&mut cursor))
+    }
+
+    /// The record at a position, which moves behind it. `None` at the end.
+    pub fn next(&self, cursor: &mut Cursor) -> Option<Record> {
+        let Numbered { number, at_ns, allocated, reserved, layer } =
+            code::decode(&self.encoded, &mut cursor.at, &mut cursor.last)?;
+        Some(Record { name: self.names.get(number)?, at_ns, allocated, reserved, layer })
+    }
+}
+
+/// What is known of one layer over all its records.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    is_there: bool,
+    activations: Option<u64>,
+    parameters: Option<u64>,
+}
+
+/// Adds where something is known. Sums of untrusted numbers end at the largest.
+fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
+    if let Some(bytes) = bytes {
+        *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+    }
+}
+
+/// The totals of records, and at most `most` layers with the most activations.
+fn totals(encoded: &[u8], names: &LayerNames, most: usize) -> (Totals, Box<[Top]>) {
+    let (mut at, mut last, mut totals) = (0, Last::default(), Totals::default());
+    let mut each: Vec<Sums> = Vec::new();
+    while let Some(Numbered { number, allocated, reserved, layer, .. }) = code::decode(encoded, &mut at, &mut last) {
+        if each.len() <= number {
+            each.resize(number + 1, Sums::default());
+        }
+        let sums = &mut each[number];
+        sums.is_there = true;
+        sums.parameters = sums.parameters.max(layer.parameters);
+        if layer.direction == Direction::Forward {
+            add(&mut sums.activations, layer.activations);
+        }
+        add(&mut totals.gathered, layer.gathered);
+        totals.allocated_max = totals.allocated_max.max(allocated);
+        totals.reserved_max = totals.reserved_max.max(reserved);
+    }
+    for sums in &each {
+        totals.layers += u64::from(sums.is_there);
+        add(&mut totals.activations, sums.activations);
+        add(&mut totals.parameters, sums.parameters);
+    }
+    let mut known: Vec<(u64, usize)> =
+        each.iter().enumerate().filter_map(|(number, sums)| Some((sums.activations?, number))).collect();
+    // The largest first; of equal ones, the layer that is known for longer.
+    known.sort_unstable_by_key(|(activations, number)| (std::cmp::Reverse(*activations), *number));
+    let top = known.iter().take(most).filter_map(|(activations, number)| {
+        let (name, parameters) = (names.get(*number)?, each[*number].parameters);
+        Some(Top { name, activations: *activations, parameters })
+    });
+    (totals, top.collect())
+}

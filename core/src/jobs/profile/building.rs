@@ -1,0 +1,163 @@
+//! A rank's profile while its step goes on, and the last whole one.
+//!
+//! Enters: records, and the ends of steps. Leaves: a [`Profile`] when its step is over. Invariant: what both take is on an
+//! account before it is taken. Absent on purpose: which layers there may be.
+
+use super::code::{self, Last, MOST_RECORD_BYTES, Numbered};
+use super::{LayerNames, Profile, Top, totals};
+use crate::jobs::account::{Account, Held, Resource};
+use crate::jobs::event::Event;
+use crate::jobs::refusal::Refusal;
+use std::sync::Arc;
+
+/// The most records of one profile: a model of 4,096 layers has an eighth of these.
+const MOST_RECORDS: usize = 1 << 16;
+/// By how much the bytes of a profile grow, at least.
+const LEAST_GROWTH_BYTES: usize = 1 << 10;
+/// Bytes of a profile beside its records and its top layers, with what allocating it costs.
+const PROFILE_BYTES: usize = size_of::<Profile>() + 128;
+
+/// What a rank has of profiles.
+#[derive(Debug, Default)]
+pub(in crate::jobs) struct Profiles {
+    building: Option<Box<Building>>,
+    whole: Option<Arc<Profile>>,
+}
+
+/// The profile of a step that goes on.
+#[derive(Debug)]
+struct Building {
+    step: Option<u64>,
+    names: Arc<LayerNames>,
+    top: usize,
+    encoded: Vec<u8>,
+    last: Last,
+    count: usize,
+    missing: u64,
+    begin_ns: i64,
+    end_ns: i64,
+    /// `None` until there is a record.
+    held: Option<Held>,
+}
+
+impl Building {
+    fn new(step: Option<u64>, names: &Arc<LayerNames>, top: usize) -> Self {
+        let (names, encoded, last) = (Arc::clone(names), Vec::new(), Last::default());
+        let (count, missing, begin_ns, end_ns) = (0, 0, i64::MAX, i64::MIN);
+        Self { step, names, top, encoded, last, count, missing, begin_ns, end_ns, held: None }
+    }
+
+    fn overhead_bytes(&self) -> usize {
+        PROFILE_BYTES + self.top * size_of::<Top>()
+    }
+
+    /// Bytes that the next record may need beside those that are held.
+    fn growth_bytes(&self) -> usize {
+        let is_room = self.encoded.capacity() - self.encoded.len() >= MOST_RECORD_BYTES;
+        let more = if is_room { 0 } else { LEAST_GROWTH_BYTES.max(self.encoded.len() / 16) };
+        more + if self.held.is_some() { 0 } else { self.overhead_bytes() }
+    }
+
+    fn push(&mut self, record: &Numbered, account: &Arc<Account>) {
+        if self.growth_bytes() > 0 {
+            let more = LEAST_GROWTH_BYTES.max(self.encoded.len() / 16);
+            self.encoded.reserve_exact(more);
+            let bytes = self.overhead_bytes() + self.encoded.capacity();
+            self.held.get_or_insert_with(|| account.hold(Resource::Layers, 0)).set(bytes);
+        }
+        code::encode(&mut self.encoded, &mut self.last, record);
+        self.count += 1;
+        (self.begin_ns, self.end_ns) = (self.begin_ns.min(record.at_ns), self.end_ns.max(record.at_ns));
+    }
+
+    /// The whole profile; `None` if it has no record.
+    fn whole(self) -> Option<Profile> {
+        let Self { step, names, top, encoded, count, missing, begin_ns, end_ns, .. } = self;
+        let mut held = self.held?;
+        let encoded = encoded.into_boxed_slice();
+        held.set(PROFILE_BYTES + top * size_of::<Top>() + encoded.len());
+        let (totals, top) = totals(&encoded, &names, top);
+        Some(Profile { step, begin_ns, end_ns, missing, count, totals, top, names, encoded, _held: held })
+    }
+}
+
+impl Profiles {
+    /// The last whole profile.
+    pub fn whole(&self) -> Option<&Arc<Profile>> {
+        self.whole.as_ref()
+    }
+
+    fn of_step(&self, step: Option<u64>) -> Option<&Building> {
+        self.building.as_deref().filter(|building| building.step == step)
+    }
+
+    /// Whether a record of this step comes after the end of its profile.
+    pub fn is_late(&self, step: Option<u64>, in_step: bool) -> bool {
+        let is_done = self.whole.as_ref().is_some_and(|whole| whole.step == step);
+        self.building.is_none() && step.is_some() && is_done && !in_step
+    }
+
+    /// Whether there is room for one more record of this step.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_record(&self, step: Option<u64>, top: usize, account: &Arc<Account>) -> Result<(), Refusal> {
+        let building = self.of_step(step);
+        if building.is_some_and(|building| building.count >= MOST_RECORDS) {
+            return Err(Refusal::TooManyRecords(MOST_RECORDS));
+        }
+        let own = building.and_then(|building| building.held.as_ref()).map_or(account, Held::account);
+        let first_bytes = PROFILE_BYTES + top * size_of::<Top>() + LEAST_GROWTH_BYTES;
+        let bytes = building.map_or(first_bytes, Building::growth_bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        own.may_hold(Resource::Layers, bytes)
+            .map_err(|short| Refusal::over_budget("layers", short, Resource::Layers, own))
+    }
+
+    /// Adds a record of a step, whose layer has this number among these names.
+    pub fn record(
+        &mut self,
+        event: &Event,
+        step: Option<u64>,
+        (names, number): (&Arc<LayerNames>, usize),
+        top: usize,
+        account: &Arc<Account>,
+    ) {
+        let Some(layer) = event.layer.as_deref().copied() else { return };
+        let (allocated, reserved) = event.memory.map_or((None, None), |memory| (memory.allocated, memory.reserved));
+        let record = Numbered { number, at_ns: event.at_ns, allocated, reserved, layer };
+        self.enter(step, names, top).push(&record, account);
+    }
+
+    /// Counts a record of a step for which there is no room.
+    pub fn lack(&mut self, step: Option<u64>, names: &Arc<LayerNames>, top: usize) {
+        self.enter(step, names, top).missing += 1;
+    }
+
+    /// The profile of this step, which goes on or begins; one of another step is whole then.
+    fn enter(&mut self, step: Option<u64>, names: &Arc<LayerNames>, top: usize) -> &mut Building {
+        if self.of_step(step).is_none() {
+            self.complete();
+        }
+        self.building.get_or_insert_with(|| Box::new(Building::new(step, names, top)))
+    }
+
+    /// Ends the profile that is being built: from now on it is the rank's.
+    pub fn complete(&mut self) {
+        if let Some(whole) = self.building.take().and_then(|building| building.whole()) {
+            self.whole = Some(Arc::new(whole));
+        }
+    }
+
+    /// Forgets the whole profile if another is about to replace it; returns whether there was one.
+    pub fn make_room(&mut self) -> bool {
+        self.building.is_some() && self.forget()
+    }
+
+    /// Forgets the whole profile; returns whether there was one.
+    pub fn forget(&mut self) -> bool {
+        self.whole.take().is_some()
+    }
+}

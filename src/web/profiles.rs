@@ -1,0 +1,138 @@
+//! `profiles` of `GET /api/v1/jobs/{job}/layers`: the layers of each rank's last profiled step, in the order in which they
+//! ran.
+//!
+//! Enters: a job, and perhaps a rank. Leaves: whole profiles, record by record. Invariants: no lock is held while records
+//! are decoded; an answer keeps one profile at a time, which is on its sender's account meanwhile.
+
+use super::Site;
+use super::pieces::{Page, ROWS, Rows};
+use highwater_core::jobs::{Cursor, Profile, Record};
+use highwater_core::wire::Direction;
+use serde::Serialize;
+use std::sync::Arc;
+#[cfg(test)]
+use utoipa::ToSchema;
+
+/// The layers of one rank in its last profiled step. Bytes and nanoseconds; `null` if unknown.
+#[cfg(test)]
+#[derive(ToSchema)]
+#[schema(as = Profile)]
+#[allow(dead_code, reason = "describes what `Left` writes, for the API's description")]
+pub(super) struct Listed<'a> {
+    rank: u32,
+    step: Option<u64>,
+    /// The time of the earliest record.
+    begin_unix_nano: i64,
+    /// The time of the latest record.
+    end_unix_nano: i64,
+    /// Records that were refused for lack of room.
+    missing: u64,
+    records: Vec<Row<'a>>,
+}
+
+/// The members of a profile that come before its records.
+#[derive(Serialize)]
+struct Head {
+    rank: u32,
+    step: Option<u64>,
+    begin_unix_nano: i64,
+    end_unix_nano: i64,
+    missing: u64,
+}
+
+/// One layer in one pass. Bytes and nanoseconds; `null` if unknown.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = LayerRecord))]
+pub(super) struct Row<'a> {
+    layer: &'a str,
+    #[cfg_attr(test, schema(value_type = String))]
+    direction: Direction,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    growth: Option<i64>,
+    activations: Option<u64>,
+    parameters: Option<u64>,
+    gathered: Option<u64>,
+    gathered_sum: Option<u64>,
+    duration_ns: Option<u64>,
+    time_unix_nano: i64,
+}
+
+impl<'a> Row<'a> {
+    fn new(record: &'a Record, shift_ns: i64) -> Self {
+        let Record { name, at_ns, allocated, reserved, layer } = record;
+        Self {
+            layer: name,
+            direction: layer.direction,
+            allocated: *allocated,
+            reserved: *reserved,
+            growth: layer.growth,
+            activations: layer.activations,
+            parameters: layer.parameters,
+            gathered: layer.gathered,
+            gathered_sum: layer.gathered_sum,
+            duration_ns: layer.duration_ns,
+            time_unix_nano: at_ns.saturating_add(shift_ns),
+        }
+    }
+}
+
+/// The profiles that are still to be written.
+pub(super) struct Left {
+    site: Site,
+    job: Arc<str>,
+    /// The ranks that are left.
+    ranks: std::ops::RangeInclusive<u32>,
+    /// The profile that is being written, and where.
+    begun: Option<(Arc<Profile>, Cursor)>,
+}
+
+impl Left {
+    pub fn new(site: Site, job: Arc<str>, rank: Option<u32>) -> Self {
+        let ranks = rank.map_or(0..=u32::MAX, |rank| rank..=rank);
+        Self { site, job, ranks, begun: None }
+    }
+
+    /// The next rank that has a profile.
+    fn find(&mut self) -> Option<(u32, Arc<Profile>)> {
+        let jobs = self.site.known().ledger.open();
+        let ranks = jobs.by_name().get(&self.job).filter(|_| !self.ranks.is_empty())?.ranks.range(self.ranks.clone());
+        let found = ranks.filter_map(|(number, rank)| Some((*number, Arc::clone(rank.profile()?)))).next();
+        let after = found.as_ref().and_then(|(number, _)| number.checked_add(1));
+        #[allow(clippy::reversed_empty_ranges, reason = "no rank is left")]
+        let none_left = 1..=0;
+        self.ranks = after.map_or(none_left, |after| after..=*self.ranks.end());
+        found
+    }
+}
+
+impl Page for Left {
+    fn next(&mut self, rows: &mut Rows) {
+        let shift_ns = self.site.known().unix_shift_ns();
+        let mut left = ROWS;
+        while left > 0 {
+            let is_new = self.begun.is_none();
+            if is_new {
+                let Some((rank, profile)) = self.find() else { return };
+                let Profile { step, begin_ns, end_ns, missing, .. } = *profile;
+                let [begin_unix_nano, end_unix_nano] = [begin_ns, end_ns].map(|ns| ns.saturating_add(shift_ns));
+                rows.open(&Head { rank, step, begin_unix_nano, end_unix_nano, missing }, "records");
+                self.begun = Some((profile, Cursor::default()));
+            }
+            let Some((profile, cursor)) = &mut self.begun else { return };
+            let mut is_first = is_new;
+            while left > 0
+                && let Some(record) = profile.next(cursor)
+            {
+                rows.push_inner(&Row::new(&record, shift_ns), std::mem::take(&mut is_first));
+                left -= 1;
+            }
+            if left > 0 {
+                rows.close();
+                self.begun = None;
+                left -= 1;
+            }
+        }
+    }
+}
