@@ -153,3 +153,104 @@ fn phases(
         out.number(&c::PHASE_IDLE, &labels, stats.idle_seconds);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intake::Intake;
+    use crate::sim::{Scenario, Sim};
+    use crate::source::Source as _;
+    use highwater_core::clock::Manual;
+    use highwater_core::jobs::{Limits, Resource, Sender};
+    use highwater_core::phases::{Attributed, Block};
+
+    /// What a node of 64 ranks knows after some steps, with or without 500 layers each, which every fifth step profiles.
+    fn after_a_while(layers: &str) -> (Intake, usize) {
+        let text = format!(
+            "[[gpus]]\ncount = 64\n[[jobs]]\nname = \"large\"\nranks = 64\nbase = \"16 GiB\"\nsteps = 12\nphases = [\n\
+             {{ name = \"forward\", duration = \"300 ms\", jitter = \"9 ms\", to = \"80 GiB\", shape = \"steps\" }},\n\
+             {{ name = \"backward\", duration = \"500 ms\", to = \"90 GiB\", shape = \"steps\", release = true }}]\n{layers}"
+        );
+        let sim = Sim::new(Scenario::parse(&text, "large.toml").expect("good"), SECOND_NS);
+        let clock = Arc::new(Manual::at(SECOND_NS));
+        let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+        intake.set_devices(sim.devices());
+        let (sender, mut records) = (Sender::process(None, 1_000), 0);
+        for said in sim.annotations() {
+            clock.advance_to(said.time_unix_nano.expect("a time"));
+            records += usize::from(said.layer.is_some());
+            intake.take(said, &sender).expect("taken");
+            for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
+                intake.ledger().ended().record(Attributed { ended, gpus: Vec::new(), uuids: Arc::default() });
+            }
+        }
+        (intake, records)
+    }
+
+    fn samples(intake: &Intake) -> Vec<(&'static str, usize)> {
+        let mut out = Families::default();
+        collect(intake.ledger(), None, 60 * SECOND_NS, 0, &mut out);
+        out.into_ordered().iter().map(|family| (family.metric.name, family.samples.len())).collect()
+    }
+
+    #[test]
+    fn layers_of_64_ranks_stay_in_bounds_and_push_no_history_out() {
+        let (without, none) = after_a_while("");
+        let (with, records) = after_a_while("[jobs.layers]\ncount = 500\nevery_steps = 5\nsharded = true\n");
+        assert_eq!((none, records), (0, 3 * 2 * 500 * 64));
+        let held = |intake: &Intake| intake.accounts().held(Resource::Layers);
+        assert_eq!(held(&without), 0);
+        assert!((1 << 20..=Limits::default().layer_bytes / 2).contains(&held(&with)), "{} bytes", held(&with));
+        for (_, _, rank) in with.jobs().ranks() {
+            let profile = rank.profile().expect("one");
+            assert_eq!((profile.step, profile.count, profile.missing), (Some(10), 1_000, 0));
+        }
+        // What has ended, and when: as long a history as without layers.
+        let history = |intake: &Intake| {
+            let log = intake.ledger().ended();
+            let spans = |block: &Arc<Block>| block.spans().count();
+            let spans: usize = log.trail.blocks(i64::MIN, i64::MAX).iter().map(spans).sum();
+            (log.phases.count(), log.phases.since(0).0.len(), log.layers.count(), spans, intake.jobs().marks().count())
+        };
+        assert_eq!(history(&with), history(&without));
+        assert_eq!(history(&with).3, 64 * 12 * 3, "steps and phases");
+        let (with, without) = (samples(&with), samples(&without));
+        let of = |name: &str| with.iter().find(|(of, _)| *of == name).map(|(_, count)| *count);
+        assert_eq!(of("highwater_layer_activation_bytes"), Some(64 * 10));
+        let sum = |samples: &[(&str, usize)]| samples.iter().map(|(_, count)| count).sum::<usize>();
+        assert_eq!(sum(&with) - sum(&without), 64 * (8 + 2 * 10));
+    }
+
+    /// 512 ranks with 100 layers each would have 102,400 series; they have 4,096.
+    #[test]
+    fn series_of_layers_are_bounded_over_all_ranks() {
+        use highwater_core::jobs::{Accounts, Event, Owner};
+        use highwater_core::wire::{Direction, EventType, Layer};
+        let limits = Limits { top_layers: 100, layer_bytes: 64 << 20, ..Limits::default() };
+        let (ledger, account) = (Ledger::new(limits), Accounts::new(&limits).of(&Owner::Daemon));
+        for rank in 0..512 {
+            for n in 0..=100 {
+                let layer = Layer { activations: Some(n), ..Layer::new(Direction::Forward) };
+                let (name, layer) = (format!("layer {n}"), Some(Box::new(layer)));
+                let step = Some(n / 100);
+                let mark = Event {
+                    event: EventType::Mark,
+                    kind: Kind::Layer,
+                    name,
+                    layer,
+                    step,
+                    rank,
+                    ..Event::exit("j", 0, None, 1)
+                };
+                ledger.open().take(&mark, &account, 1).expect("taken");
+            }
+        }
+        let mut out = Families::default();
+        collect(&ledger, None, 1, 0, &mut out);
+        let families = out.into_ordered();
+        let count =
+            |name: &str| families.iter().find(|family| family.metric.name == name).map(|family| family.samples.len());
+        assert_eq!(count("highwater_layer_activation_bytes"), Some(MOST_LAYERS));
+        assert_eq!(count("highwater_layer_parameter_bytes"), None, "unknown");
+    }
+}

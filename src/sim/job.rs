@@ -6,6 +6,7 @@
 //! its seed; selecting less does not change the rest.
 
 mod curve;
+mod layers;
 mod life;
 mod step;
 
@@ -39,6 +40,8 @@ pub(super) struct Plan {
     oom: Option<Window>,
     /// The phase that a checkpoint adds to a step.
     checkpoint: Option<Phase>,
+    /// The layers of its model, which some steps profile.
+    modules: Vec<layers::Module>,
 }
 
 /// Where a rank runs.
@@ -66,6 +69,7 @@ impl Plan {
             near_oom: job.near_oom.as_ref().map(|near| Window::new(near.offset, near.every, near.lasting)),
             oom: job.oom.as_ref().map(|oom| Window::new(oom.at, oom.every, Nanoseconds(1))),
             checkpoint: job.checkpoint.as_ref().map(|checkpoint| checkpoint_phase(checkpoint.duration)),
+            modules: job.layers.as_ref().map_or_else(Vec::new, |layers| layers::modules(layers.count)),
             job: job.clone(),
         }
     }
@@ -235,15 +239,17 @@ impl Timeline {
     /// Moves a rank's allocator to a level, with a curve that fills the given time.
     fn move_to(&mut self, rank: usize, to_bytes: u64, shape: Shape, (begin_ns, lasting_ns): (i64, i64)) {
         if self.shows(rank) {
-            let key = [self.plan.seed, self.plan.index, self.life, self.step, rank as u64, begin_ns.cast_unsigned()];
-            let from_bytes = self.ranks[rank].state.allocator_bytes;
-            for (at_ns, bytes) in
-                curve::points(shape, (from_bytes, to_bytes), (begin_ns, lasting_ns), Random::keyed(&key))
-            {
+            for (at_ns, bytes) in self.curve(rank, to_bytes, shape, (begin_ns, lasting_ns)) {
                 self.change(rank, at_ns, |state| state.allocator_bytes = bytes);
             }
         }
         self.ranks[rank].state.allocator_bytes = to_bytes;
+    }
+
+    /// The times and levels of a rank's allocator on its way to a level.
+    fn curve(&self, rank: usize, to_bytes: u64, shape: Shape, span: (i64, i64)) -> Vec<(i64, u64)> {
+        let key = [self.plan.seed, self.plan.index, self.life, self.step, rank as u64, span.0.cast_unsigned()];
+        curve::points(shape, (self.ranks[rank].state.allocator_bytes, to_bytes), span, Random::keyed(&key))
     }
 
     /// Queues an annotation of a rank.

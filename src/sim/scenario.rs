@@ -160,6 +160,8 @@ pub struct Job {
     pub phases: Vec<Phase>,
     /// Checkpoints.
     pub checkpoint: Option<Checkpoint>,
+    /// The layers of its model, which it profiles now and then.
+    pub layers: Option<Layers>,
     /// A slow data loader.
     pub data_stall: Option<DataStall>,
     /// Times at which memory is nearly full and the allocator flushes its cache.
@@ -216,6 +218,19 @@ pub struct Checkpoint {
     pub every_steps: u64,
     /// How long it takes.
     pub duration: Nanoseconds,
+}
+
+/// Some steps send a record of each layer, forward and backward.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers {
+    /// How many layers the model has.
+    pub count: usize,
+    /// The number of steps from one profile to the next, from step 0 on.
+    pub every_steps: u64,
+    /// Whether each rank has a part of the parameters, and gathers the whole ones of a block while it runs.
+    #[serde(default)]
+    pub sharded: bool,
 }
 
 /// Some steps wait for their data.
@@ -351,8 +366,13 @@ fn default_data() -> String {
     "data".to_owned()
 }
 
+/// The phases in which layers run.
+pub const FORWARD: &str = "forward";
+/// See above.
+pub const BACKWARD: &str = "backward";
+
 fn default_forward() -> String {
-    "forward".to_owned()
+    FORWARD.to_owned()
 }
 
 fn default_drop() -> Bytes {

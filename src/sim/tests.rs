@@ -485,3 +485,41 @@ fn a_leak_that_no_longer_fits_takes_from_the_ballast() {
     }
     .check();
 }
+
+/// The records of one rank, with their times since the start.
+fn records(said: &[Annotation], job: &str, rank: u32) -> Vec<(i64, Annotation)> {
+    let is_its =
+        |said: &&Annotation| said.job.as_deref() == Some(job) && said.rank == Some(rank) && said.layer.is_some();
+    said.iter().filter(is_its).map(|said| (since(said), said.clone())).collect()
+}
+
+#[test]
+fn layers_add_up_to_what_the_forward_phase_takes() {
+    let text = "[[gpus]]\ncount = 2\n[[jobs]]\nname = \"a\"\nranks = 2\nbase = \"16 GiB\"\nsteps = 5\n\
+        phases = [\n\
+        { name = \"forward\", duration = \"100 ms\", jitter = \"9 ms\", to = \"48 GiB\", shape = \"steps\" },\n\
+        { name = \"backward\", duration = \"150 ms\", to = \"50 GiB\", shape = \"steps\", release = true }]\n\
+        [jobs.layers]\ncount = 30\nevery_steps = 4\nsharded = true\n";
+    let said = said(&sim(text), 10 * SECOND);
+    let of_rank = records(&said, "a", 1);
+    assert_eq!(of_rank.len(), 2 * 2 * 30, "steps 0 and 4, forward and backward");
+    assert!(of_rank.iter().all(|(_, said)| matches!(said.step, Some(0 | 4))));
+    let forward: Vec<_> = of_rank[..30].iter().map(|(_, said)| said).collect();
+    let layer = |said: &Annotation| *said.layer.clone().expect("a layer");
+    let sum = |of: fn(&highwater_core::wire::Layer) -> u64| forward.iter().map(|said| of(&layer(said))).sum::<u64>();
+    let aligned = |bytes: u64| bytes & !511;
+    let live = |bytes: u64| aligned(bytes - bytes / 16);
+    assert_eq!(sum(|layer| layer.activations.expect("known")), aligned(live(48 * GIB) - live(16 * GIB)));
+    assert_eq!(sum(|layer| layer.parameters.expect("known")), 2 * GIB);
+    assert_eq!(sum(|layer| layer.gathered.expect("known")), 4 * GIB, "the whole weights, over two ranks");
+    let allocated = |said: &Annotation| said.memory.expect("counters").allocated.expect("known");
+    assert!(forward.windows(2).all(|pair| allocated(pair[0]) <= allocated(pair[1])));
+    assert!(of_rank[30..60].windows(2).all(|pair| allocated(&pair[0].1) >= allocated(&pair[1].1)));
+    assert_eq!(allocated(&of_rank[59].1), live(16 * GIB));
+    let (first, last) = (&forward[0], &of_rank[30].1);
+    assert_eq!((first.name.as_deref(), last.name.as_deref()), (Some("embedding"), Some("head")));
+    // They run inside their phases, one after the other.
+    let forwards = phases(&said, "a", 1, "forward");
+    assert!(of_rank[..30].iter().all(|(at_ns, _)| (forwards[0].0..forwards[0].1).contains(at_ns)));
+    assert!(of_rank.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+}

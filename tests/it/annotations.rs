@@ -297,7 +297,7 @@ fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
     let top = metrics.lines().filter(|line| line.starts_with("highwater_layer_activation_bytes{")).count();
     assert_eq!(top, 11, "ten of one rank, and the only one of the other");
     let misplaced = json!({"event": "begin", "name": "x", "job": "story", "layer": {"direction": "forward"}});
-    let answer = post(&daemon, &misplaced).1;
+    let answer = post(&daemon, &json!([begin("forward"), misplaced])).1;
     assert_eq!(answer["refusals"][0]["reason"], json!("malformed"));
     assert!(answer["refusals"][0]["detail"].as_str().expect("text").contains("`layer`"), "{answer}");
 }

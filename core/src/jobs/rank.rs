@@ -218,8 +218,10 @@ impl Rank {
             self.since_ns = now_ns;
         }
         // A step's layers are known when it ends, when the next one begins, or when there will be no more of it.
-        if event.event == EventType::Exit || (event.kind == Kind::Step && event.event != EventType::Mark) {
-            self.profiles.complete();
+        match (event.event, event.kind) {
+            (EventType::Begin, Kind::Step) => self.profiles.begin_step(event.step),
+            (EventType::Exit, _) | (EventType::End, Kind::Step) => self.profiles.complete(),
+            _ => {}
         }
         let closed = match plan {
             Plan::Exit => return self.exit(now_ns),

@@ -135,6 +135,9 @@ impl Timeline {
         let own_ns = self.own_ns(plan, rank, index, phase);
         self.change(rank, begin_ns, |state| state.busy_with(phase));
         self.say(rank, begin_ns, EventType::Begin, Kind::Phase, Some(&phase.name));
+        if fate.dying.is_none() && fate.flushing.is_none() {
+            self.say_layers(plan, rank, phase, (begin_ns + own_ns / 20, own_ns * 17 / 20));
+        }
         let mut death = None;
         if fate.dying == Some((rank, index)) {
             death = Some(self.fill_up(plan, rank, (begin_ns, own_ns)));
@@ -175,7 +178,7 @@ impl Timeline {
     }
 
     /// The most that a rank's allocator can hold beside what the rank holds outside it.
-    fn room_bytes(&self, plan: &Plan, rank: usize) -> u64 {
+    pub(super) fn room_bytes(&self, plan: &Plan, rank: usize) -> u64 {
         plan.ranks[rank].usable_bytes.saturating_sub(self.ranks[rank].state.outside_bytes)
     }
 

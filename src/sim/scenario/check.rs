@@ -1,7 +1,7 @@
 //! Checks what a scenario must satisfy beyond its syntax. Each fault names the key to change.
 
 use super::fleet::Fleet;
-use super::{Fault, Job, Nanoseconds, Phase, Scenario, Shape};
+use super::{FORWARD, Fault, Job, Nanoseconds, Phase, Scenario, Shape};
 use std::collections::BTreeSet;
 
 /// The longest duration: sums of a few of these stay far from the end of 64-bit time.
@@ -10,6 +10,8 @@ const LONGEST_NS: i64 = 366 * 86_400 * 1_000_000_000;
 const SHORTEST_PHASE_NS: i64 = 1_000;
 /// The limit on counts. More than a node has is a typing error.
 const MOST: usize = 256;
+/// The limit on a model's layers times the job's ranks: all records of a step are in memory at once.
+const MOST_LAYERS: usize = 65_536;
 /// Larger than any framebuffer: 1 PiB.
 const LARGEST_BYTES: u64 = 1 << 50;
 
@@ -137,6 +139,14 @@ fn check_troubles(job: &Job, at: &str, found: &mut Faults) {
     if let Some(checkpoint) = &job.checkpoint {
         found.require(checkpoint.every_steps > 0, format!("{at}.checkpoint.every_steps"), "must be at least 1");
         found.lasts(checkpoint.duration, SHORTEST_PHASE_NS, format!("{at}.checkpoint.duration"));
+    }
+    if let Some(layers) = &job.layers {
+        let (at, most) = (format!("{at}.layers"), MOST_LAYERS / ranks.max(1));
+        let message = format!("must be 1 to {} with {ranks} ranks", most.min(4_096));
+        found.require((1..=most.min(4_096)).contains(&layers.count), format!("{at}.count"), message);
+        found.require(layers.every_steps > 0, format!("{at}.every_steps"), "must be at least 1");
+        let rises = job.phases.iter().any(|phase| phase.name == FORWARD && phase.to.is_some());
+        found.require(rises, at, "needs a phase `forward` with `to`");
     }
     if let Some(stall) = &job.data_stall {
         found.require(stall.every_steps > 0, format!("{at}.data_stall.every_steps"), "must be at least 1");

@@ -63,6 +63,21 @@ fn all_that_is_wrong_is_reported_at_once() {
 }
 
 #[test]
+fn layers_need_memory_that_rises_and_a_bounded_number() {
+    let of = |layers: &str, to: &str| {
+        let phases = format!("phases = [{{ name = \"forward\", duration = \"1 s\"{to} }}]");
+        refusal(&format!("[[jobs]]\nname = \"a\"\nranks = 1\n{phases}\n[jobs.layers]\n{layers}\n"))
+    };
+    let rises = ", to = \"1 GiB\", shape = \"ramp\"";
+    assert!(
+        of("count = 5000\nevery_steps = 1", rises).contains("jobs[0].layers.count: must be 1 to 4096 with 1 ranks")
+    );
+    assert!(of("count = 0\nevery_steps = 1", rises).contains("jobs[0].layers.count"));
+    assert!(of("count = 9\nevery_steps = 0", rises).contains("jobs[0].layers.every_steps: must be at least 1"));
+    assert!(of("count = 9\nevery_steps = 1", "").contains("jobs[0].layers: needs a phase `forward` with `to`"));
+}
+
+#[test]
 fn every_scenario_in_the_documentation_is_good() {
     let text = include_str!("../../../docs/scenarios.md");
     let blocks: Vec<&str> = text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();

@@ -144,6 +144,14 @@ impl Profiles {
         self.building.get_or_insert_with(|| Box::new(Building::new(step, names, top)))
     }
 
+    /// A step begins: a profile of another is whole. Records that came before the begin of their own step, as those of
+    /// another batch may, stay.
+    pub fn begin_step(&mut self, step: Option<u64>) {
+        if step.is_none() || self.of_step(step).is_none() {
+            self.complete();
+        }
+    }
+
     /// Ends the profile that is being built: from now on it is the rank's.
     pub fn complete(&mut self) {
         if let Some(whole) = self.building.take().and_then(|building| building.whole()) {

@@ -177,6 +177,15 @@ fn a_step_that_never_ends_takes_no_more_than_its_owners_share() {
 }
 
 #[test]
+fn records_that_come_before_their_step_begins_stay_in_its_profile() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    for event in [record("a", 1, 10), step(EventType::Begin, 1, 0), record("b", 1, 20), step(EventType::End, 1, 30)] {
+        say(&mut jobs, &account, &event);
+    }
+    assert_eq!(shown(&jobs).expect("one").1, names(&["a:forward", "b:forward"]));
+}
+
+#[test]
 fn a_profile_has_a_bounded_number_of_records() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
     let most = 1 << 16;
