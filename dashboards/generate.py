@@ -9,10 +9,10 @@ import json
 import pathlib
 import sys
 
-from generator import compare_runs, exporter_health, fleet, gpu_memory, training_job
+from generator import compare_runs, exporter_health, fleet, gpu_memory, layers, training_job
 
 HERE = pathlib.Path(__file__).resolve().parent
-DASHBOARDS = [fleet, gpu_memory, training_job, compare_runs, exporter_health]
+DASHBOARDS = [fleet, gpu_memory, training_job, layers, compare_runs, exporter_health]
 
 
 def rendered():

@@ -11,6 +11,7 @@ OTHERS = {
     "fleet": ("Fleet and nodes", "Every node and GPU, a row each"),
     "gpu-memory": ("GPU memory", "The GPUs: memory, work, heat, links and errors"),
     "training-job": ("Training job", "One job: why it is slow, steps, phases and memory"),
+    "layers": ("Layers and allocations", "One job: the layers that take its memory, and its allocator"),
     "compare-runs": ("Compare runs", "Several jobs side by side"),
     "exporter-health": ("Exporter health", "Whether the daemons themselves read and report everything"),
 }
