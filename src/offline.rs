@@ -11,8 +11,8 @@ use crate::sample;
 use crate::source::Source as _;
 use highwater_core::clock::Manual;
 use highwater_core::detect::{Change, Detect};
-use highwater_core::jobs::Sender;
-use highwater_core::phases::Ledger;
+use highwater_core::jobs::{Profile, Sender};
+use highwater_core::phases::{Ledger, RankKey};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -22,6 +22,8 @@ pub struct Played {
     pub detect: Detect,
     /// How many annotations were refused.
     pub refused: usize,
+    /// The last layer profile of each rank.
+    pub profiles: Vec<(RankKey, Arc<Profile>)>,
 }
 
 /// Plays a whole recording, and calls `turn` with the time of each turn, the jobs and their phases after it, and what
@@ -59,5 +61,8 @@ pub fn play(
         turn(at_ns, intake.ledger(), change);
     };
     sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
-    Ok(Played { detect, refused })
+    let jobs = intake.jobs();
+    let profiled = jobs.ranks().filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), rank.profile()?)));
+    let profiles = profiled.map(|(key, profile)| (key, Arc::clone(profile))).collect();
+    Ok(Played { detect, refused, profiles })
 }

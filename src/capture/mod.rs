@@ -13,6 +13,7 @@ mod asking;
 mod directory;
 mod found;
 mod id;
+mod layers;
 mod profile;
 mod recorder;
 mod settings;

@@ -3,6 +3,7 @@
 //! Enters: what a node keeps, by reading only. Leaves: transactions. Invariant: a transaction that has a sweep has its
 //! readings, so that a file that ends early contains nothing wrong.
 
+use super::layers::Profiles;
 use super::recorder::Start;
 use super::trigger::{Findings, Reason, Trigger};
 use crate::intake::Intake;
@@ -86,6 +87,7 @@ pub(super) struct Capture {
     next_phases: [u64; 2],
     usage_ns: Vec<i64>,
     ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
+    profiles: Profiles,
     /// The findings as of the last transaction; only what changed is written again.
     written: Vec<FindingRow>,
     lost_events: u64,
@@ -123,6 +125,7 @@ impl Capture {
             // Exclusive, so that a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
+            profiles: Profiles::default(),
             written: Vec::new(),
             lost_events: 0,
             lost_phases: 0,
@@ -183,6 +186,8 @@ impl Capture {
         self.write_events()?;
         self.write_phases()?;
         self.write_ranks()?;
+        let now_ns = self.now_ns();
+        self.profiles.write(&self.intake, &self.file, now_ns, self.end_ns)?;
         self.write_findings()?;
         joined.iter().try_for_each(|trigger| write_trigger(&self.file, trigger))?;
         self.file.meta_time("end_ns", self.known_ns())?;

@@ -26,7 +26,7 @@ const EASY_BYTES: u64 = 64 << 20;
 const MOST_LINES: usize = 1 << 24;
 
 /// An error about a recording that cannot be replayed.
-pub(super) fn refuse(reason: &'static str, path: &Path, problem: impl fmt::Display) -> OpenError {
+pub(crate) fn refuse(reason: &'static str, path: &Path, problem: impl fmt::Display) -> OpenError {
     OpenError { reason, message: format!("{}: {problem}", path.display()) }
 }
 

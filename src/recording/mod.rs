@@ -10,6 +10,7 @@ mod import;
 mod lines;
 mod meters;
 mod points;
+mod profiles;
 mod read;
 pub(crate) mod rows;
 pub(crate) mod schema;
@@ -23,7 +24,8 @@ pub(crate) mod write;
 
 pub(crate) use import::is_own;
 pub use lines::{Skipped, SkippedLines};
-pub(crate) use lines::{printable, short};
+pub(crate) use lines::{printable, refuse, short};
+pub(crate) use profiles::Record as LayerRecord;
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;

@@ -37,7 +37,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     for (gpu, (_, until_ns)) in &devices {
         tracks.push(file.track(*gpu, *until_ns)?);
     }
-    let said = file.annotations()?;
+    let mut said = file.annotations()?;
     let meters = file.meters()?;
     let turns = file.turns()?;
     let changes = file.changes(&devices.keys().copied().collect::<Vec<_>>(), &turns)?;
@@ -49,6 +49,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     }
     // A value that lasts to the end of the recording is known until then.
     let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
+    said.profiles = file.profiles_said(begin_ns)?.into();
     if is_too_long(begin_ns, end_ns) {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }
@@ -206,7 +207,7 @@ impl File {
             rows.push(annotation);
             Ok(())
         })?;
-        Ok(Rows(rows.into()))
+        Ok(Rows { events: rows.into(), profiles: Arc::default() })
     }
 
     /// The GPUs of each rank, if they are known.
@@ -219,22 +220,34 @@ impl File {
     }
 }
 
-/// What jobs sent, in the order in which it was received.
+/// What jobs sent.
 #[derive(Debug)]
-struct Rows(Arc<[Annotation]>);
+struct Rows {
+    /// In the order in which it was received.
+    events: Arc<[Annotation]>,
+    /// Records of layers, in order of time.
+    profiles: Arc<[Annotation]>,
+}
 
 impl Rows {
-    /// The first and the last time.
+    /// The first and the last time. Profiles may be of long before.
     fn span(&self) -> Option<(i64, i64)> {
-        let times = || self.0.iter().filter_map(|said| said.time_unix_nano);
+        let times = || self.events.iter().filter_map(|said| said.time_unix_nano);
         times().min().zip(times().max())
     }
 }
 
 impl Words for Rows {
     fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
-        let rows = Arc::clone(&self.0);
-        Box::new((0..rows.len()).filter_map(move |position| rows.get(position).cloned()))
+        let (events, profiles) = (Arc::clone(&self.events), Arc::clone(&self.profiles));
+        let (mut next_event, mut next_record) = (0, 0);
+        Box::new(std::iter::from_fn(move || {
+            let (event, record) = (events.get(next_event), profiles.get(next_record));
+            let record =
+                record.filter(|record| event.is_none_or(|event| record.time_unix_nano <= event.time_unix_nano));
+            *(if record.is_some() { &mut next_record } else { &mut next_event }) += 1;
+            record.or(event).cloned()
+        }))
     }
 }
 

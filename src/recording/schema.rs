@@ -71,6 +71,16 @@ CREATE TABLE phase_memory (
     peak_bytes INTEGER, min_bytes INTEGER, mean_bytes REAL, drop_bytes INTEGER, gap_ns INTEGER NOT NULL,
     energy_joules REAL, idle_seconds REAL, outside_allocator_bytes INTEGER, PRIMARY KEY (phase, gpu)
 ) WITHOUT ROWID;
+CREATE TABLE layer_profiles (
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL, rank INTEGER NOT NULL, step INTEGER, begin_ns INTEGER NOT NULL,
+    end_ns INTEGER NOT NULL, missing INTEGER NOT NULL, UNIQUE (job, rank)
+);
+CREATE TABLE layer_records (
+    profile INTEGER NOT NULL REFERENCES layer_profiles (id), nth INTEGER NOT NULL, name TEXT NOT NULL,
+    direction TEXT NOT NULL, at_ns INTEGER NOT NULL, allocated_bytes INTEGER, reserved_bytes INTEGER,
+    growth_bytes INTEGER, activation_bytes INTEGER, parameter_bytes INTEGER, gathered_bytes INTEGER,
+    gathered_sum_bytes INTEGER, duration_ns INTEGER, PRIMARY KEY (profile, nth)
+) WITHOUT ROWID;
 CREATE TABLE ranks (
     job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, pid INTEGER, gpus TEXT, PRIMARY KEY (job, rank)
 ) WITHOUT ROWID;

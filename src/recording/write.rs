@@ -8,7 +8,7 @@ use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::detect::Finding;
 use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
-use highwater_core::jobs::{Event, Rank};
+use highwater_core::jobs::{Event, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ToSql, params};
@@ -284,6 +284,34 @@ impl File {
                 memory.outside_allocator_bytes.map(whole)
             ],
         )
+    }
+
+    /// Writes a rank's profile in place of the one with the same number.
+    pub fn profile(&self, number: i64, (job, rank): (&str, u32), profile: &Profile) -> rusqlite::Result<()> {
+        self.put("DELETE FROM layer_records WHERE profile = ?1", [number])?;
+        let (begin_ns, end_ns) = (self.unix(profile.begin_ns), self.unix(profile.end_ns));
+        let row = params![number, job, rank, profile.step.map(whole), begin_ns, end_ns, whole(profile.missing)];
+        self.put("INSERT OR REPLACE INTO layer_profiles VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
+        for (nth, record) in profile.records().enumerate() {
+            let layer = &record.layer;
+            let row = params![
+                number,
+                place(nth),
+                &*record.name,
+                layer.direction.label(),
+                self.unix(record.at_ns),
+                record.allocated.map(whole),
+                record.reserved.map(whole),
+                layer.growth,
+                layer.activations.map(whole),
+                layer.parameters.map(whole),
+                layer.gathered.map(whole),
+                layer.gathered_sum.map(whole),
+                layer.duration_ns.map(whole)
+            ];
+            self.put("INSERT INTO layer_records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)", row)?;
+        }
+        Ok(())
     }
 
     pub fn rank(&self, job: &str, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {

@@ -1,6 +1,6 @@
 //! Reports made by hand, for unit tests.
 
-use super::{Gpu, Origin, Point, Report, Room, Spans};
+use super::{Gpu, Layers, Origin, Point, Report, Room, Spans};
 use crate::recording::{SkippedLines, Times};
 use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
@@ -37,6 +37,7 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
         spans: Spans::default(),
         gpus_of: BTreeMap::new(),
         findings: None,
+        layers: Layers::default(),
         skipped: SkippedLines::default(),
     }
 }

@@ -1,5 +1,6 @@
 //! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
 
+use super::layers::Profile;
 use super::{Comparison, Report, Row, Span};
 use crate::recording::Times;
 use serde_json::{Value, json};
@@ -30,6 +31,7 @@ fn recording(report: &Report) -> Value {
         "duration_ns": report.duration_ns(),
         "gpus": report.gpus.iter().map(|one| gpu(one, report.begin_ns)).collect::<Vec<_>>(),
         "phases": phases(report),
+        "layers": layers(report),
         "findings": findings(report),
         "skipped_rows": report.skipped.count,
     })
@@ -94,6 +96,41 @@ pub(super) fn row(row: &Row, begin_ns: i64) -> Value {
         "mean_ns": row.mean_ns(),
         "longest": place(&row.longest),
         "highest": row.highest.as_ref().map(place),
+    })
+}
+
+fn layers(report: &Report) -> Vec<Value> {
+    let profiles = report.layers.profiles.iter().map(|profile| {
+        let mut value = totals(profile);
+        let top = profile.top.iter().map(|top| {
+            json!({
+                "layer": report.layers.names[top.name],
+                "activation_bytes": top.activations,
+                "parameter_bytes": top.parameters,
+            })
+        });
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("top".to_owned(), top.collect());
+        }
+        value
+    });
+    profiles.collect()
+}
+
+/// A profile without its layers.
+pub(super) fn totals(profile: &Profile) -> Value {
+    let totals = &profile.totals;
+    json!({
+        "job": profile.job,
+        "rank": profile.rank,
+        "step": profile.step,
+        "missing": profile.missing,
+        "layers": totals.layers,
+        "activation_bytes": totals.activations,
+        "parameter_bytes": totals.parameters,
+        "gathered_bytes": totals.gathered,
+        "allocated_max_bytes": totals.allocated_max,
+        "reserved_max_bytes": totals.reserved_max,
     })
 }
 

@@ -11,6 +11,7 @@ mod curve;
 #[cfg(test)]
 mod hand;
 mod json;
+mod layers;
 mod packed;
 mod page;
 mod picture;
@@ -24,6 +25,7 @@ pub use compare::{Comparison, Difference};
 pub use condition::{Condition, Failed};
 pub use curve::{Curve, Point};
 pub use json::json;
+pub use layers::Layers;
 pub use page::page;
 pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
@@ -45,6 +47,8 @@ pub struct Room {
     points: usize,
     /// Steps, phases and layers.
     spans: usize,
+    /// Records of layers in profiled steps. With ten to twenty bytes each.
+    records: usize,
 }
 
 /// The most points of one GPU.
@@ -55,7 +59,7 @@ impl Room {
     #[must_use]
     pub fn of(recordings: usize) -> Self {
         let recordings = recordings.max(1);
-        Self { points: 280_000 / recordings, spans: 60_000 / recordings }
+        Self { points: 280_000 / recordings, spans: 60_000 / recordings, records: 30_000 / recordings }
     }
 
     /// How many points each of so many GPUs may have.
@@ -83,6 +87,8 @@ pub struct Report {
     pub gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
     /// What was found, in order of time; `None` if the recording has nothing that detectors could look at.
     pub findings: Option<Vec<Found>>,
+    /// The layers of each rank's last profiled step.
+    pub layers: Layers,
     /// Rows and lines that could not be read.
     pub skipped: SkippedLines,
 }

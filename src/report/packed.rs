@@ -4,11 +4,13 @@
 
 use super::Report;
 use super::curve::Point;
+use super::layers::Record;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use highwater_core::varint::{self, zigzag};
+use highwater_core::wire::Direction;
 use std::io::Write as _;
 
 const MICROSECOND_NS: i64 = 1_000;
@@ -26,6 +28,11 @@ impl Numbers {
 
     fn signed(&mut self, number: i64) {
         self.push(zigzag(number));
+    }
+
+    /// A number that may be unknown: 0, or one more than it.
+    fn optional(&mut self, number: Option<u64>) {
+        self.push(number.map_or(0, |number| number.saturating_add(1)));
     }
 
     /// A number that may be unknown: 0, or the change from the last known one.
@@ -48,6 +55,7 @@ pub(super) fn columns(reports: &[Report]) -> String {
             curve(gpu.usage.curve.points(), report.begin_ns, &mut numbers);
         }
         spans(report, &mut numbers);
+        report.layers.profiles.iter().for_each(|profile| records(&profile.records, report.begin_ns, &mut numbers));
     }
     let mut packer = GzEncoder::new(Vec::new(), Compression::best());
     let packed = packer.write_all(&numbers.0).and_then(|()| packer.finish());
@@ -87,4 +95,33 @@ fn spans(report: &Report, numbers: &mut Numbers) {
     spans.iter().for_each(|span| numbers.change(span.step, &mut last_step));
     let peak = |bytes: Option<u64>| bytes.map_or(0, |bytes| bytes / PEAK_UNIT_BYTES + 1);
     spans.iter().for_each(|span| numbers.push(peak(span.peak_bytes)));
+}
+
+/// The records of a profile, column by column.
+fn records(records: &[Record], begin_ns: i64, numbers: &mut Numbers) {
+    records.iter().for_each(|record| numbers.push(record.name as u64));
+    records.iter().for_each(|record| numbers.push(u64::from(record.layer.direction == Direction::Backward)));
+    let mut last_us = 0;
+    for record in records {
+        let at_us = record.at_ns.saturating_sub(begin_ns) / MICROSECOND_NS;
+        numbers.signed(at_us - last_us);
+        last_us = at_us;
+    }
+    for counter in [
+        |record: &Record| record.allocated,
+        |record: &Record| record.reserved,
+        |record: &Record| record.layer.gathered_sum,
+    ] {
+        let mut last = 0;
+        records.iter().for_each(|record| numbers.change(counter(record), &mut last));
+    }
+    records.iter().for_each(|record| numbers.optional(record.layer.growth.map(zigzag)));
+    for own in [
+        |record: &Record| record.layer.activations,
+        |record: &Record| record.layer.parameters,
+        |record: &Record| record.layer.gathered,
+        |record: &Record| record.layer.duration_ns,
+    ] {
+        records.iter().for_each(|record| numbers.optional(own(record)));
+    }
 }

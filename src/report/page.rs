@@ -2,6 +2,7 @@
 //!
 //! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
+use super::layers::Profile;
 use super::{Comparison, Gpu, Report, packed, text};
 use crate::recording::Times;
 use crate::viewer::{Page, script};
@@ -44,10 +45,22 @@ fn recording(report: &Report) -> Value {
         "rows": rows.collect::<Vec<_>>(),
         "spans": report.spans.spans().len(),
         "left_out": report.spans.left_out(),
+        "layer_names": report.layers.names,
+        "profiles": report.layers.profiles.iter().map(profile).collect::<Vec<_>>(),
         "findings": super::json::findings(report).unwrap_or_default(),
         "skipped": report.skipped.count,
         "skipped_first": report.skipped.first.first().map(ToString::to_string),
     })
+}
+
+/// A profile whose records are among the columns.
+fn profile(profile: &Profile) -> Value {
+    let mut value = super::json::totals(profile);
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("count".to_owned(), profile.records.len().into());
+        fields.insert("left_out".to_owned(), profile.left_out.into());
+    }
+    value
 }
 
 fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {

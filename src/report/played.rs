@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report, Room, peaks_of};
+use super::{Found, Gpu, Layers, Origin, Report, Room, peaks_of};
 use crate::config::Settings;
 use crate::offline;
 use crate::recording::write::FindingRow;
@@ -29,10 +29,9 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
         gpu.usage.end(None, end_ns);
     }
     allocations(&replay, &mut gpus);
-    let Derived { spans, gpus_of, findings, refused } = if replay.annotations().next().is_some() {
-        derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus))).map_err(|error| OpenError {
-            reason: "recording_unreadable",
-            message: format!("{}: {error}", path.display()),
+    let Derived { spans, gpus_of, findings, layers, refused } = if replay.annotations().next().is_some() {
+        derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus)), Layers::new(room)).map_err(|error| {
+            OpenError { reason: "recording_unreadable", message: format!("{}: {error}", path.display()) }
         })?
     } else {
         Derived::default()
@@ -62,6 +61,7 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
         spans,
         gpus_of,
         findings,
+        layers,
         skipped,
     })
 }
@@ -86,12 +86,13 @@ struct Derived {
     gpus_of: BTreeMap<(String, u32), BTreeSet<String>>,
     /// `None` if no detector had anything to look at.
     findings: Option<Vec<Found>>,
+    layers: Layers,
     /// Annotations that the daemon would refuse.
     refused: usize,
 }
 
 /// Phases and findings, as the daemon would have found them.
-fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans) -> anyhow::Result<Derived> {
+fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans, mut layers: Layers) -> anyhow::Result<Derived> {
     let mut gpus_of = BTreeMap::new();
     let mut found = BTreeMap::new();
     let mut next = [0, 0];
@@ -115,11 +116,14 @@ fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans) -> anyho
         }
     })?;
     found.extend(played.detect.board().active().map(|finding| (finding.id, shown(finding))));
+    for ((job, rank), profile) in &played.profiles {
+        layers.played(job, *rank, profile);
+    }
     spans.finish();
     let mut findings: Vec<Found> = found.into_values().collect();
     findings.sort_by_key(|found| found.begin_ns);
     gpus_of.retain(|_, gpus| !gpus.is_empty());
-    Ok(Derived { spans, gpus_of, findings: Some(findings), refused: played.refused })
+    Ok(Derived { spans, gpus_of, findings: Some(findings), layers, refused: played.refused })
 }
 
 fn ended(attributed: &Attributed) -> Ended {

@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Origin, Report, Room, index_of, peaks_of};
+use super::{Found, Gpu, Layers, Origin, Report, Room, index_of, peaks_of};
 use crate::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
 use crate::recording::{Times, is_too_long, short};
 use crate::source::OpenError;
@@ -42,6 +42,7 @@ pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let spans = spans(&mut file, (begin_ns, end_ns), Spans::new(room.spans, peaks_of(&gpus)))?;
     let gpus_of = gpus_of(&mut file)?;
     let findings = findings(&mut file, &gpus, (begin_ns, end_ns))?;
+    let layers = Layers::read(&mut file, room)?;
     let origin = Origin {
         format: "highwater",
         host: file.meta("host"),
@@ -53,7 +54,18 @@ pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         missing: Vec::new(),
     };
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Ok(Report { name, origin, begin_ns, end_ns, gpus, spans, gpus_of, findings: Some(findings), skipped: file.skipped })
+    Ok(Report {
+        name,
+        origin,
+        begin_ns,
+        end_ns,
+        gpus,
+        spans,
+        gpus_of,
+        findings: Some(findings),
+        layers,
+        skipped: file.skipped,
+    })
 }
 
 /// The recording's begin and end. The last readings of a file whose writer was killed lie after the end that it noted, and

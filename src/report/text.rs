@@ -1,9 +1,11 @@
 //! A report as text: for terminals, and for whoever reads a log of CI.
 
+use super::layers::Profile;
 use super::{Report, Span};
 use crate::recording::{Times, printable};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::wire::Kind;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 /// A table with a header, its columns as wide as their widest cell.
@@ -55,6 +57,9 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     write!(out, "{}", gpus(report))?;
     if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         write!(out, "{}", phases(report))?;
+    }
+    if !report.layers.profiles.is_empty() {
+        write!(out, "{}{}", profiles(report), top_layers(report))?;
     }
     for found in report.found() {
         let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
@@ -146,6 +151,56 @@ fn phases(report: &Report) -> Table {
             size_if(row.highest.and_then(|span| span.peak_bytes)),
             step(row.highest.and_then(|span| span.step)),
         ]);
+    }
+    table
+}
+
+fn profiles(report: &Report) -> Table {
+    let mut table = Table::new([
+        "job",
+        "rank",
+        "in step",
+        "layers",
+        "activations",
+        "parameters",
+        "gathered",
+        "allocated",
+        "reserved",
+        "missing",
+    ]);
+    for profile in &report.layers.profiles {
+        let totals = &profile.totals;
+        table.push([
+            profile.job.clone(),
+            profile.rank.to_string(),
+            profile.step.map_or_else(|| "?".to_owned(), |step| step.to_string()),
+            totals.layers.to_string(),
+            size_if(totals.activations),
+            size_if(totals.parameters),
+            size_if(totals.gathered),
+            size_if(totals.allocated_max),
+            size_if(totals.reserved_max),
+            profile.missing.to_string(),
+        ]);
+    }
+    table
+}
+
+/// The layers with the most activations of each job, of the rank in which all layers have the most.
+fn top_layers(report: &Report) -> Table {
+    let mut table = Table::new(["job", "rank", "layer", "activations", "parameters"]);
+    let mut largest: BTreeMap<&str, &Profile> = BTreeMap::new();
+    for profile in &report.layers.profiles {
+        let known = largest.entry(&profile.job).or_insert(profile);
+        if profile.totals.activations > known.totals.activations {
+            *known = profile;
+        }
+    }
+    for (job, profile) in largest {
+        for top in &profile.top {
+            let (name, activations) = (report.layers.names[top.name].clone(), size(top.activations));
+            table.push([job.to_owned(), profile.rank.to_string(), name, activations, size_if(top.parameters)]);
+        }
     }
     table
 }

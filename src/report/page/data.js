@@ -24,8 +24,33 @@ class Numbers {
   signed() { const n = this.next(); return n % 2 ? -(n + 1) / 2 : n / 2; }
 }
 
+// The records of a layer profile, one array each: the name's position in `layer_names`, "forward" or "backward", seconds from
+// the begin, and then bytes, null where unknown: allocated, reserved, growth, activations, parameters, gathered, gathered_sum;
+// and at last the duration in nanoseconds.
+function layerRecords(numbers, count) {
+  const column = (read) => Array.from({ length: count }, read);
+  const changes = () => {
+    let last = 0;
+    return column(() => {
+      const change = numbers.next();
+      if (change === 0) return null;
+      return (last += (change - 1) % 2 ? -change / 2 : (change - 1) / 2);
+    });
+  };
+  const optional = () => column(() => { const number = numbers.next(); return number ? number - 1 : null; });
+  const names = column(() => numbers.next());
+  const backward = column(() => numbers.next());
+  let at = 0;
+  const times = column(() => (at += numbers.signed()) / 1e6);
+  const allocated = changes(), reserved = changes(), gatheredSum = changes();
+  const growth = optional().map((n) => (n === null ? null : n % 2 ? -(n + 1) / 2 : n / 2));
+  const activations = optional(), parameters = optional(), gathered = optional(), duration = optional();
+  return names.map((name, i) => [name, backward[i] ? "backward" : "forward", times[i], allocated[i], reserved[i], growth[i],
+    activations[i], parameters[i], gathered[i], gatheredSum[i], duration[i]]);
+}
+
 // Adds to every GPU `times` (seconds from the begin) and `used` (bytes, NaN where unknown), and to every recording its
-// spans, as columns.
+// spans, as columns, and to every layer profile its records.
 function decode(bytes, recordings) {
   const numbers = new Numbers(bytes);
   for (const recording of recordings) {
@@ -55,5 +80,6 @@ function decode(bytes, recordings) {
     }
     for (let i = 0; i < n; i++) { const peak = numbers.next(); columns.peak[i] = peak ? (peak - 1) * 65536 : NaN; }
     recording.columns = columns;
+    for (const profile of recording.profiles) profile.records = layerRecords(numbers, profile.count);
   }
 }
