@@ -8,6 +8,7 @@ use crate::config::Settings;
 use crate::intake::MOST_BATCHED_BYTES;
 use crate::intake::datagram::MOST_DATAGRAM_BYTES;
 use crate::intake::split::MOST_EVENT_BYTES;
+use crate::metrics::MOST_LAYERS;
 use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use crate::place::process::MOST_PROCESSES;
 use crate::recording::schema::CACHE_KIB;
@@ -23,6 +24,10 @@ const GPUS: usize = 8;
 const AT_REST: usize = 26 * MIB;
 /// A scrape of 2,048 phases with series: its samples, and their text while it is made.
 const EXPOSITION: usize = 8 * MIB;
+/// One more sample, and its text while it is made.
+const SAMPLE: usize = 200;
+/// Series of a rank's profile beside those of its layers.
+const PROFILE_SERIES: usize = 8;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;
 /// A finding's texts and evidence; 256 are active and 256 have ended.
@@ -71,6 +76,10 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ),
         ("long answers being sent", answers::MOST_BYTES),
         ("making an exposition (measured)", EXPOSITION),
+        (
+            "series of layer profiles in an exposition",
+            (2 * MOST_LAYERS.max(limits.ranks) + PROFILE_SERIES * limits.ranks) * SAMPLE,
+        ),
         ("a capture being written", sqlite + CAPTURE),
         ("a capture's page being made", REPORT),
     ]

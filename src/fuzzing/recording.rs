@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// The tables that are read, with their number of columns.
-const TABLES: [(&str, usize); 12] = [
+const TABLES: [(&str, usize); 14] = [
     ("meta", 2),
     ("gpus", 11),
     ("samples", 4),
@@ -27,9 +27,11 @@ const TABLES: [(&str, usize); 12] = [
     ("phases", 8),
     ("phase_memory", 12),
     ("findings", 13),
+    ("layer_profiles", 7),
+    ("layer_records", 13),
 ];
 /// Texts with a meaning for the reader.
-const WORDS: [&str; 17] = [
+const WORDS: [&str; 34] = [
     "state",
     "complete",
     "writing",
@@ -45,6 +47,23 @@ const WORDS: [&str; 17] = [
     "{\"a\":1}",
     "up",
     "lost",
+    "hung",
+    "",
+    "forward",
+    "backward",
+    "layer",
+    "mark",
+    "oom",
+    "info",
+    "warning",
+    "critical",
+    "GPU-b",
+    "[\"GPU-b\"]",
+    "[]",
+    "{}",
+    "null",
+    "-",
+    "ü",
     "hung",
     "",
 ];

@@ -26,7 +26,7 @@ struct RankNow {
 }
 
 /// Layers with series, over all ranks, unless there are more ranks: each has two.
-const MOST_LAYERS: usize = 2_048;
+pub(crate) const MOST_LAYERS: usize = 2_048;
 
 impl RankNow {
     fn new(job: &Arc<str>, number: u32, rank: &Rank) -> Self {

@@ -13,3 +13,5 @@ mod own;
 
 pub use collect::{Collect, Snapshots};
 pub use families::{Families, Family, Labels, Sample, Value};
+#[cfg(test)]
+pub(crate) use job::MOST_LAYERS;

@@ -183,3 +183,52 @@ fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
         *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str, direction: Direction, activations: Option<u64>) -> LayerRecord {
+        let layer = Layer { activations, parameters: Some(10), gathered: Some(1), ..Layer::new(direction) };
+        LayerRecord { name: name.to_owned(), at_ns: 5, allocated: Some(7), reserved: None, layer }
+    }
+
+    #[test]
+    fn what_is_left_out_one_by_one_is_in_the_totals() {
+        let mut layers = Layers::new(Room { points: 0, spans: 0, records: 3 });
+        for rank in 0..2 {
+            let mut profile = Profile::new("j".to_owned(), rank, Some(9), 4);
+            for n in 0..20_u64 {
+                layers
+                    .add(&mut profile, &record(&format!("layer {}", n % 15), Direction::Forward, Some(n)))
+                    .expect("room");
+            }
+            layers.add(&mut profile, &record("layer 0", Direction::Backward, Some(1_000))).expect("room");
+            layers.finish(profile);
+        }
+        let expected = Totals {
+            layers: 15,
+            activations: Some(190),
+            parameters: Some(150),
+            gathered: Some(21),
+            allocated_max: Some(7),
+            reserved_max: None,
+        };
+        let listed: Vec<_> = layers.profiles.iter().map(|profile| (profile.records.len(), profile.left_out)).collect();
+        assert_eq!((listed, layers.names.len()), (vec![(3, 18), (0, 21)], 15));
+        assert!(layers.profiles.iter().all(|profile| profile.totals == expected && profile.top.len() == TOP));
+        let top: Vec<_> = layers.profiles[1].top.iter().map(|top| (top.name, top.activations)).collect();
+        assert_eq!(top[..3], [(4, 4 + 19), (3, 3 + 18), (2, 2 + 17)]);
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let mut layers = Layers::new(Room::of(1));
+        let mut profile = Profile::new("j".to_owned(), 0, None, 0);
+        let long = "x".repeat(300);
+        let mut add = |n: usize| layers.add(&mut profile, &record(&format!("{n} {long}"), Direction::Forward, None));
+        assert!((0..MOST_NAMES).all(|n| add(n).is_some()));
+        assert_eq!((add(MOST_NAMES), add(0)), (None, Some(())));
+        assert!(layers.names.iter().all(|name| name.chars().count() == LONGEST_NAME + 1));
+    }
+}

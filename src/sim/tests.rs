@@ -518,6 +518,13 @@ fn layers_add_up_to_what_the_forward_phase_takes() {
     assert_eq!(allocated(&of_rank[59].1), live(16 * GIB));
     let (first, last) = (&forward[0], &of_rank[30].1);
     assert_eq!((first.name.as_deref(), last.name.as_deref()), (Some("embedding"), Some("head")));
+    let sizes = |records: &[(i64, Annotation)]| {
+        let size = |(_, said): &(i64, Annotation)| (said.name.clone(), layer(said).activations, layer(said).parameters);
+        records.iter().map(size).collect::<Vec<_>>()
+    };
+    let mut backward = sizes(&of_rank[30..60]);
+    backward.reverse();
+    assert_eq!(backward, sizes(&of_rank[..30]), "a layer has the same sizes in both passes");
     // They run inside their phases, one after the other.
     let forwards = phases(&said, "a", 1, "forward");
     assert!(of_rank[..30].iter().all(|(at_ns, _)| (forwards[0].0..forwards[0].1).contains(at_ns)));

@@ -303,6 +303,18 @@ fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
 }
 
 #[test]
+fn the_documented_record_of_a_layer_is_accepted() {
+    let document = std::fs::read_to_string(crate::tools::root().join("docs/annotations.md")).expect("text");
+    let block = document.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block");
+    let daemon = simulated();
+    let answer = post(&daemon, &serde_json::from_str(block).expect("JSON")).1;
+    assert_eq!((&answer["accepted"], &answer["refused"]), (&json!(1), &json!(0)), "{answer}");
+    assert_eq!(post(&daemon, &json!({"event": "exit", "job": "j", "rank": 0})).1["accepted"], json!(1));
+    let layers: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/j/layers")).expect("JSON");
+    assert_eq!(layers["profiles"][0]["records"][0]["layer"], "transformer.h.3.attn");
+}
+
+#[test]
 fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
     let daemon = simulated();
     let now = now_ns();

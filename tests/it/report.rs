@@ -3,7 +3,7 @@
 use crate::daemon::command;
 use crate::tools::root;
 use rusqlite::Connection;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -182,7 +182,7 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     let folder = tempfile::tempdir().expect("a folder");
     let recorded = command()
         .current_dir(folder.path())
-        .args(["record", "-o", "it.sqlite", "--source", "sim:demo", "--for", "3s"])
+        .args(["record", "-o", "it.sqlite", "--source", "sim:demo", "--for", "4s"])
         .output()
         .expect("it runs");
     assert!(recorded.status.success(), "{recorded:?}");
@@ -202,6 +202,19 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     };
     assert_eq!(count("step"), one("SELECT count(*) FROM phases WHERE kind = 'step'"));
     assert_eq!(count("phase"), one("SELECT count(*) FROM phases WHERE kind = 'phase'"));
+    let layers = recording["layers"].as_array().expect("a list");
+    assert_eq!(layers.len() as i64, one("SELECT count(*) FROM layer_profiles"));
+    let of_first = "FROM layer_records JOIN layer_profiles ON id = profile WHERE job = 'llama-ddp' AND rank = 0";
+    let first = &layers[0];
+    assert_eq!((&first["job"], &first["rank"], &first["step"]), (&json!("llama-ddp"), &json!(0), &json!(0)));
+    assert_eq!(first["layers"], one(&format!("SELECT count(DISTINCT name) {of_first}")));
+    let forward = format!("{of_first} AND direction = 'forward'");
+    assert_eq!(first["activation_bytes"], one(&format!("SELECT sum(activation_bytes) {forward}")));
+    assert_eq!(first["parameter_bytes"], one(&format!("SELECT sum(parameter_bytes) {forward}")));
+    assert_eq!(first["top"][0]["activation_bytes"], one(&format!("SELECT max(activation_bytes) {forward}")));
+    assert_eq!((first["top"].as_array().map(Vec::len), &first["gathered_bytes"]), (Some(10), &json!(null)));
+    let shown = text(&report(folder.path(), &["it.sqlite"]).stdout);
+    assert!(shown.contains("activations") && shown.contains("layers.0.mlp.up"), "{shown}");
     assert_eq!(recording["note"], "highwater record");
     let before = std::fs::read(folder.path().join("it.sqlite")).expect("read");
     for flag in ["-o", "--png"] {

@@ -420,10 +420,15 @@ impl Jobs {
     /// Forgets what an event needs the room of: ranks of its owner that have ended, and for a layer's record a profile of
     /// that owner that another is about to replace. Returns whether there was anything.
     fn make_room(&mut self, event: &Event, account: &Arc<Account>) -> bool {
-        let has_exited = self.forget_exited(account);
         if event.layer.is_none() {
-            return has_exited;
+            return self.forget_exited(account);
         }
+        // A profile that lacks records already does not need every rank to be looked at for each further one.
+        let lacks = |rank: &Rank| rank.profiles.lacks(rank.step_of(event));
+        if self.rank(&event.job, event.rank).is_some_and(lacks) {
+            return false;
+        }
+        let has_exited = self.forget_exited(account);
         let own = self.rank_mut(&event.job, event.rank).is_some_and(|rank| rank.profiles.forget());
         let mut ranks = self.jobs.values_mut().flat_map(|job| job.ranks.values_mut());
         let replaces = |rank: &mut Rank| Arc::ptr_eq(rank.account(), account) && rank.profiles.make_room();

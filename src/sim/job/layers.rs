@@ -49,27 +49,16 @@ pub(super) fn modules(count: usize) -> Vec<Module> {
     all
 }
 
-/// What the layers before this one had, and what it has itself: parts of a whole that are never lost to rounding.
-#[derive(Debug, Default, Clone, Copy)]
-struct Sum {
-    before: u64,
-    after: u64,
-}
-
-impl Sum {
-    fn add(&mut self, part: u64) {
-        (self.before, self.after) = (self.after, self.after + part);
-    }
-
-    /// The part of `bytes` up to here; tensors are aligned to 512 bytes.
-    fn share(part: u64, all: u64, bytes: u64) -> u64 {
-        let share = u128::from(bytes) * u128::from(part) / u128::from(all.max(1));
-        u64::try_from(share).unwrap_or(u64::MAX) & !511
-    }
-
-    fn own(&self, all: u64, bytes: u64) -> u64 {
-        Self::share(self.after, all, bytes) - Self::share(self.before, all, bytes)
-    }
+/// Parts of so many bytes, one for each weight. They add up to all of it, but for a tensor's alignment.
+fn parts(bytes: u64, weights: impl Iterator<Item = u64> + Clone) -> Vec<u64> {
+    let (all, mut sum, mut before) = (weights.clone().sum::<u64>().max(1), 0, 0);
+    let part = |weight: u64| {
+        sum += weight;
+        let up_to = u128::from(bytes) * u128::from(sum) / u128::from(all);
+        let up_to = u64::try_from(up_to).unwrap_or(u64::MAX) & !511;
+        up_to - std::mem::replace(&mut before, up_to)
+    };
+    weights.map(part).collect()
 }
 
 impl Plan {
@@ -103,24 +92,19 @@ impl Timeline {
         let low_bytes = live_bytes(if is_forward { from_bytes } else { plan.job.base.0 });
         let high_bytes = live_bytes(if is_forward { to_bytes } else { from_bytes });
         let risen_bytes = high_bytes.saturating_sub(low_bytes);
-        let all = |of: fn(&Module) -> u64| plan.modules.iter().map(of).sum::<u64>();
-        let (all_activations, all_parameters) = (all(|module| module.activations), all(|module| module.parameters));
-        let all_time = all(|module| module.time);
+        let activations = parts(risen_bytes, plan.modules.iter().map(|module| module.activations));
+        let parameters = parts(plan.parameter_bytes(), plan.modules.iter().map(|module| module.parameters));
+        let all_time = plan.modules.iter().map(|module| module.time).sum::<u64>().cast_signed().max(1);
+        let after_ns = |time: u64| (lasting_ns / 1_000).saturating_mul(time.cast_signed()) / all_time * 1_000;
         let end_of_block = if is_forward { LAST_OF_BLOCK } else { FIRST_OF_BLOCK };
-        let (mut activations, mut parameters, mut time) = (Sum::default(), Sum::default(), Sum::default());
-        let mut gathered_sum = 0_u64;
+        let (mut time, mut up_to_bytes, mut gathered_sum) = (0, 0, 0_u64);
         for n in 0..plan.modules.len() {
-            let module = &plan.modules[if is_forward { n } else { plan.modules.len() - 1 - n }];
-            activations.add(module.activations);
-            parameters.add(module.parameters);
-            time.add(module.time);
-            let after_ns = |time: u64| {
-                (lasting_ns / 1_000).saturating_mul(time.cast_signed()) / all_time.cast_signed().max(1) * 1_000
-            };
-            let at_ns = begin_ns + after_ns(time.after);
-            let own_bytes = activations.own(all_activations, risen_bytes);
-            let up_to_bytes = Sum::share(activations.after, all_activations, risen_bytes);
-            let part_bytes = parameters.own(all_parameters, plan.parameter_bytes());
+            let n = if is_forward { n } else { plan.modules.len() - 1 - n };
+            let (module, own_bytes, part_bytes) = (&plan.modules[n], activations[n], parameters[n]);
+            let before_ns = after_ns(time);
+            time += module.time;
+            up_to_bytes += own_bytes;
+            let at_ns = begin_ns + after_ns(time);
             let gathered_bytes = part_bytes.saturating_mul(self.ranks.len() as u64);
             gathered_sum = gathered_sum.saturating_add(gathered_bytes);
             let layer = Layer {
@@ -130,7 +114,7 @@ impl Timeline {
                 parameters: Some(part_bytes),
                 gathered: layers.sharded.then_some(gathered_bytes),
                 gathered_sum: layers.sharded.then_some(gathered_sum),
-                duration_ns: Some((after_ns(time.after) - after_ns(time.before)).unsigned_abs()),
+                duration_ns: Some((after_ns(time) - before_ns).unsigned_abs()),
             };
             if module.name.ends_with(end_of_block) {
                 gathered_sum = 0;
@@ -141,22 +125,26 @@ impl Timeline {
             // The allocator takes memory in larger pieces than layers do, so that it may lag behind.
             let allocated = live.min(live_bytes(reserved));
             let memory = Memory { allocated: Some(allocated), reserved: Some(reserved), ..Memory::default() };
-            let annotation = Annotation {
-                event: EventType::Mark,
-                kind: Kind::Layer,
-                name: Some(module.name.clone()),
-                job: Some(plan.job.name.clone()),
-                rank: u32::try_from(rank).ok(),
-                world_size: None,
-                gpu: Some(Gpus::One(plan.ranks[rank].gpu.clone())),
-                step: Some(self.step),
-                time_unix_nano: Some(at_ns),
-                memory: Some(memory),
-                layer: Some(Box::new(layer)),
-                lost: None,
-                attributes: None,
-            };
-            self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
+            self.say_layer(plan, rank, (module, layer), memory, at_ns);
         }
+    }
+
+    fn say_layer(&mut self, plan: &Plan, rank: usize, (module, layer): (&Module, Layer), memory: Memory, at_ns: i64) {
+        let annotation = Annotation {
+            event: EventType::Mark,
+            kind: Kind::Layer,
+            name: Some(module.name.clone()),
+            job: Some(plan.job.name.clone()),
+            rank: u32::try_from(rank).ok(),
+            world_size: None,
+            gpu: Some(Gpus::One(plan.ranks[rank].gpu.clone())),
+            step: Some(self.step),
+            time_unix_nano: Some(at_ns),
+            memory: Some(memory),
+            layer: Some(Box::new(layer)),
+            lost: None,
+            attributes: None,
+        };
+        self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
     }
 }

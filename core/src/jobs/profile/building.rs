@@ -91,6 +91,11 @@ impl Profiles {
         self.building.as_deref().filter(|building| building.step == step)
     }
 
+    /// Whether the profile of this step lacks records.
+    pub fn lacks(&self, step: Option<u64>) -> bool {
+        self.of_step(step).is_some_and(|building| building.missing > 0)
+    }
+
     /// Whether a record of this step comes after the end of its profile.
     pub fn is_late(&self, step: Option<u64>, in_step: bool) -> bool {
         let is_done = self.whole.as_ref().is_some_and(|whole| whole.step == step);
