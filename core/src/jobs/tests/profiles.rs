@@ -177,6 +177,23 @@ fn a_step_that_never_ends_takes_no_more_than_its_owners_share() {
 }
 
 #[test]
+fn a_profile_is_on_its_account_while_it_is_built_and_afterwards() {
+    let limits = Limits { top_layers: 7, ..Limits::default() };
+    let (mut jobs, account) = (Jobs::new(limits), Account::alone());
+    let own = size_of::<Profile>() + 7 * size_of::<Top>();
+    say(&mut jobs, &account, &record("a", 1, 1));
+    let building = account.holds(Resource::Layers);
+    assert!((own + 1_024..own + 1_024 + 256).contains(&building), "{building} bytes");
+    say(&mut jobs, &account, &step(EventType::Begin, 2, 2));
+    let whole = account.holds(Resource::Layers);
+    assert!((own + 20..own + 256).contains(&whole), "{whole} bytes");
+    say(&mut jobs, &account, &record("a", 2, 3));
+    assert_eq!(account.holds(Resource::Layers), whole + building);
+    jobs.expire(i64::MAX);
+    assert_eq!(account.holds(Resource::Layers), 0);
+}
+
+#[test]
 fn records_that_come_before_their_step_begins_stay_in_its_profile() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
     for event in [record("a", 1, 10), step(EventType::Begin, 1, 0), record("b", 1, 20), step(EventType::End, 1, 30)] {
