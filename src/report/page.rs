@@ -5,11 +5,11 @@
 use super::layers::Profile;
 use super::{Comparison, Gpu, Report, packed, text};
 use crate::recording::Times;
-use crate::viewer::{Page, script};
+use crate::viewer::Page;
 use serde_json::{Value, json};
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPT: &str = script!("page/data.js", "page/report.js");
+const SCRIPTS: [&str; 2] = [include_str!("page/data.js"), include_str!("page/report.js")];
 
 /// The page. With `align_step`, recordings begin at this step instead of at their begin.
 #[must_use]
@@ -21,8 +21,7 @@ pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Opt
         "align_step": align_step,
         "columns": packed::columns(reports),
     });
-    let page = Page { title: &names.join(", "), body: BODY, script: SCRIPT, data: &data, connects: false };
-    page.html(&page.policy())
+    Page { title: &names.join(", "), body: BODY, scripts: &SCRIPTS, data: &data, connects: false }.document().html
 }
 
 fn recording(report: &Report) -> Value {

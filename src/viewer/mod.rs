@@ -1,5 +1,5 @@
-//! What the live page and the pages of reports share: the chart with its curves and lanes, the style, and the document
-//! around them.
+//! What the live page and the pages of reports share: the chart with its curves and lanes, the graphs of layers, the
+//! style, and the document around them.
 //!
 //! Enters: a script, a body and data. Leaves: one HTML document that needs no other file. Invariants: text from outside
 //! is data only, so it can end no element; the content security policy allows only this document's own script and style,
@@ -14,24 +14,17 @@ use serde_json::Value;
 const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
 
-/// The scripts that every page needs before its own.
-macro_rules! script {
-    ($($own:literal),+) => {
-        concat!(
-            "(() => {\n",
-            include_str!("../viewer/format.js"),
-            include_str!("../viewer/elements.js"),
-            include_str!("../viewer/curve.js"),
-            include_str!("../viewer/lanes.js"),
-            include_str!("../viewer/chart.js"),
-            include_str!("../viewer/paint.js"),
-            include_str!("../viewer/controls.js"),
-            $(include_str!($own),)+
-            "})();\n"
-        )
-    };
-}
-pub(crate) use script;
+/// The scripts that every page needs before its own. Once in the program, however many pages there are.
+const SHARED: [&str; 8] = [
+    include_str!("format.js"),
+    include_str!("elements.js"),
+    include_str!("curve.js"),
+    include_str!("lanes.js"),
+    include_str!("chart.js"),
+    include_str!("paint.js"),
+    include_str!("controls.js"),
+    include_str!("layers.js"),
+];
 
 /// A page.
 pub(crate) struct Page<'a> {
@@ -39,20 +32,35 @@ pub(crate) struct Page<'a> {
     pub title: &'a str,
     /// The body's HTML, without anything from outside.
     pub body: &'a str,
-    /// Its script, made by [`script!`].
-    pub script: &'a str,
+    /// Its own scripts, which follow the shared ones in one function.
+    pub scripts: &'a [&'a str],
     /// What the script finds in the element `data`.
     pub data: &'a Value,
     /// Whether the script may connect to the server that the page comes from.
     pub connects: bool,
 }
 
+/// A page as it is sent.
+pub(crate) struct Document {
+    /// The document, which names its policy too, for those who save it.
+    pub html: String,
+    /// Its content security policy.
+    pub policy: String,
+}
+
 impl Page<'_> {
-    /// The document, with this as the [policy](Self::policy) that it names.
-    pub fn html(&self, policy: &str) -> String {
+    /// The document.
+    pub fn document(&self) -> Document {
+        let parts = ["(() => {\n"].into_iter().chain(SHARED).chain(self.scripts.iter().copied()).chain(["})();\n"]);
+        let script: String = parts.collect();
+        let policy = self.policy(&script);
+        Document { html: self.html(&script, &policy), policy }
+    }
+
+    fn html(&self, script: &str, policy: &str) -> String {
         // In a script element only `<` can begin anything else than data.
         let data = self.data.to_string().replace('<', "\\u003c");
-        let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + self.script.len() + data.len());
+        let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + script.len() + data.len());
         let mut rest = TEMPLATE;
         while let Some((before, after)) = rest.split_once('{') {
             let (name, after) = after.split_once('}').unwrap_or((after, ""));
@@ -62,7 +70,7 @@ impl Page<'_> {
                 "policy" => page.push_str(policy),
                 "style" => page.push_str(STYLE),
                 "body" => page.push_str(self.body),
-                "script" => page.push_str(self.script),
+                "script" => page.push_str(script),
                 "data" => page.push_str(&data),
                 "version" => page.push_str(env!("CARGO_PKG_VERSION")),
                 _ => {}
@@ -73,9 +81,8 @@ impl Page<'_> {
         page
     }
 
-    /// Its content security policy.
-    pub fn policy(&self) -> String {
-        let (script, style) = (hash(self.script), hash(STYLE));
+    fn policy(&self, script: &str) -> String {
+        let (script, style) = (hash(script), hash(STYLE));
         let connect = if self.connects { "connect-src 'self'; " } else { "" };
         format!(
             "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; {connect}img-src data:; \

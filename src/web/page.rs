@@ -4,14 +4,21 @@
 //! policy allows no script but its own, no connection to another server, and no page around it.
 
 use super::Site;
-use crate::viewer::{Page, script};
+use crate::viewer::{Document, Page};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{Html, IntoResponse as _, Response};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");
-const SCRIPT: &str = script!("page/memory.js", "page/ranks.js", "page/feed.js", "page/panels.js", "page/routes.js");
+const SCRIPTS: [&str; 6] = [
+    include_str!("page/memory.js"),
+    include_str!("page/ranks.js"),
+    include_str!("page/feed.js"),
+    include_str!("page/panels.js"),
+    include_str!("page/profiles.js"),
+    include_str!("page/routes.js"),
+];
 
 /// Headers of documents: no other page may show them inside itself, and browsers keep them no longer than they show
 /// them.
@@ -25,10 +32,8 @@ pub(super) const CLOSED: [(header::HeaderName, &str); 4] = [
 /// The page.
 pub(super) async fn page(State(site): State<Site>) -> Response {
     let data = json!({ "headroom_bytes": site.known().findings.settings().headroom_bytes });
-    let page = Page { title: "highwater", body: BODY, script: SCRIPT, data: &data, connects: true };
-    let policy = page.policy();
-    // The document names its policy too, for those who save it.
-    let html = page.html(&policy);
+    let page = Page { title: "highwater", body: BODY, scripts: &SCRIPTS, data: &data, connects: true };
+    let Document { html, policy } = page.document();
     let policy = format!("{policy}; frame-ancestors 'none'");
     (CLOSED, [(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }

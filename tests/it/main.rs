@@ -35,6 +35,7 @@ mod hostile;
 mod house;
 mod kubelet;
 mod lanes;
+mod layers;
 mod lifecycle;
 mod live_page;
 mod live_stream;

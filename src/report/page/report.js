@@ -180,6 +180,18 @@ function tables(report, chart) {
   return made;
 }
 
+// The layer profiles of all recordings, one shown at a time.
+function profiles(report) {
+  const several = report.recordings.length > 1, all = report.recordings.flatMap((recording) => recording.profiles.map((profile) => {
+    const title = `${several ? `${recording.name}, ` : ""}${profile.job} rank ${profile.rank}${profile.step === null ? "" : `, step ${profile.step}`}`;
+    return { title, missing: profile.missing, records: profile.records.map(([name, ...rest]) => [recording.layer_names[name], ...rest]) };
+  }));
+  if (!all.length) return [];
+  const chooser = layerChooser("Profile", (nth) => chooser.show(all[Number(nth)]));
+  chooser.offer(all.map(({ title }, nth) => [String(nth), title]));
+  return [element("h2", {}, "Layers"), chooser.place, () => chooser.show(all[0])];
+}
+
 function longestGaps(recording) {
   const gaps = [];
   for (const gpu of recording.gpus) {
@@ -227,6 +239,11 @@ async function build() {
   chart.filled = series.length <= 2;
   chart.draw();
   main.append(...[...comparison(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
+  const [heading, place, draw] = profiles(report);
+  if (draw) {
+    main.append(heading, place);
+    draw();
+  }
   // For tests and benchmarks: the page is complete, so many milliseconds after it was asked for.
   chart.paint();
   document.documentElement.dataset.readyAfterMs = performance.now().toFixed(0);

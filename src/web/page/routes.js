@@ -78,6 +78,7 @@ class Live {
 
   open() {
     this.region?.chart.end();
+    this.page?.end?.();
     this.region = null;
     const { parts, from, to } = this.address(), [kind, name] = parts;
     const pages = { gpu: () => this.gpu(name), job: () => this.job(name), finding: () => this.finding(Number(name)),
@@ -262,8 +263,13 @@ class Live {
     const load = async () => {
       try { answer = await request(`api/v1/jobs/${encodeURIComponent(name)}`); tables(); } catch { /* It has ended meanwhile: what was last known stays. */ }
     };
+    const profiles = new Profiles(name, () => [...new Set(feed.ranks.list().filter(own).map(({ rank }) => rank))].sort((a, b) => a - b));
+    this.main.append(profiles.place);
     let asked = -Infinity;
-    return { title: name, lists: findings, tables: () => { if (performance.now() - asked > 2000) { asked = performance.now(); load(); } } };
+    return { title: name, lists: findings, end: () => profiles.end(), tables: () => {
+      profiles.update();
+      if (performance.now() - asked > 2000) { asked = performance.now(); load(); }
+    } };
   }
 
   finding(id) {

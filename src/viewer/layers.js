@@ -1,0 +1,301 @@
+"use strict";
+// What the layers of a model took in one profiled step of one rank: three graphs over one axis, on which records stand in
+// the order in which the layers ran, forward first and then backward. Memory at the end of each layer; activations, and
+// parameters below them; all-gathers with the bytes that are gathered at the time. Knows nothing of where records come from.
+
+const GRAPH = 130, GRAPH_GAP = 26, MODULES = 18, LAYERS_TOP = 20, MOST_MODULES = 200, MOST_TOP = 20;
+
+// records: arrays of [name, "forward" or "backward", any, allocated, reserved, growth, activations, parameters, gathered,
+// gathered_sum, duration in nanoseconds]; null where not known.
+const RECORD = { name: 0, direction: 1, allocated: 3, reserved: 4, growth: 5, activations: 6, parameters: 7, gathered: 8, gatheredSum: 9, duration: 10 };
+
+const GRAPHS = [
+  { title: "Memory at the end of each layer", lines: [["allocated", "allocated", "--c0"], ["reserved", "reserved", "--c1"]], bars: [], none: "The allocator's counters are not known." },
+  { title: "Activations, parameters below", lines: [], bars: [["activations", "activations", "--c2", 1], ["parameters", "parameters", "--c3", -1]], none: "Activations and parameters are not known." },
+  { title: "All-gathers", lines: [["gatheredSum", "gathered and not released", "--c4"]], bars: [["gathered", "gathered", "--c5", 1]], none: "No all-gather was seen." },
+];
+
+// A size of a layer, which may be a few bytes.
+function size(bytes) {
+  if (bytes === null || bytes === undefined || Math.abs(bytes) >= 1048576) return gib(bytes);
+  return Math.abs(bytes) >= 1024 ? `${(bytes / 1024).toFixed(2)} KiB` : `${bytes} B`;
+}
+
+class LayerChart {
+  // say: called with what a reader of the screen should hear.
+  constructor(place, records, say) {
+    Object.assign(this, { place, records, say, cursor: null, pointer: null });
+    this.graphs = GRAPHS.filter((graph) => this.has(graph));
+    this.passes = records.findIndex((record) => record[RECORD.direction] === "backward");
+    if (this.passes < 0) this.passes = records.length;
+    this.modules = modules(records);
+    this.canvas = place.appendChild(document.createElement("canvas"));
+    this.overlay = place.appendChild(document.createElement("canvas"));
+    this.overlay.className = "overlay";
+    this.tip = place.appendChild(element("div", { class: "tip", hidden: true, "aria-hidden": "true" }));
+    this.resized = new ResizeObserver(() => this.paint());
+    this.resized.observe(place);
+    this.themed = () => this.paint();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.themed);
+    this.canvas.addEventListener("pointermove", (event) => {
+      this.pointer = this.at(event.clientX - this.canvas.getBoundingClientRect().left);
+      this.mark();
+    });
+    this.canvas.addEventListener("pointerleave", () => { this.pointer = null; this.mark(); });
+    this.canvas.addEventListener("click", () => { if (this.pointer !== null) this.point(this.pointer); });
+    place.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const last = records.length - 1, from = this.cursor ?? -1;
+      const to = { ArrowLeft: from - 1, ArrowRight: from + 1, PageUp: from - 20, PageDown: from + 20, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.point(Math.max(0, Math.min(to, last)));
+    });
+  }
+
+  // The place is gone.
+  end() {
+    this.resized.disconnect();
+    matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", this.themed);
+  }
+
+  has({ lines, bars }) { return [...lines, ...bars].some(([key]) => this.records.some((record) => record[RECORD[key]] > 0)); }
+
+  x(nth) { return AXIS + nth / this.records.length * this.width; }
+  at(x) {
+    const nth = Math.floor((x - AXIS) / this.width * this.records.length);
+    return nth < 0 || nth >= this.records.length ? null : nth;
+  }
+
+  // Moves the cursor and says what is there.
+  point(nth) {
+    this.cursor = nth;
+    this.pointer = null;
+    this.mark();
+    this.say(this.describe(nth).join("; "));
+  }
+
+  describe(nth) {
+    const record = this.records[nth], value = (key, text, show = size) => record[RECORD[key]] === null ? null : `${text} ${show(record[RECORD[key]])}`;
+    const gathered = (key, text) => record[RECORD[key]] ? value(key, text) : null;
+    return [`${nth + 1} of ${this.records.length}: ${record[RECORD.name]}, ${record[RECORD.direction]}`,
+      value("allocated", "allocated"), value("reserved", "reserved"), value("growth", "growth"), value("activations", "activations"),
+      value("parameters", "parameters"), gathered("gathered", "gathered"), gathered("gatheredSum", "gathered and not released"),
+      value("duration", "took", (ns) => duration(ns / 1e9))].filter((part) => part !== null);
+  }
+
+  paint() {
+    const across = this.place.clientWidth, ratio = devicePixelRatio || 1;
+    if (!across) return;
+    this.width = Math.max(across - AXIS - RIGHT, 10);
+    this.height = LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) + MODULES + 6;
+    for (const canvas of [this.canvas, this.overlay]) {
+      canvas.width = Math.round(across * ratio);
+      canvas.height = Math.round(this.height * ratio);
+      canvas.style.height = `${this.height}px`;
+    }
+    const style = getComputedStyle(document.documentElement), colors = new Map();
+    this.color = (name) => {
+      if (!colors.has(name)) colors.set(name, style.getPropertyValue(name).trim());
+      return colors.get(name);
+    };
+    const pen = this.pen = this.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.fillStyle = this.color("--ground");
+    pen.fillRect(0, 0, across, this.height);
+    pen.font = "12px system-ui, sans-serif";
+    this.drawPasses();
+    this.graphs.forEach((graph, at) => this.drawGraph(graph, LAYERS_TOP + at * (GRAPH + GRAPH_GAP)));
+    this.drawModules(LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) - 4);
+    this.mark();
+    this.place.dataset.painted = String(Number(this.place.dataset.painted || 0) + 1);
+  }
+
+  // Above everything, which part of the axis is which pass; a line between them.
+  drawPasses() {
+    const { pen } = this, middle = this.x(this.passes);
+    pen.fillStyle = this.color("--dim");
+    pen.textBaseline = "top";
+    pen.textAlign = "left";
+    if (this.passes > 0) pen.fillText("forward", AXIS + 2, 3);
+    if (this.passes >= this.records.length) return;
+    pen.fillText("backward", middle + 4, 3);
+    pen.strokeStyle = this.color("--dim");
+    pen.setLineDash([3, 3]);
+    pen.beginPath(); pen.moveTo(Math.round(middle) + 0.5, 0); pen.lineTo(Math.round(middle) + 0.5, this.height); pen.stroke();
+    pen.setLineDash([]);
+  }
+
+  drawGraph({ title, lines, bars }, top) {
+    const { pen, records } = this, bottom = top + GRAPH, most = (sign) => {
+      const keys = [...lines.map(([key]) => [key, 1]), ...bars.map(([key, , , side]) => [key, side])].filter(([, side]) => side === sign);
+      return Math.max(0, ...keys.map(([key]) => records.reduce((highest, record) => Math.max(highest, record[RECORD[key]] ?? 0), 0)));
+    };
+    const up = most(1), down = most(-1), y = (bytes) => bottom - (bytes + down) / ((up + down) || 1) * (GRAPH - 20);
+    this.drawAxis(title, top, bottom, y, up, down);
+    // Of records that are narrower than a pixel, the highest of each pixel is drawn.
+    const step = 1 / (devicePixelRatio || 1), wide = this.width / records.length;
+    for (const [key, , color, side] of bars) {
+      pen.fillStyle = this.color(color);
+      for (let nth = 0; nth < records.length;) {
+        const left = this.x(nth);
+        let highest = 0, next = nth;
+        do highest = Math.max(highest, records[next++][RECORD[key]] ?? 0); while (next < records.length && this.x(next) < left + step);
+        const end = y(side * highest), zero = y(0);
+        if (highest > 0) pen.fillRect(left, Math.min(end, zero), Math.max(wide > 3 ? wide - 1 : wide, step), Math.max(Math.abs(end - zero), 1));
+        nth = next;
+      }
+    }
+    for (const [key, , color] of lines) {
+      pen.fillStyle = this.color(color);
+      records.forEach((record, nth) => {
+        const value = record[RECORD[key]], before = nth ? records[nth - 1][RECORD[key]] : value;
+        if (value === null) return;
+        const here = y(value), left = this.x(nth);
+        pen.fillRect(left, here - 1, Math.max(wide, 1), 2);
+        // The change from the one before, as an upright line.
+        if (before !== null) pen.fillRect(left - 0.7, Math.min(here, y(before)) - 1, 1.4, Math.abs(here - y(before)) + 2);
+      });
+    }
+  }
+
+  drawAxis(title, top, bottom, y, up, down) {
+    const { pen } = this, scale = Math.max(up, down) >= 2 ** 31 ? 2 ** 30 : 2 ** 20, every = round(((up + down) || 1) / scale / 5) * scale;
+    pen.textBaseline = "middle";
+    pen.textAlign = "right";
+    pen.strokeStyle = this.color("--line");
+    pen.lineWidth = 1;
+    const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
+    for (let at = -Math.floor(down / every) * every; at <= up + 1; at += every) {
+      const line = Math.round(y(at)) + 0.5;
+      pen.beginPath(); pen.moveTo(AXIS, line); pen.lineTo(AXIS + this.width, line); pen.stroke();
+      pen.fillStyle = this.color("--dim");
+      pen.fillText(`${(Math.abs(at) / scale).toFixed(digits)} ${scale === 2 ** 30 ? "GiB" : "MiB"}`, AXIS - 6, line);
+    }
+    pen.textAlign = "left";
+    pen.textBaseline = "bottom";
+    pen.fillStyle = this.color("--text");
+    pen.fillText(title, AXIS + 2, top + 11);
+  }
+
+  // Below everything, the modules of which the layers are parts.
+  drawModules(top) {
+    const { pen } = this;
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    this.modules.forEach(({ from, to, name }, nth) => {
+      const left = this.x(from), wide = this.x(to) - left;
+      pen.fillStyle = this.color(nth % 2 ? "--band-a" : "--band-b");
+      pen.fillRect(left, top, Math.max(wide - 0.7, 0.7), MODULES);
+      if (wide < 24) return;
+      pen.fillStyle = this.color("--text");
+      pen.save(); pen.beginPath(); pen.rect(left, top, wide - 3, MODULES); pen.clip();
+      pen.fillText(name, left + 3, top + MODULES / 2 + 0.5);
+      pen.restore();
+    });
+  }
+
+  // The record at the pointer, or else at the cursor.
+  mark() {
+    const nth = this.pointer ?? this.cursor;
+    if (!this.width || !this.color) return;
+    const pen = this.overlay.getContext("2d"), ratio = devicePixelRatio || 1;
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, this.overlay.width, this.overlay.height);
+    this.tip.hidden = this.pointer === null;
+    if (nth === null) return;
+    const left = this.x(nth), right = this.x(nth + 1), height = this.height;
+    pen.fillStyle = this.color("--cursor");
+    pen.globalAlpha = 0.18;
+    pen.fillRect(left, 0, Math.max(right - left, 1), height);
+    pen.globalAlpha = 1;
+    if (this.tip.hidden) return;
+    const [title, ...lines] = this.describe(nth);
+    this.tip.replaceChildren(element("strong", {}, title), ...lines.map((line) => element("div", {}, line)));
+    const onRight = left < AXIS + this.width / 2;
+    this.tip.style.left = onRight ? `${right + 10}px` : "auto";
+    this.tip.style.right = onRight ? "auto" : `${this.place.clientWidth - left + 10}px`;
+  }
+}
+
+// Neighbouring records by the first part of their names that tells them apart; by the first two parts if that makes few.
+function modules(records) {
+  const parts = records.map((record) => record[RECORD.name].split(".").filter((part) => part && !part.startsWith("_")));
+  let common = 0;
+  // What wrappers put before every name, such as "module", says nothing.
+  while (parts.length && parts.every((of) => of.length > common + 1 && of[common] === parts[0][common])) common++;
+  const runs = (depth) => {
+    const found = [];
+    parts.forEach((of, nth) => {
+      const name = of.slice(common, common + depth).join(".") || "the model", last = found.at(-1);
+      const isOther = last && records[nth][RECORD.direction] !== records[last.from][RECORD.direction];
+      if (last && last.name === name && !isOther) last.to = nth + 1;
+      else found.push({ name, from: nth, to: nth + 1 });
+    });
+    return found;
+  };
+  const deeper = runs(2);
+  return deeper.length <= MOST_MODULES ? deeper : runs(1);
+}
+
+// The graphs of one profile with their legend, what is at the cursor, and the layers with the most activations as a table.
+// `profile`: { title, records, missing }.
+function layerRegion({ title, records, missing }) {
+  const place = element("div", { class: "plot layers", tabindex: "0", role: "application", "aria-roledescription": "chart",
+    "aria-label": `Layers of ${title}. Arrow keys move from layer to layer.` });
+  const readout = element("p", { class: "readout", role: "status" });
+  const chart = new LayerChart(place, records, (text) => { readout.textContent = text; });
+  const swatches = chart.graphs.flatMap(({ lines, bars }) => [...lines, ...bars]).map(([key, name, color]) => {
+    const swatch = element("span", { class: "swatch" });
+    swatch.style.background = `var(${color})`;
+    return element("li", {}, swatch, name);
+  });
+  const none = GRAPHS.filter((graph) => !chart.graphs.includes(graph)).map((graph) => graph.none);
+  if (missing) none.push(`${missing.toLocaleString("en")} records found no room and are not shown.`);
+  const sum = (of, key) => of.some((record) => record[RECORD[key]] !== null) ? of.reduce((total, record) => total + (record[RECORD[key]] ?? 0), 0) : null;
+  const forward = records.filter((record) => record[RECORD.direction] === "forward");
+  const once = [...new Map(records.map((record) => [record[RECORD.name], record])).values()];
+  const most = (key) => records.reduce((highest, record) => Math.max(highest, record[RECORD[key]] ?? -1), -1);
+  const totals = [["layers", once.length.toLocaleString("en")], ["activations of the forward pass", size(sum(forward, "activations"))], ["parameters", size(sum(once, "parameters"))],
+    ["gathered", size(sum(records, "gathered"))], ["highest allocated", most("allocated") < 0 ? "not known" : gib(most("allocated"))], ["highest reserved", most("reserved") < 0 ? "not known" : gib(most("reserved"))]];
+  const top = forward.filter((record) => record[RECORD.activations] > 0).sort((a, b) => b[RECORD.activations] - a[RECORD.activations]).slice(0, MOST_TOP)
+    .map((record) => [record[RECORD.name], size(record[RECORD.activations]), size(record[RECORD.parameters]), size(record[RECORD.growth]), gib(record[RECORD.allocated])]);
+  const region = element("div", { class: "chart" }, place, element("ul", { class: "legend" }, ...swatches), readout,
+    ...none.map((text) => element("p", { class: "note" }, text)),
+    table(`Totals of ${title}`, ["of the profile", "value"], totals, 1), table(`Layers with the most activations of ${title}`,
+      ["layer", "activations", "parameters", "growth", "allocated after it"], top, 1));
+  return { region, chart };
+}
+
+// A choice among profiles, and the graphs of the chosen one. `chosen` is called when the reader chooses another.
+function layerChooser(label, chosen) {
+  const select = element("select", { onchange: () => chosen(select.value) }), inside = element("div");
+  const place = element("div", {}, element("p", { class: "choice" }, element("label", {}, `${label} `, select)), inside);
+  let chart = null, offered = null;
+  const clear = () => { chart?.end(); chart = null; inside.replaceChildren(); };
+  return {
+    place,
+    chosen: () => select.value,
+    // Offers [value, text] pairs; returns the value that is chosen, or null if there is none.
+    offer(options) {
+      const named = JSON.stringify(options);
+      if (named !== offered) {
+        const before = select.value;
+        select.replaceChildren(...options.map(([value, text]) => element("option", { value, selected: value === before }, text)));
+        offered = named;
+      }
+      place.firstChild.hidden = options.length < 2;
+      return options.length ? select.value : null;
+    },
+    show(profile) {
+      clear();
+      const made = layerRegion(profile);
+      chart = made.chart;
+      inside.append(made.region);
+      chart.paint();
+      globalThis.highwaterLayers = chart;
+    },
+    say(text) { clear(); inside.append(element("p", {}, text)); },
+    end: clear,
+  };
+}
