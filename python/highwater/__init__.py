@@ -20,6 +20,7 @@ asynchronous: call `torch.cuda.synchronize()` before a phase ends if the phase m
 
 import asyncio
 import functools
+import importlib
 import time
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
@@ -161,3 +162,10 @@ def mark(name: str, **attributes: Any) -> None:
 def flush(timeout: float = 1.0) -> bool:
     """Waits until what was marked so far has been sent, `timeout` seconds at most; returns whether it has."""
     return _client.flush(timeout)
+
+
+def __getattr__(name: str) -> Any:
+    """`highwater.torch` is imported when it is first used, so that programs without PyTorch need none."""
+    if name == "torch":
+        return importlib.import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

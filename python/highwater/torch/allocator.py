@@ -1,0 +1,80 @@
+"""The allocator's counters, with each begin and end if that is cheap enough."""
+
+import time
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from .. import _encode
+from .._marks import client
+from .guard import Part
+
+# The share of a step's time that reading may cost.
+MOST_SHARE = 0.001
+
+
+def read(device: Any) -> Dict[str, int]:
+    """The counters of a device. `torch.cuda.memory_stats` sorts more than a hundred, and costs several times as much."""
+    stats = torch._C._cuda_memoryStats(device.index)
+
+    def current(name: str) -> int:
+        return int(stats[name]["all"]["current"])
+
+    return {
+        "allocated": current("allocated_bytes"),
+        "reserved": current("reserved_bytes"),
+        "active": current("active_bytes"),
+        "inactive_split": current("inactive_split_bytes"),
+        "alloc_retries": int(stats["num_alloc_retries"]),
+        "ooms": int(stats["num_ooms"]),
+    }
+
+
+class Counters(Part):
+    """The text of the counters for a mark. If reading them at every mark of a step would cost more than MOST_SHARE of it,
+    they are read at its end only."""
+
+    name = "counters of the allocator"
+
+    def __init__(self, source: Callable[[], Optional[Dict[str, int]]], now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.source = source
+        self.now = now
+        # What one read costs: the least that was seen, as the others were interrupted.
+        self.cost_ns: Optional[int] = None
+        self.marks = 0
+        self.step_began_ns: Optional[int] = None
+        self.is_dear = False
+
+    def __call__(self, is_step_end: bool) -> str:
+        if self.is_off:
+            return ""
+        try:
+            return self.text(is_step_end)
+        except Exception as error:
+            self.fail(error)
+            return ""
+
+    def text(self, is_step_end: bool) -> str:
+        self.marks += 1
+        if is_step_end:
+            self.judge()
+        configured = client.counters
+        if configured is not None:
+            return configured()
+        if self.is_dear and not is_step_end:
+            return ""
+        began_ns = self.now()
+        counters = self.source()
+        if not counters:
+            return ""
+        text = _encode.memory(counters)
+        took_ns = self.now() - began_ns
+        self.cost_ns = took_ns if self.cost_ns is None else min(self.cost_ns, took_ns)
+        return text
+
+    def judge(self) -> None:
+        """Compares the cost of a step's reads with the time of the step."""
+        ended_ns = self.now()
+        if self.step_began_ns is not None and self.cost_ns is not None:
+            self.is_dear = self.marks * self.cost_ns > MOST_SHARE * (ended_ns - self.step_began_ns)
+        self.marks, self.step_began_ns = 0, ended_ns

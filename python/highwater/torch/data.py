@@ -1,0 +1,108 @@
+"""The phase `data`: the time that the loop waits for its next batch."""
+
+from typing import Any, Callable, Dict, Iterator, Tuple
+
+from .guard import Part, guarded
+from .loop import Loop
+
+
+class Batches:
+    """An iterator of a data loader, with the time of each `__next__`. In all else it is that iterator."""
+
+    def __init__(self, iterator: Iterator[Any], loop: Loop, count: int) -> None:
+        self._iterator = iterator
+        self._loop = loop
+        # How many batches are left, if the loader knows. The call after the last batch is no wait for data.
+        self._left = count
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:
+        if self._left == 0:
+            return next(self._iterator)
+        if self._left < 0:
+            # This may be the call after the last batch: known once it returns.
+            began = self._loop.now()
+            batch = next(self._iterator)
+            self._loop.data_begin(began)
+            self._loop.data_end()
+            return batch
+        self._left -= 1
+        self._loop.data_begin()
+        try:
+            return next(self._iterator)
+        finally:
+            self._loop.data_end()
+
+    def __len__(self) -> int:
+        return len(self._iterator)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_iterator"], name)
+
+
+class Data(Part):
+    """Watches one loader. `iter` looks at an object's class, so the loader gets a class of its own, below the one it had:
+    `isinstance`, `len` and all else stay."""
+
+    name = "phase data"
+
+    def __init__(self, loader: Any, loop: Loop) -> None:
+        self.loader = loader
+        self.loop = loop
+        self.had: Any = None
+
+    @guarded
+    def attach(self) -> None:
+        had = type(self.loader)
+        part = self
+
+        def __iter__(loader: Any) -> Any:
+            return part.batches(loader, had.__iter__(loader))
+
+        def __reduce_ex__(loader: Any, protocol: Any) -> Any:
+            # A copy is not watched, and has the class that another process finds.
+            loader.__class__ = had
+            try:
+                how = loader.__reduce_ex__(protocol)
+            finally:
+                loader.__class__ = own
+            return (rebuilt, (how[0], how[1]), *how[2:])
+
+        members: Dict[str, Any] = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": had.__module__}
+        own = type(had.__name__, (had,), members)
+        self.loader.__class__ = own
+        self.had = had
+
+    def batches(self, loader: Any, iterator: Any) -> Any:
+        if self.is_off or self.had is None or self.loop.is_off:
+            return iterator
+        try:
+            count = len(loader) if has_length(loader) else -1
+            return Batches(iterator, self.loop, count)
+        except Exception as error:
+            self.fail(error)
+            return iterator
+
+    @guarded
+    def close(self) -> None:
+        if self.had is not None:
+            self.loader.__class__, self.had = self.had, None
+
+
+def rebuilt(make: Callable[..., Any], args: Tuple[Any, ...]) -> Any:
+    """A loader from its pickle."""
+    return make(*args)
+
+
+def has_length(loader: Any) -> bool:
+    """Whether a loader says truly how many batches it has: an IterableDataset's length is a guess."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return False
+    try:
+        return len(loader) >= 0
+    except Exception:
+        return False

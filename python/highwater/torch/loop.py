@@ -1,0 +1,214 @@
+"""Where the job is in its loop: turns what the hooks see into steps and phases.
+
+A step begins with the first batch or the first forward pass after the step before it. It ends when every optimizer has
+stepped. Without an optimizer it ends when the next one begins, which is the first batch or forward pass in training mode
+after a backward pass. Hooks run on several threads, because autograd has its own, but one after the other.
+"""
+
+import threading
+from typing import Callable, List, Optional, Set
+
+import torch
+
+from .clock import Time
+from .guard import Part, guarded
+from .timeline import Timeline
+
+# An optimizer that has stepped this often without another one ends steps on its own.
+MOST_ALONE = 64
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass, as it does when checkpointed activations are computed again."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+class Loop(Part):
+    """Steps and phases of one model."""
+
+    name = "marks of phases"
+
+    def __init__(self, timeline: Timeline, optimizers: int, start_step: int = 0) -> None:
+        self.timeline = timeline
+        self.optimizers = optimizers
+        self.next_step = start_step
+        self.lock = threading.RLock()
+        # The thread of the loop. Batches that another one fetches cost the loop nothing.
+        self.thread = threading.get_ident()
+        self.in_forward = 0
+        self.is_training = True
+        self.is_backward = False
+        self.backwards = 0
+        self.in_optimizer = 0
+        self.stepped: Set[int] = set()
+        self.steps_alone = 0
+        # When the latest evaluation pass ended: the phase `eval` covers a row of them.
+        self.eval_end: Optional[Time] = None
+        # Called with the number of a step that begins and whether a forward pass began it; and after what their names say.
+        self.on_step: List[Callable[[int, bool], None]] = []
+        self.on_backward_end: List[Callable[[], None]] = []
+        self.on_step_end: List[Callable[[], None]] = []
+
+    @guarded
+    def now(self) -> Optional[Time]:
+        with self.lock:
+            return self.timeline.stamp(is_anchor=self.timeline.step is None)
+
+    @guarded
+    def data_begin(self, began: Optional[Time] = None) -> None:
+        with self.lock:
+            if threading.get_ident() != self.thread or self.in_forward or self.is_backward:
+                return
+            at = self.next_part(is_boundary=True, at=began)
+            self.timeline.begin("data", at)
+
+    @guarded
+    def data_end(self) -> None:
+        with self.lock:
+            if threading.get_ident() == self.thread:
+                self.timeline.end("data")
+
+    @guarded
+    def forward_begin(self, is_training: bool) -> None:
+        with self.lock:
+            if in_backward():
+                return
+            if self.is_backward:
+                # It failed: its end was never seen.
+                self.backward_end()
+            self.in_forward += 1
+            if self.in_forward > 1:
+                return
+            self.is_training = is_training
+            if not is_training:
+                self.timeline.begin("eval")
+                return
+            self.thread = threading.get_ident()
+            at = self.next_part(is_boundary=True)
+            self.timeline.begin("forward", at)
+
+    @guarded
+    def forward_end(self) -> None:
+        with self.lock:
+            if in_backward() or not self.in_forward:
+                return
+            self.in_forward -= 1
+            if self.in_forward:
+                return
+            if not self.is_training:
+                self.eval_end = self.timeline.stamp()
+                return
+            self.timeline.end("forward")
+            self.resume_optimizer()
+
+    @guarded
+    def backward_begin(self) -> bool:
+        """Whether this is the begin of a backward pass, and not a further output of the model that it reaches."""
+        with self.lock:
+            if self.is_backward:
+                return False
+            self.in_forward = 0
+            self.timeline.end("forward")
+            at = self.next_part(is_boundary=False)
+            self.is_backward = True
+            self.timeline.begin("backward", at)
+            return True
+
+    @guarded
+    def backward_end(self) -> None:
+        with self.lock:
+            if not self.is_backward:
+                return
+            self.is_backward = False
+            self.backwards += 1
+            self.timeline.end("backward")
+            for each in self.on_backward_end:
+                each()
+            self.resume_optimizer()
+            if not self.in_optimizer and self.has_stepped():
+                # Optimizers that step inside the backward pass.
+                self.end_step()
+
+    @guarded
+    def optimizer_begin(self) -> None:
+        with self.lock:
+            if in_backward():
+                return
+            if self.is_backward:
+                self.backward_end()
+            self.in_forward = 0
+            self.timeline.end("forward")
+            at = self.next_part(is_boundary=False)
+            self.in_optimizer += 1
+            self.timeline.begin("optimizer", at)
+
+    @guarded
+    def optimizer_end(self, which: int) -> None:
+        with self.lock:
+            self.stepped.add(which)
+            self.steps_alone += 1
+            if in_backward():
+                return
+            self.in_optimizer = max(0, self.in_optimizer - 1)
+            if self.in_optimizer:
+                return
+            at = self.timeline.stamp()
+            self.timeline.end("optimizer", at)
+            if self.has_stepped():
+                self.end_step(at)
+
+    @guarded
+    def optimizer_skipped(self) -> None:
+        """A GradScaler found gradients that are not finite. The step has ended all the same."""
+        with self.lock:
+            self.end_step()
+
+    @guarded
+    def close(self) -> None:
+        """Ends what is open."""
+        with self.lock:
+            self.end_eval()
+            self.end_step()
+            for name in list(self.timeline.open):
+                self.timeline.end(name)
+
+    def has_stepped(self) -> bool:
+        if not self.optimizers or not self.stepped:
+            return False
+        return len(self.stepped) >= self.optimizers or self.steps_alone >= MOST_ALONE
+
+    def next_part(self, is_boundary: bool, at: Optional[Time] = None) -> Optional[Time]:
+        """Ends what the next phase of training ends, and begins a step if none is open. Returns the time of both."""
+        self.end_eval()
+        if self.in_optimizer:
+            # A closure inside the optimizer's step runs the model again.
+            self.timeline.end("optimizer")
+            is_boundary = False
+        at = self.timeline.stamp(is_anchor=self.timeline.step is None) if at is None else at
+        if is_boundary and not self.optimizers and self.backwards:
+            self.end_step(at)
+        if self.timeline.step is None:
+            self.timeline.begin_step(self.next_step, at)
+            for each in self.on_step:
+                each(self.next_step, self.in_forward > 0)
+        return at
+
+    def resume_optimizer(self) -> None:
+        if self.in_optimizer:
+            self.timeline.begin("optimizer")
+
+    def end_eval(self) -> None:
+        if "eval" in self.timeline.open:
+            self.timeline.end("eval", self.eval_end)
+        self.eval_end = None
+
+    def end_step(self, at: Optional[Time] = None) -> None:
+        if self.timeline.step is None:
+            return
+        self.timeline.end_step(at)
+        for each in self.on_step_end:
+            each()
+        self.next_step += 1
+        self.backwards = self.in_optimizer = self.steps_alone = 0
+        self.stepped.clear()

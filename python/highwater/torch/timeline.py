@@ -1,0 +1,115 @@
+"""Steps and phases as marks: the job's threads give times, the sender's thread gets JSON in the order of the marks."""
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from .. import _encode
+from .._marks import Later, Mark, client
+from .clock import Clock, Time
+
+# A mark whose time may not be known yet.
+Timed = Tuple[str, Time, str]
+
+_heads: Dict[Tuple[str, str], str] = {}
+
+
+def head(event: str, name: str) -> str:
+    """The begin of a phase's JSON, made once."""
+    try:
+        return _heads[event, name]
+    except KeyError:
+        return _heads.setdefault((event, name), _encode.head(event, "phase", name))
+
+
+class Lane:
+    """The latest time that was sent. A mark is never sent with an earlier time than the one before it, because an end before
+    its begin would be refused."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.last_ns = 0
+
+
+class Pending(Later):
+    """A mark that waits for the GPU."""
+
+    __slots__ = ("lane", "mark")
+
+    def __init__(self, lane: Lane, mark: Timed) -> None:
+        self.lane = lane
+        self.mark = mark
+
+    def take(self) -> Optional[Sequence[Mark]]:
+        begin, at, tail = self.mark
+        known = self.lane.clock.resolve(at)
+        if known is None:
+            return None
+        self.lane.last_ns = known = max(known, self.lane.last_ns)
+        return [(begin, known, tail)]
+
+
+class Timeline:
+    """Writes one rank's marks. It knows which phases are open and keeps begins and ends in pairs."""
+
+    def __init__(self, clock: Clock, counters: Callable[[bool], str] = lambda is_step_end: "") -> None:
+        self.lane = Lane(clock)
+        # The allocator's counters, as the end of an event's JSON; whether it is a step's end.
+        self.counters = counters
+        self.open: List[str] = []
+        self.step: Optional[int] = None
+        # Called before each end of a phase and of a step, with whether it is a step's: what else is known by then.
+        self.before_end: List[Callable[[bool], None]] = []
+
+    @property
+    def clock(self) -> Clock:
+        return self.lane.clock
+
+    def use(self, clock: Clock) -> None:
+        """Takes another clock for the marks to come."""
+        self.lane = Lane(clock)
+
+    def stamp(self, is_anchor: bool = False) -> Optional[Time]:
+        return self.lane.clock.stamp(is_anchor=is_anchor)
+
+    def put(self, begin: str, at: Time, tail: str) -> None:
+        if isinstance(at, int):
+            client.put(begin, at, tail)
+        else:
+            client.put_later(Pending(self.lane, (begin, at, tail)))
+
+    def begin(self, name: str, at: Optional[Time] = None) -> None:
+        at = self.stamp() if at is None else at
+        if at is None or name in self.open:
+            return
+        self.open.append(name)
+        self.put(head("begin", name), at, self.counters(False))
+
+    def end(self, name: str, at: Optional[Time] = None) -> None:
+        if name not in self.open:
+            return
+        at = self.stamp() if at is None else at
+        if at is None:
+            return
+        for each in self.before_end:
+            each(False)
+        self.open.remove(name)
+        self.put(head("end", name), at, self.counters(False))
+
+    def begin_step(self, number: int, at: Optional[Time] = None) -> None:
+        at = self.stamp(is_anchor=True) if at is None else at
+        if at is None:
+            return
+        self.step = number
+        self.put(_encode.step_heads(number)[0], at, self.counters(False))
+
+    def end_step(self, at: Optional[Time] = None, attributes: Optional[Dict[str, Any]] = None) -> None:
+        number = self.step
+        at = self.stamp() if at is None else at
+        if number is None or at is None:
+            return
+        for name in list(self.open):
+            self.end(name, at)
+        for each in self.before_end:
+            each(True)
+        self.step = None
+        tail = _encode.attributes(attributes) if attributes else ""
+        self.put(_encode.step_heads(number)[1], at, tail + self.counters(True))

@@ -1,0 +1,295 @@
+"""Hooks on a model, its optimizers and its data loaders, from which the marks of the loop come."""
+
+import atexit
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Optional, Type
+
+import torch
+
+from .._marks import client
+from . import clock, tensors
+from .allocator import Counters, read
+from .data import Data
+from .guard import Part, guarded
+from .layers import Layers, is_compiling
+from .loop import Loop
+from .timeline import Timeline
+
+# During this many first steps, the model may still be moved to its GPU.
+STEPS_TO_MOVE = 8
+
+
+class Watch(Part):
+    """What `watch` returns. `close` removes every hook; as a context manager, it does so at the end."""
+
+    def __init__(self, model: Any, optimizer: Any, dataloader: Any, layers_every: int, start_step: int) -> None:
+        self.model = model
+        self.optimizers = [_unwrapped(each) for each in _listed(optimizer)]
+        self.loaders = _listed(dataloader)
+        self.device: Any = None
+        self.last_to_move = start_step + STEPS_TO_MOVE
+        self.undo: List[Callable[[], None]] = []
+        self.is_closed = False
+        self.timeline = Timeline(clock.HostClock(), Counters(self.read_counters))
+        self.loop = Loop(self.timeline, len(self.optimizers), start_step)
+        self.layers = Layers(model, layers_every, lambda: self.timeline.clock, lambda: self.device)
+        self.find_device()
+
+    @guarded
+    def attach(self) -> None:
+        """Registers every hook."""
+        self.loop.on_step += [self.follow_device, self.layers.begin_step]
+        self.loop.on_backward_end.append(self.layers.remove)
+        self.timeline.before_end.append(lambda is_step_end: self.layers.end_step() if is_step_end else None)
+        self.attach_model()
+        for number, optimizer in enumerate(self.optimizers):
+            self.attach_optimizer(number, optimizer)
+        for loader in self.loaders:
+            data = Data(loader, self.loop)
+            data.attach()
+            self.undo.append(data.close)
+        if self.optimizers:
+            self.attach_scaler()
+        self.undo.append(self.layers.remove)
+        self.on_exit = _close_at_exit(self)
+
+    def close(self) -> None:
+        """Removes every hook and ends what is open. Never raises; a second call does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.loop.close()
+        for each in reversed(self.undo):
+            try:
+                each()
+            except Exception as error:
+                self.fail(error)
+        self.undo = []
+        on_exit = getattr(self, "on_exit", None)
+        if on_exit is not None:
+            atexit.unregister(on_exit)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    # The device.
+
+    def find_device(self) -> None:
+        parameter = next(iter(self.model.parameters()), None)
+        device = None if parameter is None else tensors.local(parameter).device
+        if device is not None and device.type == "cuda":
+            self.timeline.use(clock.of(device))
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            device = torch.device("cuda", index)
+        self.device = device
+
+    def follow_device(self, number: int, in_forward: bool) -> None:
+        """Some programs move the model to its GPU late."""
+        if self.device is not None and self.device.type == "cpu" and number < self.last_to_move:
+            parameter = next(iter(self.model.parameters()), None)
+            if parameter is not None and parameter.is_cuda:
+                self.find_device()
+
+    def read_counters(self) -> Optional[Dict[str, int]]:
+        if self.device is None or self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return None
+        return read(self.device)
+
+    # The model.
+
+    def attach_model(self) -> None:
+        """Hooks of the root only. Hooks of this class see a compiled model from outside."""
+        model, loop = self.model, self.loop
+
+        def before(module: Any, inputs: Any) -> None:
+            if not is_compiling():
+                loop.forward_begin(module.training and torch.is_grad_enabled())
+
+        def after(module: Any, inputs: Any, outputs: Any) -> None:
+            if not is_compiling():
+                self.forward_ended(outputs)
+
+        self.undo.append(model.register_forward_pre_hook(before, prepend=True).remove)
+        self.undo.append(model.register_forward_hook(after, always_call=True).remove)
+        self.attach_compiled()
+
+    def attach_compiled(self) -> None:
+        """After `model.compile()`, hooks are compiled with the model and see nothing. The call of it is timed instead."""
+        compiled = self.model.__dict__.get("_compiled_call_impl")
+        if compiled is None or getattr(compiled, "is_watched", False):
+            return
+        model, loop = self.model, self.loop
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return compiled(*args, **kwargs)
+            loop.forward_begin(model.training and torch.is_grad_enabled())
+            outputs = None
+            try:
+                outputs = compiled(*args, **kwargs)
+                return outputs
+            finally:
+                self.forward_ended(outputs)
+
+        def restore() -> None:
+            if model.__dict__.get("_compiled_call_impl") is call:
+                model._compiled_call_impl = compiled
+
+        call.is_watched = True  # type: ignore[attr-defined]
+        model._compiled_call_impl = call
+        self.undo.append(restore)
+
+    @guarded
+    def forward_ended(self, outputs: Any) -> None:
+        self.loop.forward_end()
+        if outputs is not None and torch.is_grad_enabled() and not self.loop.in_forward:
+            for tensor in tensors.tensors(outputs):
+                # A hook on a leaf would stay for ever.
+                if tensor.requires_grad and tensor.grad_fn is not None:
+                    tensor.register_hook(self.backward_reached)
+
+    def backward_reached(self, gradient: Any) -> None:
+        """The backward pass comes to an output of the model. What it leaves to be done at its end is not done before it
+        begins to end: only then can the callback be put behind the others (those of DDP and FSDP, which wait for their
+        collectives)."""
+        if self.is_off or self.loop.is_off or is_compiling():
+            return
+        try:
+            if self.loop.backward_begin():
+                queue = torch.autograd.Variable._execution_engine.queue_callback
+                queue(lambda: self.at_end_of_backward(queue))
+        except Exception as error:
+            self.fail(error)
+
+    @guarded
+    def at_end_of_backward(self, queue: Callable[[Callable[[], None]], None]) -> None:
+        queue(self.loop.backward_end)
+
+    # The optimizers.
+
+    def attach_optimizer(self, number: int, optimizer: Any) -> None:
+        loop = self.loop
+
+        def before(*_: Any, **__: Any) -> None:
+            if not is_compiling():
+                self.attach_compiled_late()
+                loop.optimizer_begin()
+
+        def after(*_: Any, **__: Any) -> None:
+            if not is_compiling():
+                loop.optimizer_end(number)
+
+        if hasattr(optimizer, "register_step_post_hook"):
+            self.undo.append(optimizer.register_step_pre_hook(before).remove)
+            self.undo.append(optimizer.register_step_post_hook(after).remove)
+            return
+        # An optimizer of another library.
+        step, had = optimizer.step, optimizer.__dict__.get("step")
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return step(*args, **kwargs)
+            finally:
+                after()
+
+        def restore() -> None:
+            if had is not None:
+                optimizer.step = had
+            else:
+                optimizer.__dict__.pop("step", None)
+
+        optimizer.step = timed
+        self.undo.append(restore)
+
+    @guarded
+    def attach_compiled_late(self) -> None:
+        self.attach_compiled()
+
+    def attach_scaler(self) -> None:
+        """A GradScaler that finds gradients that are not finite does not call the optimizer. The step ends all the same."""
+        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
+        if scaler is None:
+            return
+        own, loop, optimizers = scaler.step, self.loop, self.optimizers
+
+        def step(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = loop.steps_alone, loop.next_step
+            outcome = own(this, optimizer, *args, **kwargs)
+            is_ours = any(_unwrapped(optimizer) is each for each in optimizers)
+            if is_ours and before == (loop.steps_alone, loop.next_step):
+                loop.optimizer_skipped()
+            return outcome
+
+        def restore() -> None:
+            if scaler.__dict__.get("step") is step:
+                scaler.step = own
+
+        scaler.step = step
+        self.undo.append(restore)
+
+
+def _close_at_exit(watch: Watch) -> Callable[[], None]:
+    """Closes a watch when the program ends, before the client sends its last marks."""
+    known = weakref.ref(watch)
+
+    def close() -> None:
+        here = known()
+        if here is not None:
+            here.close()
+
+    atexit.register(close)
+    return close
+
+
+def _listed(value: Any) -> List[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer of PyTorch inside one of another library (Accelerate, Lightning)."""
+    inner = getattr(optimizer, "optimizer", None)
+    is_own = hasattr(optimizer, "register_step_post_hook")
+    return inner if not is_own and hasattr(inner, "register_step_post_hook") else optimizer
+
+
+class Off:
+    """What `watch` returns where it could not begin, or must not."""
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> "Off":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def watch(
+    model: Any,
+    optimizer: Any = None,
+    dataloader: Any = None,
+    *,
+    layers_every: int = 100,
+    start_step: int = 0,
+) -> Any:
+    """Marks the phases of a training loop; see the package."""
+    if not client.room:
+        return Off()
+    try:
+        made = Watch(model, optimizer, dataloader, int(layers_every), int(start_step))
+        made.attach()
+        return made
+    except Exception as error:
+        client.say(f"watch is off: {error!r}")
+        return Off()
+
