@@ -1,6 +1,7 @@
 """Records of layers, against FairScale's and by hand."""
 
 import json
+import sys
 import unittest
 from pathlib import Path
 
@@ -15,6 +16,13 @@ RECORDED = Path(__file__).resolve().parent / "data" / "resnet50_layers.json"
 
 
 class LayerCase(TorchCase):
+    def setUp(self):
+        super().setUp()
+        if "torch._dynamo" in sys.modules:
+            # Another test compiled something: layers would be off.
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+
     def records(self, model, batch, **options):
         optimizer = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(1))], lr=0.0)
         self.watch(model, optimizer, layers_every=1, **options)

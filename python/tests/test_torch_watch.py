@@ -1,6 +1,8 @@
 """One line marks the loop, whatever its form."""
 
+import copy
 import dataclasses
+import io
 import os
 import pickle
 import subprocess
@@ -256,6 +258,8 @@ class Loops(TorchCase):
                 words = [event.get("step", event.get("name")) for event in events if event["event"] == "end"]
                 wanted = ["forward", "backward", "optimizer", 1]
                 self.assertEqual([word for word in words if not str(word).startswith("_")][-4:], wanted)
+                if made is not compiled_after:
+                    self.assertFalse([event for event in events if "layer" in event])
                 self.model._compiled_call_impl = None
                 torch._dynamo.reset()
 
@@ -305,6 +309,20 @@ class Handle(TorchCase):
             with self.assertLogs("highwater", "WARNING"), self.watch(model, optimizer, loader):
                 pass
         self.train()
+
+    def test_copies_and_pickles_of_a_model_are_not_watched_and_need_nothing_of_ours(self):
+        self.watch(self.model, self.optimizer)
+        copied = copy.deepcopy(self.model)
+        stored = io.BytesIO()
+        torch.save(self.model, stored)
+        self.assertNotIn(b"highwater", stored.getvalue())
+        stored.seek(0)
+        loaded = torch.load(stored, weights_only=False)
+        batch = torch.randn(3, 4)
+        self.assertTrue(torch.equal(copied(batch), loaded(batch)))
+        self.assertEqual(self.words(), "")
+        self.assertTrue(torch.equal(self.model(batch), loaded(batch)))
+        self.assertEqual(self.words(), "+0 +forward -forward")
 
     def test_disabled_does_nothing(self):
         with mock.patch.object(self.client, "room", 0):

@@ -1,5 +1,6 @@
 """Keeps faults of this package out of the job: a hook that fails is switched off, with one line in the log."""
 
+import contextlib
 import functools
 import logging
 from typing import Any, Callable, TypeVar
@@ -38,3 +39,19 @@ def guarded(method: _Function) -> _Function:
             return None
 
     return call  # type: ignore[return-value]
+
+
+class Hook:
+    """A hook of a module. A copy or pickle of the module gets one that does nothing in its place, and that needs this package
+    as little as the module does."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -6,7 +6,8 @@ right for every type, and containers may be nested. Hooks exist only during the 
 """
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -14,7 +15,7 @@ from .._encode import dumps
 from .._marks import Later, Mark, client
 from . import tensors
 from .clock import Clock, Time
-from .guard import Part, guarded
+from .guard import Hook, Part, guarded
 from .loop import in_backward
 
 MOST_RECORDS = 8192
@@ -106,14 +107,19 @@ class Layers(Part):
         if not self.every or number % self.every or self.is_active or self.clock().stamp() is None:
             return
         modules = dict(self.model.named_modules(remove_duplicate=True))
+        if is_compiled(modules.values()):
+            # Hooks on modules would make the compiler begin again, twice for each record.
+            self.every = 0
+            client.say("records of layers are off: torch.compile is in use", False)
+            return
         self.begin_with({id(module): short(name or type(module).__name__) for name, module in modules.items()})
         self.counters = allocator_of(self.device())
         self.records, self.step, self.is_active = [], number, True
         for module in modules.values():
             is_fsdp = is_sharded(module)
             # FSDP gathers in a hook of its own, which must find its place in the stack.
-            before = module.register_forward_pre_hook(self.pushed if is_fsdp else self.before_forward, prepend=is_fsdp)
-            after = module.register_forward_hook(self.popped if is_fsdp else self.after_forward)
+            before = module.register_forward_pre_hook(Hook(self.pushed if is_fsdp else self.before_forward), prepend=is_fsdp)
+            after = module.register_forward_hook(Hook(self.popped if is_fsdp else self.after_forward))
             self.handles += [before, after]
         if in_forward:
             self.stack += [0] if is_sharded(self.model) else []
@@ -219,6 +225,15 @@ def short(name: str) -> str:
 def is_sharded(module: Any) -> bool:
     """Whether a module gathers its parameters: FSDP1 wraps modules, FSDP2 changes their class."""
     return any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__)
+
+
+def is_compiled(modules: Iterable[Any]) -> bool:
+    """Whether something of the model, or a function that may contain it, has been compiled."""
+    for module in modules:
+        if module.__dict__.get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule":
+            return True
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters["frames"].get("ok", 0))
 
 
 def is_compiling() -> bool:

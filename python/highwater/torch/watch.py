@@ -3,15 +3,16 @@
 import atexit
 import weakref
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
 
 import torch
 
 from .._marks import client
 from . import clock, tensors
 from .allocator import Counters, read
+from .comm import Comm
 from .data import Data
-from .guard import Part, guarded
+from .guard import Hook, Part, guarded
 from .layers import Layers, is_compiling
 from .loop import Loop
 from .timeline import Timeline
@@ -20,20 +21,32 @@ from .timeline import Timeline
 STEPS_TO_MOVE = 8
 
 
+class Options(NamedTuple):
+    """What a watch is asked for."""
+
+    layers_every: int = 100
+    comm: bool = True
+    start_step: int = 0
+    # Whether hooks of process groups may be used, where PyTorch has them.
+    group_hooks: bool = True
+
+
 class Watch(Part):
     """What `watch` returns. `close` removes every hook; as a context manager, it does so at the end."""
 
-    def __init__(self, model: Any, optimizer: Any, dataloader: Any, layers_every: int, start_step: int) -> None:
+    def __init__(self, model: Any, optimizer: Any, dataloader: Any, options: Options) -> None:
         self.model = model
         self.optimizers = [_unwrapped(each) for each in _listed(optimizer)]
         self.loaders = _listed(dataloader)
         self.device: Any = None
-        self.last_to_move = start_step + STEPS_TO_MOVE
+        self.options = options
+        self.last_to_move = options.start_step + STEPS_TO_MOVE
         self.undo: List[Callable[[], None]] = []
         self.is_closed = False
         self.timeline = Timeline(clock.HostClock(), Counters(self.read_counters))
-        self.loop = Loop(self.timeline, len(self.optimizers), start_step)
-        self.layers = Layers(model, layers_every, lambda: self.timeline.clock, lambda: self.device)
+        self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
+        self.layers = Layers(model, options.layers_every, lambda: self.timeline.clock, lambda: self.device)
+        self.comm = Comm(self.timeline, self.layers.gather)
         self.find_device()
 
     @guarded
@@ -42,6 +55,8 @@ class Watch(Part):
         self.loop.on_step += [self.follow_device, self.layers.begin_step]
         self.loop.on_backward_end.append(self.layers.remove)
         self.timeline.before_end.append(lambda is_step_end: self.layers.end_step() if is_step_end else None)
+        if self.options.comm and torch.distributed.is_available():
+            self.attach_comm()
         self.attach_model()
         for number, optimizer in enumerate(self.optimizers):
             self.attach_optimizer(number, optimizer)
@@ -78,6 +93,15 @@ class Watch(Part):
     ) -> None:
         self.close()
 
+    def attach_comm(self) -> None:
+        from .collectives import Collectives
+
+        seen = Collectives(self.comm, self.model, lambda: self.device, self.options.group_hooks)
+        seen.attach()
+        self.timeline.before_end.append(self.comm.flush)
+        self.loop.on_step.append(lambda number, in_forward: seen.attach_groups())
+        self.undo.append(seen.close)
+
     # The device.
 
     def find_device(self) -> None:
@@ -108,15 +132,15 @@ class Watch(Part):
         model, loop = self.model, self.loop
 
         def before(module: Any, inputs: Any) -> None:
-            if not is_compiling():
+            if module is model and not is_compiling():
                 loop.forward_begin(module.training and torch.is_grad_enabled())
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
-            if not is_compiling():
+            if module is model and not is_compiling():
                 self.forward_ended(outputs)
 
-        self.undo.append(model.register_forward_pre_hook(before, prepend=True).remove)
-        self.undo.append(model.register_forward_hook(after, always_call=True).remove)
+        self.undo.append(model.register_forward_pre_hook(Hook(before), prepend=True).remove)
+        self.undo.append(model.register_forward_hook(Hook(after), always_call=True).remove)
         self.attach_compiled()
 
     def attach_compiled(self) -> None:
@@ -280,13 +304,16 @@ def watch(
     dataloader: Any = None,
     *,
     layers_every: int = 100,
+    comm: bool = True,
     start_step: int = 0,
+    **options: Any,
 ) -> Any:
     """Marks the phases of a training loop; see the package."""
     if not client.room:
         return Off()
     try:
-        made = Watch(model, optimizer, dataloader, int(layers_every), int(start_step))
+        asked = Options(int(layers_every), bool(comm), int(start_step), **options)
+        made = Watch(model, optimizer, dataloader, asked)
         made.attach()
         return made
     except Exception as error:

@@ -1,0 +1,237 @@
+"""Where collectives are seen: the functions of torch.distributed, `Work.wait`, hooks of process groups, a hook of DDP.
+
+- The functions serve plain code, FSDP1 and FSDP2. A synchronous collective lies between two events on the current stream.
+- An asynchronous one ends, on CUDA, where the job waits for it: right after the job's own wait, a stream of ours waits too,
+  and an event on it shows when the collective ended. Waiting earlier would be wrong: `Work.wait` gives tensors free that NCCL
+  still reads. On a CPU, its future says when it ended.
+- What C++ issues, such as DDP's reducer, is seen by hooks of the process group (PyTorch 2.15), or else by a communication
+  hook of DDP with the arithmetic of the built-in one.
+"""
+
+import functools
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from . import tensors
+from .comm import Comm, Op
+from .guard import Part, guarded
+from .layers import is_compiling
+from .loop import in_backward
+
+# Not isend and irecv: batch_isend_irecv compares what it is given with them.
+SYNCHRONOUS = ("send", "recv", "monitored_barrier")
+FUNCTIONS = (
+    "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "_all_gather_base", "all_gather_coalesced",
+    "reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_base", "broadcast", "reduce", "gather", "scatter",
+    "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", *SYNCHRONOUS,
+)
+HOOK_ID = 0x4157
+
+
+class Collectives(Part):
+    """Watches the collectives of this process."""
+
+    name = "phase comm"
+
+    def __init__(self, comm: Comm, model: Any, device: Callable[[], Any], with_group_hooks: bool = True) -> None:
+        self.comm = comm
+        self.model = model
+        self.device = device
+        self.with_group_hooks = with_group_hooks
+        self.undo: List[Callable[[], None]] = []
+        # Whether this thread is inside a function that is seen already.
+        self.inside = threading.local()
+        # Asynchronous collectives that the job has not waited for, by their Work.
+        self.waiting: Dict[int, Tuple[Op, bool]] = {}
+        # Of the group's hooks, by the group's number of the operation.
+        self.issued: Dict[Tuple[int, int], Op] = {}
+        self.groups: Dict[int, Any] = {}
+        self.side: Any = None
+
+    @guarded
+    def attach(self) -> None:
+        c10d = dist.distributed_c10d
+        for name in FUNCTIONS:
+            own: Any = getattr(c10d, name, None)
+            if own is not None:
+                # One function in both places, as they are compared by identity.
+                new = self.wrapped(name, own)
+                for module in (c10d, dist):
+                    if getattr(module, name, None) is own:
+                        self.replace(module, name, new)
+        functional: Any = getattr(dist, "_functional_collectives", None)
+        if hasattr(functional, "wait_tensor"):
+            self.replace(functional, "wait_tensor", self.wrapped("wait_tensor", functional.wait_tensor))
+        self.replace(dist.Work, "wait", self.waited(dist.Work.wait))
+        self.attach_groups()
+        if not self.has_group_hooks():
+            self.attach_reducer()
+
+    @guarded
+    def close(self) -> None:
+        for each in reversed(self.undo):
+            each()
+        self.undo = []
+        for group in self.groups.values():
+            here = group()
+            if here is not None:
+                here.unregister_pre_hook(HOOK_ID)
+                here.unregister_post_hook(HOOK_ID)
+        self.groups = {}
+
+    def replace(self, place: Any, name: str, new: Any) -> None:
+        own = getattr(place, name)
+
+        def restore() -> None:
+            # Somebody may have wrapped it since.
+            if getattr(place, name) is new:
+                setattr(place, name, own)
+
+        setattr(place, name, new)
+        self.undo.append(restore)
+
+    # Functions.
+
+    def wrapped(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        is_gather = name.lstrip("_").startswith("all_gather")
+
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_off or self.comm.is_off or is_compiling() or getattr(self.inside, "is_set", False):
+                return own(*args, **kwargs)
+            op = self.comm.begin()
+            if is_gather:
+                self.count(args[0] if args else next(iter(kwargs.values()), None))
+            self.inside.is_set = True
+            work = None
+            try:
+                work = own(*args, **kwargs)
+            finally:
+                self.inside.is_set = False
+                self.issued_one(op, work, args, kwargs)
+            return work
+
+        return call
+
+    @guarded
+    def count(self, outputs: Any) -> None:
+        self.comm.gathered(sum(tensors.size(tensor) for tensor in tensors.tensors(outputs)))
+
+    @guarded
+    def issued_one(self, op: Optional[Op], result: Any, args: Any, kwargs: Any) -> None:
+        """A function has returned: without a Work the collective has ended, or will on the current stream."""
+        works = [each for each in (result if isinstance(result, list) else [result]) if isinstance(each, dist.Work)]
+        if op is None or not works:
+            self.comm.end(op)
+            return
+        # Of several, the last one's end is the end of all.
+        self.follow(op, works[-1], any(tensor.is_cuda for tensor in tensors.tensors((args, kwargs))))
+
+    def follow(self, op: Op, work: Any, is_cuda: bool) -> None:
+        """Finds out when an asynchronous collective ends."""
+        if self.comm.is_on_host:
+            try:
+                work.get_future().add_done_callback(lambda _: self.comm.end(op))
+                return
+            except RuntimeError:
+                # Sends and receives of gloo have no future.
+                pass
+        key = id(work)
+        self.waiting[key] = (op, is_cuda)
+        weakref.finalize(work, self.lost, key)
+
+    @guarded
+    def lost(self, key: int) -> None:
+        """A Work that nobody waited for is gone."""
+        op, _ = self.waiting.pop(key, (None, False))
+        if op is not None and op.end is None:
+            self.comm.forget(op)
+
+    def waited(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            outcome = own(work, *args, **kwargs)
+            if self.waiting and not self.is_off:
+                self.after_wait(own, work)
+            return outcome
+
+        return wait
+
+    @guarded
+    def after_wait(self, own: Callable[..., Any], work: Any) -> None:
+        op, is_cuda = self.waiting.pop(id(work), (None, False))
+        if op is None:
+            return
+        if self.comm.is_on_host or not is_cuda:
+            self.comm.end(op)
+            return
+        with torch.cuda.stream(self.stream()):
+            own(work)
+            self.comm.end(op, self.side)
+
+    def stream(self) -> Any:
+        if self.side is None:
+            self.side = torch.cuda.Stream(self.device())
+        return self.side
+
+    # Hooks of process groups.
+
+    def has_group_hooks(self) -> bool:
+        return self.with_group_hooks and hasattr(dist.ProcessGroup, "register_post_hook")
+
+    @guarded
+    def attach_groups(self) -> None:
+        """Hooks on the groups that there are; called again for those that come."""
+        if not self.has_group_hooks() or not dist.is_initialized():
+            return
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if id(group) in self.groups or not isinstance(group, dist.ProcessGroup):
+                continue
+            key = id(group)
+            group.register_pre_hook(HOOK_ID, functools.partial(self.before, key))
+            group.register_post_hook(HOOK_ID, functools.partial(self.after, key))
+            self.groups[key] = weakref.ref(group)
+
+    @guarded
+    def before(self, key: int, said: Any) -> None:
+        if getattr(self.inside, "is_set", False):
+            return
+        if "ALLGATHER" in said.name.name:
+            self.count(said.output_tensors)
+        is_cuda = not self.comm.is_on_host
+        # Of what C++ issues asynchronously on CUDA, only the reducer's buckets can be followed: they live as long as it.
+        if is_cuda and said.async_op and not (said.name.name == "ALLREDUCE" and self.has_reducer() and in_backward()):
+            return
+        op = self.comm.begin()
+        if op is not None and len(self.issued) < 4096:
+            self.issued[key, said.op_id] = op
+
+    @guarded
+    def after(self, key: int, said: Any) -> None:
+        op = self.issued.pop((key, said.op_id), None)
+        if op is None:
+            return
+        if self.comm.is_on_host and said.work is not None:
+            self.follow(op, said.work, False)
+        elif said.async_op and said.work is not None:
+            with torch.cuda.stream(self.stream()):
+                # Unlike the Work's, the future's wait gives nothing free.
+                said.work.get_future().wait()
+                self.comm.end(op, self.side)
+        else:
+            self.comm.end(op)
+
+    # DDP.
+
+    def has_reducer(self) -> bool:
+        return isinstance(self.model, torch.nn.parallel.DistributedDataParallel)
+
+    def attach_reducer(self) -> None:
+        if self.has_reducer() and not self.model._comm_hooks:
+            from . import reducer
+
+            reducer.attach(self.model, self.comm)

@@ -1,0 +1,145 @@
+"""One rank of a distributed job, for test_torch_comm.py: `python -m tests.torch_rank SCENARIO FILE`, with RANK set."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import highwater
+
+RANK = int(os.environ["RANK"])
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(5)))
+
+
+def train(net, optimizer, steps=2):
+    torch.manual_seed(RANK)
+    for _ in range(steps):
+        net(torch.randn(3, 10)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def ddp(**options):
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer, layers_every=1, **options)
+    train(net, optimizer)
+    return net, optimizer
+
+
+def ddp_with_our_hook():
+    ddp(group_hooks=False)
+
+
+def ddp_with_another_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    net, optimizer = ddp(group_hooks=False)
+    calls = []
+
+    def hook(state, bucket):
+        calls.append(state)
+        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+    net.register_comm_hook("state", hook)
+    train(net, optimizer)
+    assert calls and set(calls) == {"state"}, calls
+    try:
+        net.register_comm_hook("state", hook)
+        raise AssertionError("a second hook of the job was no error")
+    except RuntimeError:
+        pass
+
+
+def same_arithmetic():
+    """With and without the hook, bit for bit."""
+    said = []
+    for watched in (False, True):
+        net = DistributedDataParallel(model())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if watched:
+            highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False)
+        train(net, optimizer)
+        said.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(*said)
+
+
+def fsdp2():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    net = model()
+    for layer in list(net)[::2]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer, layers_every=1)
+    train(net, optimizer)
+
+
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    layers = [FullyShardedDataParallel(layer, device_id=torch.device("cpu")) for layer in model()]
+    net = FullyShardedDataParallel(torch.nn.Sequential(*layers), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer, layers_every=1)
+    train(net, optimizer)
+
+
+def plain(**options):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer, layers_every=0, **options)
+    for _ in range(2):
+        net(torch.randn(3, 10)).sum().backward()
+        works = [dist.all_reduce(p.grad, async_op=True) for p in net.parameters()]
+        for work in works:
+            work.wait()
+        total, gathered = torch.ones(4), torch.zeros(8)
+        dist.all_reduce(total)
+        dist.all_gather_into_tensor(gathered, total)
+        assert gathered.tolist() == [2.0] * 8
+        dist.broadcast(total, 0)
+        dist.barrier()
+        (dist.send if RANK == 0 else dist.recv)(total, 1 - RANK)
+        other = torch.zeros(4)
+        pair = [dist.P2POp(dist.isend, total, 1 - RANK), dist.P2POp(dist.irecv, other, 1 - RANK)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+        from torch.distributed import _functional_collectives as functional
+
+        functional.wait_tensor(functional.all_reduce(total, "sum", dist.group.WORLD))
+        optimizer.step()
+
+
+def plain_without_group_hooks():
+    plain(group_hooks=False)
+
+
+def closed():
+    """What is closed leaves no trace, and the job goes on."""
+    own = dist.all_reduce, dist.Work.wait
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with highwater.torch.watch(net, optimizer):
+        assert dist.all_reduce is not own[0]
+        train(net, optimizer)
+    assert (dist.all_reduce, dist.Work.wait) == own
+    train(net, optimizer)
+
+
+if __name__ == "__main__":
+    scenario, path = sys.argv[1:]
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=RANK, world_size=2)
+    globals()[scenario]()
+    if scenario != "plain":
+        # A job that forgets it must end well, too.
+        dist.destroy_process_group()
