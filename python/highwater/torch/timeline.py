@@ -54,6 +54,8 @@ class Timeline:
         self.lane = Lane(clock)
         # The allocator's counters, as the end of an event's JSON; whether it is a step's end.
         self.counters = counters
+        # More attributes of a step, for its end.
+        self.attributes: Callable[[int], Dict[str, Any]] = lambda number: {}
         self.open: List[str] = []
         self.step: Optional[int] = None
         # Called before each end of a phase and of a step, with whether it is a step's: what else is known by then.
@@ -101,7 +103,7 @@ class Timeline:
         self.step = number
         self.put(_encode.step_heads(number)[0], at, self.counters(False))
 
-    def end_step(self, at: Optional[Time] = None, attributes: Optional[Dict[str, Any]] = None) -> None:
+    def end_step(self, at: Optional[Time] = None) -> None:
         number = self.step
         at = self.stamp() if at is None else at
         if number is None or at is None:
@@ -111,5 +113,6 @@ class Timeline:
         for each in self.before_end:
             each(True)
         self.step = None
+        attributes = self.attributes(number)
         tail = _encode.attributes(attributes) if attributes else ""
         self.put(_encode.step_heads(number)[1], at, tail + self.counters(True))

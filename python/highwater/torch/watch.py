@@ -1,6 +1,7 @@
 """Hooks on a model, its optimizers and its data loaders, from which the marks of the loop come."""
 
 import atexit
+import sys
 import weakref
 from types import TracebackType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
@@ -13,8 +14,10 @@ from .allocator import Counters, read
 from .comm import Comm
 from .data import Data
 from .guard import Hook, Part, guarded
+from .holdings import Holdings
 from .layers import Layers, is_compiling
 from .loop import Loop
+from .oom import Oom
 from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
@@ -27,6 +30,7 @@ class Options(NamedTuple):
     layers_every: int = 100
     comm: bool = True
     start_step: int = 0
+    snapshot_dir: Optional[str] = None
     # Whether hooks of process groups may be used, where PyTorch has them.
     group_hooks: bool = True
 
@@ -47,16 +51,21 @@ class Watch(Part):
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         self.layers = Layers(model, options.layers_every, lambda: self.timeline.clock, lambda: self.device)
         self.comm = Comm(self.timeline, self.layers.gather)
+        self.holdings = Holdings(model, self.optimizers, options.layers_every, lambda: self.device)
+        self.oom = Oom(self.read_counters, options.snapshot_dir)
         self.find_device()
 
     @guarded
     def attach(self) -> None:
         """Registers every hook."""
         self.loop.on_step += [self.follow_device, self.layers.begin_step]
-        self.loop.on_backward_end.append(self.layers.remove)
+        self.loop.on_backward_end += [self.layers.remove, lambda: self.holdings.look_at_gradients(self.timeline.step)]
+        self.timeline.attributes = self.holdings.attributes
         self.timeline.before_end.append(lambda is_step_end: self.layers.end_step() if is_step_end else None)
         if self.options.comm and torch.distributed.is_available():
             self.attach_comm()
+        self.oom.attach()
+        self.undo.append(self.oom.close)
         self.attach_model()
         for number, optimizer in enumerate(self.optimizers):
             self.attach_optimizer(number, optimizer)
@@ -137,6 +146,8 @@ class Watch(Part):
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
             if module is model and not is_compiling():
+                if outputs is None:
+                    self.oom.seen(sys.exc_info()[1])
                 self.forward_ended(outputs)
 
         self.undo.append(model.register_forward_pre_hook(Hook(before), prepend=True).remove)
@@ -306,13 +317,14 @@ def watch(
     layers_every: int = 100,
     comm: bool = True,
     start_step: int = 0,
+    snapshot_dir: Optional[str] = None,
     **options: Any,
 ) -> Any:
     """Marks the phases of a training loop; see the package."""
     if not client.room:
         return Off()
     try:
-        asked = Options(int(layers_every), bool(comm), int(start_step), **options)
+        asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, **options)
         made = Watch(model, optimizer, dataloader, asked)
         made.attach()
         return made

@@ -1,0 +1,99 @@
+"""The mark `oom`, the attributes of steps, and the profiler's handler."""
+
+import json
+import os
+from unittest import mock
+
+from .torch_case import TorchCase, needs_torch, torch
+
+
+@needs_torch
+class Oom(TorchCase):
+    def test_the_observer_marks_what_the_allocator_knew(self):
+        from highwater.torch import oom
+
+        seen = oom.Oom(lambda: {"allocated": 7, "reserved": 9}, None)
+        seen.attach()
+        self.addCleanup(seen.close)
+        for _ in range(3):
+            oom._observe(1, 100, 200, 300)
+        marks = [event for event in self.sent(self.daemon) if event.get("name") == "oom"]
+        self.assertEqual([event["attributes"] for event in marks], [
+            {"device": 1, "requested": 100, "device_allocated": 200, "device_free": 300, "allocated": 7, "reserved": 9},
+        ])
+
+    def test_a_snapshot_that_cannot_be_written_does_not_cost_the_mark(self):
+        from highwater.torch import oom
+
+        seen = oom.Oom(dict, self.folder)
+        full = mock.patch.object(torch.cuda.memory, "_dump_snapshot", side_effect=OSError("full"))
+        with full, self.assertLogs("highwater", "WARNING"):
+            seen.happened(0, {"device_free": 1})
+        seen.last_s = 0.0
+        with mock.patch.object(torch.cuda.memory, "_dump_snapshot") as dump:
+            seen.happened(0, {"device_free": 2})
+            seen.last_s = 0.0
+            seen.happened(0, {"device_free": 3})
+        marks = [event["attributes"] for event in self.sent(self.daemon) if event.get("name") == "oom"]
+        self.assertEqual([mark["device_free"] for mark in marks], [1, 2, 3])
+        self.assertEqual(["snapshot" in mark for mark in marks], [False, True, False])
+        self.assertEqual(dump.call_args[0][0], marks[1]["snapshot"])
+
+    def test_an_exception_in_forward_is_seen_where_there_is_no_observer(self):
+        def full(*_):
+            raise torch.cuda.OutOfMemoryError("none left")
+
+        self.watch(self.model, self.optimizer)
+        self.model[0].forward = full
+        with self.assertRaises(torch.cuda.OutOfMemoryError):
+            self.train()
+        self.assertIn("!oom", self.words())
+
+
+@needs_torch
+class Steps(TorchCase):
+    def test_a_recorded_step_says_what_holds_memory(self):
+        optimizer = torch.optim.Adam(self.model.parameters())
+        self.watch(self.model, optimizer, layers_every=2)
+        for _ in range(2):
+            self.train()
+            optimizer.step()
+        count = sum(parameter.numel() for parameter in self.model.parameters()) * 4
+        ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
+        self.assertEqual(ends[0]["attributes"], {
+            "parameter_bytes": count, "gradient_bytes": count, "optimizer_bytes": 2 * count + 4 * 4,
+        })
+        self.assertNotIn("attributes", ends[1])
+
+    def test_nccls_memory_is_left_out_where_nobody_says_it(self):
+        from highwater.torch.holdings import Holdings
+
+        group = mock.Mock(group_desc="default_pg", group_name="0")
+        group._get_backend.return_value.memory_stats.return_value = {"gpu_total": 5, "gpu_persist": 3}
+        holdings = Holdings(self.model, [], 1, lambda: torch.device("cuda", 0))
+        world = type(torch.distributed.distributed_c10d._world)
+        with mock.patch.object(world, "pg_map", new_callable=lambda: {group: 1}):
+            self.assertEqual(holdings.nccl(torch.device("cuda", 0)), {"nccl_bytes.default_pg.0": 5})
+            group._get_backend.side_effect = RuntimeError("gloo")
+            self.assertEqual((holdings.nccl(torch.device("cuda", 0)), holdings.has_nccl), ({}, False))
+
+
+@needs_torch
+class Profiler(TorchCase):
+    def test_a_trace_is_written_and_marked(self):
+        import highwater
+
+        folder = os.path.join(self.folder, "traces")
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], on_trace_ready=highwater.torch.profiler_handler(folder)
+        ):
+            self.train()
+        (mark,) = [event for event in self.sent(self.daemon) if event.get("name") == "profile"]
+        with open(mark["attributes"]["path"], encoding="utf-8") as file:
+            self.assertIn("traceEvents", json.load(file))
+
+    def test_a_directory_that_cannot_be_made_is_no_error(self):
+        import highwater
+
+        with self.assertLogs("highwater", "WARNING"):
+            highwater.torch.profiler_handler(__file__)(None)
