@@ -196,6 +196,8 @@ class Sender:
     def run(self) -> None:
         client = self.client
         quiet_s = 0.0
+        # Or each mark until the first pause would wake this thread.
+        client.asleep = False
         while not client.is_closing:
             wanted = client.wanted
             try:

@@ -41,6 +41,8 @@ class Loop(Part):
         self.is_backward = False
         self.backwards = 0
         self.in_optimizer = 0
+        # When a backward pass was called that has not reached the model yet.
+        self.called_at: Optional[Time] = None
         self.stepped: Set[int] = set()
         self.steps_alone = 0
         # When the latest evaluation pass ended: the phase `eval` covers a row of them.
@@ -103,6 +105,18 @@ class Loop(Part):
             self.resume_optimizer()
 
     @guarded
+    def backward_called(self) -> None:
+        """A backward pass was called. Whether it is one of the model is known once it reaches the model's outputs, after
+        the loss's own part and what FSDP gathers."""
+        with self.lock:
+            self.called_at = None if self.is_backward or in_backward() else self.now()
+
+    @guarded
+    def backward_returned(self) -> None:
+        if not in_backward():
+            self.called_at = None
+
+    @guarded
     def backward_begin(self) -> bool:
         """Whether this is the begin of a backward pass, and not a further output of the model that it reaches."""
         with self.lock:
@@ -110,7 +124,7 @@ class Loop(Part):
                 return False
             self.in_forward = 0
             self.timeline.end("forward")
-            at = self.next_part(is_boundary=False)
+            at = self.next_part(is_boundary=False, at=self.called_at)
             self.is_backward = True
             self.timeline.begin("backward", at)
             return True

@@ -1,6 +1,7 @@
 """Hooks on a model, its optimizers and its data loaders, from which the marks of the loop come."""
 
 import atexit
+import functools
 import sys
 import weakref
 from types import TracebackType
@@ -73,6 +74,7 @@ class Watch(Part):
             data = Data(loader, self.loop)
             data.attach()
             self.undo.append(data.close)
+        self.attach_backward()
         if self.optimizers:
             self.attach_scaler()
         self.undo.append(self.layers.remove)
@@ -188,6 +190,27 @@ class Watch(Part):
                 # A hook on a leaf would stay for ever.
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     tensor.register_hook(self.backward_reached)
+
+    def attach_backward(self) -> None:
+        """The call of a backward pass, which `Tensor.backward` looks up each time."""
+        own, loop = torch.autograd.backward, self.loop
+
+        @functools.wraps(own)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return own(*args, **kwargs)
+            loop.backward_called()
+            try:
+                return own(*args, **kwargs)
+            finally:
+                loop.backward_returned()
+
+        def restore() -> None:
+            if torch.autograd.backward is backward:
+                torch.autograd.backward = own
+
+        torch.autograd.backward = backward
+        self.undo.append(restore)
 
     def backward_reached(self, gradient: Any) -> None:
         """The backward pass comes to an output of the model. What it leaves to be done at its end is not done before it
