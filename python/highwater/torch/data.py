@@ -63,16 +63,16 @@ class Data(Part):
 
         def __reduce_ex__(loader: Any, protocol: Any) -> Any:
             # A copy is not watched, and has the class that another process finds.
-            loader.__class__ = had
+            become(loader, had)
             try:
                 how = loader.__reduce_ex__(protocol)
             finally:
-                loader.__class__ = own
+                become(loader, own)
             return (rebuilt, (how[0], how[1]), *how[2:])
 
         members: Dict[str, Any] = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": had.__module__}
         own = type(had.__name__, (had,), members)
-        self.loader.__class__ = own
+        become(self.loader, own)
         self.had = had
 
     def batches(self, loader: Any, iterator: Any) -> Any:
@@ -88,7 +88,13 @@ class Data(Part):
     @guarded
     def close(self) -> None:
         if self.had is not None:
-            self.loader.__class__, self.had = self.had, None
+            become(self.loader, self.had)
+            self.had = None
+
+
+def become(loader: Any, kind: type) -> None:
+    """Changes an object's class, also where the class hides that attribute, as Accelerate's loaders do."""
+    vars(object)["__class__"].__set__(loader, kind)
 
 
 def rebuilt(make: Callable[..., Any], args: Tuple[Any, ...]) -> Any:

@@ -13,7 +13,7 @@ from .._marks import client
 from . import clock, tensors
 from .allocator import Counters, read
 from .comm import Comm
-from .data import Data
+from .data import Batches, Data
 from .guard import Hook, Part, guarded
 from .holdings import Holdings
 from .layers import Layers, is_compiling
@@ -23,6 +23,8 @@ from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
 STEPS_TO_MOVE = 8
+# What an optimizer of PyTorch has. Accelerate's is of its class and has nothing of it.
+HOOKS = "_optimizer_step_post_hooks"
 
 
 class Options(NamedTuple):
@@ -161,18 +163,7 @@ class Watch(Part):
         compiled = self.model.__dict__.get("_compiled_call_impl")
         if compiled is None or getattr(compiled, "is_watched", False):
             return
-        model, loop = self.model, self.loop
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return compiled(*args, **kwargs)
-            loop.forward_begin(model.training and torch.is_grad_enabled())
-            outputs = None
-            try:
-                outputs = compiled(*args, **kwargs)
-                return outputs
-            finally:
-                self.forward_ended(outputs)
+        model, call = self.model, self.around(compiled)
 
         def restore() -> None:
             if model.__dict__.get("_compiled_call_impl") is call:
@@ -181,6 +172,28 @@ class Watch(Part):
         call.is_watched = True  # type: ignore[attr-defined]
         model._compiled_call_impl = call
         self.undo.append(restore)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its calls as the model's forward passes."""
+        model, loop = self.model, self.loop
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return function(*args, **kwargs)
+            loop.forward_begin(model.training and torch.is_grad_enabled())
+            outputs = None
+            try:
+                outputs = function(*args, **kwargs)
+                return outputs
+            finally:
+                self.forward_ended(outputs)
+
+        return call
+
+    def batches(self, iterator: Any) -> Any:
+        """The iterator, with the time of each batch as the phase `data`."""
+        return Batches(iterator, self.loop, -1)
 
     @guarded
     def forward_ended(self, outputs: Any) -> None:
@@ -243,7 +256,7 @@ class Watch(Part):
             if not is_compiling():
                 loop.optimizer_end(number)
 
-        if hasattr(optimizer, "register_step_post_hook"):
+        if hasattr(optimizer, HOOKS):
             self.undo.append(optimizer.register_step_pre_hook(before).remove)
             self.undo.append(optimizer.register_step_post_hook(after).remove)
             return
@@ -315,8 +328,7 @@ def _listed(value: Any) -> List[Any]:
 def _unwrapped(optimizer: Any) -> Any:
     """The optimizer of PyTorch inside one of another library (Accelerate, Lightning)."""
     inner = getattr(optimizer, "optimizer", None)
-    is_own = hasattr(optimizer, "register_step_post_hook")
-    return inner if not is_own and hasattr(inner, "register_step_post_hook") else optimizer
+    return inner if not hasattr(optimizer, HOOKS) and hasattr(inner, HOOKS) else optimizer
 
 
 class Off:
@@ -324,6 +336,12 @@ class Off:
 
     def close(self) -> None:
         pass
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def batches(self, iterator: Any) -> Any:
+        return iterator
 
     def __enter__(self) -> "Off":
         return self
