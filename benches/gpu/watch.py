@@ -278,7 +278,7 @@ def costs(arguments: argparse.Namespace, is_ddp: bool) -> list[dict[str, Any]]:
                 if not is_watched:
                     yield step
                     return
-                # Step 0 is before the measurement: one in 100, or in all the steps of the block, is recorded.
+                # Step 99 is before the measurement, which then has one recorded step in its 100.
                 with highwater.torch.watch(model, optimizer, layers_every=layers_every, start_step=-1 % (layers_every or 100)):
                     yield step
 

@@ -103,6 +103,13 @@ class Jobs(TorchCase):
         for events in self.run_job("ddp_with_another_hook", 4):
             self.assertEqual(self.phases(events), self.loop(4))
 
+    def test_a_watch_after_another_one(self):
+        for events in self.run_job("watched_again"):
+            self.assertEqual(self.phases(events), self.loop())
+            begins = [event for event in events if event["event"] == "begin"]
+            last = next(number for number, event in enumerate(begins) if event.get("step") == 1)
+            self.assertIn("comm", [event.get("name") for event in begins[last:]])
+
     def test_our_hook_computes_what_ddp_does(self):
         self.run_job("same_arithmetic")
 

@@ -94,6 +94,18 @@ def fsdp1():
     train(net, optimizer)
 
 
+def watched_again():
+    """The hook of a watch that was closed serves the next one, and nothing piles up in between."""
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False) as first:
+        train(net, optimizer, 1)
+    train(net, optimizer, 1)
+    assert first.comm.ops == [], first.comm.ops
+    highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False, start_step=1)
+    train(net, optimizer, 1)
+
+
 def plain(**options):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -10,6 +10,7 @@
 
 import functools
 import threading
+import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -30,6 +31,8 @@ FUNCTIONS = (
     "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", *SYNCHRONOUS,
 )
 HOOK_ID = 0x4157
+# What the end waits at most for collectives that have not ended.
+MOST_SETTLE_S = 2.0
 
 
 class Collectives(Part):
@@ -51,6 +54,10 @@ class Collectives(Part):
         self.issued: Dict[Tuple[int, int], Op] = {}
         self.groups: Dict[int, Any] = {}
         self.side: Any = None
+        # Futures that will call this process back.
+        self.due = 0
+        self.has_followed = False
+        self.is_settled = threading.Condition()
 
     @guarded
     def attach(self) -> None:
@@ -82,6 +89,18 @@ class Collectives(Part):
                 here.unregister_pre_hook(HOOK_ID)
                 here.unregister_post_hook(HOOK_ID)
         self.groups = {}
+        # A hook of DDP stays, and must count nothing any more.
+        self.comm.is_off = True
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for callbacks that are due: a thread of C++ that wants to run Python while the interpreter ends would end the
+        process with an error."""
+        with self.is_settled:
+            self.is_settled.wait_for(lambda: not self.due, MOST_SETTLE_S)
+        if self.has_followed:
+            # What follows a callback in its thread gives Python objects free.
+            time.sleep(0.01)
 
     def replace(self, place: Any, name: str, new: Any) -> None:
         own = getattr(place, name)
@@ -135,14 +154,25 @@ class Collectives(Part):
         """Finds out when an asynchronous collective ends."""
         if self.comm.is_on_host:
             try:
-                work.get_future().add_done_callback(lambda _: self.comm.end(op))
-                return
+                future = work.get_future()
             except RuntimeError:
                 # Sends and receives of gloo have no future.
                 pass
+            else:
+                with self.is_settled:
+                    self.due += 1
+                    self.has_followed = True
+                future.add_done_callback(functools.partial(self.done, op))
+                return
         key = id(work)
         self.waiting[key] = (op, is_cuda)
-        weakref.finalize(work, self.lost, key)
+        weakref.finalize(work, self.lost, key).atexit = False
+
+    def done(self, op: Op, future: Any) -> None:
+        self.comm.end(op)
+        with self.is_settled:
+            self.due -= 1
+            self.is_settled.notify_all()
 
     @guarded
     def lost(self, key: int) -> None:
@@ -168,6 +198,9 @@ class Collectives(Part):
             return
         if self.comm.is_on_host or not is_cuda:
             self.comm.end(op)
+            return
+        if torch.cuda.is_current_stream_capturing():
+            self.comm.forget(op)
             return
         with torch.cuda.stream(self.stream()):
             own(work)

@@ -48,6 +48,11 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
 
 def attach(model: Any, comm: Comm) -> None:
     """Registers the hook, and lets the job's own take its place later."""
+    known = _attached.get(model)
+    if known is not None:
+        # Of a watch that was closed.
+        known.comm = comm
+        return
     state = Bucket(comm, model.process_group)
     model.register_comm_hook(state, timed_allreduce)
     model._comm_hooks.clear()
