@@ -89,9 +89,9 @@ class Collectives(Part):
                 here.unregister_pre_hook(HOOK_ID)
                 here.unregister_post_hook(HOOK_ID)
         self.groups = {}
+        self.settle()
         # A hook of DDP stays, and must count nothing any more.
         self.comm.is_off = True
-        self.settle()
 
     def settle(self) -> None:
         """Waits for callbacks that are due: a thread of C++ that wants to run Python while the interpreter ends would end the

@@ -70,7 +70,8 @@ class Collected(Later):
         self.until_s = time.monotonic() + LATE_S
 
     def take(self) -> Optional[Sequence[Mark]]:
-        is_late = time.monotonic() > self.until_s
+        # The last marks of a process must not wait.
+        is_late = client.is_closing or time.monotonic() > self.until_s
         while self.ops:
             op = self.ops[0]
             if op.end is None and not is_late:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
 import torch
 
 from .._marks import client
-from . import clock, tensors
+from . import clock, optimizers, tensors
 from .allocator import Counters, read
 from .comm import Comm
 from .data import Batches, Data
@@ -23,8 +23,6 @@ from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
 STEPS_TO_MOVE = 8
-# What an optimizer of PyTorch has. Accelerate's is of its class and has nothing of it.
-HOOKS = "_optimizer_step_post_hooks"
 
 
 class Options(NamedTuple):
@@ -43,7 +41,7 @@ class Watch(Part):
 
     def __init__(self, model: Any, optimizer: Any, dataloader: Any, options: Options) -> None:
         self.model = model
-        self.optimizers = [_unwrapped(each) for each in _listed(optimizer)]
+        self.optimizers = [optimizers.unwrapped(each) for each in _listed(optimizer)]
         self.loaders = _listed(dataloader)
         self.device: Any = None
         self.options = options
@@ -71,14 +69,14 @@ class Watch(Part):
         self.undo.append(self.oom.close)
         self.attach_model()
         for number, optimizer in enumerate(self.optimizers):
-            self.attach_optimizer(number, optimizer)
+            self.undo.append(optimizers.attach(number, optimizer, self.loop, self.attach_compiled_late))
         for loader in self.loaders:
             data = Data(loader, self.loop)
             data.attach()
             self.undo.append(data.close)
         self.attach_backward()
         if self.optimizers:
-            self.attach_scaler()
+            self.undo.append(optimizers.attach_scaler(self.optimizers, self.loop))
         self.undo.append(self.layers.remove)
         self.on_exit = _close_at_exit(self)
 
@@ -196,6 +194,11 @@ class Watch(Part):
         return Batches(iterator, self.loop, -1)
 
     @guarded
+    def attach_compiled_late(self) -> None:
+        """The model may have been compiled since."""
+        self.attach_compiled()
+
+    @guarded
     def forward_ended(self, outputs: Any) -> None:
         self.loop.forward_end()
         if outputs is not None and torch.is_grad_enabled() and not self.loop.in_forward:
@@ -242,69 +245,6 @@ class Watch(Part):
     def at_end_of_backward(self, queue: Callable[[Callable[[], None]], None]) -> None:
         queue(self.loop.backward_end)
 
-    # The optimizers.
-
-    def attach_optimizer(self, number: int, optimizer: Any) -> None:
-        loop = self.loop
-
-        def before(*_: Any, **__: Any) -> None:
-            if not is_compiling():
-                self.attach_compiled_late()
-                loop.optimizer_begin()
-
-        def after(*_: Any, **__: Any) -> None:
-            if not is_compiling():
-                loop.optimizer_end(number)
-
-        if hasattr(optimizer, HOOKS):
-            self.undo.append(optimizer.register_step_pre_hook(before).remove)
-            self.undo.append(optimizer.register_step_post_hook(after).remove)
-            return
-        # An optimizer of another library.
-        step, had = optimizer.step, optimizer.__dict__.get("step")
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            before()
-            try:
-                return step(*args, **kwargs)
-            finally:
-                after()
-
-        def restore() -> None:
-            if had is not None:
-                optimizer.step = had
-            else:
-                optimizer.__dict__.pop("step", None)
-
-        optimizer.step = timed
-        self.undo.append(restore)
-
-    @guarded
-    def attach_compiled_late(self) -> None:
-        self.attach_compiled()
-
-    def attach_scaler(self) -> None:
-        """A GradScaler that finds gradients that are not finite does not call the optimizer. The step ends all the same."""
-        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
-        if scaler is None:
-            return
-        own, loop, optimizers = scaler.step, self.loop, self.optimizers
-
-        def step(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = loop.steps_alone, loop.next_step
-            outcome = own(this, optimizer, *args, **kwargs)
-            is_ours = any(_unwrapped(optimizer) is each for each in optimizers)
-            if is_ours and before == (loop.steps_alone, loop.next_step):
-                loop.optimizer_skipped()
-            return outcome
-
-        def restore() -> None:
-            if scaler.__dict__.get("step") is step:
-                scaler.step = own
-
-        scaler.step = step
-        self.undo.append(restore)
-
 
 def _close_at_exit(watch: Watch) -> Callable[[], None]:
     """Closes a watch when the program ends, before the client sends its last marks."""
@@ -323,12 +263,6 @@ def _listed(value: Any) -> List[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer of PyTorch inside one of another library (Accelerate, Lightning)."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if not hasattr(optimizer, HOOKS) and hasattr(inner, HOOKS) else optimizer
 
 
 class Off:
