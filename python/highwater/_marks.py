@@ -67,6 +67,8 @@ class Client:
         self.rank: Optional[int] = None
         self.world_size: Optional[int] = None
         self.gpu: Any = None
+        # Attributes from which the daemon finds the GPU, in place of the environment's.
+        self.places: Dict[str, str] = {}
         self.socket: Optional[str] = None
         self.url: Optional[str] = None
         self.has_said = False
@@ -225,7 +227,10 @@ class Sender:
         """The last marks, and that the rank has ended, where no connection's end says so."""
         try:
             self.retry_at_s = 0.0
-            is_empty = self.send_all()
+            deadline_s = time.monotonic() + EXIT_S / 2
+            # Work on a GPU may still have to end.
+            while not (is_empty := self.send_all()) and self.transport and time.monotonic() < deadline_s:
+                time.sleep(PERIOD_S / 5)
             # A connection that sent only one mark is taken for a program that runs once for each.
             ends_rank = self.transport and self.transport.ends_rank and self.sent_marks > 1
             if is_empty and self.sent_marks and not ends_rank and not self.client.is_child:
@@ -356,7 +361,7 @@ class Sender:
     def prepare(self) -> None:
         """What every event says, and what the first of a message says, from what is configured."""
         client = self.client
-        configured = (client.job, client.rank, client.world_size, client.gpu)
+        configured = (client.job, client.rank, client.world_size, client.gpu, client.places)
         if configured == self.configured:
             return
         self.configured = configured
@@ -369,7 +374,8 @@ class Sender:
             first["world_size"] = world_size
         if client.gpu is not None:
             first["gpu"] = client.gpu
-        self.places = "," + dumps({"attributes": known.places})[1:-1] if known.places else ""
+        places = {**known.places, **client.places}
+        self.places = "," + dumps({"attributes": places})[1:-1] if places else ""
         self.first = "," + dumps(first)[1:-1] if first else ""
 
 

@@ -125,7 +125,7 @@ class Case(unittest.TestCase):
         client = self.client
         client.close()
         client.job = client.rank = client.world_size = client.gpu = client.socket = client.url = client.counters = None
-        client.has_said = False
+        client.has_said, client.places = False, {}
         client.forget()
 
     def listen(self, kind=socket.SOCK_SEQPACKET):

@@ -34,6 +34,8 @@ class Daemon:
         self.url = self.address()
         if not self.url:
             raise AssertionError(f"the daemon did not start: {self.printed()}")
+        # Before that, a mark's GPU is not known.
+        wait_until(lambda: self.metric("highwater_gpu_up"), "the GPU")
 
     def printed(self):
         with open(self.log) as log:

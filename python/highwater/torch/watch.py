@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import sys
 import weakref
 from types import TracebackType
@@ -122,7 +123,18 @@ class Watch(Part):
             self.timeline.use(clock.of(device))
             index = device.index if device.index is not None else torch.cuda.current_device()
             device = torch.device("cuda", index)
+            self.name_gpu(device)
         self.device = device
+
+    @guarded
+    def name_gpu(self, device: Any) -> None:
+        """The daemon finds a GPU by its UUID, also where the indexes of a container are not the node's. Not where the process
+        uses several, and not where what PyTorch sees is a part of a GPU, whose UUID is another one."""
+        has_several = len({tensors.local(each).device for each in self.model.parameters()}) > 1
+        is_part = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        if uuid and not has_several and not is_part and not isinstance(self.model, torch.nn.DataParallel):
+            client.places = {"CUDA_VISIBLE_DEVICES": f"GPU-{uuid}", "LOCAL_RANK": "0"}
 
     def follow_device(self, number: int, in_forward: bool) -> None:
         """Some programs move the model to its GPU late."""
