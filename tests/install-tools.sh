@@ -11,7 +11,8 @@
 #   dashboard-linter       the linter of Grafana's dashboards, likewise, where the proxy offers it
 #   axe-core               the accessibility checker, from the npm registry, likewise
 #   mypy, ruff, setuptools the client's types, its lint and its wheel, from PyPI, in a virtual environment under target/tools
-#   torch, torchvision     PyTorch, likewise in one of its own: 3 GB to fetch, because PyPI has no build without CUDA
+#   torch and others       PyTorch, torchvision, Lightning, transformers and JAX, likewise in one of their own: 3 GB to
+#                          fetch, because PyPI has no PyTorch without CUDA
 #   kubelet-podresources   the kubelet's PodResources service, tests/kubelet with Kubernetes' own package, likewise
 #
 # A tool that cannot be installed is reported and left out. The tests that need it then skip with a message, and fail if
@@ -187,7 +188,8 @@ python_tools() {
 }
 
 torch_from_pypi() {
-    environment_of_python "torch-$TORCH_VERSION" "torch==$TORCH_VERSION" "torchvision==$TORCHVISION_VERSION" numpy
+    environment_of_python "torch-$TORCH_VERSION" "torch==$TORCH_VERSION" "torchvision==$TORCHVISION_VERSION" numpy \
+        "lightning==$LIGHTNING_VERSION" "transformers==$TRANSFORMERS_VERSION" "accelerate==$ACCELERATE_VERSION" "jax==$JAX_VERSION"
 }
 
 # Installs the program $1 of crates.io in version $2.
