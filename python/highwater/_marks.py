@@ -127,11 +127,17 @@ class Client:
         try:
             with self.lock:
                 if self.thread is None and not self.is_closing:
-                    self.thread = threading.Thread(target=self.sender.run, name="highwater", daemon=True)
-                    self.thread.start()
+                    thread = threading.Thread(target=self.sender.run, name="highwater", daemon=True)
+                    # Before it starts, so that it is known to a signal handler that marks meanwhile.
+                    self.thread = thread
+                    try:
+                        thread.start()
+                    except BaseException:
+                        self.thread = None
+                        raise
             self.ring()
         except RuntimeError:
-            # The interpreter is ending, or no thread can be started: `close` sends what it can.
+            # The interpreter is ending, or no thread can be started now: the next mark tries again.
             pass
 
     def flush(self, timeout_s: float) -> bool:
@@ -151,7 +157,8 @@ class Client:
         if thread is None:
             return
         self.ring()
-        thread.join(EXIT_S)
+        if thread.is_alive():
+            thread.join(EXIT_S)
 
     def ring(self) -> None:
         """Ends the thread's wait."""
@@ -169,7 +176,8 @@ class Client:
 
     def say(self, text: str, is_wanted: bool = True) -> None:
         """Tells the user one thing, once, on the first rank of a node; the rest is for those who ask for it."""
-        is_first = not self.has_said and (self.sender.identity.local_rank or 0) == 0
+        # Read here: something may be said before anything is sent.
+        is_first = not self.has_said and (_identity.of_environment().local_rank or 0) == 0
         if is_wanted and is_first:
             self.has_said = True
             log.warning("highwater: %s", text)
@@ -205,8 +213,8 @@ class Sender:
             try:
                 is_empty = self.send_all()
             except Exception as error:  # A fault of ours is no reason to lose the job's later marks.
-                log.debug("highwater: %r", error)
-                is_empty = True
+                log.debug("highwater: %s", type(error).__name__)
+                is_empty = False
             if is_empty and wanted > client.flushed:
                 with client.sent:
                     client.flushed = wanted
@@ -273,6 +281,12 @@ class Sender:
                 self.close_transport()
             log.debug("highwater: %s", error)
             return False
+        except Exception as error:
+            # Nothing that sending again would mend. Its text may be the token's.
+            self.close_transport()
+            self.client.lose(message.count(b"\n"))
+            self.client.say(f"marks cannot be sent: {type(error).__name__}")
+            return True
         if said:
             self.client.say(said)
         self.sent_marks += message.count(b"\n")
@@ -381,6 +395,8 @@ class Sender:
 
 client = Client()
 atexit.register(client.close)
+# What waited in the parents of this process: events of a GPU must not be destroyed in a child, which cannot use the GPU.
+_of_parents: List[Any] = []
 
 
 def _after_fork() -> None:
@@ -391,6 +407,7 @@ def _after_fork() -> None:
             sender.transport.close()
     except Exception as error:
         log.debug("highwater: %r", error)
+    _of_parents.append((list(client.queue), sender))
     client.forget()
     client.is_child = True
     # What a child would say, its parent has said.

@@ -89,7 +89,7 @@ class Http(Transport):
     def __init__(self, url: str, token: Optional[str]) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused(f"{url!r} is not the address of a daemon, such as http://127.0.0.1:10450")
+            raise Refused("this is not the address of a daemon, such as http://127.0.0.1:10450")
         self.path = parts.path.rstrip("/") + "/api/v1/annotations"
         self.headers = {"Content-Type": "application/x-ndjson"}
         if token:
@@ -152,10 +152,10 @@ def socket_paths(named: Optional[str]) -> List[str]:
 
 def token() -> Optional[str]:
     """The token for annotations over TCP, from `HIGHWATER_TOKEN` or the file `HIGHWATER_TOKEN_FILE`."""
-    named = os.environ.get("HIGHWATER_TOKEN")
+    named = os.environ.get("HIGHWATER_TOKEN", "").strip()
     path = os.environ.get("HIGHWATER_TOKEN_FILE")
     if named or not path:
-        return named
+        return named or None
     with open(path, encoding="utf-8") as file:
         return file.read().strip()
 
@@ -178,6 +178,7 @@ def open_one(path: Optional[str], url: Optional[str]) -> Tuple[Optional[Transpor
         try:
             return Http(url, token()), url, True
         except (OSError, Refused, ValueError, UnicodeDecodeError) as error:
-            tried.append(f"{url}: {error}")
+            # Without the name and password that an address may have.
+            tried.append(f"{url.rpartition('@')[2]}: {error}")
     asked = bool(path or url or os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET"))
     return None, "; ".join(dict.fromkeys(tried)), asked

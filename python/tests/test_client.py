@@ -1,6 +1,7 @@
 """The client against sockets that stand in for the daemon's: whatever a job gives it, it neither raises nor waits."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -249,6 +250,32 @@ class Ways(Case):
         wait_until(lambda: len(server.requests) >= 3, "a third try")
         self.assertEqual([(event["name"], event.get("lost")) for event in self.sent(server)], [("a", None)] * 3)
 
+    def test_a_token_may_end_in_a_line_end_and_one_that_no_header_holds_is_told_without_it(self):
+        server = self.serve()
+        os.environ["HIGHWATER_TOKEN"] = "secret of sixteen\n"
+        highwater.configure(url=server.url)
+        highwater.mark("a")
+        self.sent(server, 1)
+        self.assertEqual(server.requests[0][1]["Authorization"], "Bearer secret of sixteen")
+        self.reset()
+        os.environ["HIGHWATER_TOKEN"] = "secret\nof sixteen"
+        highwater.configure(url=server.url)
+        with self.assertLogs("highwater", logging.DEBUG) as logs:
+            highwater.mark("b")
+            self.assertTrue(highwater.flush(SECONDS))
+        self.assertEqual(([event.get("name") for event in server.events()], self.client.lost), (["a", None], 1))
+        told = [line for line in logs.output if line.startswith("WARNING")]
+        self.assertEqual(told, ["WARNING:highwater:highwater: marks cannot be sent: ValueError"])
+        self.assertNotIn("secret", "".join(logs.output))
+
+    def test_a_password_in_an_address_is_not_told(self):
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.configure(url="http://user:password@127.0.0.1:1")
+            highwater.mark("a")
+            wait_until(lambda: logs.output, "a line")
+        self.assertIn("127.0.0.1:1", logs.output[0])
+        self.assertNotIn("password", logs.output[0])
+
     def test_what_is_no_address_is_told_and_does_no_harm(self):
         for wrong in ("ftp://x", "http://", "http://[", "http://host:port"):
             self.reset()
@@ -459,6 +486,37 @@ class Processes(Case):
             environment = {**os.environ, "PYTHONPATH": str(PYTHON), "RANK": local_rank, "LOCAL_RANK": local_rank}
             result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=SECONDS)
             self.assertEqual((len(result.stderr.splitlines()), result.stdout), (lines, ""), result.stderr)
+
+    def test_a_thread_that_cannot_be_started_is_tried_again(self):
+        daemon = self.listen()
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            highwater.mark("a")
+            self.client.close()
+            self.client.is_closing = False
+        highwater.mark("b")
+        self.assertEqual([event["name"] for event in self.sent(daemon, 2)], ["a", "b"])
+
+    def test_what_waits_for_a_gpu_is_not_destroyed_in_a_child(self):
+        self.listen()
+
+        class Event(_marks.Later):
+            def take(self):
+                return None
+
+            def __del__(self):
+                os.write(pipe[1], b"x") if os.getpid() != parent else None
+
+        parent, pipe = os.getpid(), os.pipe()
+        self.addCleanup(lambda: [os.close(each) for each in pipe])
+        self.client.put_later(Event())
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.set_blocking(pipe[0], False)
+        with self.assertRaises(BlockingIOError):
+            os.read(pipe[0], 1)
 
     def test_the_thread_sleeps_while_nothing_is_marked(self):
         daemon = self.listen()
