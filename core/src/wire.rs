@@ -124,6 +124,9 @@ pub struct Layer {
     /// How long it took, nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
+    /// Only of a record that is played: it is the last of its profile, which lacks so many more. No job can send this.
+    #[serde(skip)]
+    pub last_with_missing: Option<u64>,
 }
 
 impl Layer {
@@ -138,6 +141,7 @@ impl Layer {
             gathered: None,
             gathered_sum: None,
             duration_ns: None,
+            last_with_missing: None,
         }
     }
 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub(super) const JOB_BYTES: usize = 512;
 pub(super) const NAME_BYTES: usize = 160;
 
-/// Names of one kind, each with its number and its bytes on an account.
-type Names = BTreeMap<Arc<str>, (usize, Held)>;
+/// Names of one kind, each with its number and, unless its profiles' names have them, its bytes on an account.
+type Names = BTreeMap<Arc<str>, (usize, Option<Held>)>;
 
 /// One job.
 #[derive(Debug)]
@@ -95,10 +95,14 @@ impl Job {
             return (name, None);
         }
         let number = names.len();
-        names.insert(Arc::clone(&name), (number, account.hold(Resource::Bytes, NAME_BYTES + name.len())));
-        if event.kind == Kind::Layer {
-            self.layers.push(&name);
-        }
+        let held = account.hold(Resource::Bytes, NAME_BYTES + name.len());
+        let held = if event.kind == Kind::Layer {
+            self.layers.push(&name, held);
+            None
+        } else {
+            Some(held)
+        };
+        names.insert(Arc::clone(&name), (number, held));
         (name, Some(number))
     }
 }

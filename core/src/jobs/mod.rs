@@ -166,7 +166,8 @@ impl Jobs {
         self.left
     }
 
-    /// Records of layers that are in no profile: refused for lack of room, or of a step whose profile was whole already.
+    /// Records of layers that are in no profile: refused for lack of room, of a step whose profile was whole already, or of
+    /// a step that began again.
     #[must_use]
     pub fn layer_records_dropped(&self) -> u64 {
         self.layer_records_dropped
@@ -189,7 +190,9 @@ impl Jobs {
     /// Why it is refused; then nothing has changed, but that ranks that have ended may have made room.
     pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
         let plan = match self.plan(event, account) {
-            Err(refusal) if refusal.is_want_of_room() && self.make_room(event, account) => self.plan(event, account),
+            Err(refusal) if refusal.is_want_of_room() && self.make_room(event, account, &refusal) => {
+                self.plan(event, account)
+            }
             plan => plan,
         };
         let plan = plan.inspect_err(|refusal| self.note_lack(event, refusal))?;
@@ -202,6 +205,7 @@ impl Jobs {
         let rank = job.ranks.entry(event.rank).or_insert_with(|| {
             Rank::new([account.hold(Resource::Ranks, 1), account.hold(Resource::Bytes, RANK_BYTES)], now_ns)
         });
+        let is_late = event.layer.is_some() && rank.is_late(event);
         let out_of_order = event.at_ns < rank.last_event_ns;
         let closed = rank.take(event, name, plan, place, now_ns);
         if rank.exited_ns.is_none() {
@@ -209,7 +213,7 @@ impl Jobs {
         }
         if let Some(number) = number.filter(|_| event.layer.is_some()) {
             let step = rank.step_of(event);
-            if rank.profiles.is_late(step, rank.open_step().is_some()) {
+            if is_late {
                 self.layer_records_dropped += 1;
             } else {
                 rank.profiles.record(event, step, (&job.layers, number), top, account);
@@ -240,7 +244,7 @@ impl Jobs {
         }
         let is_new_name = job.map_or(Ok(true), |job| job.has_room_for(event, &self.limits).map(|known| !known))?;
         let plan = rank.map_or_else(|| Ok(Rank::plan_first(event)), |rank| rank.plan(event, self.limits.open))?;
-        if event.layer.is_some() {
+        if event.layer.is_some() && !rank.is_some_and(|rank| rank.is_late(event)) {
             let (first, top) = (Profiles::default(), self.limits.top_layers);
             let step = rank.map_or(event.step, |rank| rank.step_of(event));
             rank.map_or(&first, |rank| &rank.profiles).may_record(step, top, account)?;
@@ -254,7 +258,7 @@ impl Jobs {
             + text(is_new_name && event.takes_name(), &event.name, NAME_BYTES)
             + if needs_series(event, rank) { SERIES_BYTES } else { 0 }
             + open_bytes(event);
-        let over = |short| Refusal::over_budget("bytes", short, Resource::Bytes, account);
+        let over = |short| Refusal::over_budget("bytes (annotations.max_bytes)", short, Resource::Bytes, account);
         // What ends frees more than it takes, and a mark of a rank that is known takes nothing on the account.
         if bytes > 0 {
             account.may_hold(Resource::Bytes, bytes).map_err(over)?;
@@ -284,6 +288,7 @@ impl Jobs {
         self.left.superseded += closed.superseded;
         self.left.step_ended += closed.step_ended;
         self.left.exited += closed.exited;
+        self.layer_records_dropped += closed.records_dropped;
         if event.layer.is_some() {
             // It is in its rank's profile, and none of the marks.
         } else if event.event == EventType::Mark {
@@ -417,22 +422,20 @@ impl Jobs {
         std::mem::take(&mut self.has_forgotten)
     }
 
-    /// Forgets what an event needs the room of: ranks of its owner that have ended, and for a layer's record a profile of
-    /// that owner that another is about to replace. Returns whether there was anything.
-    fn make_room(&mut self, event: &Event, account: &Arc<Account>) -> bool {
-        if event.layer.is_none() {
-            return self.forget_exited(account);
-        }
-        // A profile that lacks records already does not need every rank to be looked at for each further one.
-        let lacks = |rank: &Rank| rank.profiles.lacks(rank.step_of(event));
-        if self.rank(&event.job, event.rank).is_some_and(lacks) {
-            return false;
+    /// Forgets what an event needs the room of: ranks of its owner that have ended, and if bytes of profiles are short, a
+    /// profile of that owner that another is about to replace. Returns whether there was anything.
+    fn make_room(&mut self, event: &Event, account: &Arc<Account>, refusal: &Refusal) -> bool {
+        let needs_profile = event.layer.is_some() && refusal.is_over_budget_of(Resource::Layers);
+        let of_event = self.rank_mut(&event.job, event.rank);
+        let was_refused = of_event.as_ref().is_some_and(|rank| rank.profiles.was_refused());
+        let own = needs_profile && of_event.is_some_and(|rank| rank.profiles.forget());
+        if event.layer.is_some() && was_refused {
+            return own;
         }
         let has_exited = self.forget_exited(account);
-        let own = self.rank_mut(&event.job, event.rank).is_some_and(|rank| rank.profiles.forget());
         let mut ranks = self.jobs.values_mut().flat_map(|job| job.ranks.values_mut());
         let replaces = |rank: &mut Rank| Arc::ptr_eq(rank.account(), account) && rank.profiles.make_room();
-        own || ranks.any(replaces) || has_exited
+        own || (needs_profile && ranks.any(replaces)) || has_exited
     }
 
     /// Counts a layer's record that found no room.
@@ -446,7 +449,9 @@ impl Jobs {
             && let Some(rank) = job.ranks.get_mut(&event.rank)
         {
             let step = rank.step_of(event);
-            rank.profiles.lack(step, &job.layers, top);
+            if !rank.is_late(event) {
+                rank.profiles.lack(step, &job.layers, top);
+            }
         }
     }
 

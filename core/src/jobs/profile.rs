@@ -13,21 +13,23 @@ pub(super) use building::Profiles;
 use super::account::Held;
 use crate::wire::{Direction, Layer};
 use code::{Last, Numbered};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names of a job's layers by their numbers, which profiles have. It only grows; what it takes is on the account of
-/// each name, and the job and its profiles share it.
+/// The names of a job's layers by their numbers, which profiles have, each with its bytes on the account of whoever sent it
+/// first. It only grows. The job and its profiles share it, so names stay on their account for as long as either is kept.
 #[derive(Debug, Default)]
-pub(super) struct LayerNames(Mutex<Vec<Arc<str>>>);
+pub(super) struct LayerNames(Mutex<Vec<(Arc<str>, Held)>>);
 
 impl LayerNames {
-    pub fn push(&self, name: &Arc<str>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(name));
+    pub fn push(&self, name: &Arc<str>, held: Held) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((Arc::clone(name), held));
     }
 
     /// The name of this number.
     pub fn get(&self, number: usize) -> Option<Arc<str>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(number).cloned()
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.get(number).map(|(name, _)| Arc::clone(name))
     }
 }
 
@@ -121,7 +123,6 @@ impl Profile {
 /// What is known of one layer over all its records.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
-    is_there: bool,
     activations: Option<u64>,
     parameters: Option<u64>,
 }
@@ -133,16 +134,13 @@ fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
     }
 }
 
-/// The totals of records, and at most `most` layers with the most activations.
+/// The totals of records, and at most `most` layers with the most activations. Takes no longer than the records are many,
+/// whatever the numbers of their layers.
 fn totals(encoded: &[u8], names: &LayerNames, most: usize) -> (Totals, Box<[Top]>) {
     let (mut at, mut last, mut totals) = (0, Last::default(), Totals::default());
-    let mut each: Vec<Sums> = Vec::new();
+    let mut each: BTreeMap<usize, Sums> = BTreeMap::new();
     while let Some(Numbered { number, allocated, reserved, layer, .. }) = code::decode(encoded, &mut at, &mut last) {
-        if each.len() <= number {
-            each.resize(number + 1, Sums::default());
-        }
-        let sums = &mut each[number];
-        sums.is_there = true;
+        let sums = each.entry(number).or_default();
         sums.parameters = sums.parameters.max(layer.parameters);
         if layer.direction == Direction::Forward {
             add(&mut sums.activations, layer.activations);
@@ -151,18 +149,36 @@ fn totals(encoded: &[u8], names: &LayerNames, most: usize) -> (Totals, Box<[Top]
         totals.allocated_max = totals.allocated_max.max(allocated);
         totals.reserved_max = totals.reserved_max.max(reserved);
     }
-    for sums in &each {
-        totals.layers += u64::from(sums.is_there);
+    totals.layers = each.len() as u64;
+    for sums in each.values() {
         add(&mut totals.activations, sums.activations);
         add(&mut totals.parameters, sums.parameters);
     }
     let mut known: Vec<(u64, usize)> =
-        each.iter().enumerate().filter_map(|(number, sums)| Some((sums.activations?, number))).collect();
+        each.iter().filter_map(|(number, sums)| Some((sums.activations?, *number))).collect();
     // The largest first; of equal ones, the layer that is known for longer.
     known.sort_unstable_by_key(|(activations, number)| (std::cmp::Reverse(*activations), *number));
     let top = known.iter().take(most).filter_map(|(activations, number)| {
-        let (name, parameters) = (names.get(*number)?, each[*number].parameters);
+        let (name, parameters) = (names.get(*number)?, each[number].parameters);
         Some(Top { name, activations: *activations, parameters })
     });
     (totals, top.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Layer;
+
+    #[test]
+    fn totals_take_no_room_for_layers_that_have_no_record() {
+        let (mut encoded, mut last) = (Vec::new(), Last::default());
+        let layer = Layer { activations: Some(7), ..Layer::new(Direction::Forward) };
+        for number in [1 << 40, 3, 1 << 40] {
+            let record = Numbered { number, at_ns: 1, allocated: None, reserved: None, layer };
+            code::encode(&mut encoded, &mut last, &record);
+        }
+        let (totals, top) = totals(&encoded, &LayerNames::default(), 10);
+        assert_eq!((totals.layers, totals.activations, top.len()), (2, Some(21), 0));
+    }
 }

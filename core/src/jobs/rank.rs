@@ -105,6 +105,8 @@ pub(super) struct Closed {
     pub step_ended: u64,
     /// Open things whose rank ended before them.
     pub exited: u64,
+    /// Records of layers of a step that has begun again.
+    pub records_dropped: u64,
 }
 
 impl Rank {
@@ -153,6 +155,11 @@ impl Rank {
     #[must_use]
     pub fn profile(&self) -> Option<&Arc<Profile>> {
         self.profiles.whole()
+    }
+
+    /// Whether a layer's record comes after the end of its step's profile.
+    pub(super) fn is_late(&self, record: &Event) -> bool {
+        self.profiles.is_late(self.step_of(record), self.open_step().map(|open| open.step))
     }
 
     /// The step that a layer's record belongs to.
@@ -218,15 +225,19 @@ impl Rank {
             self.since_ns = now_ns;
         }
         // A step's layers are known when it ends, when the next one begins, or when there will be no more of it.
+        let mut records_dropped = 0;
         match (event.event, event.kind) {
-            (EventType::Begin, Kind::Step) => self.profiles.begin_step(event.step),
-            (EventType::Exit, _) | (EventType::End, Kind::Step) => self.profiles.complete(),
+            (EventType::Begin, Kind::Step) => {
+                let open = self.open_step().map(|open| open.step);
+                records_dropped = self.profiles.begin_step(event.step, open);
+            }
+            (EventType::Exit, _) | (EventType::End, Kind::Step) => self.profiles.end_step(),
             _ => {}
         }
         let closed = match plan {
             Plan::Exit => return self.exit(now_ns),
             Plan::Mark => Closed::default(),
-            Plan::Begin => self.begin(event, name, place),
+            Plan::Begin => Closed { records_dropped, ..self.begin(event, name, place) },
             Plan::End(position) => self.end(event, position),
         };
         self.world_size = event.world_size.or(self.world_size);

@@ -40,7 +40,7 @@ pub enum Refusal {
     #[error("job `{0}` belongs to another user or namespace")]
     NotOwner(String),
     #[error("{what}: {}", shortage(*.short, *.limit))]
-    OverBudget { what: &'static str, short: Shortage, limit: usize },
+    OverBudget { what: &'static str, resource: Resource, short: Shortage, limit: usize },
     #[error("more events a second than this sender's share of {0}")]
     OverRate(usize),
 }
@@ -56,7 +56,7 @@ impl Refusal {
     /// An owner may have no more of what all share; `what` names it for people.
     #[must_use]
     pub fn over_budget(what: &'static str, short: Shortage, resource: Resource, account: &Account) -> Self {
-        Refusal::OverBudget { what, short, limit: account.limit(resource) }
+        Refusal::OverBudget { what, resource, short, limit: account.limit(resource) }
     }
 
     /// Whether there would be room if less were kept.
@@ -64,6 +64,11 @@ impl Refusal {
     pub fn is_want_of_room(&self) -> bool {
         use Refusal::{OverBudget, TooManyJobs, TooManyRanks, TooManySeries};
         matches!(self, TooManyJobs(..) | TooManyRanks(..) | TooManySeries(..) | OverBudget { .. })
+    }
+
+    /// Whether it is this of which there is no more.
+    pub(super) fn is_over_budget_of(&self, of: Resource) -> bool {
+        matches!(self, Refusal::OverBudget { resource, .. } if *resource == of)
     }
 
     /// Whether there is no room for the name of a layer's record, or for the record.
@@ -195,7 +200,7 @@ mod tests {
             (Refusal::TooManySeries(short, 1), Outcome::TooManyNames),
             (Refusal::TooManyOpen(1), Outcome::TooManyOpen),
             (Refusal::NotOwner(text()), Outcome::NotOwner),
-            (Refusal::OverBudget { what: "bytes", short, limit: 1 }, Outcome::OverBudget),
+            (Refusal::OverBudget { what: "bytes", resource: Resource::Bytes, short, limit: 1 }, Outcome::OverBudget),
             (Refusal::TooManyRecords(1), Outcome::OverBudget),
             (Refusal::OverRate(1), Outcome::OverRate),
         ] {

@@ -10,18 +10,26 @@ use crate::jobs::event::Event;
 use crate::jobs::refusal::Refusal;
 use std::sync::Arc;
 
-/// The most records of one profile: a model of 4,096 layers has an eighth of these.
-const MOST_RECORDS: usize = 1 << 16;
+/// The most records of one profile: a job's 4,096 layers have half of these in a forward and a backward pass.
+const MOST_RECORDS: usize = 1 << 14;
+/// The least that a record counts on the account, bytes, however few it takes here: it takes more in answers and in files,
+/// which are thereby bounded too.
+const LEAST_RECORD_BYTES: usize = 16;
 /// By how much the bytes of a profile grow, at least.
 const LEAST_GROWTH_BYTES: usize = 1 << 10;
 /// Bytes of a profile beside its records and its top layers, with what allocating it costs.
 const PROFILE_BYTES: usize = size_of::<Profile>() + 128;
+
+/// What the refusal for lack of room names.
+const LAYER_BYTES: &str = "bytes of layer profiles (two thirds of annotations.max_ended_bytes)";
 
 /// What a rank has of profiles.
 #[derive(Debug, Default)]
 pub(in crate::jobs) struct Profiles {
     building: Option<Box<Building>>,
     whole: Option<Arc<Profile>>,
+    /// Whether the last record was refused, and nothing has changed since that could make room.
+    was_refused: bool,
 }
 
 /// The profile of a step that goes on.
@@ -36,6 +44,8 @@ struct Building {
     missing: u64,
     begin_ns: i64,
     end_ns: i64,
+    /// Bytes that count for the records: what they take, or more.
+    charged: usize,
     /// `None` until there is a record.
     held: Option<Held>,
 }
@@ -44,25 +54,42 @@ impl Building {
     fn new(step: Option<u64>, names: &Arc<LayerNames>, top: usize) -> Self {
         let (names, encoded, last) = (Arc::clone(names), Vec::new(), Last::default());
         let (count, missing, begin_ns, end_ns) = (0, 0, i64::MAX, i64::MIN);
-        Self { step, names, top, encoded, last, count, missing, begin_ns, end_ns, held: None }
+        Self { step, names, top, encoded, last, count, missing, begin_ns, end_ns, charged: 0, held: None }
     }
 
     fn overhead_bytes(&self) -> usize {
         PROFILE_BYTES + self.top * size_of::<Top>()
     }
 
+    fn is_full(&self) -> bool {
+        self.encoded.capacity() - self.encoded.len() < MOST_RECORD_BYTES
+    }
+
+    /// By how much the bytes grow once they are full.
+    fn more_bytes(&self) -> usize {
+        LEAST_GROWTH_BYTES.max(self.encoded.len() / 16)
+    }
+
+    /// What counts for the records with one more.
+    fn next_charged(&self) -> usize {
+        let taken = if self.is_full() { self.encoded.len() + self.more_bytes() } else { self.encoded.capacity() };
+        let least = (self.count + 1) * LEAST_RECORD_BYTES;
+        taken.max(if self.charged < least { least.next_multiple_of(LEAST_GROWTH_BYTES) } else { self.charged })
+    }
+
     /// Bytes that the next record may need beside those that are held.
     fn growth_bytes(&self) -> usize {
-        let is_room = self.encoded.capacity() - self.encoded.len() >= MOST_RECORD_BYTES;
-        let more = if is_room { 0 } else { LEAST_GROWTH_BYTES.max(self.encoded.len() / 16) };
+        let more = self.next_charged().saturating_sub(self.charged);
         more + if self.held.is_some() { 0 } else { self.overhead_bytes() }
     }
 
     fn push(&mut self, record: &Numbered, account: &Arc<Account>) {
         if self.growth_bytes() > 0 {
-            let more = LEAST_GROWTH_BYTES.max(self.encoded.len() / 16);
-            self.encoded.reserve_exact(more);
-            let bytes = self.overhead_bytes() + self.encoded.capacity();
+            self.charged = self.next_charged();
+            if self.is_full() {
+                self.encoded.reserve_exact(self.more_bytes());
+            }
+            let bytes = self.overhead_bytes() + self.charged.max(self.encoded.capacity());
             self.held.get_or_insert_with(|| account.hold(Resource::Layers, 0)).set(bytes);
         }
         code::encode(&mut self.encoded, &mut self.last, record);
@@ -75,7 +102,7 @@ impl Building {
         let Self { step, names, top, encoded, count, missing, begin_ns, end_ns, .. } = self;
         let mut held = self.held?;
         let encoded = encoded.into_boxed_slice();
-        held.set(PROFILE_BYTES + top * size_of::<Top>() + encoded.len());
+        held.set(PROFILE_BYTES + top * size_of::<Top>() + encoded.len().max(count * LEAST_RECORD_BYTES));
         let (totals, top) = totals(&encoded, &names, top);
         Some(Profile { step, begin_ns, end_ns, missing, count, totals, top, names, encoded, _held: held })
     }
@@ -91,15 +118,21 @@ impl Profiles {
         self.building.as_deref().filter(|building| building.step == step)
     }
 
-    /// Whether the profile of this step lacks records.
-    pub fn lacks(&self, step: Option<u64>) -> bool {
-        self.of_step(step).is_some_and(|building| building.missing > 0)
+    /// Whether the last record was refused, and nothing has changed since that could make room. Then not every rank needs
+    /// to be looked at for each further one, whatever its step.
+    pub fn was_refused(&self) -> bool {
+        self.was_refused
     }
 
-    /// Whether a record of this step comes after the end of its profile.
-    pub fn is_late(&self, step: Option<u64>, in_step: bool) -> bool {
+    /// Whether a record of this step comes after the end of its profile: while another step is open, one of an earlier
+    /// step or of the whole profile's; while none is, one of the whole profile's unless another is being built.
+    pub fn is_late(&self, step: Option<u64>, open: Option<Option<u64>>) -> bool {
+        let Some(number) = step else { return false };
         let is_done = self.whole.as_ref().is_some_and(|whole| whole.step == step);
-        self.building.is_none() && step.is_some() && is_done && !in_step
+        match open {
+            None => is_done && self.building.is_none(),
+            Some(open) => open != step && (is_done || open.is_some_and(|open| number < open)),
+        }
     }
 
     /// Whether there is room for one more record of this step.
@@ -118,7 +151,7 @@ impl Profiles {
             return Ok(());
         }
         own.may_hold(Resource::Layers, bytes)
-            .map_err(|short| Refusal::over_budget("layers", short, Resource::Layers, own))
+            .map_err(|short| Refusal::over_budget(LAYER_BYTES, short, Resource::Layers, own))
     }
 
     /// Adds a record of a step, whose layer has this number among these names.
@@ -134,11 +167,17 @@ impl Profiles {
         let (allocated, reserved) = event.memory.map_or((None, None), |memory| (memory.allocated, memory.reserved));
         let record = Numbered { number, at_ns: event.at_ns, allocated, reserved, layer };
         self.enter(step, names, top).push(&record, account);
+        self.was_refused = false;
+        if let (Some(missing), Some(building)) = (layer.last_with_missing, &mut self.building) {
+            building.missing = missing;
+            self.complete();
+        }
     }
 
     /// Counts a record of a step for which there is no room.
     pub fn lack(&mut self, step: Option<u64>, names: &Arc<LayerNames>, top: usize) {
         self.enter(step, names, top).missing += 1;
+        self.was_refused = true;
     }
 
     /// The profile of this step, which goes on or begins; one of another step is whole then.
@@ -149,16 +188,27 @@ impl Profiles {
         self.building.get_or_insert_with(|| Box::new(Building::new(step, names, top)))
     }
 
-    /// A step begins: a profile of another is whole. Records that came before the begin of their own step, as those of
-    /// another batch may, stay.
-    pub fn begin_step(&mut self, step: Option<u64>) {
+    /// A step begins, while perhaps another is open: a profile of another is whole. Records that came before the begin of
+    /// their own step, as those of another batch may, stay. Those of a step that was open and begins again are of an
+    /// attempt that came to nothing: returns how many are dropped.
+    pub fn begin_step(&mut self, step: Option<u64>, open: Option<Option<u64>>) -> u64 {
+        self.was_refused = false;
         if step.is_none() || self.of_step(step).is_none() {
             self.complete();
+        } else if open == Some(step) {
+            return self.building.take().map_or(0, |building| building.count as u64);
         }
+        0
+    }
+
+    /// The step ends, or the rank: there will be no more of it.
+    pub fn end_step(&mut self) {
+        self.was_refused = false;
+        self.complete();
     }
 
     /// Ends the profile that is being built: from now on it is the rank's.
-    pub fn complete(&mut self) {
+    fn complete(&mut self) {
         if let Some(whole) = self.building.take().and_then(|building| building.whole()) {
             self.whole = Some(Arc::new(whole));
         }

@@ -160,7 +160,8 @@ mod tests {
             |(number, at_ns, allocated, reserved, (is_backward, growth, more))| {
                 let [activations, parameters, gathered, gathered_sum, duration_ns] = more;
                 let direction = if is_backward { Direction::Backward } else { Direction::Forward };
-                let layer = Layer { direction, growth, activations, parameters, gathered, gathered_sum, duration_ns };
+                let known = Layer::new(direction);
+                let layer = Layer { growth, activations, parameters, gathered, gathered_sum, duration_ns, ..known };
                 Numbered { number, at_ns, allocated, reserved, layer }
             },
         )

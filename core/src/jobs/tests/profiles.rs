@@ -172,6 +172,7 @@ fn a_step_that_never_ends_takes_no_more_than_its_owners_share() {
     // What is read is on the account for as long as it is.
     jobs.expire(i64::MAX);
     assert!(jobs.by_name().is_empty() && accounts.held(Resource::Layers) > 0);
+    assert!(accounts.held(Resource::Bytes) > 0, "its names are too");
     drop(profile);
     assert_eq!((accounts.held(Resource::Layers), accounts.held(Resource::Bytes)), (0, 0));
 }
@@ -193,6 +194,95 @@ fn a_profile_is_on_its_account_while_it_is_built_and_afterwards() {
     assert_eq!(account.holds(Resource::Layers), 0);
 }
 
+/// As few bytes as it takes here, each record is a row in files and answers.
+#[test]
+fn a_record_counts_at_least_sixteen_bytes() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let layer = Some(Box::new(Layer::new(Direction::Forward)));
+    let tiny = Event { layer, memory: None, ..record("a", 1, 5) };
+    for n in 1..=10_000 {
+        say(&mut jobs, &account, &tiny);
+        assert!(account.holds(Resource::Layers) >= n * 16);
+    }
+    assert!(account.holds(Resource::Layers) < 10_000 * 16 + 4_096);
+    say(&mut jobs, &account, &step(EventType::Begin, 2, 9));
+    assert!(account.holds(Resource::Layers) >= 10_000 * 16);
+}
+
+#[test]
+fn a_record_of_an_earlier_step_ends_no_profile_of_the_open_one() {
+    let (mut jobs, account) = (Jobs::new(Limits { layer_names: 3, ..Limits::default() }), Account::alone());
+    let say = |jobs: &mut Jobs, events: &[Event]| events.iter().for_each(|event| super::say(jobs, &account, event));
+    say(&mut jobs, &[step(EventType::Begin, 5, 0), record("a", 5, 10), step(EventType::End, 5, 20)]);
+    say(&mut jobs, &[step(EventType::Begin, 6, 30), record("a", 6, 40), record("late", 5, 15), record("late", 4, 5)]);
+    assert_eq!(shown(&jobs), Some((Some(5), names(&["a:forward"]), 0)), "half a profile");
+    // Without room for its name, neither.
+    say(&mut jobs, &[record("c", 6, 41)]);
+    assert_eq!(take(&mut jobs, &account, &record("d", 5, 16)), Err(Refusal::TooManyNames(3)));
+    say(&mut jobs, &[step(EventType::End, 6, 50)]);
+    assert_eq!(shown(&jobs), Some((Some(6), names(&["a:forward", "c:forward"]), 0)));
+    assert_eq!(jobs.layer_records_dropped(), 3);
+}
+
+#[test]
+fn a_step_that_begins_again_has_no_records_of_the_attempt_before() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let say = |jobs: &mut Jobs, events: &[Event]| events.iter().for_each(|event| super::say(jobs, &account, event));
+    say(&mut jobs, &[step(EventType::Begin, 100, 0), record("a", 100, 10), record("b", 100, 20)]);
+    say(&mut jobs, &[step(EventType::Begin, 100, 30), record("a", 100, 40), step(EventType::End, 100, 50)]);
+    assert_eq!((shown(&jobs), jobs.layer_records_dropped()), (Some((Some(100), names(&["a:forward"]), 0)), 2));
+    assert_eq!(rank(&jobs).profile().expect("one").begin_ns, 40);
+}
+
+#[test]
+fn a_profile_is_forgotten_for_no_want_that_it_cannot_mend() {
+    let limits = Limits { bytes: 32 << 10, ..Limits::default() };
+    let (mut jobs, _accounts, account) = user(limits);
+    for event in [record("a", 1, 1), step(EventType::Begin, 2, 2), record("a", 2, 3)] {
+        say(&mut jobs, &account, &event);
+    }
+    let refusals = (0..100).filter_map(|n| take(&mut jobs, &account, &record(&format!("{n:0>128}"), 2, 4)).err());
+    assert!(refusals.last().is_some_and(|refusal| refusal.is_over_budget_of(Resource::Bytes)));
+    assert!(matches!(take(&mut jobs, &account, &of(9, record("a", 2, 5))), Err(Refusal::OverBudget { .. })));
+    assert_eq!(shown(&jobs), Some((Some(1), names(&["a:forward"]), 0)));
+}
+
+/// Each would look at every rank under the lock that all senders need.
+#[test]
+fn refused_records_of_ever_other_steps_look_at_no_other_rank() {
+    let limits = Limits { layer_bytes: 32 << 10, ..Limits::default() };
+    let (mut jobs, accounts, account) = user(limits);
+    let other = accounts.of(&Owner::User { uid: 2, within: Within::Node });
+    let held = other.hold(Resource::Layers, 8 << 10);
+    (0..2_000).for_each(|n| drop(take(&mut jobs, &account, &record("a", 1, n))));
+    assert!(jobs.layer_records_dropped() > 0);
+    drop(held);
+    // This rank has a profile that could make room.
+    for event in [record("a", 1, 1), step(EventType::Begin, 2, 2), record("a", 2, 3)] {
+        say(&mut jobs, &account, &of(1, event));
+    }
+    let _held = other.hold(Resource::Layers, 16 << 10);
+    let refusal = |jobs: &mut Jobs, step| take(jobs, &account, &record("a", step, 3_000)).err();
+    let expected = "bytes of layer profiles (two thirds of annotations.max_ended_bytes): this sender may have no more of \
+                    the 32768 that all share";
+    // The refusal of step 7 ends the profile of step 1, which is this rank's own to forget.
+    assert_eq!(refusal(&mut jobs, 7).expect("no room").to_string(), expected);
+    assert!(jobs.by_name()["j"].ranks[&1].profile().is_some());
+}
+
+/// As a recording has it, whose step may never end.
+#[test]
+fn a_played_profile_is_whole_with_its_last_record() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    let mut last = record("b", 1, 20);
+    last.layer.as_mut().expect("a layer").last_with_missing = Some(7);
+    for event in [step(EventType::Begin, 1, 0), record("a", 1, 10), last] {
+        assert!(jobs.by_name().is_empty() || shown(&jobs).is_none());
+        say(&mut jobs, &account, &event);
+    }
+    assert_eq!(shown(&jobs), Some((Some(1), names(&["a:forward", "b:forward"]), 7)));
+}
+
 #[test]
 fn records_that_come_before_their_step_begins_stay_in_its_profile() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
@@ -205,12 +295,12 @@ fn records_that_come_before_their_step_begins_stay_in_its_profile() {
 #[test]
 fn a_profile_has_a_bounded_number_of_records() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
-    let most = 1 << 16;
+    let most = 1 << 14;
     let refusals: Vec<_> = (0..most + 3).filter_map(|n| take(&mut jobs, &account, &record("a", 1, n)).err()).collect();
-    assert_eq!(refusals, vec![Refusal::TooManyRecords(1 << 16); 3]);
+    assert_eq!(refusals, vec![Refusal::TooManyRecords(1 << 14); 3]);
     say(&mut jobs, &account, &step(EventType::Begin, 2, most + 9));
     let profile = rank(&jobs).profile().expect("one");
-    assert_eq!((profile.count, profile.missing), (1 << 16, 3));
+    assert_eq!((profile.count, profile.missing), (1 << 14, 3));
 }
 
 #[test]
