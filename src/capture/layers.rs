@@ -4,44 +4,91 @@
 //! most one profile of each rank, however many steps a job profiles, and keeps none in memory.
 
 use crate::intake::Intake;
+use crate::recording::MOST_RECORDS;
 use crate::recording::write::File;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::Profile;
+use rusqlite::ErrorCode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 /// How often profiles are written again while a capture goes on: a profile of a large model takes 100 KiB.
 const PERIOD_NS: i64 = 10 * SECOND_NS;
+/// The most that a record takes in the file, bytes: with the longest name and all numbers.
+const ROW_BYTES: u64 = 256;
 
 /// What was written of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Profiles {
-    /// The number of each rank's profile in the file, and the profile that was written last.
-    written: BTreeMap<(Arc<str>, u32), (i64, Weak<Profile>)>,
+    /// Each rank's profile in the file.
+    written: BTreeMap<(Arc<str>, u32), Written>,
     next_ns: Option<i64>,
+    /// The most records in the file.
+    most: usize,
+    /// Profiles that found no room in the file; none is written any more then.
+    pub lost: usize,
 }
 
+/// A rank's profile in the file.
+#[derive(Debug, Clone, Default)]
+struct Written {
+    number: i64,
+    last: Weak<Profile>,
+    records: usize,
+}
+
+/// A rank and its profile.
+type Known = ((Arc<str>, u32), Arc<Profile>);
+
 impl Profiles {
-    /// Writes the profiles that are new, if it is time or if the capture is at its end.
+    /// Those of a file of at most so many bytes, of which they take a quarter.
+    pub fn new(most_bytes: u64) -> Self {
+        let most = usize::try_from(most_bytes / 4 / ROW_BYTES).unwrap_or(usize::MAX).min(MOST_RECORDS);
+        Self { written: BTreeMap::new(), next_ns: None, most, lost: 0 }
+    }
+
+    /// Writes the profiles that are new in a transaction of their own, if it is time or if the capture is at its end. If the
+    /// file has no room for them, only they are lost.
     pub fn write(&mut self, intake: &Intake, file: &File, now_ns: i64, end_ns: i64) -> rusqlite::Result<()> {
-        if self.next_ns.is_some_and(|next_ns| now_ns < next_ns) && now_ns < end_ns {
+        if self.lost > 0 || (self.next_ns.is_some_and(|next_ns| now_ns < next_ns) && now_ns < end_ns) {
             return Ok(());
         }
         self.next_ns = Some(now_ns.saturating_add(PERIOD_NS));
-        let known: Vec<_> = {
+        let new: Vec<Known> = {
             let jobs = intake.jobs();
             let ranks = jobs.ranks();
-            ranks
-                .filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), Arc::clone(rank.profile()?))))
-                .collect()
+            let all =
+                ranks.filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), Arc::clone(rank.profile()?))));
+            all.filter(|(who, profile)| !self.is_written(who, profile)).collect()
         };
-        for (who, profile) in known {
-            let new = i64::try_from(self.written.len()).unwrap_or(i64::MAX);
-            let (number, written) = self.written.entry(who.clone()).or_insert((new, Weak::new()));
-            if !std::ptr::eq(Weak::as_ptr(written), Arc::as_ptr(&profile)) {
-                file.profile(*number, (&who.0, who.1), &profile)?;
-                *written = Arc::downgrade(&profile);
+        if new.is_empty() {
+            return Ok(());
+        }
+        file.begin()?;
+        match self.write_each(&new, file).and_then(|()| file.commit()) {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
+                tracing::warn!(profiles = new.len(), %error, "layer profiles found no room in a capture");
+                self.lost = new.len();
+                file.roll_back();
+                Ok(())
             }
+            written => written,
+        }
+    }
+
+    fn is_written(&self, who: &(Arc<str>, u32), profile: &Arc<Profile>) -> bool {
+        self.written.get(who).is_some_and(|written| std::ptr::eq(written.last.as_ptr(), Arc::as_ptr(profile)))
+    }
+
+    fn write_each(&mut self, new: &[Known], file: &File) -> rusqlite::Result<()> {
+        let mut left = self.most.saturating_sub(self.written.values().map(|written| written.records).sum());
+        for (who, profile) in new {
+            let number = i64::try_from(self.written.len()).unwrap_or(i64::MAX);
+            let written = self.written.entry(who.clone()).or_insert(Written { number, ..Written::default() });
+            left += written.records;
+            written.records = file.profile(written.number, (&who.0, who.1), profile, left)?;
+            written.last = Arc::downgrade(profile);
+            left -= written.records;
         }
         Ok(())
     }

@@ -125,7 +125,7 @@ impl Capture {
             // Exclusive, so that a reading at the very begin counts.
             usage_ns: vec![begin_ns.saturating_sub(1); view.gpus.len()],
             ranks: BTreeMap::new(),
-            profiles: Profiles::default(),
+            profiles: Profiles::new(most_bytes),
             written: Vec::new(),
             lost_events: 0,
             lost_phases: 0,
@@ -169,8 +169,8 @@ impl Capture {
         first_ns.filter(|_| !is_whole).unwrap_or(i64::MIN).max(self.begin_ns)
     }
 
-    /// Writes what has come since the last call, and the triggers `joined`, in one transaction. Calls `between` now and
-    /// then.
+    /// Writes what has come since the last call, and the triggers `joined`, in one transaction, and then layer profiles in
+    /// another. Calls `between` now and then.
     pub fn advance(&mut self, joined: &[Trigger], between: &dyn Fn()) -> rusqlite::Result<()> {
         // The first transaction is already open: the tables were made in it.
         if self.file.is_idle() {
@@ -186,14 +186,13 @@ impl Capture {
         self.write_events()?;
         self.write_phases()?;
         self.write_ranks()?;
-        let now_ns = self.now_ns();
-        self.profiles.write(&self.intake, &self.file, now_ns, self.end_ns)?;
         self.write_findings()?;
         joined.iter().try_for_each(|trigger| write_trigger(&self.file, trigger))?;
         self.file.meta_time("end_ns", self.known_ns())?;
         self.file.commit()?;
         self.committed = Some(self.tracks.clone());
-        Ok(())
+        let now_ns = self.now_ns();
+        self.profiles.write(&self.intake, &self.file, now_ns, self.end_ns)
     }
 
     /// Whether the file contains anything, which is then at least all of the past.
@@ -256,6 +255,7 @@ impl Capture {
         self.file.meta_time("end_ns", end_ns)?;
         self.file.meta("annotations_lost", i64::try_from(self.lost_events).unwrap_or(i64::MAX))?;
         self.file.meta("phases_lost", i64::try_from(self.lost_phases).unwrap_or(i64::MAX))?;
+        self.file.meta("layer_profiles_lost", i64::try_from(self.profiles.lost).unwrap_or(i64::MAX))?;
         self.file.state(state)?;
         self.file.commit()?;
         let end_unix_ns = self.file.unix(end_ns);

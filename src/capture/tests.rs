@@ -323,6 +323,47 @@ impl Findings for OneFinding {
     }
 }
 
+/// Whatever the size of the file: if all else fits, a profile that does not is all that is lost.
+#[test]
+fn a_profile_that_finds_no_room_is_all_that_is_lost() {
+    let mut rig = Rig::new();
+    for n in 0..50 {
+        rig.sweep(MILLISECOND_NS, [Some(n), Some(n + 1)]);
+    }
+    for n in 0..200 {
+        rig.say(&format!(
+            r#"{{"event":"mark","kind":"layer","name":"{n:0>128}","job":"j","rank":0,"step":1,"layer":{{"direction":"forward"}}}}"#
+        ));
+    }
+    rig.say(r#"{"event":"begin","kind":"step","job":"j","rank":0,"step":2}"#);
+    let mut kept = Vec::new();
+    for pages in (16..120).step_by(2) {
+        let path = rig.folder.path().join(format!("{pages}.sqlite"));
+        let now_ns = rig.clock.now_ns();
+        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: "why".into() };
+        let (kind, id) = (Kind::Capture, "id".into());
+        let start = Start { kind, id, trigger, begin_ns: now_ns - SECOND_NS, end_ns: now_ns };
+        let (view, intake) = (View::of(&rig.node), Arc::clone(&rig.intake));
+        let begun = Capture::begin(&path, pages * 4_096, &start, view, intake, Arc::new(OneFinding));
+        let Ok(mut capture) = begun else { continue };
+        let is_whole = capture.advance(&[], &|| ()).is_ok();
+        if !capture.is_committed() {
+            continue;
+        }
+        assert!(is_whole, "{pages} pages: committed, and then an error");
+        capture.finish(State::Complete).unwrap();
+        let file = schema::look(&path).unwrap();
+        assert_eq!(integrity(&file), "ok");
+        let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+        let rows = one("SELECT count(*) FROM layer_records");
+        let missing = if rows > 0 { one("SELECT missing FROM layer_profiles") } else { 0 };
+        let lost = one("SELECT value FROM meta WHERE key = 'layer_profiles_lost'");
+        assert!((rows + missing, lost) == (200, 0) || (rows, lost) == (0, 1), "{pages} pages: {rows} {missing} {lost}");
+        kept.push(rows);
+    }
+    assert!(kept.contains(&0) && kept.iter().any(|rows| (1..200).contains(rows)), "{kept:?}");
+}
+
 #[test]
 fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() {
     let mut rig = Rig::new();

@@ -24,8 +24,10 @@ pub(crate) mod write;
 
 pub(crate) use import::is_own;
 pub use lines::{Skipped, SkippedLines};
-pub(crate) use lines::{printable, refuse, short};
-pub(crate) use profiles::Record as LayerRecord;
+pub(crate) use lines::{printable, short};
+#[cfg(test)]
+pub(crate) use profiles::MOST_PROFILES;
+pub(crate) use profiles::{MOST_RECORDS, Record as LayerRecord};
 pub use schema::{APPLICATION_ID, FORMAT_VERSION};
 pub use source::{Options, Replay};
 pub use state::State;

@@ -3,16 +3,18 @@
 //! Enters: a file's rows. Leaves: the newest profile of each rank, and its records one by one, or as the annotations that a
 //! job would send. Invariant: a recording of before profiles has none, which is no error.
 
-use super::lines::refuse;
 use super::rows::{File, needed, number, text, word};
 use crate::source::OpenError;
 use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::Limits;
 use highwater_core::wire::{Annotation, Direction, EventType, Kind, Layer, Memory};
 use rusqlite::Row;
+use std::collections::BTreeMap;
 
-/// The most profiles of a file, and the most records of all of them that are played.
-const MOST_PROFILES: usize = 1 << 12;
-const MOST_PLAYED: usize = 1 << 18;
+/// The most profiles that are read of a file.
+pub(crate) const MOST_PROFILES: usize = 1 << 10;
+/// The most records of all profiles of a file that are written, and that are read.
+pub(crate) const MOST_RECORDS: usize = 1 << 17;
 /// A profile from longer before the recording than this is played with its times moved to the recording's begin: the daemon
 /// refuses events that are older than what the ring keeps.
 const OLDEST_NS: i64 = 300 * SECOND_NS;
@@ -40,67 +42,144 @@ pub(crate) struct Record {
     pub layer: Layer,
 }
 
+/// A name that the daemon would take, for its length.
+fn name(row: &Row<'_>, at: usize) -> Result<String, String> {
+    let most = Limits::default().name_bytes;
+    let name = text(row, at)?.ok_or("a name is not known")?;
+    if (1..=most).contains(&name.len()) { Ok(name) } else { Err(format!("a name has not 1 to {most} bytes")) }
+}
+
 impl File {
-    /// The newest profile of each rank.
+    /// The newest profile of each rank. What is too much is counted among what cannot be used.
     pub fn profiles(&mut self) -> Result<Vec<Head>, OpenError> {
         if !self.has_table("layer_profiles") {
             return Ok(Vec::new());
         }
-        let query = "SELECT id, job, rank, step, begin_ns, end_ns, missing FROM layer_profiles ORDER BY job, rank";
-        self.rows("layer_profiles", query, 0, MOST_PROFILES, |row| {
+        let query = "SELECT id, job, rank, step, begin_ns, end_ns, missing FROM layer_profiles ORDER BY id";
+        let read = |row: &Row<'_>| {
             Ok(Head {
                 id: needed(row, 0)?,
-                job: text(row, 1)?.ok_or("job is not known")?,
+                job: name(row, 1)?,
                 rank: needed(row, 2)?,
                 step: number(row, 3)?,
                 begin_ns: needed(row, 4)?,
                 end_ns: needed(row, 5)?,
                 missing: needed(row, 6)?,
             })
-        })
+        };
+        let (mut heads, mut left_out) = (Vec::<Head>::new(), 0);
+        self.each("layer_profiles", query, 0, read, |head| {
+            if heads.len() < MOST_PROFILES && heads.last().is_none_or(|last| last.id < head.id) {
+                heads.push(head);
+            } else {
+                left_out += 1;
+            }
+            Ok(())
+        })?;
+        if left_out > 0 {
+            let path = self.path().to_owned();
+            let problem =
+                format!("rows of table layer_profiles, which has more than {MOST_PROFILES}, or several of one id");
+            self.skipped.add_many(&path, left_out, &problem);
+        }
+        heads.sort_by(|one, other| (&one.job, one.rank).cmp(&(&other.job, other.rank)));
+        Ok(heads)
     }
 
-    /// Passes each record of a profile, in their order, to `take`, which may refuse the file.
-    pub fn records(&mut self, head: &Head, take: impl FnMut(Record) -> Result<(), OpenError>) -> Result<(), OpenError> {
+    /// How many records each of these profiles has.
+    pub fn record_counts(&mut self, heads: &[Head]) -> Result<Vec<usize>, OpenError> {
+        let (positions, mut counts) = (positions(heads), vec![0; heads.len()]);
+        if heads.is_empty() {
+            return Ok(counts);
+        }
+        let query = "SELECT profile, count(*) FROM layer_records GROUP BY profile ORDER BY profile";
+        // Rows that cannot be read are counted where they are read.
+        let read = |row: &Row<'_>| Ok((number::<i64>(row, 0).ok().flatten(), needed::<usize>(row, 1)?));
+        self.each("layer_records", query, 0, read, |(id, count)| {
+            if let Some(position) = id.and_then(|id| positions.get(&id)) {
+                counts[*position] = count;
+            }
+            Ok(())
+        })?;
+        Ok(counts)
+    }
+
+    /// Passes each record of these profiles to `take` with the position of its profile: in one pass, one profile after the
+    /// other, the records of each in their order; and `None` for each record of which there are too many.
+    pub fn records(&mut self, heads: &[Head], mut take: impl FnMut(usize, Option<Record>)) -> Result<(), OpenError> {
+        if heads.is_empty() {
+            return Ok(());
+        }
         let query = "SELECT name, direction, at_ns, allocated_bytes, reserved_bytes, growth_bytes, activation_bytes, \
-                     parameter_bytes, gathered_bytes, gathered_sum_bytes, duration_ns FROM layer_records \
-                     WHERE profile = ?1 ORDER BY nth";
+                     parameter_bytes, gathered_bytes, gathered_sum_bytes, duration_ns, profile FROM layer_records \
+                     ORDER BY profile, nth";
+        let positions = positions(heads);
         let read = |row: &Row<'_>| {
+            let id = needed(row, 11)?;
+            let position = *positions.get(&id).ok_or_else(|| format!("there is no profile {id}"))?;
             let layer = Layer {
-                direction: word::<Direction>(row, 1)?,
                 growth: number(row, 5)?,
                 activations: number(row, 6)?,
                 parameters: number(row, 7)?,
                 gathered: number(row, 8)?,
                 gathered_sum: number(row, 9)?,
                 duration_ns: number(row, 10)?,
+                ..Layer::new(word::<Direction>(row, 1)?)
             };
-            let name = text(row, 0)?.ok_or("name is not known")?;
             let (allocated, reserved) = (number(row, 3)?, number(row, 4)?);
-            Ok(Record { name, at_ns: needed(row, 2)?, allocated, reserved, layer })
+            Ok((position, Record { name: name(row, 0)?, at_ns: needed(row, 2)?, allocated, reserved, layer }))
         };
-        self.each("layer_records", query, head.id, read, take)
+        let mut count = 0;
+        self.each("layer_records", query, 0, read, |(position, record)| {
+            count += 1;
+            take(position, (count <= MOST_RECORDS).then_some(record));
+            Ok(())
+        })
     }
 
-    /// Every profile as the annotations that a job would send, in order of time, for a recording that begins then.
-    pub fn profiles_said(&mut self, begin_ns: i64) -> Result<Vec<Annotation>, OpenError> {
-        let (mut said, path) = (Vec::new(), self.path().to_owned());
-        for head in self.profiles()? {
+    /// Every profile as the annotations that a job would send, in order of time, for a recording that begins then. Each is
+    /// whole with its last record. A rank that has said nothing else (`is_known`) ends with its profile: it had ended before.
+    pub fn profiles_said(
+        &mut self,
+        begin_ns: i64,
+        is_known: impl Fn(&str, u32) -> bool,
+    ) -> Result<Vec<Annotation>, OpenError> {
+        let heads = self.profiles()?;
+        let mut of_each: Vec<(Vec<Annotation>, u64)> = heads.iter().map(|head| (Vec::new(), head.missing)).collect();
+        self.records(&heads, |position, record| {
+            let (head, (said, missing)) = (&heads[position], &mut of_each[position]);
             let is_old = head.end_ns < begin_ns.saturating_sub(OLDEST_NS);
             let shift_ns = if is_old { begin_ns.saturating_sub(head.end_ns) } else { 0 };
-            self.records(&head, |record| {
-                if said.len() >= MOST_PLAYED {
-                    let problem = format!("table layer_records has more than {MOST_PLAYED} rows");
-                    return Err(refuse("recording_too_large", &path, problem));
-                }
-                said.push(annotation(&head, record, shift_ns));
-                Ok(())
-            })?;
+            match record {
+                Some(record) => said.push(annotation(head, record, shift_ns)),
+                None => *missing = missing.saturating_add(1),
+            }
+        })?;
+        let mut all = Vec::new();
+        for (head, (mut said, missing)) in heads.iter().zip(of_each) {
+            // Stable sorts: records of the same time stay in their order.
+            said.sort_by_key(|said| said.time_unix_nano);
+            let Some(last) = said.last_mut() else { continue };
+            if let Some(layer) = &mut last.layer {
+                layer.last_with_missing = Some(missing);
+            }
+            let exit = (!is_known(&head.job, head.rank)).then(|| exit(last));
+            all.extend(said.into_iter().chain(exit));
         }
-        // A stable sort: records of the same time stay in their order.
-        said.sort_by_key(|said| said.time_unix_nano);
-        Ok(said)
+        all.sort_by_key(|said| said.time_unix_nano);
+        Ok(all)
     }
+}
+
+/// Where each profile is, by its number in the file.
+fn positions(heads: &[Head]) -> BTreeMap<i64, usize> {
+    heads.iter().enumerate().map(|(position, head)| (head.id, position)).collect()
+}
+
+/// The end of the rank of this record, right after it.
+fn exit(record: &Annotation) -> Annotation {
+    let (name, step, memory, layer) = (None, None, None, None);
+    Annotation { event: EventType::Exit, kind: Kind::default(), name, step, memory, layer, ..record.clone() }
 }
 
 fn annotation(head: &Head, record: Record, shift_ns: i64) -> Annotation {
@@ -125,6 +204,7 @@ fn annotation(head: &Head, record: Record, shift_ns: i64) -> Annotation {
 
 #[cfg(test)]
 mod tests {
+    use super::{MOST_PROFILES, MOST_RECORDS};
     use crate::intake::Intake;
     use crate::recording::{Options, Replay, schema, write};
     use crate::source::Source as _;
@@ -134,6 +214,86 @@ mod tests {
     use std::sync::Arc;
 
     const NOW_NS: i64 = 5_000 * SECOND_NS;
+
+    /// What each rank of a file says when it is played, with the numbers of rows that are passed over.
+    fn said(sql: &str, is_known: bool) -> (Vec<highwater_core::wire::Annotation>, usize) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it.sqlite");
+        let connection = schema::create(&path, 1 << 26, 0o600).expect("created");
+        connection.execute_batch("INSERT INTO meta VALUES ('state', 'complete')").expect("a state");
+        connection.execute_batch(sql).expect("rows");
+        connection.execute_batch("COMMIT").expect("committed");
+        schema::close(connection).expect("closed");
+        let mut file = crate::recording::rows::File::open(&path).expect("a recording");
+        let said = file.profiles_said(0, |_, _| is_known).expect("readable");
+        (said, file.skipped.count)
+    }
+
+    /// SQL that adds so many profiles, each with so many records.
+    fn many(profiles: usize, records: usize) -> String {
+        format!(
+            "WITH RECURSIVE n(i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {profiles})
+             INSERT INTO layer_profiles SELECT i, 'j', i, NULL, 1, 2, 5 FROM n;
+             WITH RECURSIVE n(i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {records})
+             INSERT INTO layer_records (profile, nth, name, direction, at_ns)
+             SELECT id, i, 'a', 'forward', i FROM layer_profiles, n;"
+        )
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_out_and_counted() {
+        let (said, skipped) = self::said(&many(MOST_PROFILES + 3, 1), true);
+        assert_eq!((said.len(), skipped), (MOST_PROFILES, 3 + 3), "profiles, and their records");
+        let (said, skipped) = self::said(&many(3, 50_000), true);
+        assert_eq!((said.len(), skipped), (MOST_RECORDS, 0));
+        let missing = said.iter().filter_map(|said| said.layer.as_ref()?.last_with_missing);
+        assert_eq!(missing.max(), Some(5 + 150_000 - MOST_RECORDS as u64));
+    }
+
+    #[test]
+    fn names_that_the_daemon_would_refuse_are_passed_over() {
+        let long = "x".repeat(129);
+        let rows = format!(
+            "{}; UPDATE layer_records SET name = '{long}' WHERE nth = 1;
+             INSERT INTO layer_profiles VALUES (7, '{long}', 0, 1, 1, 2, 0)",
+            many(1, 3)
+        );
+        let (said, skipped) = self::said(&rows, true);
+        assert_eq!((said.len(), skipped), (2, 2));
+    }
+
+    #[test]
+    fn several_profiles_of_one_number_are_one() {
+        let rows = format!(
+            "DROP TABLE layer_records; DROP TABLE layer_profiles;
+             CREATE TABLE layer_profiles (id, job, rank, step, begin_ns, end_ns, missing);
+             CREATE TABLE layer_records (profile, nth, name, direction, at_ns, allocated_bytes, reserved_bytes, growth_bytes,
+                 activation_bytes, parameter_bytes, gathered_bytes, gathered_sum_bytes, duration_ns);
+             {}; INSERT INTO layer_profiles SELECT * FROM layer_profiles",
+            many(2, 2)
+        );
+        let (said, skipped) = self::said(&rows, true);
+        assert_eq!((said.len(), skipped), (4, 2));
+    }
+
+    #[test]
+    fn a_rank_that_says_nothing_else_ends_with_its_profile_which_knows_what_it_lacks() {
+        let (said, _) = self::said(&many(2, 2), false);
+        let intake = intake_at(0);
+        for said in said {
+            intake.take(said, &Sender::DAEMON).expect("taken");
+        }
+        let jobs = intake.jobs();
+        let shown: Vec<_> = jobs
+            .ranks()
+            .map(|(_, number, rank)| (number, rank.profile().expect("one").missing, rank.exited_ns.is_some()))
+            .collect();
+        assert_eq!(shown, [(0, 5, true), (1, 5, true)]);
+    }
+
+    fn intake_at(now_ns: i64) -> Intake {
+        Intake::new(Limits::default(), Arc::new(Manual::at(now_ns)), Arc::default())
+    }
 
     fn intake() -> Intake {
         Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default())
@@ -164,9 +324,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("it.sqlite");
         let file = write::File::create(&path, (1 << 20, 0o600), 0, vec!["a".into()]).expect("created");
-        file.profile(0, ("j", 3), &profile).expect("written");
+        file.profile(0, ("j", 3), &profile, 9).expect("written");
         // The same number again replaces it.
-        file.profile(0, ("j", 3), &profile).expect("written");
+        assert_eq!(file.profile(0, ("j", 3), &profile, 9).expect("written"), 3);
         file.meta("state", "complete").expect("written");
         file.commit().expect("committed");
         file.close().expect("closed");
@@ -223,6 +383,6 @@ mod tests {
         schema::close(connection).expect("closed");
         let mut file = crate::recording::rows::File::open(&path).expect("a recording");
         assert_eq!(file.profiles().expect("none"), []);
-        assert_eq!(file.profiles_said(0).expect("none"), []);
+        assert_eq!(file.profiles_said(0, |_, _| false).expect("none"), []);
     }
 }

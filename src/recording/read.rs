@@ -10,7 +10,7 @@ use crate::source::OpenError;
 use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::Row;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,7 +49,9 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     }
     // A value that lasts to the end of the recording is known until then.
     let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
-    said.profiles = file.profiles_said(begin_ns)?.into();
+    let known: BTreeSet<_> =
+        said.events.iter().filter_map(|said| Some((said.job.as_deref()?.to_owned(), said.rank?))).collect();
+    said.profiles = file.profiles_said(begin_ns, |job, rank| known.contains(&(job.to_owned(), rank)))?.into();
     if is_too_long(begin_ns, end_ns) {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }

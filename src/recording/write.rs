@@ -286,13 +286,22 @@ impl File {
         )
     }
 
-    /// Writes a rank's profile in place of the one with the same number.
-    pub fn profile(&self, number: i64, (job, rank): (&str, u32), profile: &Profile) -> rusqlite::Result<()> {
+    /// Writes a rank's profile in place of the one with the same number, with at most so many records; the others are among
+    /// those that it lacks. Returns how many it has.
+    pub fn profile(
+        &self,
+        number: i64,
+        (job, rank): (&str, u32),
+        profile: &Profile,
+        most: usize,
+    ) -> rusqlite::Result<usize> {
         self.put("DELETE FROM layer_records WHERE profile = ?1", [number])?;
         let (begin_ns, end_ns) = (self.unix(profile.begin_ns), self.unix(profile.end_ns));
-        let row = params![number, job, rank, profile.step.map(whole), begin_ns, end_ns, whole(profile.missing)];
+        let (count, left_out) = (profile.count.min(most), profile.count.saturating_sub(most) as u64);
+        let missing = whole(profile.missing.saturating_add(left_out));
+        let row = params![number, job, rank, profile.step.map(whole), begin_ns, end_ns, missing];
         self.put("INSERT OR REPLACE INTO layer_profiles VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
-        for (nth, record) in profile.records().enumerate() {
+        for (nth, record) in profile.records().take(count).enumerate() {
             let layer = &record.layer;
             let row = params![
                 number,
@@ -311,7 +320,7 @@ impl File {
             ];
             self.put("INSERT INTO layer_records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)", row)?;
         }
-        Ok(())
+        Ok(count)
     }
 
     pub fn rank(&self, job: &str, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {

@@ -6,7 +6,6 @@
 use super::Room;
 use crate::recording::LayerRecord;
 use crate::recording::rows::File;
-use crate::recording::{refuse, short};
 use crate::source::OpenError;
 use highwater_core::jobs::{self, Totals};
 use highwater_core::wire::{Direction, Layer};
@@ -14,11 +13,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Different layers of all profiles of a file: a job may have 4,096.
-const MOST_NAMES: usize = 1 << 14;
-/// The most characters that are kept of a name.
-const LONGEST_NAME: usize = 200;
-/// Layers that are listed.
+pub(crate) const MOST_NAMES: usize = 1 << 13;
+/// Bytes of their names: each is some times in a page while that is made.
+pub(crate) const MOST_NAME_BYTES: usize = 1 << 18;
+/// Layers that are listed of a profile.
 const TOP: usize = 10;
+/// Layers that are listed of all profiles, but one of each.
+pub(crate) const MOST_TOP: usize = 1 << 10;
 
 /// All profiles of a recording.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +29,10 @@ pub struct Layers {
     /// A profile of each rank.
     pub profiles: Vec<Profile>,
     by_name: BTreeMap<String, usize>,
-    left: usize,
+    name_bytes: usize,
+    room: usize,
+    /// The most records of one profile that are listed.
+    most: usize,
 }
 
 /// The layers of one rank in one step.
@@ -90,21 +94,41 @@ impl Layers {
     /// No profiles yet.
     #[must_use]
     pub fn new(room: Room) -> Self {
-        Self { left: room.records, ..Self::default() }
+        Self { room: room.records, ..Self::default() }
+    }
+
+    /// Divides the room for records evenly over profiles of so many records each: what one does not need, others have.
+    pub(super) fn divide(&mut self, counts: impl IntoIterator<Item = usize>) {
+        let mut counts: Vec<usize> = counts.into_iter().collect();
+        counts.sort_unstable();
+        let (mut left, mut profiles) = (self.room, counts.len());
+        self.most = usize::MAX;
+        for count in counts {
+            let share = left / profiles;
+            if count > share {
+                self.most = share;
+                return;
+            }
+            (left, profiles) = (left - count, profiles - 1);
+        }
     }
 
     /// Reads the profiles of a recording in our own format.
     pub(super) fn read(file: &mut File, room: Room) -> Result<Self, OpenError> {
-        let (mut layers, path) = (Self::new(room), file.path().to_owned());
-        for head in file.profiles()? {
-            let mut profile = Profile::new(short(&head.job, LONGEST_NAME), head.rank, head.step, head.missing);
-            file.records(&head, |record| {
-                layers.add(&mut profile, &record).ok_or_else(|| {
-                    refuse("recording_too_large", &path, format!("has more than {MOST_NAMES} different layers"))
-                })
-            })?;
-            layers.finish(profile);
+        let (mut layers, heads) = (Self::new(room), file.profiles()?);
+        layers.divide(file.record_counts(&heads)?);
+        let new = heads.iter().map(|head| Profile::new(head.job.clone(), head.rank, head.step, head.missing));
+        let (mut profiles, mut last): (Vec<_>, _) = (new.collect(), None::<usize>);
+        file.records(&heads, |position, record| {
+            if let Some(whole) = last.replace(position).filter(|last| *last != position) {
+                profiles[whole].finish();
+            }
+            layers.add(&mut profiles[position], record.as_ref());
+        })?;
+        if let Some(whole) = last {
+            profiles[whole].finish();
         }
+        layers.profiles = profiles;
         Ok(layers)
     }
 
@@ -113,16 +137,18 @@ impl Layers {
         let mut profile = Profile::new(job.to_owned(), rank, of.step, of.missing);
         for jobs::Record { name, at_ns, allocated, reserved, layer } in of.records() {
             let record = LayerRecord { name: name.to_string(), at_ns, allocated, reserved, layer };
-            if self.add(&mut profile, &record).is_none() {
-                profile.missing += 1;
-            }
+            self.add(&mut profile, Some(&record));
         }
-        self.finish(profile);
+        profile.finish();
+        self.profiles.push(profile);
     }
 
-    /// Adds a record; `None` if there are too many different layers.
-    fn add(&mut self, profile: &mut Profile, record: &LayerRecord) -> Option<()> {
-        let name = self.position_of(&short(&record.name, LONGEST_NAME))?;
+    /// Adds a record. It is missing if the file has too many, or too many different layers.
+    fn add(&mut self, profile: &mut Profile, record: Option<&LayerRecord>) {
+        let Some((record, name)) = record.and_then(|record| Some((record, self.position_of(&record.name)?))) else {
+            profile.missing = profile.missing.saturating_add(1);
+            return;
+        };
         let LayerRecord { at_ns, allocated, reserved, layer, .. } = *record;
         let (sums, totals) = (profile.each.entry(name).or_default(), &mut profile.totals);
         sums.parameters = sums.parameters.max(layer.parameters);
@@ -132,46 +158,50 @@ impl Layers {
         add(&mut totals.gathered, layer.gathered);
         totals.allocated_max = totals.allocated_max.max(allocated);
         totals.reserved_max = totals.reserved_max.max(reserved);
-        if let Some(left) = self.left.checked_sub(1) {
-            self.left = left;
+        if profile.records.len() < self.most {
             profile.records.push(Record { name, at_ns, allocated, reserved, layer });
         } else {
             profile.left_out += 1;
         }
-        Some(())
     }
 
     fn position_of(&mut self, name: &str) -> Option<usize> {
         if let Some(known) = self.by_name.get(name) {
             return Some(*known);
         }
-        if self.names.len() >= MOST_NAMES {
+        if self.names.len() >= MOST_NAMES || self.name_bytes + name.len() > MOST_NAME_BYTES {
             return None;
         }
+        self.name_bytes += name.len();
         let position = self.names.len();
         self.names.push(name.to_owned());
         self.by_name.insert(name.to_owned(), position);
         Some(position)
     }
 
-    fn finish(&mut self, mut profile: Profile) {
-        let each = std::mem::take(&mut profile.each);
-        for sums in each.values() {
-            profile.totals.layers += 1;
-            add(&mut profile.totals.activations, sums.activations);
-            add(&mut profile.totals.parameters, sums.parameters);
-        }
-        let top = each.iter().filter_map(|(name, sums)| {
-            Some(Top { name: *name, activations: sums.activations?, parameters: sums.parameters })
-        });
-        profile.top = top.collect();
-        profile.top.sort_by_key(|top| Reverse(top.activations));
-        profile.top.truncate(TOP);
-        self.profiles.push(profile);
+    /// How many layers of each profile a page lists.
+    pub(super) fn top(&self) -> usize {
+        (MOST_TOP / self.profiles.len().max(1)).clamp(1, TOP)
     }
 }
 
 impl Profile {
+    /// Makes the totals, once all records are there.
+    fn finish(&mut self) {
+        let each = std::mem::take(&mut self.each);
+        for sums in each.values() {
+            self.totals.layers += 1;
+            add(&mut self.totals.activations, sums.activations);
+            add(&mut self.totals.parameters, sums.parameters);
+        }
+        let top = each.iter().filter_map(|(name, sums)| {
+            Some(Top { name: *name, activations: sums.activations?, parameters: sums.parameters })
+        });
+        self.top = top.collect();
+        self.top.sort_by_key(|top| Reverse(top.activations));
+        self.top.truncate(TOP);
+    }
+
     fn new(job: String, rank: u32, step: Option<u64>, missing: u64) -> Self {
         let (totals, top, records) = (Totals::default(), Vec::new(), Vec::new());
         Self { job, rank, step, missing, totals, top, records, left_out: 0, each: BTreeMap::new() }
@@ -194,17 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_one_by_one_is_in_the_totals() {
-        let mut layers = Layers::new(Room { points: 0, spans: 0, records: 3 });
-        for rank in 0..2 {
+    fn what_is_left_out_one_by_one_is_in_the_totals_and_no_profile_goes_without() {
+        let mut layers = Layers::new(Room { points: 0, spans: 0, records: 7 });
+        layers.divide([21, 21, 1]);
+        for (rank, count) in [(0, 20), (1, 20), (2, 0)] {
             let mut profile = Profile::new("j".to_owned(), rank, Some(9), 4);
-            for n in 0..20_u64 {
-                layers
-                    .add(&mut profile, &record(&format!("layer {}", n % 15), Direction::Forward, Some(n)))
-                    .expect("room");
+            for n in 0..count {
+                let name = format!("layer {}", n % 15);
+                layers.add(&mut profile, Some(&record(&name, Direction::Forward, Some(n))));
             }
-            layers.add(&mut profile, &record("layer 0", Direction::Backward, Some(1_000))).expect("room");
-            layers.finish(profile);
+            layers.add(&mut profile, Some(&record("layer 0", Direction::Backward, Some(1_000))));
+            profile.finish();
+            layers.profiles.push(profile);
         }
         let expected = Totals {
             layers: 15,
@@ -215,20 +246,40 @@ mod tests {
             reserved_max: None,
         };
         let listed: Vec<_> = layers.profiles.iter().map(|profile| (profile.records.len(), profile.left_out)).collect();
-        assert_eq!((listed, layers.names.len()), (vec![(3, 18), (0, 21)], 15));
-        assert!(layers.profiles.iter().all(|profile| profile.totals == expected && profile.top.len() == TOP));
+        assert_eq!((listed, layers.names.len()), (vec![(3, 18), (3, 18), (1, 0)], 15));
+        let large = &layers.profiles[..2];
+        assert!(large.iter().all(|profile| profile.totals == expected && profile.top.len() == TOP));
         let top: Vec<_> = layers.profiles[1].top.iter().map(|top| (top.name, top.activations)).collect();
         assert_eq!(top[..3], [(4, 4 + 19), (3, 3 + 18), (2, 2 + 17)]);
     }
 
     #[test]
-    fn names_are_bounded() {
+    fn names_are_bounded_and_records_without_one_are_missing() {
         let mut layers = Layers::new(Room::of(1));
+        layers.divide([1 << 20]);
         let mut profile = Profile::new("j".to_owned(), 0, None, 0);
-        let long = "x".repeat(300);
-        let mut add = |n: usize| layers.add(&mut profile, &record(&format!("{n} {long}"), Direction::Forward, None));
-        assert!((0..MOST_NAMES).all(|n| add(n).is_some()));
-        assert_eq!((add(MOST_NAMES), add(0)), (None, Some(())));
-        assert!(layers.names.iter().all(|name| name.chars().count() == LONGEST_NAME + 1));
+        let mut add = |name: &str| {
+            layers.add(&mut profile, Some(&record(name, Direction::Forward, None)));
+            (layers.names.len(), profile.missing, profile.records.len())
+        };
+        // As many names of 128 bytes as fit, then what is known already.
+        let most = MOST_NAME_BYTES / 128;
+        let last = (0..=most).map(|n| add(&format!("{n:0>128}"))).last();
+        assert_eq!((last, add(&format!("{:0>128}", 0))), (Some((most, 1, most)), (most, 1, most + 1)));
+        let (mut layers, mut profile) = (Layers::new(Room::of(1)), Profile::new("j".to_owned(), 0, None, 0));
+        layers.add(&mut profile, None);
+        (0..MOST_NAMES + 2)
+            .for_each(|n| layers.add(&mut profile, Some(&record(&n.to_string(), Direction::Forward, None))));
+        assert_eq!((layers.names.len(), profile.missing), (MOST_NAMES, 1 + 2));
+    }
+
+    #[test]
+    fn a_page_lists_fewer_layers_of_each_of_many_profiles() {
+        let mut layers = Layers::default();
+        assert_eq!(layers.top(), TOP);
+        for (count, top) in [(100, 10), (512, 2), (5_000, 1)] {
+            layers.profiles.resize_with(count, || Profile::new("j".to_owned(), 0, None, 0));
+            assert_eq!(layers.top(), top);
+        }
     }
 }

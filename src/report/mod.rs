@@ -26,6 +26,8 @@ pub use condition::{Condition, Failed};
 pub use curve::{Curve, Point};
 pub use json::json;
 pub use layers::Layers;
+#[cfg(test)]
+pub(crate) use layers::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 pub use page::page;
 pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};

@@ -45,19 +45,27 @@ fn recording(report: &Report) -> Value {
         "spans": report.spans.spans().len(),
         "left_out": report.spans.left_out(),
         "layer_names": report.layers.names,
-        "profiles": report.layers.profiles.iter().map(profile).collect::<Vec<_>>(),
+        "profiles": report.layers.profiles.iter().map(|one| profile(one, report.layers.top())).collect::<Vec<_>>(),
         "findings": super::json::findings(report).unwrap_or_default(),
         "skipped": report.skipped.count,
         "skipped_first": report.skipped.first.first().map(ToString::to_string),
     })
 }
 
-/// A profile whose records are among the columns.
-fn profile(profile: &Profile) -> Value {
+/// A profile whose records are among the columns, and whose layers are positions among the names.
+fn profile(profile: &Profile, most: usize) -> Value {
     let mut value = super::json::totals(profile);
     if let Some(fields) = value.as_object_mut() {
         fields.insert("count".to_owned(), profile.records.len().into());
         fields.insert("left_out".to_owned(), profile.left_out.into());
+        let top = profile.top.iter().take(most).map(|top| {
+            json!({
+                "layer": top.name,
+                "activation_bytes": top.activations,
+                "parameter_bytes": top.parameters,
+            })
+        });
+        fields.insert("top".to_owned(), top.collect());
     }
     value
 }

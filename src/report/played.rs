@@ -116,6 +116,7 @@ fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans, mut laye
         }
     })?;
     found.extend(played.detect.board().active().map(|finding| (finding.id, shown(finding))));
+    layers.divide(played.profiles.iter().map(|(_, profile)| profile.count));
     for ((job, rank), profile) in &played.profiles {
         layers.played(job, *rank, profile);
     }

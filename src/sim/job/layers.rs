@@ -108,13 +108,13 @@ impl Timeline {
             let gathered_bytes = part_bytes.saturating_mul(self.ranks.len() as u64);
             gathered_sum = gathered_sum.saturating_add(gathered_bytes);
             let layer = Layer {
-                direction,
                 growth: is_forward.then_some(own_bytes.cast_signed()),
                 activations: Some(own_bytes),
                 parameters: Some(part_bytes),
                 gathered: layers.sharded.then_some(gathered_bytes),
                 gathered_sum: layers.sharded.then_some(gathered_sum),
                 duration_ns: Some((after_ns(time) - before_ns).unsigned_abs()),
+                ..Layer::new(direction)
             };
             if module.name.ends_with(end_of_block) {
                 gathered_sum = 0;
