@@ -7,7 +7,6 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
-use std::convert::Infallible;
 use std::iter::once;
 
 /// Rows in one piece: some 64 KiB.
@@ -27,7 +26,13 @@ pub(super) trait Page: Sized + Send + 'static {
 pub(super) struct Rows {
     json: Vec<u8>,
     has_any: bool,
+    is_broken: bool,
 }
+
+/// Ends an answer in its middle, so that the client takes it for no whole one.
+#[derive(Debug, thiserror::Error)]
+#[error("what was being written is no longer there")]
+struct Gone;
 
 impl Rows {
     pub fn push(&mut self, row: &impl Serialize) {
@@ -53,6 +58,11 @@ impl Rows {
         debug_assert!(written.is_ok(), "{written:?}");
     }
 
+    /// Ends the answer here: the rest of the row that was begun is no longer there.
+    pub fn break_off(&mut self) {
+        self.is_broken = true;
+    }
+
     /// Ends the list and the row that was begun.
     pub fn close(&mut self) {
         self.json.extend_from_slice(b"]}");
@@ -69,21 +79,23 @@ pub(super) fn lists(job: &str, first: (&str, impl Page), second: (&str, impl Pag
     answer(job, rows(first.0, first.1).chain(rows(second.0, second.1)))
 }
 
-fn answer(job: &str, lists: impl Stream<Item = Vec<u8>> + Send + 'static) -> Response {
+fn answer(job: &str, lists: impl Stream<Item = Result<Vec<u8>, Gone>> + Send + 'static) -> Response {
     let head = format!("{{\"job\":{}", serde_json::Value::from(job));
-    let (head, tail) = (once(head.into_bytes()), once(b"}\n".to_vec()));
+    let (head, tail) = (once(Ok(head.into_bytes())), once(Ok(b"}\n".to_vec())));
     let parts = stream::iter(head).chain(lists).chain(stream::iter(tail));
-    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
+    let parts = parts.map(|part| part.map(Bytes::from));
     ([(header::CONTENT_TYPE, json::TYPE)], Body::from_stream(parts)).into_response()
 }
 
 /// A list of this name, as a member that others come before.
-fn rows<P: Page>(name: &str, page: P) -> impl Stream<Item = Vec<u8>> + Send + use<P> {
+fn rows<P: Page>(name: &str, page: P) -> impl Stream<Item = Result<Vec<u8>, Gone>> + Send + use<P> {
     let pieces = stream::unfold((page, false), |(mut page, has_any)| async move {
-        let mut rows = Rows { json: Vec::with_capacity(ROWS * ROW_BYTES), has_any };
+        let mut rows = Rows { json: Vec::with_capacity(ROWS * ROW_BYTES), has_any, is_broken: false };
         page.next(&mut rows);
-        (!rows.json.is_empty()).then_some((rows.json, (page, true)))
+        let part = if rows.is_broken { Err(Gone) } else { Ok(rows.json) };
+        let is_over = part.as_ref().is_ok_and(Vec::is_empty);
+        (!is_over).then_some((part, (page, true)))
     });
-    let (head, tail) = (once(format!(",\"{name}\":[").into_bytes()), once(b"]".to_vec()));
+    let (head, tail) = (once(Ok(format!(",\"{name}\":[").into_bytes())), once(Ok(b"]".to_vec())));
     stream::iter(head).chain(pieces).chain(stream::iter(tail))
 }

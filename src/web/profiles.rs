@@ -2,14 +2,15 @@
 //! ran.
 //!
 //! Enters: a job, and perhaps a rank. Leaves: whole profiles, record by record. Invariants: no lock is held while records
-//! are decoded; an answer keeps one profile at a time, which is on its sender's account meanwhile.
+//! are decoded; an answer keeps no profile between its pieces. If the one that it is in the middle of is gone, the answer
+//! breaks off.
 
 use super::Site;
 use super::pieces::{Page, ROWS, Rows};
-use highwater_core::jobs::{Cursor, Profile, Record};
+use highwater_core::jobs::{Cursor, Profile, Record, Top, Totals};
 use highwater_core::wire::Direction;
 use serde::Serialize;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 #[cfg(test)]
 use utoipa::ToSchema;
 
@@ -27,17 +28,68 @@ pub(super) struct Listed<'a> {
     end_unix_nano: i64,
     /// Records that were refused for lack of room.
     missing: u64,
+    totals: Sums<'a>,
     records: Vec<Row<'a>>,
 }
 
 /// The members of a profile that come before its records.
 #[derive(Serialize)]
-struct Head {
+struct Head<'a> {
     rank: u32,
     step: Option<u64>,
     begin_unix_nano: i64,
     end_unix_nano: i64,
     missing: u64,
+    totals: Sums<'a>,
+}
+
+/// What all records of a profile are together. Bytes; `null` if no record has it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = ProfileTotals))]
+pub(super) struct Sums<'a> {
+    /// Different layers.
+    layers: u64,
+    /// Activations of all forward records.
+    activation_bytes: Option<u64>,
+    /// Parameters, each layer once.
+    parameter_bytes: Option<u64>,
+    /// What all-gathers produced.
+    gathered_bytes: Option<u64>,
+    /// The most in live tensors after a layer.
+    allocated_max_bytes: Option<u64>,
+    /// The most that the allocator held after a layer.
+    reserved_max_bytes: Option<u64>,
+    /// The layers with the most activations, the largest first.
+    top: Vec<TopRow<'a>>,
+}
+
+/// A layer with many activations, over all its records. Bytes.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+#[cfg_attr(test, schema(as = ProfileTop))]
+pub(super) struct TopRow<'a> {
+    layer: &'a str,
+    activation_bytes: u64,
+    parameter_bytes: Option<u64>,
+}
+
+impl<'a> Sums<'a> {
+    fn new(totals: Totals, top: &'a [Top]) -> Self {
+        let row = |top: &'a Top| {
+            let (activation_bytes, parameter_bytes) = (top.activations, top.parameters);
+            TopRow { layer: &top.name, activation_bytes, parameter_bytes }
+        };
+        Self {
+            layers: totals.layers,
+            activation_bytes: totals.activations,
+            parameter_bytes: totals.parameters,
+            gathered_bytes: totals.gathered,
+            allocated_max_bytes: totals.allocated_max,
+            reserved_max_bytes: totals.reserved_max,
+            top: top.iter().map(row).collect(),
+        }
+    }
 }
 
 /// One layer in one pass. Bytes and nanoseconds; `null` if unknown.
@@ -84,8 +136,8 @@ pub(super) struct Left {
     job: Arc<str>,
     /// The ranks that are left.
     ranks: std::ops::RangeInclusive<u32>,
-    /// The profile that is being written, and where.
-    begun: Option<(Arc<Profile>, Cursor)>,
+    /// The profile that is being written, and where. It is not kept for a client that does not read.
+    begun: Option<(Weak<Profile>, Cursor)>,
 }
 
 impl Left {
@@ -112,26 +164,30 @@ impl Page for Left {
         let shift_ns = self.site.known().unix_shift_ns();
         let mut left = ROWS;
         while left > 0 {
-            let is_new = self.begun.is_none();
-            if is_new {
+            let begun = self.begun.take();
+            let mut is_first = begun.is_none();
+            let (profile, mut cursor) = if let Some((profile, cursor)) = begun {
+                let Some(profile) = profile.upgrade() else { return rows.break_off() };
+                (profile, cursor)
+            } else {
                 let Some((rank, profile)) = self.find() else { return };
-                let Profile { step, begin_ns, end_ns, missing, .. } = *profile;
+                let Profile { step, begin_ns, end_ns, missing, totals, ref top, .. } = *profile;
                 let [begin_unix_nano, end_unix_nano] = [begin_ns, end_ns].map(|ns| ns.saturating_add(shift_ns));
-                rows.open(&Head { rank, step, begin_unix_nano, end_unix_nano, missing }, "records");
-                self.begun = Some((profile, Cursor::default()));
-            }
-            let Some((profile, cursor)) = &mut self.begun else { return };
-            let mut is_first = is_new;
+                let totals = Sums::new(totals, top);
+                rows.open(&Head { rank, step, begin_unix_nano, end_unix_nano, missing, totals }, "records");
+                (profile, Cursor::default())
+            };
             while left > 0
-                && let Some(record) = profile.next(cursor)
+                && let Some(record) = profile.next(&mut cursor)
             {
                 rows.push_inner(&Row::new(&record, shift_ns), std::mem::take(&mut is_first));
                 left -= 1;
             }
             if left > 0 {
                 rows.close();
-                self.begun = None;
                 left -= 1;
+            } else {
+                self.begun = Some((Arc::downgrade(&profile), cursor));
             }
         }
     }
