@@ -11,7 +11,9 @@ use crate::intake::split::MOST_EVENT_BYTES;
 use crate::metrics::MOST_LAYERS;
 use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use crate::place::process::MOST_PROCESSES;
+use crate::recording::MOST_PROFILES;
 use crate::recording::schema::CACHE_KIB;
+use crate::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 use crate::web::{answers, serve};
 use highwater_core::gpu;
 use std::fmt::Write as _;
@@ -24,10 +26,18 @@ const GPUS: usize = 8;
 const AT_REST: usize = 26 * MIB;
 /// A scrape of 2,048 phases with series: its samples, and their text while it is made.
 const EXPOSITION: usize = 8 * MIB;
-/// One more sample, and its text while it is made.
-const SAMPLE: usize = 200;
+/// One more sample, and its text while it is made, beside its names.
+const SAMPLE: usize = 120;
+/// How often a name of a sample is in memory: in the text, where each character may need an escape. Samples share it.
+const OF_NAME: usize = 2;
 /// Series of a rank's profile beside those of its layers.
 const PROFILE_SERIES: usize = 8;
+/// A profile in a page that is made, as JSON and twice as text, and one of its layers; a name of a layer, beside its bytes.
+const PROFILE: usize = 2 << 10;
+const TOP: usize = 1 << 10;
+const NAME: usize = 160;
+/// How often a layer's name is in memory then: twice in the report, once as JSON, and in both texts with escapes.
+const OF_LAYER_NAME: usize = 3 + 2 * OF_NAME;
 /// Stack of a thread that has run, and of its reads.
 const STACK: usize = 64 << 10;
 /// A finding's texts and evidence; 256 are active and 256 have ended.
@@ -78,10 +88,18 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("making an exposition (measured)", EXPOSITION),
         (
             "series of layer profiles in an exposition",
-            (2 * MOST_LAYERS.max(limits.ranks) + PROFILE_SERIES * limits.ranks) * SAMPLE,
+            2 * MOST_LAYERS.max(limits.ranks) * (SAMPLE + 2 * OF_NAME * limits.name_bytes)
+                + PROFILE_SERIES * limits.ranks * (SAMPLE + OF_NAME * limits.name_bytes),
         ),
         ("a capture being written", sqlite + CAPTURE),
         ("a capture's page being made", REPORT),
+        (
+            "layer profiles in that page",
+            MOST_NAMES * NAME
+                + MOST_NAME_BYTES * OF_LAYER_NAME
+                + MOST_PROFILES * PROFILE
+                + (MOST_TOP + MOST_PROFILES) * TOP,
+        ),
     ]
 }
 
