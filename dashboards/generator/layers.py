@@ -53,8 +53,9 @@ def _tiles():
              [(0, BLUE)], missing="no profile", decimals=1),
         tile("Highest reserved", "The most that an allocator held after any layer, rank with the most.", worst("reserved_max_bytes"),
              "bytes", [(0, BLUE)], missing="no profile", decimals=1),
-        tile("Missing records", "Records of layers that the profiles lack because there was no room: raise "
-             "annotations.max_ended_bytes.", f"sum(highwater_job_profile_missing_records{{{RANK}}})", "short", NONE_WANTED,
+        tile("Missing records", "Records of layers that the profiles lack because there was no room. If "
+             "highwater_annotations_total{outcome=\"over_budget\"} rises, raise annotations.max_ended_bytes or "
+             "annotations.max_bytes, as the daemon's log says; otherwise profile fewer layers.", f"sum(highwater_job_profile_missing_records{{{RANK}}})", "short", NONE_WANTED,
              missing="no profile", decimals=0),
         tile("Retries, in range", "Device allocations that failed and were retried after the allocator flushed its cache, over the "
              "time range.", f"sum(increase(highwater_job_allocator_retries_total{{{RANK}}}[$__range]))", "short",

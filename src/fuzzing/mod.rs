@@ -27,5 +27,7 @@ pub use recording::recording;
 pub use replay::replay;
 pub use scenario::scenario;
 pub use settings::settings;
+#[cfg(test)]
+pub(crate) use world::node;
 
 use highwater_core::fuzzing::parts;

@@ -32,7 +32,7 @@ phases = [
 "#;
 
 /// The node, which nothing sent to an intake changes.
-pub(super) fn node() -> Arc<Node> {
+pub(crate) fn node() -> Arc<Node> {
     static NODE: OnceLock<Arc<Node>> = OnceLock::new();
     Arc::clone(NODE.get_or_init(|| Arc::new(play())))
 }

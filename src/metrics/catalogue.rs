@@ -172,7 +172,7 @@ metrics! {
     LAYER_PARAMETER = Gauge "highwater_layer_parameter_bytes" ["job", "rank", "layer"]
         "Parameters of the layers that highwater_layer_activation_bytes has. Updated at each profiled step.";
     LAYER_RECORDS_DROPPED = Counter "highwater_layer_records_dropped_total" []
-        "Records of layers that are in no profile: refused for lack of room, or of a step whose profile was whole already.";
+        "Records of layers that are in no profile: refused for lack of room, of a step whose profile was whole already, or of a step that began again before it ended.";
     LAYERS_UNKEPT = Counter "highwater_layers_unkept_total" []
         "Layers that ended but were not kept, because there was no room for statistics of another layer; captures contain them all the same.";
     ANNOTATIONS = Counter "highwater_annotations_total" ["outcome"]

@@ -192,3 +192,77 @@ impl Page for Left {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::Recorder;
+    use crate::intake::Intake;
+    use crate::known::Known;
+    use crate::metrics::Snapshots;
+    use highwater_core::clock::Manual;
+    use highwater_core::jobs::{Limits, Sender};
+    use http_body_util::BodyExt as _;
+    use serde_json::{Value, json};
+
+    const NOW_NS: i64 = 5_000_000_000;
+
+    fn site() -> Site {
+        let intake = Arc::new(Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default()));
+        let known = Known::of(&crate::fuzzing::node(), intake.ledger());
+        let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
+        Site::new(snapshots, intake, Recorder::default(), |_| Ok(String::new()))
+    }
+
+    /// A profiled step of so many records, and the begin of the next.
+    fn step(site: &Site, number: u64, records: u64) {
+        let record = |n: u64| {
+            json!({"event": "mark", "kind": "layer", "name": format!("{}", n % 3), "job": "j", "rank": 2, "step": number,
+                "layer": {"direction": "forward", "activations": n, "parameters": 5}})
+        };
+        let mut said: Vec<Value> = (0..records).map(record).collect();
+        said.push(json!({"event": "begin", "kind": "step", "job": "j", "rank": 2, "step": number + 1}));
+        site.intake.take_json(json!(said).to_string().as_bytes(), &Sender::DAEMON);
+    }
+
+    fn answer(site: &Site) -> axum::response::Response {
+        crate::web::pieces::list("j", "profiles", Left::new(site.clone(), "j".into(), None))
+    }
+
+    fn held(site: &Site) -> usize {
+        Arc::strong_count(site.intake.jobs().by_name()["j"].ranks[&2].profile().expect("one"))
+    }
+
+    #[tokio::test]
+    async fn a_profile_has_its_totals_before_its_records() {
+        let site = site();
+        step(&site, 1, 250);
+        let read = answer(&site).into_body().collect().await.expect("whole").to_bytes();
+        let read: Value = serde_json::from_slice(&read).expect("JSON");
+        let profile = &read["profiles"][0];
+        assert_eq!(profile["records"].as_array().expect("a list").len(), 250);
+        let totals = json!({
+            "layers": 3, "activation_bytes": 249 * 125, "parameter_bytes": 15, "gathered_bytes": null,
+            "allocated_max_bytes": null, "reserved_max_bytes": null, "top": [
+                {"layer": "0", "activation_bytes": 3 * (83 * 84 / 2), "parameter_bytes": 5}]
+        });
+        assert_eq!(profile["totals"]["layers"], totals["layers"]);
+        assert_eq!(profile["totals"]["activation_bytes"], totals["activation_bytes"]);
+        assert_eq!(profile["totals"]["top"][0], totals["top"][0]);
+        let names: Vec<_> = profile["totals"].as_object().expect("an object").keys().collect();
+        assert_eq!(names, totals.as_object().expect("an object").keys().collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_keeps_no_profile_and_learns_that_it_is_gone() {
+        let site = site();
+        step(&site, 1, 1_000);
+        let mut body = answer(&site).into_body();
+        for _ in 0..4 {
+            assert!(body.frame().await.expect("a part").is_ok());
+        }
+        assert_eq!(held(&site), 1);
+        step(&site, 2, 1_000);
+        assert!(body.frame().await.expect("a part").is_err());
+    }
+}

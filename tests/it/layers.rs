@@ -64,6 +64,7 @@ fn the_activations_of_resnet50_are_what_its_recording_has() {
     let forward = records.iter().filter(|record| record["direction"] == json!("forward"));
     let activations: u64 = forward.map(|record| record["activations"].as_u64().expect("a number")).sum();
     assert_eq!(activations, ACTIVATIONS);
+    assert_eq!(listed["profiles"][0]["totals"]["activation_bytes"], json!(ACTIVATIONS));
     let metrics = daemon.get("/metrics");
     for expected in [
         format!("highwater_job_profile_activation_bytes{{job=\"resnet50\",rank=\"0\"}} {ACTIVATIONS}"),
