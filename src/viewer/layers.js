@@ -3,7 +3,7 @@
 // the order in which the layers ran, forward first and then backward. Memory at the end of each layer; activations, and
 // parameters below them; all-gathers with the bytes that are gathered at the time. Knows nothing of where records come from.
 
-const GRAPH = 130, GRAPH_GAP = 26, MODULES = 18, LAYERS_TOP = 20, MOST_MODULES = 200, MOST_TOP = 20;
+const GRAPH = 130, GRAPH_GAP = 26, MODULES = 18, LAYERS_TOP = 20, MOST_MODULES = 200;
 
 // records: arrays of [name, "forward" or "backward", any, allocated, reserved, growth, activations, parameters, gathered,
 // gathered_sum, duration in nanoseconds]; null where not known.
@@ -12,7 +12,7 @@ const RECORD = { name: 0, direction: 1, allocated: 3, reserved: 4, growth: 5, ac
 const GRAPHS = [
   { title: "Memory at the end of each layer", lines: [["allocated", "allocated", "--c0"], ["reserved", "reserved", "--c1"]], bars: [], none: "The allocator's counters are not known." },
   { title: "Activations, parameters below", lines: [], bars: [["activations", "activations", "--c2", 1], ["parameters", "parameters", "--c3", -1]], none: "Activations and parameters are not known." },
-  { title: "All-gathers", lines: [["gatheredSum", "gathered and not released", "--c4"]], bars: [["gathered", "gathered", "--c5", 1]], none: "No all-gather was seen." },
+  { title: "All-gathers", lines: [["gatheredSum", "gathered and not released", "--c4"]], bars: [["gathered", "gathered", "--c5", 1]], none: "All-gathers are not known.", zero: "Nothing was gathered." },
 ];
 
 // A size of a layer, which may be a few bytes.
@@ -25,7 +25,7 @@ class LayerChart {
   // say: called with what a reader of the screen should hear.
   constructor(place, records, say) {
     Object.assign(this, { place, records, say, cursor: null, pointer: null });
-    this.graphs = GRAPHS.filter((graph) => this.has(graph));
+    this.graphs = GRAPHS.filter((graph) => this.has(graph, (value) => value > 0));
     this.passes = records.findIndex((record) => record[RECORD.direction] === "backward");
     if (this.passes < 0) this.passes = records.length;
     this.modules = modules(records);
@@ -47,7 +47,7 @@ class LayerChart {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const last = records.length - 1, from = this.cursor ?? -1;
       const to = { ArrowLeft: from - 1, ArrowRight: from + 1, PageUp: from - 20, PageDown: from + 20, Home: 0, End: last }[event.key];
-      if (to === undefined) return;
+      if (to === undefined || last < 0) return;
       event.preventDefault();
       this.point(Math.max(0, Math.min(to, last)));
     });
@@ -59,7 +59,11 @@ class LayerChart {
     matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", this.themed);
   }
 
-  has({ lines, bars }) { return [...lines, ...bars].some(([key]) => this.records.some((record) => record[RECORD[key]] > 0)); }
+  // Whether any of a graph's values is so.
+  has({ lines, bars }, is) { return [...lines, ...bars].some(([key]) => this.records.some((record) => is(record[RECORD[key]]))); }
+
+  // What is said in place of a graph that has nothing to show.
+  instead(graph) { return graph.zero && this.has(graph, (value) => value !== null) ? graph.zero : graph.none; }
 
   x(nth) { return AXIS + nth / this.records.length * this.width; }
   at(x) {
@@ -238,9 +242,10 @@ function modules(records) {
   return deeper.length <= MOST_MODULES ? deeper : runs(1);
 }
 
-// The graphs of one profile with their legend, what is at the cursor, and the layers with the most activations as a table.
-// `profile`: { title, records, missing }.
-function layerRegion({ title, records, missing }) {
+// The graphs of one profile with their legend, what is at the cursor, and its totals and largest layers as tables.
+// `profile`: { title, records, missing, left_out, totals: { layers, activation_bytes, parameter_bytes, gathered_bytes,
+// allocated_max_bytes, reserved_max_bytes, top } }. The totals are of all records, also of those that are left out here.
+function layerRegion({ title, records, missing, left_out: leftOut, totals }) {
   const place = element("div", { class: "plot layers", tabindex: "0", role: "application", "aria-roledescription": "chart",
     "aria-label": `Layers of ${title}. Arrow keys move from layer to layer.` });
   const readout = element("p", { class: "readout", role: "status" });
@@ -250,20 +255,15 @@ function layerRegion({ title, records, missing }) {
     swatch.style.background = `var(${color})`;
     return element("li", {}, swatch, name);
   });
-  const none = GRAPHS.filter((graph) => !chart.graphs.includes(graph)).map((graph) => graph.none);
-  if (missing) none.push(`${missing.toLocaleString("en")} records found no room and are not shown.`);
-  const sum = (of, key) => of.some((record) => record[RECORD[key]] !== null) ? of.reduce((total, record) => total + (record[RECORD[key]] ?? 0), 0) : null;
-  const forward = records.filter((record) => record[RECORD.direction] === "forward");
-  const once = [...new Map(records.map((record) => [record[RECORD.name], record])).values()];
-  const most = (key) => records.reduce((highest, record) => Math.max(highest, record[RECORD[key]] ?? -1), -1);
-  const totals = [["layers", once.length.toLocaleString("en")], ["activations of the forward pass", size(sum(forward, "activations"))], ["parameters", size(sum(once, "parameters"))],
-    ["gathered", size(sum(records, "gathered"))], ["highest allocated", most("allocated") < 0 ? "not known" : gib(most("allocated"))], ["highest reserved", most("reserved") < 0 ? "not known" : gib(most("reserved"))]];
-  const top = forward.filter((record) => record[RECORD.activations] > 0).sort((a, b) => b[RECORD.activations] - a[RECORD.activations]).slice(0, MOST_TOP)
-    .map((record) => [record[RECORD.name], size(record[RECORD.activations]), size(record[RECORD.parameters]), size(record[RECORD.growth]), gib(record[RECORD.allocated])]);
-  const region = element("div", { class: "chart" }, place, element("ul", { class: "legend" }, ...swatches), readout,
-    ...none.map((text) => element("p", { class: "note" }, text)),
-    table(`Totals of ${title}`, ["of the profile", "value"], totals, 1), table(`Layers with the most activations of ${title}`,
-      ["layer", "activations", "parameters", "growth", "allocated after it"], top, 1));
+  const notes = GRAPHS.filter((graph) => !chart.graphs.includes(graph)).map((graph) => chart.instead(graph));
+  if (leftOut) notes.push(`${leftOut.toLocaleString("en")} records are not drawn; the tables have them.`);
+  if (missing) notes.push(`${missing.toLocaleString("en")} records found no room in the daemon.`);
+  const sums = [["layers", totals.layers.toLocaleString("en")], ["activations of the forward pass", size(totals.activation_bytes)], ["parameters", size(totals.parameter_bytes)],
+    ["gathered", size(totals.gathered_bytes)], ["highest allocated", gib(totals.allocated_max_bytes)], ["highest reserved", gib(totals.reserved_max_bytes)]];
+  const top = totals.top.map((one) => [one.layer, size(one.activation_bytes), size(one.parameter_bytes)]);
+  const region = element("div", { class: "chart" }, records.length ? [place, element("ul", { class: "legend" }, ...swatches), readout] : [],
+    ...notes.map((text) => element("p", { class: "note" }, text)),
+    table(`Totals of ${title}`, ["of the profile", "value"], sums, 1), table(`Layers with the most activations in ${title}`, ["layer", "activations", "parameters"], top, 1));
   return { region, chart };
 }
 

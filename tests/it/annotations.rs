@@ -138,7 +138,8 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
 #[test]
 fn the_readmes_python_is_taken_word_for_word() {
     let readme = include_str!("../../README.md");
-    let steps = readme.split("```python\n").nth(1).and_then(|rest| rest.split("```").next()).expect("its example");
+    let mut blocks = readme.split("```python\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let steps = blocks.find(|block| block.contains("highwater.step")).expect("its example");
     let stand_ins =
         "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatches = [None]\n";
     let daemon = simulated();
@@ -157,11 +158,16 @@ fn the_readmes_python_is_taken_word_for_word() {
     assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
     drop(job.stdin.take());
     assert!(job.wait().expect("it ends").success());
-    // The seventh is the client's `exit`. The first may come before the process's environment has been read.
-    eventually(COUNTED_WITHIN, "all seven events", || {
+    // The first may come before the process's environment has been read.
+    eventually(COUNTED_WITHIN, "all six events", || {
         let metrics = daemon.get("/metrics");
         let count = |outcome| value_of(&metrics, &format!("highwater_annotations_total{{outcome=\"{outcome}\"}}"));
-        (count("accepted")? + count("accepted_without_gpu")? > 6.5).then_some(())
+        (count("accepted")? + count("accepted_without_gpu")? > 5.5).then_some(())
+    });
+    // The end of its connection is the end of the rank.
+    eventually(COUNTED_WITHIN, "the rank's end", || {
+        let job: Value = serde_json::from_str(&daemon.get("/api/v1/jobs/llama")).expect("JSON");
+        job["ranks"][0]["exited_unix_nano"].as_i64().map(|_| ())
     });
 }
 

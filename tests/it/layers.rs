@@ -82,7 +82,14 @@ fn has_graphs(browser: &mut Browser, what: &str) {
     browser.wait(DRAWN);
     let graphs = browser.value("highwaterLayers.graphs.map(({ title }) => title)");
     let without_gathers = ["Memory at the end of each layer", "Activations, parameters below"];
-    assert_eq!(graphs, json!(without_gathers), "{what}: resnet50 on one GPU gathers nothing");
+    assert_eq!(graphs, json!(without_gathers), "{what}");
+    let shown = browser.value("document.querySelector('.layers').parentNode.innerText");
+    let shown = shown.as_str().expect("text");
+    for expected in
+        ["Nothing was gathered.", "activations of the forward pass\t1.34 GiB", "layers\t126", "parameters\t97.49 MiB"]
+    {
+        assert!(shown.contains(expected), "{what}: no `{expected}` in {shown}");
+    }
     assert_eq!(browser.value("highwaterLayers.records.length"), json!(traces().len()), "{what}");
     browser.value("highwaterLayers.place.focus()");
     browser.press("Home");

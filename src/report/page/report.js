@@ -184,7 +184,8 @@ function tables(report, chart) {
 function profiles(report) {
   const several = report.recordings.length > 1, all = report.recordings.flatMap((recording) => recording.profiles.map((profile) => {
     const title = `${several ? `${recording.name}, ` : ""}${profile.job} rank ${profile.rank}${profile.step === null ? "" : `, step ${profile.step}`}`;
-    return { title, missing: profile.missing, records: profile.records.map(([name, ...rest]) => [recording.layer_names[name], ...rest]) };
+    const named = (name) => recording.layer_names[name], top = profile.top.map((one) => ({ ...one, layer: named(one.layer) }));
+    return { ...profile, title, totals: { ...profile, top }, records: profile.records.map(([name, ...rest]) => [named(name), ...rest]) };
   }));
   if (!all.length) return [];
   const chooser = layerChooser("Profile", (nth) => chooser.show(all[Number(nth)]));

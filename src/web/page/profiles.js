@@ -38,6 +38,6 @@ class Profiles {
     }
     const records = profile.records.map((one) => [one.layer, one.direction, one.time_unix_nano, one.allocated, one.reserved, one.growth, one.activations,
       one.parameters, one.gathered, one.gathered_sum, one.duration_ns]);
-    this.chooser.show({ title: `rank ${rank}${profile.step === null ? "" : `, step ${profile.step}`}`, records, missing: profile.missing });
+    this.chooser.show({ title: `rank ${rank}${profile.step === null ? "" : `, step ${profile.step}`}`, records, missing: profile.missing, left_out: 0, totals: profile.totals });
   }
 }
