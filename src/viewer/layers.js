@@ -92,7 +92,7 @@ class LayerChart {
     const across = this.place.clientWidth, ratio = devicePixelRatio || 1;
     if (!across) return;
     this.width = Math.max(across - AXIS - RIGHT, 10);
-    this.height = LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) + MODULES + 6;
+    this.height = LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) + this.modules.length * (MODULES + 1) + 6;
     for (const canvas of [this.canvas, this.overlay]) {
       canvas.width = Math.round(across * ratio);
       canvas.height = Math.round(this.height * ratio);
@@ -182,21 +182,21 @@ class LayerChart {
     pen.fillText(title, AXIS + 2, top + 11);
   }
 
-  // Below everything, the modules of which the layers are parts.
+  // Below everything, the modules of which the layers are parts, and below these their own parts.
   drawModules(top) {
     const { pen } = this;
     pen.textBaseline = "middle";
-    pen.textAlign = "left";
-    this.modules.forEach(({ from, to, name }, nth) => {
-      const left = this.x(from), wide = this.x(to) - left;
+    pen.textAlign = "center";
+    this.modules.forEach((row, depth) => row.forEach(({ from, to, name }, nth) => {
+      const left = this.x(from), wide = this.x(to) - left, y = top + depth * (MODULES + 1);
       pen.fillStyle = this.color(nth % 2 ? "--band-a" : "--band-b");
-      pen.fillRect(left, top, Math.max(wide - 0.7, 0.7), MODULES);
-      if (wide < 24) return;
+      pen.fillRect(left, y, Math.max(wide - 0.7, 0.7), MODULES);
+      // The row above has the rest of the name.
+      const text = depth ? name.slice(name.lastIndexOf(".") + 1) : name;
+      if (pen.measureText(text).width + 4 > wide) return;
       pen.fillStyle = this.color("--text");
-      pen.save(); pen.beginPath(); pen.rect(left, top, wide - 3, MODULES); pen.clip();
-      pen.fillText(name, left + 3, top + MODULES / 2 + 0.5);
-      pen.restore();
-    });
+      pen.fillText(text, left + wide / 2, y + MODULES / 2 + 0.5);
+    }));
   }
 
   // The record at the pointer, or else at the cursor.
@@ -222,7 +222,8 @@ class LayerChart {
   }
 }
 
-// Neighbouring records by the first part of their names that tells them apart; by the first two parts if that makes few.
+// Rows of neighbouring records: by the first part of their names that tells them apart, and by the first two unless that makes
+// too many.
 function modules(records) {
   const parts = records.map((record) => record[RECORD.name].split(".").filter((part) => part && !part.startsWith("_")));
   let common = 0;
@@ -238,8 +239,8 @@ function modules(records) {
     });
     return found;
   };
-  const deeper = runs(2);
-  return deeper.length <= MOST_MODULES ? deeper : runs(1);
+  const whole = runs(1), parted = runs(2);
+  return parted.length > whole.length && parted.length <= MOST_MODULES ? [whole, parted] : [whole];
 }
 
 // The graphs of one profile with their legend, what is at the cursor, and its totals and largest layers as tables.

@@ -105,8 +105,8 @@ fn has_graphs(browser: &mut Browser, what: &str) {
         "[0, 157, 158, 315].map((nth) => highwaterLayers.at((highwaterLayers.x(nth) + highwaterLayers.x(nth + 1)) / 2))",
     );
     assert_eq!(named, json!([0, 157, 158, 315]), "{what}");
-    let modules = browser.value("highwaterLayers.modules.map(({ name }) => name).slice(0, 6)");
-    assert_eq!(modules, json!(["conv1", "bn1", "relu", "maxpool", "layer1.0", "layer1.1"]), "{what}");
+    let modules = browser.value("highwaterLayers.modules.map((row) => row.map(({ name }) => name).slice(4, 7))");
+    assert_eq!(modules, json!([["layer1", "layer2", "layer3"], ["layer1.0", "layer1.1", "layer1.2"]]), "{what}");
     let drawn = "(() => { const { canvas } = highwaterLayers, pixels = canvas.getContext('2d')
         .getImageData(0, 0, canvas.width, canvas.height).data; let colors = new Set();
         for (let i = 0; i < pixels.length; i += 4) colors.add(pixels.slice(i, i + 3).join());
