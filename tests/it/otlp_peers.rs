@@ -47,6 +47,11 @@ name = "comm"
 duration = "20 ms"
 collective = true
 
+[jobs.layers]
+count = 9
+every_steps = 1
+sharded = true
+
 [jobs.checkpoint]
 every_steps = 3
 duration = "1 h"
