@@ -38,36 +38,14 @@ class Transport:
         raise NotImplementedError
 
 
-class Seqpacket(Transport):
-    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon."""
+class UnixSocket(Transport):
+    """A socket of the daemon, of one kind at one path."""
 
-    ends_rank = True
-
-    def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    def __init__(self, kind: int, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
         self.socket.settimeout(WAIT_S)
         try:
-            self.socket.connect(path + ".seqpacket")
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def send(self, message: bytes) -> Optional[str]:
-        self.socket.send(message)
-        return None
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-class Datagrams(Transport):
-    """The datagram socket, for daemons without the other."""
-
-    def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self.socket.settimeout(WAIT_S)
-        try:
-            # Not to send anything yet, but to know whether somebody listens.
+            # Datagrams need no connection; it tells whether somebody listens.
             self.socket.connect(path)
         except BaseException:
             self.socket.close()
@@ -79,6 +57,22 @@ class Datagrams(Transport):
 
     def close(self) -> None:
         self.socket.close()
+
+
+class Seqpacket(UnixSocket):
+    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon."""
+
+    ends_rank = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(socket.SOCK_SEQPACKET, path + ".seqpacket")
+
+
+class Datagrams(UnixSocket):
+    """The datagram socket, for daemons without the other."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(socket.SOCK_DGRAM, path)
 
 
 class Http(Transport):
