@@ -40,21 +40,21 @@ class Union(TorchCase):
 
 @needs_torch
 class Jobs(TorchCase):
-    def run_job(self, scenario, steps=2):
-        environment = {**os.environ, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    def run_job(self, scenario, steps=2, size=2):
+        environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tests.torch_rank", scenario, os.path.join(self.folder, scenario)]
         ranks = [
             subprocess.Popen(
                 command, cwd=PYTHON, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
-            for rank in range(2)
+            for rank in range(size)
         ]
         said = [rank.communicate(timeout=6 * SECONDS)[0].decode() for rank in ranks]
-        self.assertEqual([rank.returncode for rank in ranks], [0, 0], "\n".join(said))
+        self.assertEqual([rank.returncode for rank in ranks], [0] * size, "\n".join(said))
         self.assertNotIn("highwater: watch", "".join(said))
-        wait_until(lambda: self.daemon.ended >= 2, "the end of both ranks")
-        events = [[event for event in self.daemon.events() if event["rank"] == rank] for rank in range(2)]
-        for each in events:
+        wait_until(lambda: self.daemon.ended >= size, "the end of all ranks")
+        events = [[event for event in self.daemon.events() if event["rank"] == rank] for rank in range(size)]
+        for each in events if steps else []:
             ends = [event for event in each if event.get("kind") == "step" and event["event"] == "end"]
             self.assertEqual([event["step"] for event in ends], list(range(steps)))
         return events
@@ -111,7 +111,15 @@ class Jobs(TorchCase):
             self.assertIn("comm", [event.get("name") for event in begins[last:]])
 
     def test_our_hook_computes_what_ddp_does(self):
-        self.run_job("same_arithmetic")
+        # The inverse of three is not exact.
+        self.run_job("same_arithmetic", 0, 3)
+
+    def test_ddp_is_given_free(self):
+        self.run_job("gone", 0)
+
+    def test_ddp_that_is_compiled(self):
+        for events in self.run_job("compiled"):
+            self.check_comm(events, "backward", 2)
 
     def test_fsdp2(self):
         for events in self.run_job("fsdp2"):

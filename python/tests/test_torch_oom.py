@@ -13,14 +13,44 @@ class Oom(TorchCase):
         from highwater.torch import oom
 
         seen = oom.Oom(lambda: {"allocated": 7, "reserved": 9}, None)
-        seen.attach()
+        attached = mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True)
+        with attached as attach, mock.patch.object(oom, "_is_attached", False):
+            seen.attach()
+        attach.assert_called_once_with(oom._observe)
         self.addCleanup(seen.close)
         for _ in range(3):
             oom._observe(1, 100, 200, 300)
         marks = [event for event in self.sent(self.daemon) if event.get("name") == "oom"]
         self.assertEqual([event["attributes"] for event in marks], [
-            {"device": 1, "requested": 100, "device_allocated": 200, "device_free": 300, "allocated": 7, "reserved": 9},
+            {"device": 1, "requested": 100, "device_limit": 200, "device_free": 300, "allocated": 7, "reserved": 9},
         ])
+
+    def test_a_job_on_a_cpu_is_asked_nothing(self):
+        with mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True) as attach:
+            self.watch(self.model, self.optimizer, snapshot_dir=self.folder)
+        attach.assert_not_called()
+
+    def test_the_history_of_allocations_ends_with_the_last_watch_and_a_jobs_own_stays(self):
+        from highwater.torch import oom
+
+        def opened():
+            seen = oom.Oom(dict, self.folder)
+            seen.attach()
+            return seen
+
+        attach = mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True)
+        asked = mock.patch.object(torch._C, "_cuda_isHistoryEnabled", create=True, return_value=False)
+        record = mock.patch.object(torch.cuda.memory, "_record_memory_history")
+        with attach, asked as is_recording, record as recorded, mock.patch.object(oom, "_is_attached", False):
+            first, second = opened(), opened()
+            first.close()
+            self.assertEqual(recorded.call_args_list, [mock.call(max_entries=100_000)])
+            second.close()
+            second.close()
+            self.assertEqual(recorded.call_args_list[1:], [mock.call(enabled=None)])
+            is_recording.return_value = True
+            opened().close()
+            self.assertEqual(recorded.call_count, 2)
 
     def test_a_snapshot_that_cannot_be_written_does_not_cost_the_mark(self):
         from highwater.torch import oom
@@ -64,6 +94,12 @@ class Steps(TorchCase):
             "parameter_bytes": count, "gradient_bytes": count, "optimizer_bytes": 2 * count + 4 * 4,
         })
         self.assertNotIn("attributes", ends[1])
+
+    def test_a_view_keeps_its_storage(self):
+        from highwater.torch.holdings import bytes_of
+
+        whole = torch.zeros(100)
+        self.assertEqual(bytes_of([whole[:3], whole[50:], torch.zeros(2)]), 408)
 
     def test_nccls_memory_is_left_out_where_nobody_says_it(self):
         from highwater.torch.holdings import Holdings

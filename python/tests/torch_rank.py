@@ -1,7 +1,10 @@
 """One rank of a distributed job, for test_torch_comm.py: `python -m tests.torch_rank SCENARIO FILE`, with RANK set."""
 
+import gc
 import os
 import sys
+import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -10,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import highwater
 
 RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 
 
 def model():
@@ -59,15 +63,54 @@ def ddp_with_another_hook():
 
 def same_arithmetic():
     """With and without the hook, bit for bit."""
-    said = []
-    for watched in (False, True):
-        net = DistributedDataParallel(model())
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        if watched:
-            highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False)
-        train(net, optimizer)
-        said.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
-    assert torch.equal(*said)
+    for views in (False, True):
+        said = []
+        for watched in (False, True):
+            net = DistributedDataParallel(model(), gradient_as_bucket_view=views)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            if watched:
+                highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False)
+            train(net, optimizer)
+            # Gradients that are added to, or zeros: they are in the bucket then.
+            for number in range(6):
+                net(torch.randn(3, 10)).square().sum().backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=number == 3)
+            with net.no_sync():
+                net(torch.randn(3, 10)).square().sum().backward()
+            net(torch.randn(3, 10)).square().sum().backward()
+            said.append(torch.cat([each.detach().flatten() for p in net.parameters() for each in (p, p.grad)]))
+        assert torch.equal(*said), views
+
+
+def gone():
+    """DDP's reducer keeps its hook, and the hook no model."""
+    for group_hooks in (False, True):
+        for closes in (False, True):
+            net = DistributedDataParallel(model())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            handle = highwater.torch.watch(net, optimizer, group_hooks=group_hooks)
+            train(net, optimizer)
+            if closes:
+                handle.close()
+            known = weakref.ref(net)
+            del net, optimizer, handle
+            dist.barrier()
+            until_s = time.monotonic() + 10
+            while known() is not None and time.monotonic() < until_s:
+                # The threads of gloo give free what they had a moment later.
+                gc.collect()
+                time.sleep(0.01)
+            assert known() is None, (group_hooks, closes)
+
+
+def compiled():
+    torch._dynamo.config.optimize_ddp = False
+    net = torch.compile(DistributedDataParallel(model()), backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer, layers_every=0, group_hooks=False)
+    train(net, optimizer)
 
 
 def fsdp2():
@@ -150,7 +193,7 @@ def closed():
 
 if __name__ == "__main__":
     scenario, path = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=RANK, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=RANK, world_size=WORLD_SIZE)
     globals()[scenario]()
     if scenario != "plain":
         # A job that forgets it must end well, too.

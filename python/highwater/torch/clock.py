@@ -11,13 +11,27 @@ when it happened. It synchronises once, at the start, and never again:
 
 import collections
 import ctypes
+import os
 import threading
 import time
-from typing import Any, Callable, Deque, Optional, Union
+import weakref
+from typing import Any, Callable, Deque, Iterable, List, Optional, Union
 
 import torch
 
 RELAXED = 2
+
+# In a child process CUDA is gone, and an event must not be destroyed: what the parent had stays for good.
+_clocks: "weakref.WeakSet[Clock]" = weakref.WeakSet()
+_kept: List[Any] = []
+
+
+def keep_in_child(parts: Iterable[Any]) -> None:
+    """Has a child process keep its parent's objects."""
+    _kept.extend(parts)
+
+
+os.register_at_fork(after_in_child=lambda: keep_in_child(_clocks))
 
 
 class Stamp:
@@ -85,6 +99,7 @@ class CudaClock(Clock):
         self.anchor.record(self.current_stream())
         self.anchor.synchronize()
         self.anchor_ns = (before + now()) // 2
+        _clocks.add(self)
 
     def stamp(self, stream: Any = None, is_anchor: bool = False) -> Optional[Time]:
         if self.is_capturing():

@@ -12,12 +12,12 @@ import functools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
-from . import tensors
+from . import patches, tensors
 from .comm import Comm, Op
 from .guard import Part, guarded
 from .layers import is_compiling
@@ -34,6 +34,12 @@ HOOK_ID = 0x4157
 # What the end waits at most for collectives that have not ended.
 MOST_SETTLE_S = 2.0
 
+# Whether this thread is inside a function that is seen already.
+_inside = threading.local()
+# Those that watch, and the groups with our hooks, which process groups keep: nothing of a watch may be in them.
+_seeing = patches.Parts()
+_groups: Dict[int, Any] = {}
+
 
 class Collectives(Part):
     """Watches the collectives of this process."""
@@ -42,17 +48,15 @@ class Collectives(Part):
 
     def __init__(self, comm: Comm, model: Any, device: Callable[[], Any], with_group_hooks: bool = True) -> None:
         self.comm = comm
-        self.model = model
+        # As the reducer is a part of what torch.compile wraps.
+        self.model = getattr(model, "_orig_mod", model)
         self.device = device
         self.with_group_hooks = with_group_hooks
         self.undo: List[Callable[[], None]] = []
-        # Whether this thread is inside a function that is seen already.
-        self.inside = threading.local()
         # Asynchronous collectives that the job has not waited for, by their Work.
         self.waiting: Dict[int, Tuple[Op, bool]] = {}
         # Of the group's hooks, by the group's number of the operation.
         self.issued: Dict[Tuple[int, int], Op] = {}
-        self.groups: Dict[int, Any] = {}
         self.side: Any = None
         # Futures that will call this process back.
         self.due = 0
@@ -66,32 +70,33 @@ class Collectives(Part):
             own: Any = getattr(c10d, name, None)
             if own is not None:
                 # One function in both places, as they are compared by identity.
-                new = self.wrapped(name, own)
-                for module in (c10d, dist):
-                    if getattr(module, name, None) is own:
-                        self.replace(module, name, new)
+                self.replace([place for place in (c10d, dist) if getattr(place, name, None) is own], name, seen_function(name))
         functional: Any = getattr(dist, "_functional_collectives", None)
         if hasattr(functional, "wait_tensor"):
-            self.replace(functional, "wait_tensor", self.wrapped("wait_tensor", functional.wait_tensor))
-        self.replace(dist.Work, "wait", self.waited(dist.Work.wait))
+            self.replace([functional], "wait_tensor", seen_function("wait_tensor"))
+        self.replace([dist.Work], "wait", seen_wait)
+        if self.has_group_hooks():
+            _seeing.add(self)
         self.attach_groups()
         if not self.has_group_hooks():
             self.attach_reducer()
 
-    @guarded
     def close(self) -> None:
         for each in reversed(self.undo):
             each()
         self.undo = []
-        for group in self.groups.values():
-            here = group()
-            if here is not None:
-                here.unregister_pre_hook(HOOK_ID)
-                here.unregister_post_hook(HOOK_ID)
-        self.groups = {}
+        _seeing.remove(self)
+        if not any(True for _ in _seeing):
+            remove_group_hooks()
+        if self.has_reducer():
+            from . import reducer
+
+            reducer.detach(self.model, self.comm)
         self.settle()
-        # A hook of DDP stays, and must count nothing any more.
-        self.comm.is_off = True
+
+    def drop(self) -> None:
+        """Ends in a child process: no callback comes there."""
+        self.is_off = True
 
     def settle(self) -> None:
         """Waits for callbacks that are due: a thread of C++ that wants to run Python while the interpreter ends would end the
@@ -102,39 +107,17 @@ class Collectives(Part):
             # What follows a callback in its thread gives Python objects free.
             time.sleep(0.01)
 
-    def replace(self, place: Any, name: str, new: Any) -> None:
-        own = getattr(place, name)
-
-        def restore() -> None:
-            # Somebody may have wrapped it since.
-            if getattr(place, name) is new:
-                setattr(place, name, own)
-
-        setattr(place, name, new)
-        self.undo.append(restore)
+    def replace(self, places: Sequence[Any], name: str, make: Callable[[Any, patches.Parts], Any]) -> None:
+        self.undo.append(patches.join(self, tuple(places), name, make))
 
     # Functions.
 
-    def wrapped(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        is_gather = name.lstrip("_").startswith("all_gather")
-
-        @functools.wraps(own)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_off or self.comm.is_off or is_compiling() or getattr(self.inside, "is_set", False):
-                return own(*args, **kwargs)
-            op = self.comm.begin()
-            if is_gather:
-                self.count(args[0] if args else next(iter(kwargs.values()), None))
-            self.inside.is_set = True
-            work = None
-            try:
-                work = own(*args, **kwargs)
-            finally:
-                self.inside.is_set = False
-                self.issued_one(op, work, args, kwargs)
-            return work
-
-        return call
+    @guarded
+    def called(self, is_gather: bool, args: Any, kwargs: Any) -> Optional[Op]:
+        op = self.comm.begin()
+        if is_gather:
+            self.count(args[0] if args else next(iter(kwargs.values()), None))
+        return op
 
     @guarded
     def count(self, outputs: Any) -> None:
@@ -166,30 +149,13 @@ class Collectives(Part):
                 return
         key = id(work)
         self.waiting[key] = (op, is_cuda)
-        weakref.finalize(work, self.lost, key).atexit = False
+        weakref.finalize(work, lost, self.waiting, key, op).atexit = False
 
     def done(self, op: Op, future: Any) -> None:
         self.comm.end(op)
         with self.is_settled:
             self.due -= 1
             self.is_settled.notify_all()
-
-    @guarded
-    def lost(self, key: int) -> None:
-        """A Work that nobody waited for is gone."""
-        op, _ = self.waiting.pop(key, (None, False))
-        if op is not None and op.end is None:
-            self.comm.forget(op)
-
-    def waited(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            outcome = own(work, *args, **kwargs)
-            if self.waiting and not self.is_off:
-                self.after_wait(own, work)
-            return outcome
-
-        return wait
 
     @guarded
     def after_wait(self, own: Callable[..., Any], work: Any) -> None:
@@ -200,7 +166,7 @@ class Collectives(Part):
             self.comm.end(op)
             return
         if torch.cuda.is_current_stream_capturing():
-            self.comm.forget(op)
+            op.is_lost = True
             return
         with torch.cuda.stream(self.stream()):
             own(work)
@@ -222,17 +188,16 @@ class Collectives(Part):
         if not self.has_group_hooks() or not dist.is_initialized():
             return
         for group in list(dist.distributed_c10d._world.pg_map):
-            if id(group) in self.groups or not isinstance(group, dist.ProcessGroup):
-                continue
             key = id(group)
-            group.register_pre_hook(HOOK_ID, functools.partial(self.before, key))
-            group.register_post_hook(HOOK_ID, functools.partial(self.after, key))
-            self.groups[key] = weakref.ref(group)
+            known = _groups.get(key, lambda: None)()
+            if known is group or not isinstance(group, dist.ProcessGroup):
+                continue
+            group.register_pre_hook(HOOK_ID, functools.partial(before_group, key))
+            group.register_post_hook(HOOK_ID, functools.partial(after_group, key))
+            _groups[key] = weakref.ref(group)
 
     @guarded
     def before(self, key: int, said: Any) -> None:
-        if getattr(self.inside, "is_set", False):
-            return
         if "ALLGATHER" in said.name.name:
             self.count(said.output_tensors)
         is_cuda = not self.comm.is_on_host
@@ -268,3 +233,69 @@ class Collectives(Part):
             from . import reducer
 
             reducer.attach(self.model, self.comm)
+
+
+# What PyTorch holds: it knows those that watch weakly.
+
+
+def seen_function(name: str) -> Callable[[Any, patches.Parts], Any]:
+    is_gather = name.lstrip("_").startswith("all_gather")
+
+    def make(own: Callable[..., Any], parts: patches.Parts) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or getattr(_inside, "is_set", False):
+                return own(*args, **kwargs)
+            seen = [(part, part.called(is_gather, args, kwargs)) for part in parts if not part.comm.is_off]
+            _inside.is_set = True
+            work = None
+            try:
+                work = own(*args, **kwargs)
+            finally:
+                _inside.is_set = False
+                for part, op in seen:
+                    part.issued_one(op, work, args, kwargs)
+            return work
+
+        return call
+
+    return make
+
+
+def seen_wait(own: Callable[..., Any], parts: patches.Parts) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = own(work, *args, **kwargs)
+        for part in parts:
+            if part.waiting:
+                part.after_wait(own, work)
+        return outcome
+
+    return wait
+
+
+def lost(waiting: Dict[int, Tuple[Op, bool]], key: int, op: Op) -> None:
+    """A Work is gone: if nobody waited for it, nobody will know when it ended. The garbage collector calls this anywhere."""
+    if op.end is None:
+        op.is_lost = True
+    waiting.pop(key, None)
+
+
+def before_group(key: int, said: Any) -> None:
+    if not getattr(_inside, "is_set", False):
+        for part in _seeing:
+            part.before(key, said)
+
+
+def after_group(key: int, said: Any) -> None:
+    for part in _seeing:
+        part.after(key, said)
+
+
+def remove_group_hooks() -> None:
+    while _groups:
+        _, group = _groups.popitem()
+        here = group()
+        if here is not None:
+            here.unregister_pre_hook(HOOK_ID)
+            here.unregister_post_hook(HOOK_ID)

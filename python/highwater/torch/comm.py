@@ -17,6 +17,10 @@ GAP_NS = 100_000
 # What a step's end waits for asynchronous collectives of the host that are about to end.
 LATE_S = 0.5
 MOST_OPS = 65536
+# So many are sent without an end of a phase: an evaluation may have none.
+MANY_OPS = 1024
+# How many the sender's thread looks at before it lets the job's thread run.
+MOST_TAKEN = 512
 
 Interval = Tuple[int, int]
 
@@ -24,11 +28,13 @@ Interval = Tuple[int, int]
 class Op:
     """One collective."""
 
-    __slots__ = ("begin", "end")
+    __slots__ = ("begin", "end", "is_lost")
 
     def __init__(self, begin: Time) -> None:
         self.begin = begin
         self.end: Optional[Time] = None
+        # Nobody will know when it ended. The garbage collector may say so at any time, so nothing else is done then.
+        self.is_lost = False
 
 
 def union(intervals: Sequence[Interval], gap_ns: int = GAP_NS) -> List[Interval]:
@@ -66,22 +72,27 @@ class Collected(Later):
         self.clock = clock
         self.sent = sent
         self.ops = ops
+        self.taken = 0
         self.known: List[Interval] = []
         self.until_s = time.monotonic() + LATE_S
 
     def take(self) -> Optional[Sequence[Mark]]:
         # The last marks of a process must not wait.
         is_late = client.is_closing or time.monotonic() > self.until_s
-        while self.ops:
-            op = self.ops[0]
-            if op.end is None and not is_late:
+        taken = 0
+        while self.taken < len(self.ops):
+            if taken >= MOST_TAKEN and not client.is_closing:
+                return None
+            op = self.ops[self.taken]
+            if op.end is None and not is_late and not op.is_lost:
                 return None
             if op.end is not None:
                 begin, end = self.clock.resolve(op.begin), self.clock.resolve(op.end)
                 if begin is None or end is None:
                     return None
                 self.known.append((begin, end))
-            del self.ops[0]
+            self.taken += 1
+            taken += 1
         return self.sent.marks(self.known)
 
 
@@ -94,8 +105,9 @@ class Comm(Part):
         self.timeline = timeline
         # Called with the bytes of each all-gather, for the records of layers.
         self.gathered = gathered
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.ops: List[Op] = []
+        self.flush_at = MANY_OPS
         self.sent = Sent()
 
     @property
@@ -112,6 +124,10 @@ class Comm(Part):
         with self.lock:
             if len(self.ops) < MOST_OPS:
                 self.ops.append(op)
+        if len(self.ops) >= self.flush_at:
+            self.flush(False)
+            # What has not ended must not be looked at again each time.
+            self.flush_at = len(self.ops) + MANY_OPS
         return op
 
     @guarded
@@ -120,12 +136,10 @@ class Comm(Part):
         if op is not None and op.end is None:
             op.end = self.timeline.clock.stamp(stream=stream)
 
-    @guarded
-    def forget(self, op: Optional[Op]) -> None:
-        """Nobody will know when it ended."""
-        with self.lock:
-            if op is not None and op in self.ops:
-                self.ops.remove(op)
+    def drop(self) -> None:
+        """Ends without a mark: for good, and in a child process, where another thread of the parent may have held the lock."""
+        self.is_off = True
+        self.lock = threading.RLock()
 
     @guarded
     def flush(self, is_step_end: bool) -> None:
@@ -134,8 +148,15 @@ class Comm(Part):
         if not self.ops:
             return
         with self.lock:
-            takes_all = is_step_end and self.is_on_host
-            ended = [op for op in self.ops if takes_all or op.end is not None]
-            self.ops = [] if takes_all else [op for op in self.ops if op.end is None]
+            known = [op for op in self.ops if not op.is_lost]
+            if is_step_end:
+                # On a CPU, also what is about to end.
+                ended = [op for op in known if self.is_on_host or op.end is not None]
+                self.ops = [op for op in known if not self.is_on_host and op.end is None]
+            else:
+                # Marks are in order: what began after one that has not ended waits for it.
+                count = next((number for number, op in enumerate(known) if op.end is None), len(known))
+                ended, self.ops = known[:count], known[count:]
+            self.flush_at = MANY_OPS
         if ended:
             client.put_later(Collected(self.timeline.clock, self.sent, ended))

@@ -1,5 +1,6 @@
 """The phase `data`: the time that the loop waits for its next batch."""
 
+import weakref
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from .guard import Part, guarded
@@ -11,7 +12,8 @@ class Batches:
 
     def __init__(self, iterator: Iterator[Any], loop: Loop, count: int) -> None:
         self._iterator = iterator
-        self._loop = loop
+        # An iterator may outlive the model.
+        self._loop = weakref.ref(loop)
         # How many batches are left, if the loader knows. The call after the last batch is no wait for data.
         self._left = count
 
@@ -19,21 +21,22 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        if self._left == 0:
+        loop = self._loop()
+        if self._left == 0 or loop is None or loop.is_off:
             return next(self._iterator)
         if self._left < 0:
             # This may be the call after the last batch: known once it returns.
-            began = self._loop.now()
+            began = loop.now()
             batch = next(self._iterator)
-            self._loop.data_begin(began)
-            self._loop.data_end()
+            loop.data_begin(began)
+            loop.data_end()
             return batch
         self._left -= 1
-        self._loop.data_begin()
+        loop.data_begin()
         try:
             return next(self._iterator)
         finally:
-            self._loop.data_end()
+            loop.data_end()
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -50,7 +53,7 @@ class Data(Part):
 
     def __init__(self, loader: Any, loop: Loop) -> None:
         self.loader = loader
-        self.loop = loop
+        self.loop = weakref.ref(loop)
         self.had: Any = None
 
     @guarded
@@ -71,25 +74,30 @@ class Data(Part):
             return (rebuilt, (how[0], how[1]), *how[2:])
 
         members: Dict[str, Any] = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": had.__module__}
+        members["_highwater"] = self
         own = type(had.__name__, (had,), members)
         become(self.loader, own)
         self.had = had
 
     def batches(self, loader: Any, iterator: Any) -> Any:
-        if self.is_off or self.had is None or self.loop.is_off:
+        loop = self.loop()
+        if self.is_off or self.had is None or loop is None or loop.is_off:
             return iterator
         try:
             count = len(loader) if has_length(loader) else -1
-            return Batches(iterator, self.loop, count)
+            return Batches(iterator, loop, count)
         except Exception as error:
             self.fail(error)
             return iterator
 
-    @guarded
     def close(self) -> None:
-        if self.had is not None:
-            become(self.loader, self.had)
-            self.had = None
+        self.is_off = True
+        kind = type(self.loader)
+        # Of several watches, each has a class below the last one's, and they end in any order.
+        while getattr(kind.__dict__.get("_highwater"), "is_off", False):
+            kind = kind.__mro__[1]
+        if kind is not type(self.loader):
+            become(self.loader, kind)
 
 
 def become(loader: Any, kind: type) -> None:

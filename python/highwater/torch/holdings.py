@@ -14,12 +14,8 @@ MOST_GROUPS = 8
 
 
 def bytes_of(found: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors; what shares a storage counts once, by its largest."""
-    known: Dict[Any, int] = {}
-    for tensor in found:
-        place = tensors.place(tensor)
-        known[place] = max(known.get(place, 0), tensors.size(tensor))
-    return sum(known.values())
+    """Bytes of the storages of tensors, each once: a view of a part keeps all of it."""
+    return sum({tensors.place(tensor): tensors.storage_size(tensor) for tensor in found}.values())
 
 
 class Holdings(Part):

@@ -136,12 +136,11 @@ class Layers(Part):
             client.put_later(Profile(self.clock(), self.step, self.records))
         self.records = []
 
-    @guarded
     def remove(self) -> None:
-        """Removes the hooks; what hangs in the graph of this step goes with the graph."""
-        for handle in self.handles:
+        """Removes the hooks, also after a fault; what hangs in the graph of this step goes with the graph."""
+        handles, self.handles = self.handles, []
+        for handle in handles:
             handle.remove()
-        self.handles = []
 
     def gather(self, count: int) -> None:
         """Counts bytes of an all-gather."""

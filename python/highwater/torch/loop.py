@@ -16,6 +16,8 @@ from .timeline import Timeline
 
 # An optimizer that has stepped this often without another one ends steps on its own.
 MOST_ALONE = 64
+# After this many changes of the parameters by an optimizer that no hook saw, as in a compiled function, steps end without.
+MOST_UNSEEN = 3
 
 
 def in_backward() -> bool:
@@ -40,7 +42,15 @@ class Loop(Part):
         self.is_training = True
         self.is_backward = False
         self.backwards = 0
-        self.in_optimizer = 0
+        # The optimizers whose steps have begun and not ended, and whether the latest was given a function that runs the model.
+        self.entered: List[int] = []
+        self.has_closure = False
+        # How often an optimizer has stepped, and how often one did that no hook saw.
+        self.optimizer_calls = 0
+        self.unseen = 0
+        # A number that changes when an optimizer steps.
+        self.version: Callable[[], int] = lambda: 0
+        self.last_version: Optional[int] = None
         # When a backward pass was called that has not reached the model yet.
         self.called_at: Optional[Time] = None
         self.stepped: Set[int] = set()
@@ -140,12 +150,12 @@ class Loop(Part):
             for each in self.on_backward_end:
                 each()
             self.resume_optimizer()
-            if not self.in_optimizer and self.has_stepped():
+            if not self.entered and self.has_stepped():
                 # Optimizers that step inside the backward pass.
                 self.end_step()
 
     @guarded
-    def optimizer_begin(self) -> None:
+    def optimizer_begin(self, which: int, has_closure: bool = False) -> None:
         with self.lock:
             if in_backward():
                 return
@@ -153,8 +163,13 @@ class Loop(Part):
                 self.backward_end()
             self.in_forward = 0
             self.timeline.end("forward")
+            if which in self.entered:
+                # An exception ended its last step.
+                del self.entered[self.entered.index(which):]
+                self.timeline.end("optimizer")
             at = self.next_part(is_boundary=False)
-            self.in_optimizer += 1
+            self.entered.append(which)
+            self.has_closure = has_closure
             self.timeline.begin("optimizer", at)
 
     @guarded
@@ -162,10 +177,12 @@ class Loop(Part):
         with self.lock:
             self.stepped.add(which)
             self.steps_alone += 1
+            self.optimizer_calls += 1
             if in_backward():
                 return
-            self.in_optimizer = max(0, self.in_optimizer - 1)
-            if self.in_optimizer:
+            if which in self.entered:
+                del self.entered[self.entered.index(which):]
+            if self.entered:
                 return
             at = self.timeline.stamp()
             self.timeline.end("optimizer", at)
@@ -173,10 +190,14 @@ class Loop(Part):
                 self.end_step(at)
 
     @guarded
-    def optimizer_skipped(self) -> None:
-        """A GradScaler found gradients that are not finite. The step has ended all the same."""
+    def optimizer_skipped(self, which: int) -> None:
+        """A GradScaler found gradients that are not finite. The optimizer is done with the step all the same."""
         with self.lock:
-            self.end_step()
+            self.stepped.add(which)
+            self.steps_alone += 1
+            self.optimizer_calls += 1
+            if self.has_stepped():
+                self.end_step()
 
     @guarded
     def close(self) -> None:
@@ -187,6 +208,12 @@ class Loop(Part):
             for name in list(self.timeline.open):
                 self.timeline.end(name)
 
+    def drop(self) -> None:
+        """Ends without a mark: for good, and in a child process, where another thread of the parent may have held the lock."""
+        self.is_off = True
+        self.lock = threading.RLock()
+        self.on_step, self.on_backward_end, self.on_step_end = [], [], []
+
     def has_stepped(self) -> bool:
         if not self.optimizers or not self.stepped:
             return False
@@ -195,21 +222,38 @@ class Loop(Part):
     def next_part(self, is_boundary: bool, at: Optional[Time] = None) -> Optional[Time]:
         """Ends what the next phase of training ends, and begins a step if none is open. Returns the time of both."""
         self.end_eval()
-        if self.in_optimizer:
-            # A closure inside the optimizer's step runs the model again.
+        if self.entered:
             self.timeline.end("optimizer")
-            is_boundary = False
+            if self.has_closure:
+                # A closure inside the optimizer's step runs the model again.
+                is_boundary = False
+            else:
+                # An exception ended its step.
+                self.entered.clear()
         at = self.timeline.stamp(is_anchor=self.timeline.step is None) if at is None else at
-        if is_boundary and not self.optimizers and self.backwards:
+        if is_boundary and self.backwards and self.is_without_optimizer():
             self.end_step(at)
         if self.timeline.step is None:
             self.timeline.begin_step(self.next_step, at)
-            for each in self.on_step:
-                each(self.next_step, self.in_forward > 0)
+            if self.timeline.step is not None:
+                for each in self.on_step:
+                    each(self.next_step, self.in_forward > 0)
         return at
 
+    def is_without_optimizer(self) -> bool:
+        """Whether no optimizer was given, or the one that was has stepped, and never so that a hook saw it."""
+        if not self.optimizers:
+            return True
+        if self.optimizer_calls:
+            return False
+        version = self.version()
+        if self.last_version is not None and version != self.last_version:
+            self.unseen += 1
+        self.last_version = version
+        return self.unseen >= MOST_UNSEEN
+
     def resume_optimizer(self) -> None:
-        if self.in_optimizer:
+        if self.entered:
             self.timeline.begin("optimizer")
 
     def end_eval(self) -> None:
@@ -218,11 +262,15 @@ class Loop(Part):
         self.eval_end = None
 
     def end_step(self, at: Optional[Time] = None) -> None:
+        self.backwards = self.steps_alone = 0
+        self.entered.clear()
+        self.stepped.clear()
         if self.timeline.step is None:
+            # None began: it was captured as a CUDA graph.
             return
         self.timeline.end_step(at)
+        if self.timeline.step is not None:
+            return
         for each in self.on_step_end:
             each()
         self.next_step += 1
-        self.backwards = self.in_optimizer = self.steps_alone = 0
-        self.stepped.clear()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -11,18 +11,22 @@ import highwater
 from .. import _identity
 from .._marks import client
 from .guard import Part, guarded
+from .patches import Parts
 
 # The observer of the process cannot be taken away, so one serves every watch.
-_watching: List["Oom"] = []
+_watching = Parts()
 _is_attached = False
+# How many watches want the history of allocations that this module has PyTorch record.
+_recording = 0
 # A job that tries again and again needs one snapshot and no flood of marks.
 MOST_SNAPSHOTS = 2
 LEAST_S = 0.1
 
 
-def _observe(device: int, requested: int, allocated: int, free: int) -> None:
-    for each in list(_watching):
-        each.happened(device, {"requested": requested, "device_allocated": allocated, "device_free": free})
+def _observe(device: int, requested: int, limit: int, free: int) -> None:
+    # The limit is the device's memory, or what of it `set_per_process_memory_fraction` leaves to the process.
+    for each in _watching:
+        each.happened(device, {"requested": requested, "device_limit": limit, "device_free": free})
 
 
 class Oom(Part):
@@ -37,24 +41,41 @@ class Oom(Part):
         self.last_s = float("-inf")
         # Whether PyTorch tells of a failure when it happens.
         self.is_told = False
+        self.records = False
 
     @guarded
     def attach(self) -> None:
+        """For a job that uses CUDA: the questions of this would begin it, and a child process could not use it then."""
         global _is_attached
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None and torch.cuda.is_available():
-            if not _is_attached:
-                attach(_observe)
-                _is_attached = True
-            self.is_told = True
-        if self.snapshot_dir is not None and torch.cuda.is_available():
+        if attach is not None and not _is_attached:
+            attach(_observe)
+            _is_attached = True
+        self.is_told = _is_attached
+        _watching.add(self)
+        if self.snapshot_dir is not None and not self.records:
+            self.record()
+
+    def record(self) -> None:
+        """Begins the history of allocations, unless the job has one."""
+        global _recording
+        is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if not _recording:
+            if is_recording is not None and is_recording():
+                return
             torch.cuda.memory._record_memory_history(max_entries=100_000)
-        _watching.append(self)
+        _recording += 1
+        self.records = True
 
     @guarded
     def close(self) -> None:
-        if self in _watching:
-            _watching.remove(self)
+        global _recording
+        _watching.remove(self)
+        if self.records:
+            self.records = False
+            _recording -= 1
+            if not _recording:
+                torch.cuda.memory._record_memory_history(enabled=None)
 
     @guarded
     def seen(self, error: Optional[BaseException]) -> None:

@@ -1,11 +1,13 @@
 """Hooks on optimizers: the phase `optimizer`, and the end of steps."""
 
-from typing import Any, Callable, List
+import functools
+import weakref
+from typing import Any, Callable
 
 import torch
 
+from . import patches
 from .layers import is_compiling
-from .loop import Loop
 
 # What an optimizer of PyTorch has. Accelerate's is of its class and has nothing of it.
 HOOKS = "_optimizer_step_post_hooks"
@@ -17,20 +19,28 @@ def unwrapped(optimizer: Any) -> Any:
     return inner if not hasattr(optimizer, HOOKS) and hasattr(inner, HOOKS) else optimizer
 
 
-def attach(number: int, optimizer: Any, loop: Loop, before_step: Callable[[], None]) -> Callable[[], None]:
-    """Watches the steps of one optimizer; returns what ends that."""
+def attach(number: int, optimizer: Any, watch: Any) -> Callable[[], None]:
+    """Watches the steps of one optimizer; returns what ends that. An optimizer does not keep the watch, as it may outlive the
+    model."""
+    known = weakref.ref(watch)
 
-    def before(*_: Any, **__: Any) -> None:
-        if not is_compiling():
-            before_step()
-            loop.optimizer_begin()
+    def before(has_closure: bool) -> None:
+        here = known()
+        if here is not None and not is_compiling():
+            here.attach_compiled_late()
+            here.loop.optimizer_begin(number, has_closure)
 
-    def after(*_: Any, **__: Any) -> None:
-        if not is_compiling():
-            loop.optimizer_end(number)
+    def after(*_: Any) -> None:
+        here = known()
+        if here is not None and not is_compiling():
+            here.loop.optimizer_end(number)
+
+    def pre_hook(_: Any, args: Any, kwargs: Any) -> None:
+        # The first one is the optimizer.
+        before(has_any((*args[1:], *kwargs.values())))
 
     if hasattr(optimizer, HOOKS):
-        handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+        handles = optimizer.register_step_pre_hook(pre_hook), optimizer.register_step_post_hook(after)
 
         def remove() -> None:
             for handle in handles:
@@ -38,43 +48,39 @@ def attach(number: int, optimizer: Any, loop: Loop, before_step: Callable[[], No
 
         return remove
     # An optimizer of another library.
-    step, had = optimizer.step, optimizer.__dict__.get("step")
+    step = optimizer.step
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        before()
+        before(has_any((*args, *kwargs.values())))
         try:
             return step(*args, **kwargs)
         finally:
             after()
 
-    def restore() -> None:
-        if had is not None:
-            optimizer.step = had
-        else:
-            optimizer.__dict__.pop("step", None)
-
-    optimizer.step = timed
-    return restore
+    return patches.put(optimizer, "step", timed)
 
 
-def attach_scaler(optimizers: List[Any], loop: Loop) -> Callable[[], None]:
+def has_any(given: Any) -> bool:
+    return any(each is not None for each in given)
+
+
+def attach_scaler(watch: Any) -> Callable[[], None]:
     """A GradScaler that finds gradients that are not finite does not call the optimizer. The step ends all the same."""
-    scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
-    if scaler is None:
-        return lambda: None
-    own = scaler.step
+    # Before 2.3, there is only the one of CUDA.
+    scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+    return patches.join(watch, (scaler,), "step", seen_scaler)
 
+
+def seen_scaler(own: Callable[..., Any], watches: patches.Parts) -> Callable[..., Any]:
+    @functools.wraps(own)
     def step(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = loop.steps_alone, loop.next_step
+        asked = [(watch, watch.loop.optimizer_calls) for watch in watches]
         outcome = own(this, optimizer, *args, **kwargs)
-        is_ours = any(unwrapped(optimizer) is each for each in optimizers)
-        if is_ours and before == (loop.steps_alone, loop.next_step):
-            loop.optimizer_skipped()
+        inner = unwrapped(optimizer)
+        for watch, calls in asked:
+            which = next((number for number, each in enumerate(watch.optimizers) if each is inner), None)
+            if which is not None and calls == watch.loop.optimizer_calls:
+                watch.loop.optimizer_skipped(which)
         return outcome
 
-    def restore() -> None:
-        if scaler.__dict__.get("step") is step:
-            scaler.step = own
-
-    scaler.step = step
-    return restore
+    return step

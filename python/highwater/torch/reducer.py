@@ -5,7 +5,7 @@ stays, and gives way to one that the job registers later.
 """
 
 import weakref
-from typing import Any, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,48 @@ _attached: "weakref.WeakKeyDictionary[Any, Bucket]" = weakref.WeakKeyDictionary(
 
 
 class Bucket:
-    """The state of the hook."""
+    """The state of the hook. The reducer keeps it, and it must keep neither the watch nor the model."""
 
-    def __init__(self, comm: Comm, group: Any) -> None:
-        self.comm = comm
-        self.group = group
-        self.world_size = group.size()
+    def __init__(self, model: Any) -> None:
+        self.comm: Callable[[], Optional[Comm]] = lambda: None
+        self.group = model.process_group
+        self.world_size = self.group.size()
         # A hook of the job, and its state.
         self.other: Tuple[Any, Any] = (None, None)
+        # Where the gradient of a parameter was before this backward pass added to it, if that can matter.
+        self.places: Optional[Dict[int, int]] = None
+        is_power_of_two = not self.world_size & (self.world_size - 1)
+        if getattr(model, "gradient_as_bucket_view", False) and not is_power_of_two:
+            self.places = {}
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_hook(_noting(parameter, self.places))
+
+    def take_mean(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """As the reducer does when it fills a bucket: it divides gradients that are in the bucket already, and multiplies
+        others with the inverse while it copies them. With two or four ranks, both is the same."""
+        buffer = bucket.buffer()
+        if self.places is None:
+            return buffer.mul_(1.0 / self.world_size)
+        here = buffer.untyped_storage().data_ptr()
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
+            if self.places.get(id(parameter)) == here:
+                gradient.div_(self.world_size)
+            else:
+                gradient.mul_(1.0 / self.world_size)
+        return buffer
+
+
+def _noting(parameter: torch.Tensor, places: Dict[int, int]) -> Callable[[Any], None]:
+    """A hook that runs before the gradient is added to the parameter's."""
+    known = weakref.ref(parameter)
+
+    def note(_: Any) -> None:
+        here = known()
+        had = None if here is None else here.grad
+        places[id(here)] = 0 if had is None else had.untyped_storage().data_ptr()
+
+    return note
 
 
 def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -32,15 +66,18 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
     hook, of_hook = state.other
     if hook is not None:
         return hook(of_hook, bucket)
-    buffer = bucket.buffer()
-    # As the reducer does when it fills a bucket.
-    buffer.mul_(1.0 / state.world_size)
-    op = state.comm.begin()
+    buffer = state.take_mean(bucket)
+    known = state.comm
+    comm = known()
+    op = None if comm is None else comm.begin()
+    del comm
     work = state.group.allreduce([buffer])
 
     def ended(future: Any) -> Any:
         # On CUDA, the current stream is here one that waits for the collective.
-        state.comm.end(op)
+        here = known()
+        if here is not None:
+            here.end(op)
         return future.value()[0]
 
     return work.get_future().then(ended)
@@ -48,16 +85,22 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
 
 def attach(model: Any, comm: Comm) -> None:
     """Registers the hook, and lets the job's own take its place later."""
-    known = _attached.get(model)
-    if known is not None:
-        # Of a watch that was closed.
-        known.comm = comm
-        return
-    state = Bucket(comm, model.process_group)
-    model.register_comm_hook(state, timed_allreduce)
-    model._comm_hooks.clear()
-    _attached[model] = state
-    _let_others_in()
+    state = _attached.get(model)
+    if state is None:
+        state = Bucket(model)
+        model.register_comm_hook(state, timed_allreduce)
+        model._comm_hooks.clear()
+        _attached[model] = state
+        _let_others_in()
+    # Or of a watch that was closed.
+    state.comm = weakref.ref(comm)
+
+
+def detach(model: Any, comm: Comm) -> None:
+    """The hook goes on, and tells nobody."""
+    state = _attached.get(model)
+    if state is not None and state.comm() is comm:
+        state.comm = lambda: None
 
 
 def _let_others_in() -> None:

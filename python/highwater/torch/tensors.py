@@ -41,6 +41,15 @@ def size(tensor: torch.Tensor) -> int:
     return int(here.numel() * here.element_size())
 
 
+def storage_size(tensor: torch.Tensor) -> int:
+    """Bytes of the storage of a tensor on this rank."""
+    here = local(tensor)
+    try:
+        return int(here.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError):
+        return size(here)
+
+
 def place(tensor: torch.Tensor) -> Tuple[str, int]:
     """The storage of a tensor: two tensors with the same one share memory."""
     here = local(tensor)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
 import torch
 
 from .._marks import client
-from . import clock, optimizers, tensors
+from . import clock, optimizers, patches, tensors
 from .allocator import Counters, read
 from .comm import Comm
 from .data import Batches, Data
@@ -24,6 +24,10 @@ from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
 STEPS_TO_MOVE = 8
+
+# Those that are open, for the end of the program and for forks. Hooks on the model keep a watch, and nothing else of this
+# package does: it ends with its model.
+_open: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
 class Options(NamedTuple):
@@ -49,6 +53,7 @@ class Watch(Part):
         self.last_to_move = options.start_step + STEPS_TO_MOVE
         self.undo: List[Callable[[], None]] = []
         self.is_closed = False
+        self.seen: Any = None
         self.timeline = Timeline(clock.HostClock(), Counters(self.read_counters))
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         self.layers = Layers(model, options.layers_every, lambda: self.timeline.clock, lambda: self.device)
@@ -62,24 +67,28 @@ class Watch(Part):
         """Registers every hook."""
         self.loop.on_step += [self.follow_device, self.layers.begin_step]
         self.loop.on_backward_end += [self.layers.remove, lambda: self.holdings.look_at_gradients(self.timeline.step)]
+        self.loop.version = self.version
         self.timeline.attributes = self.holdings.attributes
         self.timeline.before_end.append(lambda is_step_end: self.layers.end_step() if is_step_end else None)
         if self.options.comm and torch.distributed.is_available():
             self.attach_comm()
-        self.oom.attach()
+        self.attach_oom()
         self.undo.append(self.oom.close)
         self.attach_model()
         for number, optimizer in enumerate(self.optimizers):
-            self.undo.append(optimizers.attach(number, optimizer, self.loop, self.attach_compiled_late))
+            self.undo.append(optimizers.attach(number, optimizer, self))
         for loader in self.loaders:
             data = Data(loader, self.loop)
-            data.attach()
             self.undo.append(data.close)
-        self.attach_backward()
+            data.attach()
+        self.undo.append(patches.join(self, (torch.autograd,), "backward", seen_backward))
         if self.optimizers:
-            self.undo.append(optimizers.attach_scaler(self.optimizers, self.loop))
+            self.undo.append(optimizers.attach_scaler(self))
         self.undo.append(self.layers.remove)
-        self.on_exit = _close_at_exit(self)
+        _open.add(self)
+        # The latest registration runs first: before the client sends its last marks, and before what the job registered.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
 
     def close(self) -> None:
         """Removes every hook and ends what is open. Never raises; a second call does nothing."""
@@ -92,10 +101,17 @@ class Watch(Part):
                 each()
             except Exception as error:
                 self.fail(error)
+        self.drop()
+
+    def drop(self) -> None:
+        """Ends without a mark, and takes nothing away: all that a child process may do, whose parent goes on."""
+        self.is_closed = self.is_off = True
         self.undo = []
-        on_exit = getattr(self, "on_exit", None)
-        if on_exit is not None:
-            atexit.unregister(on_exit)
+        for part in (self.loop, self.comm, *([self.seen] if self.seen else [])):
+            part.drop()
+        self.layers.is_off = True
+        self.timeline.before_end = []
+        _open.discard(self)
 
     def __enter__(self) -> "Watch":
         return self
@@ -108,11 +124,11 @@ class Watch(Part):
     def attach_comm(self) -> None:
         from .collectives import Collectives
 
-        seen = Collectives(self.comm, self.model, lambda: self.device, self.options.group_hooks)
+        self.seen = seen = Collectives(self.comm, self.model, lambda: self.device, self.options.group_hooks)
+        self.undo.append(seen.close)
         seen.attach()
         self.timeline.before_end.append(self.comm.flush)
         self.loop.on_step.append(lambda number, in_forward: seen.attach_groups())
-        self.undo.append(seen.close)
 
     # The device.
 
@@ -123,10 +139,12 @@ class Watch(Part):
             self.timeline.use(clock.of(device))
             index = device.index if device.index is not None else torch.cuda.current_device()
             device = torch.device("cuda", index)
-            self.name_gpu(device)
+            try:
+                self.name_gpu(device)
+            except Exception as error:
+                client.say(f"the GPU is found without its UUID: {error!r}", False)
         self.device = device
 
-    @guarded
     def name_gpu(self, device: Any) -> None:
         """The daemon finds a GPU by its UUID, also where the indexes of a container are not the node's. Not where the process
         uses several, and not where what PyTorch sees is a part of a GPU, whose UUID is another one."""
@@ -142,6 +160,16 @@ class Watch(Part):
             parameter = next(iter(self.model.parameters()), None)
             if parameter is not None and parameter.is_cuda:
                 self.find_device()
+                self.attach_oom()
+
+    def attach_oom(self) -> None:
+        if self.device is not None and self.device.type == "cuda":
+            self.oom.attach()
+
+    def version(self) -> int:
+        """A number that changes when an optimizer steps, seen or not."""
+        parameter = next((each for each in self.model.parameters() if each.requires_grad), None)
+        return 0 if parameter is None else tensors.local(parameter)._version
 
     def read_counters(self) -> Optional[Dict[str, int]]:
         if self.device is None or self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -171,17 +199,16 @@ class Watch(Part):
     def attach_compiled(self) -> None:
         """After `model.compile()`, hooks are compiled with the model and see nothing. The call of it is timed instead."""
         compiled = self.model.__dict__.get("_compiled_call_impl")
-        if compiled is None or getattr(compiled, "is_watched", False):
+        under = compiled
+        while under is not None:
+            if getattr(under, "watch", None) is self:
+                return
+            under = getattr(under, "under", None)
+        if compiled is None:
             return
-        model, call = self.model, self.around(compiled)
-
-        def restore() -> None:
-            if model.__dict__.get("_compiled_call_impl") is call:
-                model._compiled_call_impl = compiled
-
-        call.is_watched = True  # type: ignore[attr-defined]
-        model._compiled_call_impl = call
-        self.undo.append(restore)
+        call = self.around(compiled)
+        call.watch = self  # type: ignore[attr-defined]
+        self.undo.append(patches.put(self.model, "_compiled_call_impl", call))
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its calls as the model's forward passes."""
@@ -189,7 +216,7 @@ class Watch(Part):
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_compiling() or loop.is_off:
                 return function(*args, **kwargs)
             loop.forward_begin(model.training and torch.is_grad_enabled())
             outputs = None
@@ -219,27 +246,6 @@ class Watch(Part):
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     tensor.register_hook(self.backward_reached)
 
-    def attach_backward(self) -> None:
-        """The call of a backward pass, which `Tensor.backward` looks up each time."""
-        own, loop = torch.autograd.backward, self.loop
-
-        @functools.wraps(own)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return own(*args, **kwargs)
-            loop.backward_called()
-            try:
-                return own(*args, **kwargs)
-            finally:
-                loop.backward_returned()
-
-        def restore() -> None:
-            if torch.autograd.backward is backward:
-                torch.autograd.backward = own
-
-        torch.autograd.backward = backward
-        self.undo.append(restore)
-
     def backward_reached(self, gradient: Any) -> None:
         """The backward pass comes to an output of the model. What it leaves to be done at its end is not done before it
         begins to end: only then can the callback be put behind the others (those of DDP and FSDP, which wait for their
@@ -258,17 +264,40 @@ class Watch(Part):
         queue(self.loop.backward_end)
 
 
-def _close_at_exit(watch: Watch) -> Callable[[], None]:
-    """Closes a watch when the program ends, before the client sends its last marks."""
-    known = weakref.ref(watch)
+def seen_backward(own: Callable[..., Any], watches: patches.Parts) -> Callable[..., Any]:
+    """The call of a backward pass, which `Tensor.backward` looks up each time."""
 
-    def close() -> None:
-        here = known()
-        if here is not None:
-            here.close()
+    @functools.wraps(own)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return own(*args, **kwargs)
+        loops = [watch.loop for watch in watches]
+        for loop in loops:
+            loop.backward_called()
+        try:
+            return own(*args, **kwargs)
+        finally:
+            for loop in loops:
+                loop.backward_returned()
 
-    atexit.register(close)
-    return close
+    return backward
+
+
+def _close_all() -> None:
+    """When the program ends."""
+    for watch in list(_open):
+        watch.close()
+
+
+def _drop_all() -> None:
+    """In a child after a fork: the marks of the open step are the parent's, and so are CUDA's events."""
+    watches = list(_open)
+    clock.keep_in_child(watches)
+    for watch in watches:
+        watch.drop()
+
+
+os.register_at_fork(after_in_child=_drop_all)
 
 
 def _listed(value: Any) -> List[Any]:
@@ -314,6 +343,10 @@ def watch(
         asked = Options(int(layers_every), bool(comm), int(start_step), snapshot_dir, **options)
         made = Watch(model, optimizer, dataloader, asked)
         made.attach()
+        if made.is_off:
+            # What was attached before the fault must not stay.
+            made.close()
+            return Off()
         return made
     except Exception as error:
         client.say(f"watch is off: {error!r}")
