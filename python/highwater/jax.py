@@ -7,7 +7,8 @@
             state, loss = step.ready(train_step(state, batch))
 
 JAX queues work on the device and returns at once. `ready` keeps arrays, and the step or phase ends when they are computed:
-`jax.block_until_ready` is called on them at its end. Without it, the end is when the host was done.
+`jax.block_until_ready` is called on them at its end. Without it, the end is when the host was done. Arrays
+that were donated to a later computation are not waited for.
 
 `mark_from_device` marks an instant inside a jitted function, when the device has computed a value.
 """
@@ -47,10 +48,16 @@ class Waiting:
         try:
             # What fails on the device fails here, as it would at the next use of the array: the job's own error.
             if kind is None and self.arrays:
-                jax.block_until_ready(self.arrays)
+                jax.block_until_ready([each for each in jax.tree_util.tree_leaves(self.arrays) if not is_deleted(each)])
         finally:
             self.arrays = []
             self.span.__exit__(kind, error, trace)
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether the job has given an array to a later computation (donated it). Then nobody can wait for it."""
+    asked = getattr(array, "is_deleted", None)
+    return bool(asked is not None and asked())
 
 
 def step(number: Any = None, **attributes: Any) -> Waiting:

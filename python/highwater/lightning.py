@@ -8,7 +8,9 @@ The callback calls `highwater.torch.watch` when the fit begins, with the strateg
 it when the fit ends. Its arguments are those of `watch`.
 """
 
-from typing import Any
+import functools
+import operator
+from typing import Any, Dict
 
 from ._marks import client
 
@@ -16,6 +18,25 @@ try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
     from pytorch_lightning.callbacks import Callback  # type: ignore[no-redef, unused-ignore]
+
+
+class Step:
+    """The module's training_step while it is timed. A copy or pickle of the module has its own in this one's place."""
+
+    def __init__(self, module: Any, had: Any, timed: Any) -> None:
+        functools.update_wrapper(self, timed)
+        self.module = module
+        self.had = had
+        self.timed = timed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.timed(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        if self.had is not None:
+            return operator.itemgetter(0), ((self.had,),)
+        # The copy of the module has nothing of its own yet, so this is the method of its class.
+        return getattr, (self.module, "training_step")
 
 
 class Highwater(Callback):  # type: ignore[misc, unused-ignore]
@@ -28,6 +49,10 @@ class Highwater(Callback):  # type: ignore[misc, unused-ignore]
         # The module whose training_step is timed, and its own attribute of that name, if it had one.
         self.module: Any = None
         self.had: Any = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """A copy or pickle of the trainer watches nothing."""
+        return {**self.__dict__, "handle": None, "module": None, "had": None}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         try:
@@ -48,7 +73,7 @@ class Highwater(Callback):  # type: ignore[misc, unused-ignore]
         if model is module:
             # Without a wrapper of the strategy, Lightning calls training_step and not the module.
             self.module, self.had = module, module.__dict__.get("training_step")
-            module.training_step = self.handle.around(module.training_step)
+            module.training_step = Step(module, self.had, self.handle.around(module.training_step))
 
     def begin_epoch(self, trainer: Any) -> None:
         """The first epoch's iterators are older than the watch."""

@@ -1,6 +1,7 @@
 """The callbacks of Lightning and Hugging Face, and the marks of JAX."""
 
 import contextlib
+import copy
 import importlib.util
 import io
 import logging
@@ -24,17 +25,26 @@ class Lightning(TorchCase):
 
         from highwater.lightning import Highwater
 
+        copies = []
+
         class Module(lightning.LightningModule):
             def __init__(self, inner):
                 super().__init__()
                 self.inner = inner
 
             def training_step(self, batch, index):
+                # As callbacks that keep the best or an average do.
+                if index and not copies:
+                    stored = io.BytesIO()
+                    torch.save(self, stored)
+                    copies.extend([stored, copy.deepcopy(self)])
                 return self.inner(batch).sum()
 
             def configure_optimizers(self):
                 return torch.optim.SGD(self.parameters(), lr=0.1)
 
+        # Where a pickle finds it.
+        Module.__qualname__, globals()["Module"] = "Module", Module
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         module = Module(self.model)
         with warnings.catch_warnings():
@@ -49,6 +59,12 @@ class Lightning(TorchCase):
         self.assertEqual([said.count(word) for word in ("+forward", "-forward", "+backward", "-backward")], [2] * 4)
         self.assertIn("+data", self.words())
         self.assertNotIn("training_step", module.__dict__)
+        stored, copied = copies
+        self.assertNotIn(b"highwater", stored.getvalue())
+        stored.seek(0)
+        for each in (copied, torch.load(stored, weights_only=False), copy.deepcopy(copied)):
+            self.assertIs(each.training_step.__self__, each)
+            self.assertEqual(each.training_step(torch.zeros(1, 4), 0).shape, ())
         self.assertEqual(len(module._forward_hooks), 0)
 
 
@@ -104,9 +120,14 @@ class Jax(Case):
         jax.effects_barrier()
         with self.assertRaises(KeyError), marks.step(4):
             raise KeyError("the job's")
+        # What was donated is gone, and its step ends all the same.
+        with marks.phase("donated") as phase:
+            given = phase.ready((jax.numpy.ones(4), None, 3))[0]
+            given.delete()
         highwater.mark("last")
-        self.sent(daemon, 8)
+        self.sent(daemon, 10)
         self.assertEqual(float(y.sum()), 8.0)
         said = words(daemon.events()).split()
-        self.assertEqual(" ".join(word for word in said if word[1:] != "halfway"), "+3 +forward -forward -3 +4 -4 !last")
+        wanted = "+3 +forward -forward -3 +4 -4 +donated -donated !last"
+        self.assertEqual(" ".join(word for word in said if word[1:] != "halfway"), wanted)
         self.assertIn("!halfway", said)
