@@ -54,6 +54,18 @@ class Life(TorchCase):
         optimizer.step()
         next(iterator)
 
+    def test_what_is_open_ends_with_the_model(self):
+        import highwater.torch
+
+        model = torch.nn.Linear(4, 4)
+        highwater.torch.watch(model, layers_every=1)
+        model(torch.randn(3, 4)).sum().backward()
+        model.eval()
+        model(torch.randn(3, 4))
+        del model
+        gc.collect()
+        self.assertEqual(self.words(), "+0 +forward -forward +backward -backward +eval -eval -0")
+
     def test_watches_end_in_any_order(self):
         loader = torch.utils.data.DataLoader([1, 2])
         own, kind = (torch.autograd.backward, torch.amp.GradScaler.step), type(loader)

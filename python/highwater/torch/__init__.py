@@ -5,7 +5,7 @@
     highwater.torch.watch(model, optimizer, dataloader)
 
 Call it once, after the model is wrapped (DistributedDataParallel, fully_shard, torch.compile) and before the first step.
-It works for plain models, DataParallel, DDP, FSDP1, FSDP2 and plain torch.distributed, and marks
+It works for plain models, DataParallel, DDP, FSDP1, FSDP2 and plain torch.distributed, with PyTorch 2.1 or later, and marks
 
 | phase | when |
 |---|---|
@@ -18,7 +18,8 @@ It works for plain models, DataParallel, DDP, FSDP1, FSDP2 and plain torch.distr
 
 A step begins with the first batch or forward pass after the one before, and ends when every optimizer has stepped: passes
 with accumulated gradients belong to one step, and a step that a GradScaler skips ends too. Without an optimizer, a step ends
-where the first batch or forward pass after a backward pass begins.
+where the first batch or forward pass after a backward pass begins; so it does if an optimizer steps only inside compiled
+functions, where no hook sees it (the first few steps are one then).
 
 On CUDA, all times are the GPU's: events on the current stream, read later, without any synchronisation but one at the start.
 On a CPU they are the host's. The allocator's counters go with each begin and end, or only with each step's end if reading
@@ -31,14 +32,16 @@ state as attributes, and NCCL's memory by communicator where PyTorch says it. Mo
 When the allocator finds no memory, a mark `oom` has its counters; with `snapshot_dir`, PyTorch records the history of
 allocations, and the mark names a file with the snapshot.
 
-`watch` returns a handle: `close()` removes every hook, and so does leaving it as a context manager. Neither `watch` nor any
+`watch` returns a handle: `close()` removes every hook, and so does leaving it as a context manager. Without it, the watch ends
+with the model: nothing else keeps either. In a forked child, a watch of the parent marks nothing. Neither `watch` nor any
 hook raises into the job. A part that fails is switched off, with one line in the log. Nothing is recorded while a CUDA graph
 is captured.
 
-Limits: with a DDP model and a PyTorch without hooks of process groups (before 2.15), `comm=True` registers a communication
-hook that computes what DDP computes without one, unless the job has one; it costs a pass over each bucket. A hook that the
-job registers later takes its place. `Join` with `divide_by_initial_world_size=False` needs `comm=False`. Of asynchronous
-collectives on CUDA, those that nobody waits for in Python are not timed, nor are those in compiled graphs.
+Limits: close the watch before `torch.jit.script(model)` or `torch.cuda.make_graphed_callables(model)`, which refuse modules
+with such hooks. With a DDP model and a PyTorch without hooks of process groups (before 2.15), `comm=True` registers a
+communication hook that computes what DDP computes without one, unless the job has one; it costs a pass over each bucket. A
+hook that the job registers later takes its place. `Join` with `divide_by_initial_world_size=False` needs `comm=False`. Of
+asynchronous collectives on CUDA, those that nobody waits for in Python are not timed, nor are those in compiled graphs.
 """
 
 from .profiler import profiler_handler

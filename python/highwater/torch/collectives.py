@@ -196,6 +196,9 @@ class Collectives(Part):
             group.register_post_hook(HOOK_ID, functools.partial(after_group, key))
             _groups[key] = weakref.ref(group)
 
+    def groups_may_have_come(self, number: int, in_forward: bool) -> None:
+        self.attach_groups()
+
     @guarded
     def before(self, key: int, said: Any) -> None:
         if "ALLGATHER" in said.name.name:

@@ -274,3 +274,14 @@ class Loop(Part):
         for each in self.on_step_end:
             each()
         self.next_step += 1
+
+
+def end_of(loop: Loop) -> None:
+    """Ends what is open when the model is gone. The garbage collector calls this, so it waits for nobody."""
+    lock = loop.lock
+    if lock.acquire(blocking=False):
+        try:
+            loop.close()
+            loop.drop()
+        finally:
+            lock.release()

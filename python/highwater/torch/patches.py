@@ -93,3 +93,14 @@ def put(place: Any, name: str, new: Any) -> Callable[[], None]:
                 setattr(place, name, under)
 
     return restore
+
+
+def weakly(method: Function, otherwise: Any = None) -> Function:
+    """The method, without keeping its object: `otherwise` is returned once that is gone."""
+    known = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        here = known()
+        return otherwise if here is None else here(*args)
+
+    return call

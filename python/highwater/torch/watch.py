@@ -18,8 +18,9 @@ from .data import Batches, Data
 from .guard import Hook, Part, guarded
 from .holdings import Holdings
 from .layers import Layers, is_compiling
-from .loop import Loop
+from .loop import Loop, end_of
 from .oom import Oom
+from .patches import weakly
 from .timeline import Timeline
 
 # During this many first steps, the model may still be moved to its GPU.
@@ -54,7 +55,8 @@ class Watch(Part):
         self.undo: List[Callable[[], None]] = []
         self.is_closed = False
         self.seen: Any = None
-        self.timeline = Timeline(clock.HostClock(), Counters(self.read_counters))
+        # These keep nothing of the watch, as they end what is open after it.
+        self.timeline = Timeline(clock.HostClock(), Counters(weakly(self.read_counters)))
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
         self.layers = Layers(model, options.layers_every, lambda: self.timeline.clock, lambda: self.device)
         self.comm = Comm(self.timeline, self.layers.gather)
@@ -65,11 +67,12 @@ class Watch(Part):
     @guarded
     def attach(self) -> None:
         """Registers every hook."""
-        self.loop.on_step += [self.follow_device, self.layers.begin_step]
-        self.loop.on_backward_end += [self.layers.remove, lambda: self.holdings.look_at_gradients(self.timeline.step)]
-        self.loop.version = self.version
-        self.timeline.attributes = self.holdings.attributes
-        self.timeline.before_end.append(lambda is_step_end: self.layers.end_step() if is_step_end else None)
+        self.loop.on_step += [weakly(self.follow_device), weakly(self.layers.begin_step)]
+        self.loop.on_backward_end += [weakly(self.layers.remove), weakly(self.look_at_gradients)]
+        self.loop.version = weakly(self.version, 0)
+        self.timeline.attributes = weakly(self.holdings.attributes, {})
+        self.timeline.before_end.append(weakly(self.before_end))
+        weakref.finalize(self, end_of, self.loop).atexit = False
         if self.options.comm and torch.distributed.is_available():
             self.attach_comm()
         self.attach_oom()
@@ -127,8 +130,15 @@ class Watch(Part):
         self.seen = seen = Collectives(self.comm, self.model, lambda: self.device, self.options.group_hooks)
         self.undo.append(seen.close)
         seen.attach()
-        self.timeline.before_end.append(self.comm.flush)
-        self.loop.on_step.append(lambda number, in_forward: seen.attach_groups())
+        self.timeline.before_end.append(weakly(self.comm.flush))
+        self.loop.on_step.append(weakly(seen.groups_may_have_come))
+
+    def before_end(self, is_step_end: bool) -> None:
+        if is_step_end:
+            self.layers.end_step()
+
+    def look_at_gradients(self) -> None:
+        self.holdings.look_at_gradients(self.timeline.step)
 
     # The device.
 
