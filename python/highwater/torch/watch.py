@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from types import TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Type
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import torch
 
@@ -20,6 +20,7 @@ from .holdings import Holdings
 from .layers import Layers, is_compiling
 from .loop import Loop, end_of
 from .oom import Oom
+from .options import Off, Options, listed
 from .patches import weakly
 from .timeline import Timeline
 
@@ -31,24 +32,13 @@ STEPS_TO_MOVE = 8
 _open: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
-class Options(NamedTuple):
-    """What a watch is asked for."""
-
-    layers_every: int = 100
-    comm: bool = True
-    start_step: int = 0
-    snapshot_dir: Optional[str] = None
-    # Whether hooks of process groups may be used, where PyTorch has them.
-    group_hooks: bool = True
-
-
 class Watch(Part):
     """What `watch` returns. `close` removes every hook; as a context manager, it does so at the end."""
 
     def __init__(self, model: Any, optimizer: Any, dataloader: Any, options: Options) -> None:
         self.model = model
-        self.optimizers = [optimizers.unwrapped(each) for each in _listed(optimizer)]
-        self.loaders = _listed(dataloader)
+        self.optimizers = [optimizers.unwrapped(each) for each in listed(optimizer)]
+        self.loaders = listed(dataloader)
         self.device: Any = None
         self.options = options
         self.last_to_move = options.start_step + STEPS_TO_MOVE
@@ -179,7 +169,11 @@ class Watch(Part):
     def version(self) -> int:
         """A number that changes when an optimizer steps, seen or not."""
         parameter = next((each for each in self.model.parameters() if each.requires_grad), None)
-        return 0 if parameter is None else tensors.local(parameter)._version
+        try:
+            return 0 if parameter is None else tensors.local(parameter)._version
+        except RuntimeError:
+            # Tensors of the inference mode have none.
+            return 0
 
     def read_counters(self) -> Optional[Dict[str, int]]:
         if self.device is None or self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -308,31 +302,6 @@ def _drop_all() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_all)
-
-
-def _listed(value: Any) -> List[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-class Off:
-    """What `watch` returns where it could not begin, or must not."""
-
-    def close(self) -> None:
-        pass
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return function
-
-    def batches(self, iterator: Any) -> Any:
-        return iterator
-
-    def __enter__(self) -> "Off":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 def watch(
