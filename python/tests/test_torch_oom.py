@@ -26,9 +26,11 @@ class Oom(TorchCase):
         ])
 
     def test_a_job_on_a_cpu_is_asked_nothing(self):
-        with mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True) as attach:
-            self.watch(self.model, self.optimizer, snapshot_dir=self.folder)
-        attach.assert_not_called()
+        attached = mock.patch.object(torch._C, "_cuda_attach_out_of_memory_observer", create=True)
+        asked = mock.patch.object(torch.cuda, "is_available", return_value=True)
+        with attached as attach, asked as is_available:
+            self.watch(self.model, self.optimizer, snapshot_dir=self.folder, comm=False)
+        self.assertEqual((attach.call_count, is_available.call_count), (0, 0))
 
     def test_the_history_of_allocations_ends_with_the_last_watch_and_a_jobs_own_stays(self):
         from highwater.torch import oom
