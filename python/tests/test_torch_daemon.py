@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
 
 import highwater
 
-from .listeners import SECONDS, wait_until
+from .listeners import PYTHON, SECONDS, wait_until
 from .test_daemon import BINARY, Daemon
 from .test_documents import DOCUMENTS, blocks
 from .torch_case import TorchCase, needs_torch, torch
@@ -58,6 +61,25 @@ class WatchedByTheDaemon(TorchCase):
         outcomes = ("malformed", "bad_name", "too_large", "end_without_begin", "end_before_begin", "over_budget")
         refused = [daemon.metric("highwater_annotations_total", outcome=outcome) for outcome in outcomes]
         self.assertEqual((refused, daemon.metric("highwater_annotations_lost_total")), ([0.0] * len(outcomes), 0))
+
+
+    def test_a_rank_that_is_late_in_its_backward_pass_is_named(self):
+        """It marks nothing by hand, and all ranks' steps and backward passes take as long as the late one's."""
+        daemon = self.start()
+        environment = {
+            **os.environ, "HIGHWATER_ANNOTATIONS_SOCKET": daemon.socket, "HIGHWATER_JOB": "late", "WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "tests.torch_rank", "late_in_backward", os.path.join(self.folder, "late")]
+        ranks = [subprocess.Popen(command, cwd=PYTHON, env={**environment, "RANK": str(rank)}) for rank in range(2)]
+        self.assertEqual([rank.wait(6 * SECONDS) for rank in ranks], [0, 0])
+
+        def found():
+            return [one for one in json.loads(daemon.get("/api/v1/findings"))["findings"] if one["severity"] != "info"]
+
+        wait_until(found, "a finding")
+        named = [(one["finding"], one["job"], one["rank"]) for one in found()]
+        self.assertEqual(named, [("straggler", "late", 1)], found())
 
 
 @needs_torch

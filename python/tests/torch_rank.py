@@ -191,6 +191,42 @@ def closed():
     train(net, optimizer)
 
 
+class Delay(torch.autograd.Function):
+    """Passes everything on, and takes its time in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, value, seconds):
+        ctx.seconds = seconds
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class Delayed(torch.nn.Module):
+    """Two layers, between which the backward pass takes `seconds`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.seconds = torch.nn.Linear(10, 10), torch.nn.Linear(10, 10), 0.0
+
+    def forward(self, value):
+        return self.second(Delay.apply(self.first(value), self.seconds))
+
+
+def late_in_backward():
+    """From step 12 on, rank 1 takes 60 ms longer; every rank then takes as long, because they wait for each other."""
+    own = Delayed()
+    net = DistributedDataParallel(own)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    highwater.torch.watch(net, optimizer)
+    for step in range(40):
+        own.seconds = 0.06 if RANK == 1 and step >= 12 else 0.005
+        train(net, optimizer, 1)
+
+
 if __name__ == "__main__":
     scenario, path = sys.argv[1:]
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=RANK, world_size=WORLD_SIZE)
