@@ -174,6 +174,10 @@ class Client:
         except queue.Empty:
             pass
 
+    def rank_of_job(self) -> int:
+        """The rank as configured, or else as the launcher gave it."""
+        return self.rank if self.rank is not None else _identity.of_environment().rank
+
     def say(self, text: str, is_wanted: bool = True) -> None:
         """Tells the user one thing, once, on the first rank of a node; the rest is for those who ask for it."""
         # Read here: something may be said before anything is sent.
@@ -199,7 +203,6 @@ class Sender:
         self.common = ""
         self.first = self.places = ""
         self.configured: Any = None
-        self.identity = _identity.Identity("", 0, None, None, {})
         # Marks of a `Later` that was ready and did not fit.
         self.left: Deque[Mark] = collections.deque()
 
@@ -379,9 +382,8 @@ class Sender:
         if configured == self.configured:
             return
         self.configured = configured
-        self.identity = known = _identity.of_environment()
-        rank = client.rank if client.rank is not None else known.rank
-        self.common = f',"job":{dumps(client.job or known.job)},"rank":{rank}}}\n'
+        known = _identity.of_environment()
+        self.common = f',"job":{dumps(client.job or known.job)},"rank":{client.rank_of_job()}}}\n'
         first: Dict[str, Any] = {}
         world_size = client.world_size or known.world_size
         if world_size:

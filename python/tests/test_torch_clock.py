@@ -164,6 +164,16 @@ class Counters(unittest.TestCase):
                 text = self.counters(True)
             self.assertEqual((self.reads, text), (reads, ',"memory":{"allocated":1}'))
 
+    def test_short_steps_are_not_all_read(self):
+        # A read of 20 us is 0.1 % of 20 ms: with steps of 4 ms and a read now and then, every fifth or sixth.
+        texts = []
+        for _ in range(60):
+            for _ in range(7):
+                self.counters(False)
+            self.ns += 4_000_000
+            texts.append(self.counters(True) != "")
+        self.assertIn(sum(texts[10:]), (9, 10))
+
     def test_a_read_that_fails_ends_them(self):
         self.counters.source = lambda: 1 / 0
         self.assertEqual((self.counters(True), self.counters.is_off), ("", True))

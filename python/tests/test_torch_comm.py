@@ -14,11 +14,16 @@ class Union(TorchCase):
         from highwater.torch.comm import Sent, union
 
         ms = 1_000_000
-        self.assertEqual(union([(5 * ms, 6 * ms), (0, ms), (ms // 2, 2 * ms), (2 * ms + 99_999, 3 * ms)]), [
+        self.assertEqual(union([(5 * ms, 6 * ms), (0, ms), (ms // 2, 2 * ms), (2 * ms + 19_999, 3 * ms)]), [
             (0, 3 * ms), (5 * ms, 6 * ms),
         ])
-        self.assertEqual(union([(0, ms), (ms + 100_000, 2 * ms)]), [(0, ms), (ms + 100_000, 2 * ms)])
+        self.assertEqual(union([(0, ms), (ms + 20_000, 2 * ms)]), [(0, ms), (ms + 20_000, 2 * ms)])
         self.assertEqual(union([(5, 3)]), [(5, 5)])
+        # Forty intervals of 1 ms; the gap before number n is n times 50 us. The 31 largest stay.
+        begins = [number * ms + 50_000 * number * (number + 1) // 2 for number in range(40)]
+        many = union([(begin, begin + ms) for begin in begins])
+        self.assertEqual((len(many), many[0]), (32, (0, begins[8] + ms)))
+        self.assertEqual(many[1:], [(begin, begin + ms) for begin in begins[9:]])
         sent = Sent()
         self.assertEqual(len(sent.marks([(0, 10)])), 2)
         self.assertEqual([mark[1] for mark in sent.marks([(5, 20), (3, 8)])], [10, 20])

@@ -52,6 +52,8 @@ class Lightning(TorchCase):
             trainer = lightning.Trainer(
                 max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
                 enable_model_summary=False, callbacks=[Highwater(layers_every=0)], default_root_dir=self.folder,
+                # Else it looks for an MPI, which ends the process where it is installed and cannot start.
+                plugins=[lightning.fabric.plugins.environments.LightningEnvironment()],
             )
             trainer.fit(module, torch.utils.data.DataLoader(torch.randn(4, 4), batch_size=2))
         said = self.words(("data",)).split()

@@ -226,8 +226,9 @@ class Loops(TorchCase):
         layers = [event["layer"]["direction"] for event in self.sent(self.daemon) if event.get("kind") == "layer"]
         self.assertEqual(layers.count("forward"), 6)
 
-    def test_data_parallel_on_a_cpu(self):
-        model = torch.nn.DataParallel(self.model)
+    def test_data_parallel(self):
+        # Without GPUs it only calls its module.
+        model = torch.nn.DataParallel(self.model if torch.cuda.device_count() == 0 else self.model.cuda())
         self.watch(model, self.optimizer)
         self.train(model)
         self.optimizer.step()

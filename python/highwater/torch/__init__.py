@@ -13,7 +13,7 @@ It works for plain models, DataParallel, DDP, FSDP1, FSDP2 and plain torch.distr
 | `forward` | the model runs in training mode. Layers have no phases; checkpointed activations belong to `backward` |
 | `backward` | from where the loss's gradient reaches the model's outputs, until autograd is done, DDP and FSDP included |
 | `optimizer` | `optimizer.step()`, of one optimizer or of a list |
-| `comm` | collectives run: the union of their times, gaps below 100 us closed. It overlaps the other phases |
+| `comm` | collectives run: the union of their times, gaps below 20 us closed. It overlaps the other phases |
 | `eval` | the model runs in `eval()` or without gradients: one phase for a row of passes |
 
 A step begins with the first batch or forward pass after the one before, and ends when every optimizer has stepped: passes
@@ -22,8 +22,8 @@ where the first batch or forward pass after a backward pass begins; so it does i
 functions, where no hook sees it (the first few steps are one then).
 
 On CUDA, all times are the GPU's: events on the current stream, read later, without any synchronisation but one at the start.
-On a CPU they are the host's. The allocator's counters go with each begin and end, or only with each step's end if reading
-them at all would cost more than 0.1 % of the step.
+On a CPU they are the host's. The allocator's counters go with each begin and end, or only with ends of steps if reading them
+at all would cost more than 0.1 % of the step.
 
 One step in `layers_every` (0: none) records its layers: what each module allocated, kept for the backward pass, holds as
 parameters and gathered. Only that step has hooks on modules. Its end has the bytes of parameters, gradients and optimizer

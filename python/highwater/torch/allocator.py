@@ -32,7 +32,7 @@ def read(device: Any) -> Dict[str, int]:
 
 class Counters(Part):
     """The text of the counters for a mark. If reading them at every mark of a step would cost more than MOST_SHARE of it,
-    they are read at its end only."""
+    they are read at the ends of steps only, and of short steps not of each."""
 
     name = "counters of the allocator"
 
@@ -44,6 +44,7 @@ class Counters(Part):
         self.marks = 0
         self.step_began_ns: Optional[int] = None
         self.is_dear = False
+        self.read_ns: Optional[int] = None
 
     def __call__(self, is_step_end: bool) -> str:
         if self.is_off:
@@ -61,16 +62,21 @@ class Counters(Part):
         configured = client.counters
         if configured is not None:
             return configured()
-        if self.is_dear and not is_step_end:
-            return ""
         began_ns = self.now()
+        if self.is_dear and not (is_step_end and self.is_due(began_ns)):
+            return ""
         counters = self.source()
         if not counters:
             return ""
         text = _encode.memory(counters)
         took_ns = self.now() - began_ns
+        self.read_ns = began_ns
         self.cost_ns = took_ns if self.cost_ns is None else min(self.cost_ns, took_ns)
         return text
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a read now costs at most MOST_SHARE of the time since the last one."""
+        return self.read_ns is None or self.cost_ns is None or self.cost_ns <= MOST_SHARE * (now_ns - self.read_ns)
 
     def judge(self) -> None:
         """Compares the cost of a step's reads with the time of the step."""

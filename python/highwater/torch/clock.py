@@ -15,11 +15,13 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Iterable, List, Optional, Union
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Union
 
 import torch
 
 RELAXED = 2
+# PyTorch has 32 streams of each priority; others may come and go.
+MOST_STREAMS = 256
 
 # In a child process CUDA is gone, and an event must not be destroyed: what the parent had stays for good.
 _clocks: "weakref.WeakSet[Clock]" = weakref.WeakSet()
@@ -86,7 +88,7 @@ class CudaClock(Clock):
         enter_thread: Optional[Callable[[], None]] = None,
     ) -> None:
         self.make_event = make_event or (lambda: torch.cuda.Event(enable_timing=True))
-        self.current_stream = current_stream or (lambda: torch.cuda.current_stream(device))
+        self.current_stream = current_stream or _current_stream_of(device)
         self.is_capturing = is_capturing or torch.cuda.is_current_stream_capturing
         self.now = now
         self.enter_thread = enter_thread or (lambda: _enter_thread(device))
@@ -134,6 +136,26 @@ class CudaClock(Clock):
             self.pool.append(at.event)
         at.event, at.at_ns = None, right_ns
         return right_ns
+
+
+def _current_stream_of(device: Any) -> Callable[[], Any]:
+    """What gives the current stream of a device. `torch.cuda.current_stream` makes an object each time, which takes as long
+    as recording an event; here one is made for each stream."""
+    handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if handle_of is None:
+        return lambda: torch.cuda.current_stream(device)
+    streams: Dict[int, Any] = {}
+
+    def current() -> Any:
+        handle = handle_of(device.index)
+        stream = streams.get(handle)
+        if stream is None:
+            if len(streams) >= MOST_STREAMS:
+                streams.clear()
+            stream = streams[handle] = torch.cuda.current_stream(device)
+        return stream
+
+    return current
 
 
 def _enter_thread(device: Any) -> None:

@@ -1,7 +1,8 @@
 """The phase `comm`: when collectives ran, as the union of their times.
 
-A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one mark. They are
-sent with the end of the phase during which they ended.
+A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one mark, and of what
+is left the smallest gaps are closed until there are MOST_INTERVALS. They are sent with the end of the phase during which they
+ended.
 """
 
 import threading
@@ -13,7 +14,8 @@ from .clock import Clock, HostClock, Time
 from .guard import Part, guarded
 from .timeline import Timeline, head
 
-GAP_NS = 100_000
+GAP_NS = 20_000
+MOST_INTERVALS = 32
 # What a step's end waits for asynchronous collectives of the host that are about to end.
 LATE_S = 0.5
 MOST_OPS = 65536
@@ -37,8 +39,18 @@ class Op:
         self.is_lost = False
 
 
-def union(intervals: Sequence[Interval], gap_ns: int = GAP_NS) -> List[Interval]:
-    """Intervals without overlap, in order; gaps shorter than `gap_ns` are closed."""
+def union(intervals: Sequence[Interval]) -> List[Interval]:
+    """Intervals without overlap, in order: at most MOST_INTERVALS, with gaps shorter than GAP_NS closed."""
+    merged = closed(intervals, GAP_NS)
+    if len(merged) > MOST_INTERVALS:
+        gaps = sorted(after[0] - before[1] for before, after in zip(merged, merged[1:]))
+        # The largest gaps stay. Of equal ones, all are closed.
+        merged = closed(merged, gaps[-MOST_INTERVALS] + 1)
+    return merged
+
+
+def closed(intervals: Sequence[Interval], gap_ns: int) -> List[Interval]:
+    """Intervals in order; those that overlap, or lie closer than `gap_ns`, are one."""
     merged: List[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin - merged[-1][1] < gap_ns:

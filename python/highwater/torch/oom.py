@@ -8,7 +8,6 @@ import torch
 
 import highwater
 
-from .. import _identity
 from .._marks import client
 from .guard import Part, guarded
 from .patches import Parts
@@ -102,7 +101,7 @@ class Oom(Part):
         if self.snapshot_dir is None or self.snapshots >= MOST_SNAPSHOTS:
             return None
         self.snapshots += 1
-        rank = client.rank if client.rank is not None else _identity.of_environment().rank
+        rank = client.rank_of_job()
         path = os.path.join(self.snapshot_dir, f"oom-rank{rank}-{os.getpid()}-{self.snapshots}.pickle")
         try:
             os.makedirs(self.snapshot_dir, exist_ok=True)

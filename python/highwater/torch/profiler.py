@@ -5,7 +5,6 @@ from typing import Any, Callable
 
 import highwater
 
-from .. import _identity
 from .._marks import client
 
 
@@ -15,7 +14,7 @@ def profiler_handler(directory: str = "profiles") -> Callable[[Any], None]:
 
     def handler(profiler: Any) -> None:
         try:
-            rank = client.rank if client.rank is not None else _identity.of_environment().rank
+            rank = client.rank_of_job()
             os.makedirs(directory, exist_ok=True)
             step = int(getattr(profiler, "step_num", 0))
             path = os.path.abspath(os.path.join(directory, f"rank{rank}-{os.getpid()}-step{step}.json"))

@@ -4,6 +4,7 @@ It computes what DDP does without a hook. A hook cannot be taken away from DDP, 
 stays, and gives way to one that the job registers later.
 """
 
+import os
 import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -28,25 +29,37 @@ class Bucket:
         # Where the gradient of a parameter was before this backward pass added to it, if that can matter.
         self.places: Optional[Dict[int, int]] = None
         is_power_of_two = not self.world_size & (self.world_size - 1)
+        self.has_average = is_power_of_two and _has_average(model, self.group, self.world_size)
         if getattr(model, "gradient_as_bucket_view", False) and not is_power_of_two:
             self.places = {}
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.register_hook(_noting(parameter, self.places))
 
-    def take_mean(self, bucket: dist.GradBucket) -> torch.Tensor:
+    def divide(self, bucket: dist.GradBucket) -> None:
         """As the reducer does when it fills a bucket: it divides gradients that are in the bucket already, and multiplies
         others with the inverse while it copies them. With two or four ranks, both is the same."""
         buffer = bucket.buffer()
         if self.places is None:
-            return buffer.mul_(1.0 / self.world_size)
+            if self.world_size > 1:
+                buffer.mul_(1.0 / self.world_size)
+            return
         here = buffer.untyped_storage().data_ptr()
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
             if self.places.get(id(parameter)) == here:
                 gradient.div_(self.world_size)
             else:
                 gradient.mul_(1.0 / self.world_size)
-        return buffer
+
+
+def _has_average(model: Any, group: Any, world_size: int) -> bool:
+    """Whether NCCL divides while it adds, which saves a pass over the gradients, and as exactly where the number of ranks is a
+    power of two. What adds inside the switch (NVLS, from Hopper on, with more than two GPUs) has no average: a slower
+    algorithm would take its place, and cost more than the pass."""
+    if world_size < 2 or dist.get_backend(group) != "nccl":
+        return False
+    device = next(model.parameters()).device
+    return world_size <= 2 or torch.cuda.get_device_capability(device)[0] < 9 or os.environ.get("NCCL_NVLS_ENABLE") == "0"
 
 
 def _noting(parameter: torch.Tensor, places: Dict[int, int]) -> Callable[[Any], None]:
@@ -66,12 +79,16 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
     hook, of_hook = state.other
     if hook is not None:
         return hook(of_hook, bucket)
-    buffer = state.take_mean(bucket)
+    buffer, options = bucket.buffer(), dist.AllreduceOptions()
+    if state.has_average and buffer.is_floating_point():
+        options.reduceOp = dist.ReduceOp.AVG
+    else:
+        state.divide(bucket)
     known = state.comm
     comm = known()
     op = None if comm is None else comm.begin()
     del comm
-    work = state.group.allreduce([buffer])
+    work = state.group.allreduce([buffer], options)
 
     def ended(future: Any) -> Any:
         # On CUDA, the current stream is here one that waits for the collective.
