@@ -1,8 +1,10 @@
 """Resident memory of a daemon over eight simulated GPUs with eight annotating ranks, scraped every second.
 
     HIGHWATER=target/release/highwater python3 benches/gpu/resident.py
+    HIGHWATER=target/release/highwater python3 benches/gpu/resident.py --source nvml
 
-Prints a line a minute, and the highest value. It runs without NVML: on real GPUs the driver's library takes more.
+Prints a line a minute, and the highest value. Without NVML: on real GPUs, which the second form reads, the driver's library
+takes more.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ MIB = 1 << 20
 
 def main() -> None:
     """Runs the daemon and prints its resident memory."""
-    parser = argparse.ArgumentParser(description="Measures the daemon's resident memory without a GPU.")
+    parser = argparse.ArgumentParser(description="Measures the daemon's resident memory.")
     parser.add_argument("--minutes", type=float, default=10.7, help="how long; the ring is full after 10")
-    minutes = parser.parse_args().minutes
+    parser.add_argument("--source", default=f"sim:{HERE / 'resident.toml'}", help="what the daemon reads: nvml on real GPUs")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="highwater-resident-") as folder:
         captures = f"captures.directory={folder}/captures"
-        source = ["--source", f"sim:{HERE / 'resident.toml'}", "--set", captures]
+        source = ["--source", arguments.source, "--set", captures]
         daemon = measure.Daemon(find_highwater(), Path(folder), "daemon", source)
         daemon.wait_sampling()
-        end = time.monotonic() + 60 * minutes
+        end = time.monotonic() + 60 * arguments.minutes
         with measure.scraped(daemon):
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(60.0, left))

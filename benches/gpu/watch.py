@@ -1,17 +1,19 @@
 """Whether `highwater.torch.watch` reports the truth, and what it costs.
 
-Three parts, in one command, in a few minutes:
+Four parts, in one command, in a few minutes:
 
 - truth: a DDP job, the same with rank 1 slowed in its backward pass, and an FSDP2 job run under `watch` and torch.profiler at
   once. Phases are compared with the kernels that were launched in them, `comm` with the union of NCCL's kernels.
 - cost: step times with and without `watch`, in interleaved blocks in random order: a step of about a millisecond, a large
   one, and DDP. The ratio is the median over rounds, with its bootstrap 95 % interval.
 - layers: resnet50, batch 16, against the records of FairScale's tracker.
+- named: with HIGHWATER, a DDP job whose rank 1 is late in its backward pass runs beside that daemon, which must name it.
 
     python3 watch.py --gpus 2 --out results/
+    python3 watch.py --gpus 2 --share-gpu --out results/
     python3 watch.py --dry-run --out /tmp/results
 
-The marks go to a socket of this program. It prints tables and writes results.json.
+The other parts' marks go to a socket of this program. It prints tables and writes results.json.
 """
 
 from __future__ import annotations
@@ -26,53 +28,38 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import harm
-
 HERE = Path(__file__).resolve()
 PYTHON = HERE.parent.parent.parent / "python"
+sys.path[:0] = [str(PYTHON), str(PYTHON / "tests")]
+import harm  # noqa: E402
+import measure  # noqa: E402
+from listeners import Listener  # noqa: E402
+
+Span = tuple[int, int]
 PHASES = ("forward", "backward", "optimizer")
-GAP_NS = 100_000
+GAP_NS = 20_000
 WARM_STEPS, TRUE_STEPS = 8, 10
+# Enough for the detectors to know the job's usual step.
+LATE_STEPS, LATE_MS = 60, 40.0
 
 
-class Daemon:
-    """Takes marks in the daemon's place."""
-
-    def __init__(self, folder: str) -> None:
-        self.path = os.path.join(folder, "annotations.sock")
-        self.messages: list[bytes] = []
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.bind(self.path + ".seqpacket")
-        self.socket.listen(16)
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            connection, _ = self.socket.accept()
-            threading.Thread(target=self.read, args=(connection,), daemon=True).start()
-
-    def read(self, connection: socket.socket) -> None:
-        while message := connection.recv(1 << 17):
-            self.messages.append(message)
-
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for message in self.messages for line in message.splitlines()]
-
-
-def union_ns(spans: list[tuple[int, int]]) -> int:
-    """The total of intervals, with gaps below GAP_NS closed, as `watch` closes them."""
-    total, until = 0, None
+def union(spans: list[Span]) -> list[Span]:
+    """Intervals without overlap, with gaps below GAP_NS closed, as `watch` closes them."""
+    merged: list[Span] = []
     for begin, end in sorted(spans):
-        if until is None or begin - until >= GAP_NS:
-            total, until = total + end - begin, end
-        elif end > until:
-            total, until = total + end - until, end
-    return total
+        if merged and begin - merged[-1][1] < GAP_NS:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def total_ns(spans: list[Span]) -> int:
+    return sum(end - begin for begin, end in spans)
 
 
 # In the processes of the job.
@@ -102,7 +89,9 @@ def build(torch: Any, arguments: argparse.Namespace, width: int, layers: int) ->
 
 
 def device_of(torch: Any, arguments: argparse.Namespace) -> Any:
-    return torch.device("cpu") if arguments.dry_run else torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if arguments.dry_run:
+        return torch.device("cpu")
+    return torch.device("cuda", 0 if arguments.share_gpu else int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def slow_down(torch: Any, model: Any, milliseconds: float) -> None:
@@ -130,7 +119,11 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
     import highwater
 
     rank, device = int(os.environ["RANK"]), device_of(torch, arguments)
-    width, layers, batch, length = (32, 4, 2, 16) if arguments.dry_run else (2048, 12, 8, 1024)
+    width, layers, batch, length = (2048, 12, 8, 1024)
+    if arguments.dry_run:
+        width, layers, batch, length = (32, 4, 2, 16)
+    elif arguments.share_gpu:
+        width, layers = 1024, 6
     highwater.configure(job=name)
     inner = build(torch, arguments, width, layers)
     if name == "ddp-slow" and rank == 1:
@@ -171,9 +164,60 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
     (Path(arguments.out) / f"truth-{name}-{rank}.json").write_text(json.dumps(truth))
 
 
-def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[int]]]:
-    """By step and phase: begin and end, Unix nanoseconds, of the kernels that were launched in it; and `comm`, the total of
-    NCCL's. On a CPU, of the ranges themselves."""
+def same_job(arguments: argparse.Namespace) -> bool:
+    """Whether DDP computes the same gradients with `watch` as without, bit for bit."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import highwater
+
+    device, computed = device_of(torch, arguments), []
+    for is_watched in (False, True):
+        torch.manual_seed(1)
+        layers = [part for _ in range(4) for part in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+        inner = torch.nn.Sequential(*layers).to(device)
+        model = DistributedDataParallel(inner, device_ids=None if arguments.dry_run else [device.index])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(int(os.environ["RANK"]))
+        with highwater.torch.watch(model, optimizer, layers_every=0) if is_watched else contextlib.nullcontext():
+            for number in range(4):
+                model(torch.randn(64, 512, device=device)).square().sum().backward()
+                if number < 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        computed.append(torch.cat([each.detach().flatten() for own in model.parameters() for each in (own, own.grad)]))
+    return torch.equal(*computed)
+
+
+def late_job(arguments: argparse.Namespace) -> None:
+    """Two ranks, of which rank 1 is late in its backward passes, with `watch` alone."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import highwater
+
+    device = device_of(torch, arguments)
+    width, layers, batch, length = (32, 4, 2, 16) if arguments.dry_run else (512, 4, 8, 512)
+    highwater.configure(job="late")
+    inner = build(torch, arguments, width, layers)
+    if os.environ["RANK"] == "1":
+        slow_down(torch, inner, LATE_MS)
+    model = DistributedDataParallel(inner, device_ids=None if arguments.dry_run else [device.index])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    x = torch.randn(batch, length, width, device=device, dtype=next(model.parameters()).dtype)
+    with highwater.torch.watch(model, optimizer, layers_every=0):
+        for _ in range(LATE_STEPS):
+            model(x).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    highwater.flush(5)
+
+
+def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[Any]]]:
+    """By step and phase, Unix nanoseconds of its work on the GPU: from its first kernel, but not before the computation of the
+    phase before it is over, to the end of its last one on any stream, since a pass is over once its reductions are. What is
+    gathered ahead of a pass on a stream of its own is so no part of it, and what its computation waits for is. And `comm`, the
+    intervals of NCCL's kernels. On a CPU, the ranges themselves."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
@@ -195,23 +239,29 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[in
         event["args"]["correlation"]: span(event)[0] for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
-    comm: dict[str, list[tuple[int, int]]] = {}
-    for event in events:
-        launched = launches.get(event.get("args", {}).get("correlation"))
-        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset") or launched is None:
+    comm: dict[str, list[Span]] = {}
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    computation = statistics.mode(event["args"]["stream"] for event in work)
+    # By range, the work that was launched in it, and when the last of its computation ended.
+    spans_of: dict[int, list[Span]] = {}
+    computed: dict[int, int] = {}
+    for event in work:
+        launched = launches.get(event["args"].get("correlation"))
+        at = -1 if launched is None else bisect.bisect_right(begins, launched) - 1
+        if launched is None or at < 0 or launched > ranges[at][1]:
             continue
-        at = bisect.bisect_right(begins, launched) - 1
-        if at < 0 or launched > ranges[at][1]:
-            continue
-        phase, step = ranges[at][2:]
         begin, end = span(event)
+        spans_of.setdefault(at, []).append((begin, end))
         if "nccl" in event["name"].lower():
-            comm.setdefault(step, []).append((begin, end))
-            continue
-        known = found.setdefault(step, {}).setdefault(phase, [begin, end])
-        known[:] = min(known[0], begin), max(known[1], end)
+            comm.setdefault(ranges[at][3], []).append((begin, end))
+        if event["args"]["stream"] == computation:
+            computed[at] = max(computed.get(at, 0), end)
+    for at, spans in spans_of.items():
+        phase, step = ranges[at][2:]
+        begin = max(min(begin for begin, _ in spans), computed.get(at - 1, 0))
+        found.setdefault(step, {})[phase] = [begin, max(end for _, end in spans)]
     for step, spans in comm.items():
-        found.setdefault(step, {})["comm"] = [0, union_ns(spans)]
+        found.setdefault(step, {})["comm"] = union(spans)
     return found
 
 
@@ -315,21 +365,26 @@ def resnet(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def worker(arguments: argparse.Namespace) -> None:
-    sys.path.insert(0, str(PYTHON))
     import torch
 
     rank = int(os.environ["RANK"])
     if not arguments.dry_run:
         torch.cuda.set_device(device_of(torch, arguments))
     found: dict[str, Any] = {}
-    if arguments.worker == "many":
+    if arguments.worker != "one":
         import torch.distributed as dist
 
         dist.init_process_group("gloo" if arguments.dry_run else "nccl")
+    if arguments.worker == "late":
+        late_job(arguments)
+        dist.destroy_process_group()
+    elif arguments.worker == "many":
         for name in ("ddp", "ddp-slow", "fsdp2"):
             true_job(name, arguments)
             dist.barrier()
-        found["costs"] = costs(arguments, is_ddp=True)
+        found["same"] = same_job(arguments)
+        # Of two processes that take turns on one GPU, the time of a step says nothing of cost.
+        found["costs"] = [] if arguments.share_gpu else costs(arguments, is_ddp=True)
         dist.barrier()
         dist.destroy_process_group()
     else:
@@ -352,9 +407,14 @@ def launch(kind: str, ranks: int, arguments: argparse.Namespace, path: str, limi
     common = {**os.environ, "HIGHWATER_ANNOTATIONS_SOCKET": path, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = port
     common.setdefault("OMP_NUM_THREADS", "1")
-    running = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
-    ]
+    if arguments.share_gpu:
+        command += ["--share-gpu"]
+        # NCCL refuses two ranks of one host on one GPU.
+        common |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    running = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **({"NCCL_HOSTID": f"rank{rank}"} if arguments.share_gpu else {})}
+        running.append(subprocess.Popen(command, env={**common, **own}))
     deadline = time.monotonic() + limit_s
     wrong = None
     for rank, process in enumerate(running):
@@ -370,11 +430,33 @@ def launch(kind: str, ranks: int, arguments: argparse.Namespace, path: str, limi
     return wrong
 
 
-def said_of(events: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """By step and phase, begin and end as `watch` marked them; of `comm`, zero and the total."""
-    found: dict[str, dict[str, list[int]]] = {}
+def named(arguments: argparse.Namespace, folder: str, wrong: list[str]) -> list[dict[str, Any]] | None:
+    """What the daemon in HIGHWATER finds in the late job; none without a daemon or without a second rank."""
+    binary = os.environ.get("HIGHWATER")
+    if binary is None or arguments.gpus < 2:
+        return None
+    source = "sim" if arguments.dry_run else "nvml"
+    daemon = measure.Daemon(Path(binary), Path(folder), arguments=["--source", source])
+    try:
+        daemon.wait_sampling()
+        failed = launch("late", 2, arguments, str(daemon.socket), arguments.limit)
+        wrong += [failed] if failed else []
+        # The detectors judge a step once all its ranks' marks are there.
+        deadline = time.monotonic() + 10
+        found: list[dict[str, Any]] = []
+        while time.monotonic() < deadline and not any(one["finding"] == "straggler" for one in found):
+            time.sleep(0.2)
+            found = [one for one in json.loads(daemon.get("/api/v1/findings"))["findings"] if one["job"] == "late"]
+        return found
+    finally:
+        daemon.stop()
+
+
+def said_of(events: list[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
+    """By step and phase, begin and end as `watch` marked them; of `comm`, its intervals."""
+    found: dict[str, dict[str, list[Any]]] = {}
     begins: dict[str, int] = {}
-    spans: dict[str, list[tuple[int, int]]] = {}
+    spans: dict[str, list[Span]] = {}
     step = None
     for event in sorted(events, key=lambda event: event["time_unix_nano"]):
         at, name = event["time_unix_nano"], event.get("name")
@@ -388,22 +470,41 @@ def said_of(events: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
             else:
                 found.setdefault(step, {})[name] = [begins.pop(name), at]
     for number, each in spans.items():
-        found.setdefault(number, {})["comm"] = [0, union_ns(each)]
+        found.setdefault(number, {})["comm"] = union(each)
+    return found
+
+
+def apart(said: list[Span], truth: list[Span]) -> list[Span]:
+    """Of each interval that overlaps one other and no more: how much earlier `watch` saw its begin, and later its end."""
+    def over(span: Span, others: list[Span]) -> list[Span]:
+        return [other for other in others if other[0] < span[1] and span[0] < other[1]]
+
+    found = []
+    for span in said:
+        others = over(span, truth)
+        if len(others) == 1 and len(over(others[0], said)) == 1:
+            found.append((others[0][0] - span[0], span[1] - others[0][1]))
     return found
 
 
 def compare(said: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
-    """By phase: the medians over steps, their ratio, and how far the begins lie apart. The first profiled step is left out:
-    the profiler itself starts in it."""
+    """By phase: the medians over steps, their ratio, and how far the begins lie apart; of `comm`, also the ends, and how often
+    they could be compared. The first profiled step is left out: the profiler itself starts in it."""
     rows: dict[str, Any] = {}
     steps = sorted(set(said) & set(truth), key=int)[1:]
     for phase in (*PHASES, "comm"):
         pairs = [(said[step][phase], truth[step][phase]) for step in steps if phase in said[step] and phase in truth[step]]
-        if pairs:
-            ours, theirs = (statistics.median(each[side][1] - each[side][0] for each in pairs) for side in (0, 1))
-            rows[phase] = {"watch_ms": ours / 1e6, "profiler_ms": theirs / 1e6, "ratio": ours / theirs if theirs else None}
-            if phase != "comm":
-                rows[phase]["begin_apart_us"] = statistics.median(one[0] - other[0] for one, other in pairs) / 1e3
+        if not pairs:
+            continue
+        lengths = [[total_ns(one if phase == "comm" else [one]) for one in pair] for pair in pairs]
+        ours, theirs = (statistics.median(each[side] for each in lengths) for side in (0, 1))
+        rows[phase] = {"watch_ms": ours / 1e6, "profiler_ms": theirs / 1e6, "ratio": ours / theirs if theirs else None}
+        if phase != "comm":
+            rows[phase]["begin_apart_us"] = statistics.median(one[0] - other[0] for one, other in pairs) / 1e3
+        elif compared := [each for pair in pairs for each in apart(*pair)]:
+            rows[phase]["begin_apart_us"] = -statistics.median(begin for begin, _ in compared) / 1e3
+            rows[phase]["end_apart_us"] = statistics.median(end for _, end in compared) / 1e3
+            rows[phase]["compared"] = len(compared)
     return rows
 
 
@@ -425,19 +526,24 @@ def layers_of(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"\n{'job':10}{'rank':5}{'phase':10}{'watch ms':>10}{'profiler':>10}{'ratio':>8}{'begin us':>10}")
+    print(f"\n{'job':10}{'rank':5}{'phase':10}{'watch ms':>10}{'profiler':>10}{'ratio':>8}{'begin us':>10}{'end us':>10}")
     for row in results["truth"]:
         for phase, each in row["phases"].items():
             ratio = f"{each['ratio']:8.3f}" if each["ratio"] else f"{'-':>8}"
-            apart = f"{each['begin_apart_us']:10.1f}" if "begin_apart_us" in each else f"{'-':>10}"
             times = f"{each['watch_ms']:10.3f}{each['profiler_ms']:10.3f}"
-            print(f"{row['job']:10}{row['rank']:<5}{phase:10}{times}{ratio}{apart}")
+            apart_us = [f"{each[key]:10.1f}" if key in each else f"{'-':>10}" for key in ("begin_apart_us", "end_apart_us")]
+            print(f"{row['job']:10}{row['rank']:<5}{phase:10}{times}{ratio}{''.join(apart_us)}")
     print(f"\n{'cost':10}{'condition':10}{'ms/step':>10}{'ratio':>9}{'95 %':>20}")
     for each in results["costs"]:
         for name, one in each["conditions"].items():
             interval = f"{one['ratio']:9.4f}   [{one['ratio_low']:.4f}, {one['ratio_high']:.4f}]" if "ratio" in one else ""
             print(f"{each['name']:10}{name:10}{one['milliseconds']:10.3f}{interval}")
+    print(f"\ngradients of DDP equal, bit for bit: {results['same']}")
     print(f"\nresnet50: {json.dumps(results['resnet'])}")
+    if results["named"] is None:
+        print("late rank: not tried (it takes HIGHWATER and two ranks)")
+    for one in results["named"] or []:
+        print(f"late rank: {one['finding']} ({one['severity']}), rank {one['rank']}: {one['what']} {one['why']}")
     for wrong in results["wrong"]:
         print(f"WRONG: {wrong}")
 
@@ -447,16 +553,17 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
+    parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, over NCCL's sockets (where there is only one)")
     parser.add_argument("--limit", type=float, default=170.0, help="seconds for each of the two sets of processes")
-    parser.add_argument("--worker", choices=("one", "many"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=("one", "many", "late"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.worker:
         worker(arguments)
         return 0
-    results: dict[str, Any] = {"truth": [], "costs": [], "resnet": {"skipped": "did not run"}, "wrong": []}
+    results: dict[str, Any] = {"truth": [], "costs": [], "resnet": {"skipped": "did not run"}, "same": None, "wrong": []}
     with tempfile.TemporaryDirectory() as folder:
-        daemon = Daemon(folder)
+        daemon = Listener(os.path.join(folder, "annotations.sock"))
         for kind, ranks in (("many", arguments.gpus), ("one", 1)):
             wrong = launch(kind, ranks, arguments, daemon.path, arguments.limit)
             results["wrong"] += [wrong] if wrong else []
@@ -465,9 +572,11 @@ def main() -> int:
                 found = json.loads(path.read_text())
                 results["costs"] += found["costs"]
                 results["resnet"] = found.get("resnet", results["resnet"])
+                results["same"] = found.get("same", results["same"])
                 path.unlink()
         time.sleep(0.2)
         events = daemon.events()
+        results["named"] = named(arguments, folder, results["wrong"])
     for path in sorted(arguments.out.glob("truth-*.json")):
         name, rank = path.stem[len("truth-"):].rsplit("-", 1)
         own = [event for event in events if event["job"] == name and event["rank"] == int(rank)]
