@@ -61,8 +61,6 @@ pub fn play(
         turn(at_ns, intake.ledger(), change);
     };
     sample::run_replay(node.sampler(writers), &clock, settings.period_ns, &AtomicBool::new(false), before, after);
-    let jobs = intake.jobs();
-    let profiled = jobs.ranks().filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), rank.profile()?)));
-    let profiles = profiled.map(|(key, profile)| (key, Arc::clone(profile))).collect();
+    let profiles = intake.jobs().profiles().collect();
     Ok(Played { detect, refused, profiles })
 }

@@ -56,10 +56,7 @@ impl Profiles {
         self.next_ns = Some(now_ns.saturating_add(PERIOD_NS));
         let new: Vec<Known> = {
             let jobs = intake.jobs();
-            let ranks = jobs.ranks();
-            let all =
-                ranks.filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), Arc::clone(rank.profile()?))));
-            all.filter(|(who, profile)| !self.is_written(who, profile)).collect()
+            jobs.profiles().filter(|(who, profile)| !self.is_written(who, profile)).collect()
         };
         if new.is_empty() {
             return Ok(());

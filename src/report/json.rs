@@ -104,7 +104,7 @@ fn layers(report: &Report) -> Vec<Value> {
         let mut value = totals(profile);
         let top = profile.top.iter().map(|top| {
             json!({
-                "layer": report.layers.names[top.name],
+                "layer": report.layers.names[top.number],
                 "activation_bytes": top.activations,
                 "parameter_bytes": top.parameters,
             })

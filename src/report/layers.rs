@@ -7,9 +7,8 @@ use super::Room;
 use crate::recording::LayerRecord;
 use crate::recording::rows::File;
 use crate::source::OpenError;
-use highwater_core::jobs::{self, Totals};
-use highwater_core::wire::{Direction, Layer};
-use std::cmp::Reverse;
+use highwater_core::jobs::{self, Tallied, Tally, Totals};
+use highwater_core::wire::Layer;
 use std::collections::BTreeMap;
 
 /// Different layers of all profiles of a file: a job may have 4,096.
@@ -48,24 +47,13 @@ pub struct Profile {
     pub missing: u64,
     /// What all records are together, bytes.
     pub totals: Totals,
-    /// The layers with the most activations, the largest first.
-    pub top: Vec<Top>,
+    /// The layers with the most activations, the largest first; their numbers are positions in [`Layers::names`].
+    pub top: Vec<Tallied>,
     /// Records in the order in which the layers ran.
     pub records: Vec<Record>,
     /// Records that are not listed, for lack of room.
     pub left_out: u64,
-    each: BTreeMap<usize, Sums>,
-}
-
-/// A layer with many activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Top {
-    /// Position in [`Layers::names`].
-    pub name: usize,
-    /// Its activations, bytes.
-    pub activations: u64,
-    /// Its parameters, bytes.
-    pub parameters: Option<u64>,
+    tally: Tally,
 }
 
 /// One layer in one pass.
@@ -81,13 +69,6 @@ pub struct Record {
     pub reserved: Option<u64>,
     /// What else is known of it.
     pub layer: Layer,
-}
-
-/// One layer over all its records.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    activations: Option<u64>,
-    parameters: Option<u64>,
 }
 
 impl Layers {
@@ -150,14 +131,7 @@ impl Layers {
             return;
         };
         let LayerRecord { at_ns, allocated, reserved, layer, .. } = *record;
-        let (sums, totals) = (profile.each.entry(name).or_default(), &mut profile.totals);
-        sums.parameters = sums.parameters.max(layer.parameters);
-        if layer.direction == Direction::Forward {
-            add(&mut sums.activations, layer.activations);
-        }
-        add(&mut totals.gathered, layer.gathered);
-        totals.allocated_max = totals.allocated_max.max(allocated);
-        totals.reserved_max = totals.reserved_max.max(reserved);
+        profile.tally.add(name, allocated, reserved, &layer);
         if profile.records.len() < self.most {
             profile.records.push(Record { name, at_ns, allocated, reserved, layer });
         } else {
@@ -188,35 +162,20 @@ impl Layers {
 impl Profile {
     /// Makes the totals, once all records are there.
     fn finish(&mut self) {
-        let each = std::mem::take(&mut self.each);
-        for sums in each.values() {
-            self.totals.layers += 1;
-            add(&mut self.totals.activations, sums.activations);
-            add(&mut self.totals.parameters, sums.parameters);
-        }
-        let top = each.iter().filter_map(|(name, sums)| {
-            Some(Top { name: *name, activations: sums.activations?, parameters: sums.parameters })
-        });
-        self.top = top.collect();
-        self.top.sort_by_key(|top| Reverse(top.activations));
-        self.top.truncate(TOP);
+        let (totals, top) = std::mem::take(&mut self.tally).finish(TOP);
+        (self.totals, self.top) = (totals, top);
     }
 
     fn new(job: String, rank: u32, step: Option<u64>, missing: u64) -> Self {
         let (totals, top, records) = (Totals::default(), Vec::new(), Vec::new());
-        Self { job, rank, step, missing, totals, top, records, left_out: 0, each: BTreeMap::new() }
-    }
-}
-
-fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
-    if let Some(bytes) = bytes {
-        *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+        Self { job, rank, step, missing, totals, top, records, left_out: 0, tally: Tally::default() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use highwater_core::wire::Direction;
 
     fn record(name: &str, direction: Direction, activations: Option<u64>) -> LayerRecord {
         let layer = Layer { activations, parameters: Some(10), gathered: Some(1), ..Layer::new(direction) };
@@ -249,7 +208,7 @@ mod tests {
         assert_eq!((listed, layers.names.len()), (vec![(3, 18), (3, 18), (1, 0)], 15));
         let large = &layers.profiles[..2];
         assert!(large.iter().all(|profile| profile.totals == expected && profile.top.len() == TOP));
-        let top: Vec<_> = layers.profiles[1].top.iter().map(|top| (top.name, top.activations)).collect();
+        let top: Vec<_> = layers.profiles[1].top.iter().map(|top| (top.number, top.activations)).collect();
         assert_eq!(top[..3], [(4, 4 + 19), (3, 3 + 18), (2, 2 + 17)]);
     }
 

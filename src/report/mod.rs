@@ -31,6 +31,7 @@ pub(crate) use layers::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 pub use page::page;
 pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
+pub(crate) use text::size;
 pub use text::{Table, summary};
 pub use usage::Usage;
 

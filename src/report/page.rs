@@ -60,7 +60,7 @@ fn profile(profile: &Profile, most: usize) -> Value {
         fields.insert("left_out".to_owned(), profile.left_out.into());
         let top = profile.top.iter().take(most).map(|top| {
             json!({
-                "layer": top.name,
+                "layer": top.number,
                 "activation_bytes": top.activations,
                 "parameter_bytes": top.parameters,
             })

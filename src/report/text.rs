@@ -198,7 +198,7 @@ fn top_layers(report: &Report) -> Table {
     }
     for (job, profile) in largest {
         for top in &profile.top {
-            let (name, activations) = (report.layers.names[top.name].clone(), size(top.activations));
+            let (name, activations) = (report.layers.names[top.number].clone(), size(top.activations));
             table.push([job.to_owned(), profile.rank.to_string(), name, activations, size_if(top.parameters)]);
         }
     }
@@ -208,7 +208,7 @@ fn top_layers(report: &Report) -> Table {
 /// Bytes for people: in GiB to ten MiB, and below one GiB in MiB.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "shown to a hundredth")]
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const MIB: f64 = 1_048_576.0;
     if bytes >= 1 << 30 {
         format!("{:.2} GiB", bytes as f64 / MIB / 1024.0)

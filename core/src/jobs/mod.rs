@@ -21,7 +21,7 @@ pub use gpus::Gpus;
 pub use job::Job;
 pub use limits::Limits;
 pub use place::{Container, Place, Search};
-pub use profile::{Cursor, Profile, Record, Top, Totals};
+pub use profile::{Cursor, Profile, Record, Tallied, Tally, Top, Totals};
 pub use rank::{Open, Rank, SeriesPlace};
 pub use refusal::{Outcome, OutcomeCounts, Refusal};
 pub use speaker::Speaker;
@@ -158,6 +158,11 @@ impl Jobs {
     /// Every rank with its job and its number, in the order of these.
     pub fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
         self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)))
+    }
+
+    /// The latest profile of layers of every rank that has one, with its job and number, in the order of these.
+    pub fn profiles(&self) -> impl Iterator<Item = ((Arc<str>, u32), Arc<Profile>)> {
+        self.ranks().filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), Arc::clone(rank.profile()?))))
     }
 
     /// What never ended so far.

@@ -7,13 +7,14 @@
 
 mod building;
 mod code;
+mod tally;
 
 pub(super) use building::Profiles;
+pub use tally::{Tallied, Tally};
 
 use super::account::Held;
-use crate::wire::{Direction, Layer};
+use crate::wire::Layer;
 use code::{Last, Numbered};
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The names of a job's layers by their numbers, which profiles have, each with its bytes on the account of whoever sent it
@@ -120,55 +121,24 @@ impl Profile {
     }
 }
 
-/// What is known of one layer over all its records.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    activations: Option<u64>,
-    parameters: Option<u64>,
-}
-
-/// Adds where something is known. Sums of untrusted numbers end at the largest.
-fn add(sum: &mut Option<u64>, bytes: Option<u64>) {
-    if let Some(bytes) = bytes {
-        *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
-    }
-}
-
 /// The totals of records, and at most `most` layers with the most activations. Takes no longer than the records are many,
 /// whatever the numbers of their layers.
 fn totals(encoded: &[u8], names: &LayerNames, most: usize) -> (Totals, Box<[Top]>) {
-    let (mut at, mut last, mut totals) = (0, Last::default(), Totals::default());
-    let mut each: BTreeMap<usize, Sums> = BTreeMap::new();
+    let (mut at, mut last, mut tally) = (0, Last::default(), Tally::default());
     while let Some(Numbered { number, allocated, reserved, layer, .. }) = code::decode(encoded, &mut at, &mut last) {
-        let sums = each.entry(number).or_default();
-        sums.parameters = sums.parameters.max(layer.parameters);
-        if layer.direction == Direction::Forward {
-            add(&mut sums.activations, layer.activations);
-        }
-        add(&mut totals.gathered, layer.gathered);
-        totals.allocated_max = totals.allocated_max.max(allocated);
-        totals.reserved_max = totals.reserved_max.max(reserved);
+        tally.add(number, allocated, reserved, &layer);
     }
-    totals.layers = each.len() as u64;
-    for sums in each.values() {
-        add(&mut totals.activations, sums.activations);
-        add(&mut totals.parameters, sums.parameters);
-    }
-    let mut known: Vec<(u64, usize)> =
-        each.iter().filter_map(|(number, sums)| Some((sums.activations?, *number))).collect();
-    // The largest first; of equal ones, the layer that is known for longer.
-    known.sort_unstable_by_key(|(activations, number)| (std::cmp::Reverse(*activations), *number));
-    let top = known.iter().take(most).filter_map(|(activations, number)| {
-        let (name, parameters) = (names.get(*number)?, each[number].parameters);
-        Some(Top { name, activations: *activations, parameters })
+    let (totals, top) = tally.finish(most);
+    let named = top.into_iter().filter_map(|Tallied { number, activations, parameters }| {
+        Some(Top { name: names.get(number)?, activations, parameters })
     });
-    (totals, top.collect())
+    (totals, named.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Layer;
+    use crate::wire::Direction;
 
     #[test]
     fn totals_take_no_room_for_layers_that_have_no_record() {
