@@ -89,25 +89,12 @@ class LayerChart {
   }
 
   paint() {
-    const across = this.place.clientWidth, ratio = devicePixelRatio || 1;
+    const across = this.place.clientWidth;
     if (!across) return;
     this.width = Math.max(across - AXIS - RIGHT, 10);
     this.height = LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) + this.modules.length * (MODULES + 1) + 6;
-    for (const canvas of [this.canvas, this.overlay]) {
-      canvas.width = Math.round(across * ratio);
-      canvas.height = Math.round(this.height * ratio);
-      canvas.style.height = `${this.height}px`;
-    }
-    const style = getComputedStyle(document.documentElement), colors = new Map();
-    this.color = (name) => {
-      if (!colors.has(name)) colors.set(name, style.getPropertyValue(name).trim());
-      return colors.get(name);
-    };
-    const pen = this.pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.fillStyle = this.color("--ground");
-    pen.fillRect(0, 0, across, this.height);
-    pen.font = "12px system-ui, sans-serif";
+    this.color = palette();
+    this.pen = fit([this.canvas, this.overlay], across, this.height, this.color);
     this.drawPasses();
     this.graphs.forEach((graph, at) => this.drawGraph(graph, LAYERS_TOP + at * (GRAPH + GRAPH_GAP)));
     this.drawModules(LAYERS_TOP + this.graphs.length * (GRAPH + GRAPH_GAP) - 4);
@@ -136,7 +123,11 @@ class LayerChart {
       return Math.max(0, ...keys.map(([key]) => records.reduce((highest, record) => Math.max(highest, record[RECORD[key]] ?? 0), 0)));
     };
     const up = most(1), down = most(-1), y = (bytes) => bottom - (bytes + down) / ((up + down) || 1) * (GRAPH - 20);
-    this.drawAxis(title, top, bottom, y, up, down);
+    byteAxis(pen, this.color, [-down, up], 5, Math.max(up, down), this.width, y);
+    pen.textAlign = "left";
+    pen.textBaseline = "bottom";
+    pen.fillStyle = this.color("--text");
+    pen.fillText(title, AXIS + 2, top + 11);
     // Of records that are narrower than a pixel, the highest of each pixel is drawn.
     const step = 1 / (devicePixelRatio || 1), wide = this.width / records.length;
     for (const [key, , color, side] of bars) {
@@ -163,25 +154,6 @@ class LayerChart {
     }
   }
 
-  drawAxis(title, top, bottom, y, up, down) {
-    const { pen } = this, scale = Math.max(up, down) >= 2 ** 31 ? 2 ** 30 : 2 ** 20, every = round(((up + down) || 1) / scale / 5) * scale;
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
-    pen.strokeStyle = this.color("--line");
-    pen.lineWidth = 1;
-    const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
-    for (let at = -Math.floor(down / every) * every; at <= up + 1; at += every) {
-      const line = Math.round(y(at)) + 0.5;
-      pen.beginPath(); pen.moveTo(AXIS, line); pen.lineTo(AXIS + this.width, line); pen.stroke();
-      pen.fillStyle = this.color("--dim");
-      pen.fillText(`${(Math.abs(at) / scale).toFixed(digits)} ${scale === 2 ** 30 ? "GiB" : "MiB"}`, AXIS - 6, line);
-    }
-    pen.textAlign = "left";
-    pen.textBaseline = "bottom";
-    pen.fillStyle = this.color("--text");
-    pen.fillText(title, AXIS + 2, top + 11);
-  }
-
   // Below everything, the modules of which the layers are parts, and below these their own parts.
   drawModules(top) {
     const { pen } = this;
@@ -203,9 +175,7 @@ class LayerChart {
   mark() {
     const nth = this.pointer ?? this.cursor;
     if (!this.width || !this.color) return;
-    const pen = this.overlay.getContext("2d"), ratio = devicePixelRatio || 1;
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.overlay.width, this.overlay.height);
+    const pen = cleared(this.overlay);
     this.tip.hidden = this.pointer === null;
     if (nth === null) return;
     const left = this.x(nth), right = this.x(nth + 1), height = this.height;

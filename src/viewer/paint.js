@@ -5,32 +5,15 @@
 class Painter {
   constructor(chart) { this.chart = chart; }
 
-  color(name) {
-    if (!this.colors.has(name)) this.colors.set(name, this.style.getPropertyValue(name).trim());
-    return this.colors.get(name);
-  }
-
   paint() {
     const { chart } = this, ratio = devicePixelRatio || 1, across = chart.place.clientWidth;
     if (!across) return;
     const height = TOP + HEIGHT + STRIP + TICKS + chart.lanesHeight() + 6;
     chart.width = Math.max(across - AXIS - RIGHT, 10);
-    for (const canvas of [chart.canvas, chart.overlay]) {
-      const wide = Math.round(across * ratio), tall = Math.round(height * ratio);
-      if (canvas.width !== wide) canvas.width = wide;
-      if (canvas.height !== tall) canvas.height = tall;
-      canvas.style.height = `${height}px`;
-    }
     chart.height = height;
-    this.style = getComputedStyle(document.documentElement);
-    this.colors = new Map();
+    this.color = palette();
     this.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const pen = this.pen = chart.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    // Painted and not transparent, so that it is also right on paper.
-    pen.fillStyle = this.color("--ground");
-    pen.fillRect(0, 0, across, height);
-    pen.font = "12px system-ui, sans-serif";
+    const pen = this.pen = fit([chart.canvas, chart.overlay], across, height, this.color);
     chart.setRange();
     this.axes();
     pen.save();
@@ -61,18 +44,7 @@ class Painter {
 
   axes() {
     const { chart, pen } = this, { range, view, width } = chart;
-    pen.strokeStyle = this.color("--line");
-    pen.fillStyle = this.color("--dim");
-    pen.lineWidth = 1;
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
-    const scale = range[1] >= 2 ** 31 ? 2 ** 30 : 2 ** 20, every = round((range[1] - range[0]) / scale / 8) * scale;
-    for (let at = Math.ceil(range[0] / every) * every; at <= range[1]; at += every) {
-      const y = Math.round(chart.y(at)) + 0.5;
-      pen.beginPath(); pen.moveTo(AXIS, y); pen.lineTo(AXIS + width, y); pen.stroke();
-      const digits = Math.max(0, Math.min(4, Math.ceil(-Math.log10(every / scale) - 1e-9)));
-      pen.fillText((at / scale).toFixed(digits) + (scale === 2 ** 30 ? " GiB" : " MiB"), AXIS - 6, y);
-    }
+    byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
     let top = TOP + HEIGHT + STRIP + TICKS;
     for (const lane of chart.lanes) {
       pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
@@ -230,10 +202,8 @@ class Painter {
 
   cursor() {
     const { chart } = this;
-    if (!chart.width || !this.colors) return;
-    const pen = chart.overlay.getContext("2d"), ratio = devicePixelRatio || 1, { height } = chart;
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, chart.overlay.width, chart.overlay.height);
+    if (!chart.width || !this.color) return;
+    const pen = cleared(chart.overlay), { height } = chart;
     const at = chart.pointer ?? (chart.cursor === null ? null : chart.x(chart.cursor));
     if (chart.selection) {
       pen.fillStyle = this.color("--cursor");
@@ -246,11 +216,4 @@ class Painter {
     pen.strokeStyle = this.color("--cursor");
     pen.beginPath(); pen.moveTo(Math.round(at) + 0.5, 0); pen.lineTo(Math.round(at) + 0.5, height); pen.stroke();
   }
-}
-
-// The next of 1, 2 and 5 times a power of ten.
-function round(size) {
-  const power = 10 ** Math.floor(Math.log10(size));
-  const digit = size / power;
-  return (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10) * power;
 }
