@@ -5,6 +5,7 @@
 //! collects what is [`known`], and [`export`] and [`web`] publish it. [`daemon`] wires it all. ARCHITECTURE.md is the
 //! map.
 
+pub mod advise;
 pub mod capture;
 pub mod cli;
 pub mod config;

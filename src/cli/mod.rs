@@ -1,5 +1,6 @@
 //! The command line, with one file per command.
 
+mod advise;
 mod demo;
 mod manual;
 pub mod probe;
@@ -63,6 +64,11 @@ enum Command {
     /// the first.
     #[command(after_help = report::status_help())]
     Report(report::ReportCommand),
+    /// Say where to checkpoint activations, and what memory that saves.
+    ///
+    /// Divides a model's layers so that the part with the most activations has as few as can be. Layers come from
+    /// `highwater.torch.watch`, by way of a recording, a capture or the API, or from FairScale's tracker.
+    Advise(advise::Advise),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),
     /// Run the detectors over recordings with a known truth, and print precision, recall and delay.
@@ -141,6 +147,7 @@ pub fn main() -> ExitCode {
         Command::Run(run) => run.run(),
         Command::Record(record) => record.run().map(succeeded),
         Command::Report(report) => report.run(),
+        Command::Advise(advise) => advise.run().map(succeeded),
         Command::Probe(probe) => probe.run().map(succeeded),
         Command::ReplayEval(eval) => eval.run().map(succeeded),
         Command::Completions(completions) => completions.run().map(succeeded),

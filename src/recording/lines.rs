@@ -124,22 +124,35 @@ impl File {
         Ok(Self { path: path.to_owned(), stored: Arc::new(stored), most_bytes, most_lines: MOST_LINES })
     }
 
-    /// Its lines that are not blank, with their numbers from 1. A line that is not UTF-8, and the place where a packed
-    /// file breaks off or a file becomes too large, is a fault.
-    pub(super) fn lines(&self) -> Lines {
+    /// Its bytes, unpacked. That there are more than there may be is an error.
+    pub(super) fn bytes(&self) -> impl Read + use<> {
+        Bytes { reader: self.reader(), left: self.most_bytes, file: self.clone() }
+    }
+
+    fn reader(&self) -> BufReader<Box<dyn Read + Send>> {
         let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
-        let reader: Box<dyn Read + Send> = if is_packed(&self.path) {
+        BufReader::new(if is_packed(&self.path) {
             Box::new(MultiGzDecoder::new(BufReader::new(stored)))
         } else {
             Box::new(stored)
-        };
-        Lines {
-            reader: BufReader::new(reader),
-            number: 0,
-            left_bytes: self.most_bytes,
-            file: self.clone(),
-            is_over: false,
+        })
+    }
+
+    fn beyond(&self) -> String {
+        let most = self.most_bytes;
+        if is_packed(&self.path) && most < MOST_FILE_BYTES {
+            format!(
+                "it decompresses to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
+            )
+        } else {
+            format!("it has more than {most} bytes, unpacked")
         }
+    }
+
+    /// Its lines that are not blank, with their numbers from 1. A line that is not UTF-8, and the place where a packed
+    /// file breaks off or a file becomes too large, is a fault.
+    pub(super) fn lines(&self) -> Lines {
+        Lines { reader: self.reader(), number: 0, left_bytes: self.most_bytes, file: self.clone(), is_over: false }
     }
 
     /// Passes every line that `parse` accepts to `take`. A line for which `parse` returns `None`, such as a comment, is
@@ -201,6 +214,22 @@ impl Read for Stored {
     }
 }
 
+/// The bytes of a file.
+struct Bytes {
+    reader: BufReader<Box<dyn Read + Send>>,
+    left: u64,
+    file: File,
+}
+
+impl Read for Bytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        let left = self.left.checked_sub(read as u64);
+        self.left = left.ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, self.file.beyond()))?;
+        Ok(read)
+    }
+}
+
 /// The lines of a file.
 pub(super) struct Lines {
     reader: BufReader<Box<dyn Read + Send>>,
@@ -225,7 +254,7 @@ impl Lines {
             return None;
         }
         let Some(left_bytes) = self.left_bytes.checked_sub(bytes.len() as u64) else {
-            return Some(Err(Fault::File(self.beyond())));
+            return Some(Err(Fault::File(self.file.beyond())));
         };
         if bytes.len() > MOST_LINE_BYTES {
             let problem = format!("line {} is longer than {MOST_LINE_BYTES} bytes", self.number);
@@ -233,17 +262,6 @@ impl Lines {
         }
         (self.left_bytes, self.is_over) = (left_bytes, false);
         Some(String::from_utf8(bytes).map_err(|_| Fault::Line("this is not UTF-8 text".to_owned())))
-    }
-
-    fn beyond(&self) -> String {
-        let most = self.file.most_bytes;
-        if is_packed(&self.file.path) && most < MOST_FILE_BYTES {
-            format!(
-                "it decompresses to more than {most} bytes: {EASY_BYTES}, or {MOST_RATIO} times its size if that is more"
-            )
-        } else {
-            format!("it has more than {most} bytes, unpacked")
-        }
     }
 }
 

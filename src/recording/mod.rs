@@ -22,9 +22,9 @@ mod tests;
 pub(crate) mod track;
 pub(crate) mod write;
 
-pub(crate) use import::is_own;
+pub(crate) use import::{fairscale, is_own, json_of};
 pub use lines::{Skipped, SkippedLines};
-pub(crate) use lines::{printable, short};
+pub(crate) use lines::{printable, refuse, short};
 #[cfg(test)]
 pub(crate) use profiles::MOST_PROFILES;
 pub(crate) use profiles::{MOST_RECORDS, Record as LayerRecord};

@@ -4,6 +4,7 @@
 //! anything that waits for a lane or the driver.
 
 mod accept;
+mod advice;
 pub mod annotations;
 pub(crate) mod answers;
 mod api;
@@ -112,6 +113,7 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
         .route("/api/v1/jobs/{job}", routing::get(job::job))
         .route("/api/v1/jobs/{job}/phases", routing::get(phases::phases))
         .route("/api/v1/jobs/{job}/layers", routing::get(layers::layers))
+        .route("/api/v1/jobs/{job}/advice", routing::get(advice::advice))
         .route("/api/v1/findings", routing::get(findings::findings))
         .route("/api/v1/live", routing::get(live::live))
         .route("/api/v1/timeline", routing::get(timeline::timeline))

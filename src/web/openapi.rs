@@ -15,7 +15,7 @@ pub(super) async fn openapi() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{annotations, api, captures, findings, job, layers, live, phases, timeline};
+    use super::super::{advice, annotations, api, captures, findings, job, layers, live, phases, timeline};
     use utoipa::OpenApi;
 
     #[derive(OpenApi)]
@@ -32,6 +32,7 @@ mod tests {
             findings::findings,
             job::job,
             layers::layers,
+            advice::advice,
             live::live,
             phases::phases,
             timeline::timeline

@@ -24,7 +24,7 @@ fn traces() -> Vec<Value> {
 }
 
 /// Sends one profiled step, as the Python client does. Returns its records.
-fn send(daemon: &Daemon, job: &str) -> Vec<Value> {
+pub(crate) fn send(daemon: &Daemon, job: &str) -> Vec<Value> {
     let traces = traces();
     let event = |fields: Value| {
         let mut event = json!({"job": job, "rank": 0, "gpu": 0});

@@ -5,6 +5,7 @@
 //! waits for longer than its condition takes.
 
 // Shared helpers.
+mod advise;
 mod alertmanager;
 mod authority;
 mod browser;

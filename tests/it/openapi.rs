@@ -120,13 +120,14 @@ fn answers_are_as_described() {
             "get /api/v1/gpus/{gpu}/memory",
             "get /api/v1/jobs",
             "get /api/v1/jobs/{job}",
+            "get /api/v1/jobs/{job}/advice",
             "get /api/v1/jobs/{job}/layers",
             "get /api/v1/jobs/{job}/phases",
             "get /api/v1/live",
             "get /api/v1/timeline",
         ]
     );
-    assert_eq!(checked, 9);
+    assert_eq!(checked, 10);
     // An error is a problem, as described.
     let (status, body) = daemon.ask("/api/v1/gpus/99/memory");
     let problem: Value = serde_json::from_str(&body).expect("JSON");

@@ -5,6 +5,7 @@
 //! unknown.
 
 mod allocations;
+pub(crate) mod fairscale;
 mod nsight;
 mod nvidia_smi;
 mod nvprof;
@@ -16,7 +17,8 @@ use super::lines::{Fault, File, refuse};
 use super::rows;
 use super::tape::Tape;
 use crate::source::OpenError;
-use std::io::Read as _;
+use serde_json::de::IoRead;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 /// What every SQLite file begins with.
@@ -64,6 +66,21 @@ fn has_journal(path: &Path) -> bool {
     let mut journal = path.as_os_str().to_owned();
     journal.push("-wal");
     Path::new(&journal).exists()
+}
+
+/// Reads a file that is one JSON object, as a stream.
+///
+/// # Errors
+/// It cannot be read, is too large, or is not what `read` wants; says where.
+pub(crate) fn json_of(
+    path: &Path,
+    read: impl FnOnce(&mut serde_json::Deserializer<IoRead<BufReader<Box<dyn Read>>>>) -> Result<(), serde_json::Error>,
+) -> Result<(), OpenError> {
+    let file = File::open(path)?;
+    let reader: Box<dyn Read> = Box::new(file.bytes());
+    let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(reader));
+    let done = read(&mut deserializer).and_then(|()| deserializer.end());
+    done.map_err(|error| refuse("recording_unreadable", path, error))
 }
 
 /// Reads a file of another tool.

@@ -1,0 +1,75 @@
+//! Of several profiles, the one that is meant.
+//!
+//! Enters: profiles, record by record. Leaves: the one of the job and the rank that were named, or the one with the most
+//! activations. Invariant: at most two profiles are in memory.
+
+use super::layers::Layers;
+use highwater_core::wire;
+
+/// Whose layers are meant. What is `None` is not said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The job.
+    pub job: Option<String>,
+    /// The rank.
+    pub rank: Option<u32>,
+}
+
+/// The profile that is meant, of those that have been read so far.
+pub(super) struct Best {
+    choice: Choice,
+    /// The job of all profiles that come without one.
+    pub job: Option<String>,
+    begun: Layers,
+    best: Option<Layers>,
+    profiles: usize,
+    /// The others, for a message.
+    others: Vec<String>,
+}
+
+/// How many others a message lists.
+const MOST_LISTED: usize = 8;
+
+impl Best {
+    pub fn new(choice: Choice) -> Self {
+        Self { choice, job: None, begun: Layers::default(), best: None, profiles: 0, others: Vec::new() }
+    }
+
+    /// Begins a profile.
+    pub fn begin(&mut self) {
+        self.begun = Layers::default();
+    }
+
+    /// Adds a record to it; an error says why it cannot be.
+    pub fn add(&mut self, name: &str, allocated: Option<u64>, layer: &wire::Layer) -> Result<(), String> {
+        self.begun.add(name, allocated, layer)
+    }
+
+    /// Ends it: whose it is, and how many records of it are missing.
+    pub fn end(&mut self, of: Layers) {
+        let Layers { job, rank, step, missing, .. } = of;
+        let mut layers = std::mem::take(&mut self.begun);
+        (layers.job, layers.rank, layers.step, layers.missing) =
+            (job.or_else(|| self.job.clone()), rank, step, missing);
+        self.profiles += 1;
+        let Choice { job, rank } = &self.choice;
+        if job.is_some() && *job != layers.job || rank.is_some() && *rank != layers.rank {
+            if self.others.len() < MOST_LISTED {
+                self.others.push(layers.whose());
+            }
+        } else if self.best.as_ref().is_none_or(|best| best.activations() < layers.activations()) {
+            self.best = Some(layers);
+        }
+    }
+
+    /// That profile, and how many there are; an error says which others there are.
+    pub fn finish(self) -> Result<(Layers, usize), String> {
+        let meant = Layers::of(self.choice.job, self.choice.rank, None);
+        self.best.map(|best| (best, self.profiles)).ok_or_else(|| match self.others.as_slice() {
+            [] => "it has no layer profile: neither a recording with one, nor an object with `traces` of FairScale or \
+                   `profiles` of /api/v1/jobs/JOB/layers"
+                .to_owned(),
+            others => format!("it has no layers of {}, but of {}", meant.whose(), others.join("; ")),
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! What to change so that a job needs less memory, in numbers.
+//!
+//! Enters: what was recorded of a job's layers. Leaves: where to checkpoint activations, and the memory that this leaves.
+//! Invariants: the divisions are the best that there are; what is not known is absent, never 0. Absent on purpose: where
+//! the answers are shown, which the command line and the API decide.
+
+mod answer;
+mod best;
+mod checkpoints;
+mod file;
+mod layers;
+mod partition;
+
+pub use best::Choice;
+pub use checkpoints::{Checkpoints, Segment, checkpoints};
+pub use file::read;
+pub use layers::{Layer, Layers};
+pub use partition::{Partition, partition};
+
+/// The most checkpoints that are advised: with more, a model would be a list of single layers.
+pub const MOST_CHECKPOINTS: usize = 4_096;

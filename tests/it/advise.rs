@@ -1,0 +1,124 @@
+//! `highwater advise`, and the same advice of the API: where to checkpoint resnet50's activations, as FairScale's own program
+//! computes it from the same layers (`tests/data/torch`), and what is refused.
+
+use crate::daemon::{Daemon, command};
+use crate::layers;
+use crate::tools;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn traces() -> PathBuf {
+    tools::root().join("tests/data/torch/resnet50_layer_traces.json.gz")
+}
+
+/// What it prints with these flags, as JSON.
+fn advised(layers: &Path, flags: &[&str]) -> Value {
+    let output =
+        command().arg("advise").arg("--layers").arg(layers).args(flags).arg("--json").output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn refused(layers: &Path, flags: &[&str], because: &str) {
+    let output = command().arg("advise").arg("--layers").arg(layers).args(flags).output().expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && printed.contains(because), "{flags:?}: {printed}");
+    assert!(output.stdout.is_empty(), "{flags:?}");
+}
+
+/// What is known of resnet50 at batch 16.
+fn is_as_known(one: &Value, two: &Value) {
+    assert_eq!((&one["max_memory"], &one["split_modules"]), (&json!(729_152_000), &json!(["layer2.0.bn1"])));
+    let split = json!(["layer1.1.bn3", "layer2.2.conv3"]);
+    assert_eq!((&two["max_memory"], &two["split_modules"]), (&json!(485_095_936), &split));
+    let by = json!([1_435_630_080_u64, 729_152_000, 485_095_936]);
+    assert_eq!((&two["max_memory_by_checkpoints"], &two["activation_bytes"]), (&by, &json!(1_435_630_080)));
+}
+
+#[test]
+fn resnet50_is_split_where_fairscale_splits_it() {
+    let [none, one, two] = ["0", "1", "2"].map(|most| advised(&traces(), &["--checkpoints", most]));
+    is_as_known(&one, &two);
+    assert_eq!((&none["max_memory"], &none["split_modules"]), (&json!(1_435_630_080), &json!([])));
+    assert_eq!(two["observed_peak_bytes"], json!(1_588_135_936));
+    let output = command().arg("advise").arg("--layers").arg(traces()).args(["--checkpoints", "2"]).output();
+    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    assert!(text.contains("at most 462.62 MiB of activations are held at a time, instead of 1.34 GiB"), "{text}");
+}
+
+#[test]
+fn a_running_job_gets_the_same_advice() {
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
+    layers::send(&daemon, "resnet50");
+    let asked = |query: &str| -> Value {
+        serde_json::from_str(&daemon.get(&format!("/api/v1/jobs/resnet50/advice{query}"))).expect("JSON")
+    };
+    let [one, two] = [1, 2].map(|most| asked(&format!("?checkpoints={most}"))["checkpoints"].take());
+    is_as_known(&one, &two);
+    assert_eq!((&two["job"], &two["rank"], &two["step"]), (&json!("resnet50"), &json!(0), &json!(7)));
+    // And so does a saved answer of the layers.
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = folder.path().join("layers.json");
+    std::fs::write(&saved, daemon.get("/api/v1/jobs/resnet50/layers")).expect("written");
+    let [one, two] = ["1", "2"].map(|most| advised(&saved, &["--checkpoints", most, "--rank", "0"]));
+    is_as_known(&one, &two);
+    refused(
+        &saved,
+        &["--checkpoints", "1", "--rank", "3"],
+        "it has no layers of rank 3, but of job resnet50, rank 0, step 7",
+    );
+
+    for (query, because) in [
+        ("?checkpoints=4097", "`checkpoints`: 4097 is more than 4096"),
+        ("?skip_layers=126", "126 layers are to be left out, and there are 126"),
+        ("?rank=5", "rank 5 of job `resnet50` has sent no layer profile"),
+    ] {
+        let (_, problem) = daemon.ask(&format!("/api/v1/jobs/resnet50/advice{query}"));
+        let problem: Value = serde_json::from_str(&problem).expect("JSON");
+        assert_eq!(problem["detail"], json!(because));
+    }
+}
+
+#[test]
+fn ten_thousand_layers_and_fifty_checkpoints() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("traces.json");
+    let trace = |nth: u64| {
+        json!({"module_name": format!("layer.{nth}"), "is_forward": true, "allocated": nth, "module_params": 4,
+            "event": {"memory_diff": 1, "memory_activations": 1 + nth * 7_919 % 1_009}})
+    };
+    let traces = json!({"traces": (0..10_000).map(trace).collect::<Vec<_>>()});
+    std::fs::write(&file, traces.to_string()).expect("written");
+    let advice = advised(&file, &["--checkpoints", "50"]);
+    let segments = advice["segments"].as_array().expect("a list");
+    let largest = segments.iter().filter_map(|segment| segment["activation_bytes"].as_u64()).max();
+    assert_eq!((segments.len(), largest), (51, advice["max_memory"].as_u64()));
+    // At or above the number of layers, FairScale fails.
+    let few = advised(&file, &["--checkpoints", "40", "--skip-layers", "9990"]);
+    assert_eq!((&few["layers"], few["split_modules"].as_array().map(Vec::len)), (&json!(10), Some(9)));
+}
+
+#[test]
+fn files_that_are_no_layers_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("it.json");
+    let one = ["--checkpoints", "1"];
+    for (text, because) in [
+        ("{}", "it has no layer profile: neither a recording with one"),
+        ("[1]", "invalid type: sequence, expected FairScale's traces"),
+        ("{\"traces\": [{\"module_name\": \"a\"}]}", "missing field `is_forward` at line 1 column"),
+        ("{\"traces\": [{\"module_name\": \"a\", \"is_fo", "EOF while parsing"),
+        ("{\"traces\": []}", "there is no layer that ran forward"),
+        (
+            "{\"traces\": [{\"module_name\": \"a\", \"is_forward\": true}]}",
+            "the activations of none of the 1 layers are known",
+        ),
+        ("{\"profiles\": [{\"records\": 7}]}", "invalid type: integer `7`, expected records of layers"),
+    ] {
+        std::fs::write(&file, text).expect("written");
+        refused(&file, &one, because);
+        refused(&file, &one, &file.display().to_string());
+    }
+    refused(&folder.path().join("none.json"), &one, "No such file");
+    refused(&traces(), &["--checkpoints", "4097"], "4097 is not in 0..=4096");
+}
