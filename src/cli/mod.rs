@@ -59,9 +59,9 @@ enum Command {
     Record(record::Record),
     /// Show what recordings contain: peaks, phases and findings, as text, JSON, or a page that opens without a network.
     ///
-    /// Reads what `run`, `record` and the flight recorder write, and files of other tools: memory_usage.txt of ONNX
-    /// Runtime's profiler, CSV of nvidia-smi, and SQLite of nvprof and Nsight Systems. Several files are compared with
-    /// the first.
+    /// Reads what `run`, `record` and the flight recorder write, and files of other tools: memory snapshots of
+    /// PyTorch, memory_usage.txt of ONNX Runtime's profiler, CSV of nvidia-smi, and SQLite of nvprof and Nsight Systems.
+    /// Several files are compared with the first.
     #[command(after_help = report::status_help())]
     Report(report::ReportCommand),
     /// Say where to checkpoint activations, and what memory that saves.

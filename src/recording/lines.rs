@@ -126,7 +126,13 @@ impl File {
 
     /// Its bytes, unpacked. That there are more than there may be is an error.
     pub(super) fn bytes(&self) -> impl Read + use<> {
-        Bytes { reader: self.reader(), left: self.most_bytes, file: self.clone() }
+        self.bytes_up_to(self.most_bytes)
+    }
+
+    /// The same with a limit of its own, for formats of which little is kept.
+    pub(super) fn bytes_up_to(&self, most_bytes: u64) -> impl Read + use<> {
+        let file = Self { most_bytes, ..self.clone() };
+        Bytes { reader: file.reader(), left: most_bytes, file }
     }
 
     fn reader(&self) -> BufReader<Box<dyn Read + Send>> {

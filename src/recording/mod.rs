@@ -5,6 +5,7 @@
 //! text files. Invariants: a row or a line that cannot be read is counted, and no other is lost; times and values are
 //! those of the recording. Absent on purpose: when something is recorded, which [`capture`](crate::capture) decides.
 
+mod allocator;
 mod folder;
 mod import;
 mod lines;
@@ -22,6 +23,7 @@ mod tests;
 pub(crate) mod track;
 pub(crate) mod write;
 
+pub use allocator::{Allocator, Failure, Holder, Moment, Place};
 pub(crate) use import::{fairscale, is_own, json_of};
 pub use lines::{Skipped, SkippedLines};
 pub(crate) use lines::{printable, refuse, short};

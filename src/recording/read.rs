@@ -69,6 +69,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         skipped,
         format: OWN,
         allocations: Vec::new(),
+        allocators: Vec::new(),
     })
 }
 

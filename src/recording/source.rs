@@ -4,6 +4,7 @@
 //! time. Invariants: times and values are those of the recording; on request, all times are moved by one and the same
 //! shift. Absent on purpose: the lanes that were not recorded, whose values are not known.
 
+use super::allocator::Allocator;
 use super::import::is_own;
 use super::lines::SkippedLines;
 use super::points::Track;
@@ -72,6 +73,12 @@ impl Replay {
     #[must_use]
     pub fn allocations(&self) -> &[Allocation] {
         &self.tape.allocations
+    }
+
+    /// What a framework's own allocator did on each GPU, if the recording has that. Times are as recorded.
+    #[must_use]
+    pub fn allocators(&self) -> &[Allocator] {
+        &self.tape.allocators
     }
 
     /// The format that it was read from.

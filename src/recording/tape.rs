@@ -1,5 +1,6 @@
 //! The contents of a recording, whatever it was read from.
 
+use super::allocator::Allocator;
 use super::lines::{SkippedLines, refuse};
 use super::meters::Meters;
 use super::points::Track;
@@ -37,6 +38,8 @@ pub(super) struct Tape {
     pub format: Format,
     /// What was allocated, if that was recorded.
     pub allocations: Vec<Allocation>,
+    /// What a framework's own allocator did, if that was recorded.
+    pub allocators: Vec<Allocator>,
 }
 
 /// Memory that a program allocated on a GPU.
@@ -93,6 +96,7 @@ impl Tape {
             skipped,
             format,
             allocations: Vec::new(),
+            allocators: Vec::new(),
         })
     }
 }

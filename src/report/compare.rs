@@ -1,6 +1,6 @@
 //! Several recordings side by side: each measure of each, its difference from the first, and a verdict.
 
-use super::text::{Table, milliseconds, seconds, size};
+use super::table::{Table, milliseconds, seconds, size};
 use super::{Report, Spans};
 use crate::recording::Times;
 use highwater_core::wire::Kind;

@@ -62,6 +62,7 @@ pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64) -> Value {
         "changes": usage.curve.changes(),
         "allocations": gpu.allocations,
         "largest": largest.collect::<Vec<_>>(),
+        "allocator": gpu.allocator.as_ref().map(|of| super::allocator::json(of, begin_ns)),
     })
 }
 

@@ -5,6 +5,7 @@
 //! is thinned, and then every extreme is kept; what a recording does not contain is absent, never 0. Memory is bounded
 //! whatever the recording's size: a file in the recordings' own format is read row by row.
 
+mod allocator;
 mod compare;
 mod condition;
 mod curve;
@@ -18,6 +19,7 @@ mod picture;
 mod played;
 pub(crate) mod recorded;
 mod spans;
+mod table;
 mod text;
 mod usage;
 
@@ -31,12 +33,13 @@ pub(crate) use layers::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 pub use page::page;
 pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
-pub(crate) use text::size;
-pub use text::{Table, summary};
+pub use table::Table;
+pub(crate) use table::size;
+pub use text::summary;
 pub use usage::Usage;
 
 use crate::config::Settings;
-use crate::recording::{Allocation, READING_NS, SkippedLines, Times};
+use crate::recording::{Allocation, Allocator, READING_NS, SkippedLines, Times};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,6 +131,8 @@ pub struct Gpu {
     pub allocations: Option<u64>,
     /// The largest of them.
     pub largest: Vec<Allocation>,
+    /// What a framework's own allocator did, if the recording is of one.
+    pub allocator: Option<Allocator>,
 }
 
 /// A finding. Times are nanoseconds, like the recording's.
@@ -215,7 +220,7 @@ impl Report {
     pub fn time(&self, after_ns: i64) -> String {
         match self.origin.times {
             Times::Readings => format!("reading {}", after_ns / READING_NS),
-            Times::Unix | Times::Relative => text::seconds(after_ns),
+            Times::Unix | Times::Relative => table::seconds(after_ns),
         }
     }
 
@@ -224,7 +229,7 @@ impl Report {
     pub fn stretch(&self, length_ns: i64) -> String {
         match self.origin.times {
             Times::Readings => format!("{} readings", length_ns / READING_NS),
-            Times::Unix | Times::Relative => text::seconds(length_ns),
+            Times::Unix | Times::Relative => table::seconds(length_ns),
         }
     }
 }
@@ -232,7 +237,7 @@ impl Report {
 impl Gpu {
     /// One with at most so many points.
     fn new(device: Device, begin_ns: i64, most: usize) -> Self {
-        Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new() }
+        Self { device, usage: Usage::new(begin_ns, most), allocations: None, largest: Vec::new(), allocator: None }
     }
 }
 

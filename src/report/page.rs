@@ -77,6 +77,8 @@ fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
         fields.insert("points".to_owned(), curve.points().len().into());
         fields.insert("unit_bytes".to_owned(), packed::unit_bytes(curve.points()).into());
         fields.insert("bucket_ns".to_owned(), curve.bucket_ns().into());
+        let allocator = gpu.allocator.as_ref().map(|of| super::allocator::page(of, begin_ns));
+        fields.insert("allocator".to_owned(), allocator.unwrap_or_default());
     }
     value
 }

@@ -3,7 +3,7 @@
 //! Invariant: each column of pixels has the lowest and highest value of its time, like the page's chart.
 
 use super::curve::Point;
-use super::text::size;
+use super::table::size;
 use super::{Gpu, Report};
 use crate::recording::Times;
 use embedded_graphics::Pixel;

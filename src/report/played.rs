@@ -29,6 +29,9 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
         gpu.usage.end(None, end_ns);
     }
     allocations(&replay, &mut gpus);
+    for allocator in replay.allocators() {
+        gpus.get_mut(allocator.gpu).into_iter().for_each(|gpu| gpu.allocator = Some(allocator.clone()));
+    }
     let Derived { spans, gpus_of, findings, layers, refused } = if replay.annotations().next().is_some() {
         derived(&replay, settings, Spans::new(room.spans, peaks_of(&gpus)), Layers::new(room)).map_err(|error| {
             OpenError { reason: "recording_unreadable", message: format!("{}: {error}", path.display()) }

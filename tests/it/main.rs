@@ -53,5 +53,6 @@ mod replay;
 mod report;
 mod report_page;
 mod settings;
+mod snapshots;
 mod spikes;
 mod web_config;

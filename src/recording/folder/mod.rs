@@ -138,6 +138,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         skipped,
         format: FORMAT,
         allocations: Vec::new(),
+        allocators: Vec::new(),
     })
 }
 

@@ -11,6 +11,7 @@ mod nvidia_smi;
 mod nvprof;
 mod onnx_runtime;
 mod readings;
+mod torch_snapshot;
 
 use super::SkippedLines;
 use super::lines::{Fault, File, refuse};
@@ -92,6 +93,9 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
         return profile(path);
     }
     let file = File::open(path)?;
+    if torch_snapshot::is_one(path) {
+        return torch_snapshot::tape(path, &file);
+    }
     let first = match file.lines().next().map(|(_, line)| line) {
         Some(Ok(line)) => line.trim().trim_start_matches('\u{feff}').to_owned(),
         Some(Err(Fault::File(problem))) => return Err(refuse("recording_too_large", path, problem)),
@@ -109,7 +113,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
 }
 
 const KNOWN: &str = "is no recording that highwater knows: a SQLite file of highwater, nvprof or Nsight Systems, a folder \
-                     with nvml_1khz.csv, lines of `<device> <nanoseconds> <bytes>`, or CSV of nvidia-smi --query-gpu";
+                     with nvml_1khz.csv, a memory snapshot of PyTorch, lines of `<device> <nanoseconds> <bytes>`, or CSV of nvidia-smi --query-gpu";
 
 /// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
 /// its last number may be cut off, so it is not used.

@@ -1,0 +1,110 @@
+//! A pickle's bytes.
+//!
+//! Enters: a file, as a stream. Leaves: bytes, numbers and texts. Invariant: one buffer, whatever the lengths that the file
+//! names.
+
+use std::io::{ErrorKind, Read};
+
+const BUFFER: usize = 1 << 18;
+/// The longest text that is read; the rest of a longer one is passed over.
+pub(super) const MOST_TEXT: usize = 1 << 16;
+
+/// What is left of a file.
+pub(super) struct Input<R> {
+    reader: R,
+    buffer: Box<[u8]>,
+    at: usize,
+    end: usize,
+    /// Bytes before the buffer.
+    before: u64,
+}
+
+impl<R: Read> Input<R> {
+    pub fn new(reader: R) -> Self {
+        Self { reader, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, before: 0 }
+    }
+
+    /// How many bytes were read.
+    pub fn position(&self) -> u64 {
+        self.before + self.at as u64
+    }
+
+    /// Has so many bytes in the buffer, which must have room for them.
+    #[cold]
+    fn fill(&mut self, wanted: usize) -> Result<(), String> {
+        self.buffer.copy_within(self.at..self.end, 0);
+        self.before += self.at as u64;
+        (self.end, self.at) = (self.end - self.at, 0);
+        while self.end < wanted {
+            match self.reader.read(&mut self.buffer[self.end..]) {
+                Ok(0) => return Err(format!("it ends in the middle, after {} bytes", self.before + self.end as u64)),
+                Ok(read) => self.end += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(format!("it cannot be read after {} bytes: {error}", self.position())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next byte.
+    #[inline]
+    pub fn byte(&mut self) -> Result<u8, String> {
+        if self.at == self.end {
+            self.fill(1)?;
+        }
+        self.at += 1;
+        Ok(self.buffer[self.at - 1])
+    }
+
+    /// So many bytes, at most as many as the longest text has.
+    #[inline]
+    pub fn bytes(&mut self, count: usize) -> Result<&[u8], String> {
+        if self.end - self.at < count {
+            self.fill(count)?;
+        }
+        self.at += count;
+        Ok(&self.buffer[self.at - count..self.at])
+    }
+
+    /// A number of so many bytes without a sign, the lowest first.
+    #[inline]
+    pub fn number(&mut self, bytes: usize) -> Result<u64, String> {
+        Ok(self.bytes(bytes)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    /// A signed number of so many bytes, the lowest first. `None` if it is longer than any that is of use.
+    pub fn signed(&mut self, bytes: u64) -> Result<Option<i128>, String> {
+        if bytes > 16 {
+            self.skip(bytes)?;
+            return Ok(None);
+        }
+        let bytes = self.bytes(usize::try_from(bytes).unwrap_or(0))?;
+        let first = if bytes.last().is_some_and(|last| last & 0x80 != 0) { -1 } else { 0 };
+        Ok(Some(bytes.iter().rev().fold(first, |number, byte| number << 8 | i128::from(*byte))))
+    }
+
+    /// Passes over so many bytes.
+    pub fn skip(&mut self, mut count: u64) -> Result<(), String> {
+        while count > 0 {
+            if self.at == self.end {
+                self.fill(1)?;
+            }
+            let step = (self.end - self.at).min(usize::try_from(count).unwrap_or(usize::MAX));
+            self.at += step;
+            count -= step as u64;
+        }
+        Ok(())
+    }
+
+    /// A line, without its end.
+    pub fn line(&mut self) -> Result<Vec<u8>, String> {
+        let mut line = Vec::new();
+        loop {
+            match self.byte()? {
+                b'\n' => return Ok(line),
+                byte if line.len() < MOST_TEXT => line.push(byte),
+                _ => return Err(format!("a line is longer than {MOST_TEXT} bytes")),
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The members of a snapshot's dictionaries that are of use, and their numbers among its texts.
+
+/// Members, in the order of their numbers from 1: `Stacks` has these texts first.
+pub(super) const MEMBERS: [&str; 18] = [
+    "segments",
+    "device_traces",
+    "device",
+    "address",
+    "total_size",
+    "blocks",
+    "size",
+    "requested_size",
+    "state",
+    "frames",
+    "action",
+    "addr",
+    "time_us",
+    "device_free",
+    "name",
+    "filename",
+    "line",
+    "active_allocated",
+];
+pub(super) const SEGMENTS: u32 = 1;
+pub(super) const DEVICE_TRACES: u32 = 2;
+pub(super) const DEVICE: u32 = 3;
+pub(super) const ADDRESS: u32 = 4;
+pub(super) const TOTAL_SIZE: u32 = 5;
+pub(super) const BLOCKS: u32 = 6;
+pub(super) const SIZE: u32 = 7;
+pub(super) const REQUESTED_SIZE: u32 = 8;
+pub(super) const STATE: u32 = 9;
+pub(super) const FRAMES: u32 = 10;
+pub(super) const ACTION: u32 = 11;
+pub(super) const ADDR: u32 = 12;
+pub(super) const TIME_US: u32 = 13;
+pub(super) const DEVICE_FREE: u32 = 14;
+pub(super) const NAME: u32 = 15;
+pub(super) const FILENAME: u32 = 16;
+pub(super) const LINE: u32 = 17;
+pub(super) const ACTIVE_ALLOCATED: u32 = 18;

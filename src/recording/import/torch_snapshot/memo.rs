@@ -1,0 +1,167 @@
+//! What a pickle may refer to again, by number, in few bytes each.
+//!
+//! Enters: values in the order in which they are remembered. Leaves: the value of a number. Invariant: two bytes a value
+//! while there are few different ones, four at most; a snapshot of gigabytes remembers tens of millions.
+
+/// Values of one chunk.
+const CHUNK: usize = 4096;
+/// The most values: 512 MiB of them would be no snapshot.
+const MOST: usize = 1 << 27;
+
+/// A value that is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// A container that is not complete yet.
+    Open,
+    /// A container of which nothing is kept.
+    Gone,
+    /// Something that is of no use.
+    Other,
+    /// A text, by its number.
+    Text(u32),
+    /// A frame of a stack, by its number.
+    Frame(u32),
+    /// A whole stack, by its number.
+    Stack(u32),
+}
+
+const KINDS: u32 = 4;
+
+impl Kept {
+    fn code(self) -> u32 {
+        match self {
+            Self::Open => 0,
+            Self::Gone => KINDS,
+            Self::Other => 2 * KINDS,
+            Self::Text(number) => number * KINDS + 1,
+            Self::Frame(number) => number * KINDS + 2,
+            Self::Stack(number) => number * KINDS + 3,
+        }
+    }
+
+    fn of(code: u32) -> Self {
+        let number = code / KINDS;
+        match (code % KINDS, number) {
+            (1, _) => Self::Text(number),
+            (2, _) => Self::Frame(number),
+            (3, _) => Self::Stack(number),
+            (_, 0) => Self::Open,
+            (_, 1) => Self::Gone,
+            _ => Self::Other,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Chunk {
+    Narrow(Vec<u16>),
+    Wide(Vec<u32>),
+}
+
+/// The values so far.
+#[derive(Debug, Default)]
+pub(super) struct Memo {
+    chunks: Vec<Chunk>,
+    len: usize,
+}
+
+impl Memo {
+    /// The number of the next value.
+    pub fn next(&self) -> usize {
+        self.len
+    }
+
+    /// Remembers a value under a number: that of one that is remembered already, or the next.
+    pub fn put(&mut self, at: usize, kept: Kept) -> Result<(), String> {
+        if at < self.len {
+            self.set(at, kept);
+            return Ok(());
+        }
+        if at > self.len || at >= MOST {
+            return Err(format!("it remembers a value as number {at} after {} others", self.len));
+        }
+        if at % CHUNK == 0 {
+            self.chunks.push(Chunk::Narrow(Vec::with_capacity(CHUNK)));
+        }
+        self.len += 1;
+        if let Some(chunk) = self.chunks.last_mut() {
+            chunk.push(kept.code());
+        }
+        Ok(())
+    }
+
+    /// Replaces a value.
+    pub fn set(&mut self, at: usize, kept: Kept) {
+        if let Some(chunk) = self.chunks.get_mut(at / CHUNK) {
+            chunk.set(at % CHUNK, kept.code());
+        }
+    }
+
+    /// The value of a number.
+    pub fn get(&self, at: usize) -> Option<Kept> {
+        let code = match self.chunks.get(at / CHUNK)? {
+            Chunk::Narrow(codes) => u32::from(*codes.get(at % CHUNK)?),
+            Chunk::Wide(codes) => *codes.get(at % CHUNK)?,
+        };
+        Some(Kept::of(code))
+    }
+}
+
+impl Chunk {
+    fn push(&mut self, code: u32) {
+        match (&mut *self, u16::try_from(code)) {
+            (Self::Narrow(codes), Ok(code)) => codes.push(code),
+            (Self::Wide(codes), _) => codes.push(code),
+            (Self::Narrow(_), Err(_)) => {
+                self.widen();
+                self.push(code);
+            }
+        }
+    }
+
+    fn set(&mut self, at: usize, code: u32) {
+        match (&mut *self, u16::try_from(code)) {
+            (Self::Narrow(codes), Ok(code)) => codes.get_mut(at).into_iter().for_each(|place| *place = code),
+            (Self::Wide(codes), _) => codes.get_mut(at).into_iter().for_each(|place| *place = code),
+            (Self::Narrow(_), Err(_)) => {
+                self.widen();
+                self.set(at, code);
+            }
+        }
+    }
+
+    fn widen(&mut self) {
+        if let Self::Narrow(codes) = self {
+            let mut wide = Vec::with_capacity(CHUNK);
+            wide.extend(codes.iter().map(|code| u32::from(*code)));
+            *self = Self::Wide(wide);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_whatever_their_size_and_order() {
+        let mut memo = Memo::default();
+        let value = |nth: usize| match nth % 5 {
+            0 => Kept::Text(nth as u32 * 900),
+            1 => Kept::Frame(nth as u32),
+            2 => Kept::Stack(nth as u32),
+            3 => Kept::Gone,
+            _ => Kept::Other,
+        };
+        for nth in 0..3 * CHUNK {
+            memo.put(nth, Kept::Open).expect("the next");
+            assert_eq!(memo.get(nth), Some(Kept::Open));
+            memo.set(nth, value(nth));
+        }
+        assert!((0..3 * CHUNK).all(|nth| memo.get(nth) == Some(value(nth))));
+        assert_eq!((memo.get(3 * CHUNK), memo.next()), (None, 3 * CHUNK));
+        assert!(memo.put(3 * CHUNK + 1, Kept::Gone).is_err(), "a number is left out");
+        memo.put(7, Kept::Text(1 << 29)).expect("a number again");
+        assert_eq!((memo.get(7), memo.get(8)), (Some(Kept::Text(1 << 29)), Some(value(8))));
+    }
+}

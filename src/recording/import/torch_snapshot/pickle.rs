@@ -1,0 +1,416 @@
+//! A pickle as data: protocols 0 to 5, as far as data needs them.
+//!
+//! Enters: a file that Python's `pickle` or PyTorch's own pickler wrote. Leaves: what `values` makes of its dictionaries and
+//! lists, while it is read. Invariants: nothing is executed, and what would be is refused by name; a list or dictionary that
+//! occurs again is not copied; memory does not grow with the file, but for what it says that may occur again.
+
+use super::input::{Input, MOST_TEXT};
+use super::memo::{Kept, Memo};
+use super::stacks::Stacks;
+use super::values::{Dict, List, Sink, Top, Value};
+use std::io::Read;
+
+/// The most values that wait for their container. Python hands over a thousand at a time.
+const MOST_WAITING: usize = 1 << 18;
+/// PyTorch's own pickler hands over a whole list at once. So many items go into it before.
+const MANY: usize = 1 << 12;
+
+/// Reads a pickle.
+///
+/// # Errors
+/// It is cut short, has code, or is no pickle of a snapshot; says why and where.
+pub(super) fn read<R: Read, S: Sink>(reader: R, stacks: &mut Stacks, sink: &mut S) -> Result<Top, String> {
+    let mut machine = Machine {
+        input: Input::new(reader),
+        stacks,
+        sink,
+        values: Vec::new(),
+        marks: Vec::new(),
+        memo: Memo::default(),
+    };
+    loop {
+        let opcode = machine.input.byte()?;
+        if opcode == b'.' {
+            break;
+        }
+        machine.step(opcode)?;
+    }
+    let whole = machine.pop()?;
+    machine.consume(whole)?.top()
+}
+
+struct Machine<'a, R, S> {
+    input: Input<R>,
+    stacks: &'a mut Stacks,
+    sink: &'a mut S,
+    values: Vec<Value>,
+    /// Where the values after each mark begin.
+    marks: Vec<usize>,
+    memo: Memo,
+}
+
+impl<R: Read, S: Sink> Machine<'_, R, S> {
+    #[inline(always)]
+    fn step(&mut self, opcode: u8) -> Result<(), String> {
+        match opcode {
+            b'h' => {
+                let at = self.input.byte()?;
+                self.recall(usize::from(at))
+            }
+            b'j' => {
+                let at = self.input.number(4)?;
+                self.recall(usize::try_from(at).unwrap_or(usize::MAX))
+            }
+            0x94 => self.remember(self.memo.next()),
+            b'q' => {
+                let at = self.input.byte()?;
+                self.remember(usize::from(at))
+            }
+            b'r' => {
+                let at = self.input.number(4)?;
+                self.remember(usize::try_from(at).unwrap_or(usize::MAX))
+            }
+            b'(' => {
+                self.marks.push(self.values.len());
+                if self.marks.len() > MOST_WAITING {
+                    return Err(format!("more than {MOST_WAITING} lists are open"));
+                }
+                Ok(())
+            }
+            b'K' => self.unsigned(1),
+            b'M' => self.unsigned(2),
+            b'J' => {
+                let number = self.input.signed(4)?;
+                self.push(number.map_or(Value::Other, Value::number))
+            }
+            0x8a => {
+                let bytes = self.input.byte()?;
+                self.long(u64::from(bytes))
+            }
+            0x8b => {
+                let bytes = self.input.number(4)?;
+                self.long(bytes)
+            }
+            0x8c => self.text(1),
+            b'X' => self.text(4),
+            0x8d => self.text(8),
+            b'U' => self.text(1),
+            b'T' => self.text(4),
+            b'}' => {
+                if self.values.len().saturating_sub(self.marks.last().copied().unwrap_or(0)) > MANY {
+                    self.append_early()?;
+                }
+                self.push(Value::Dict(Box::default()))
+            }
+            b']' => self.push(Value::List(Box::default())),
+            b'u' => self.set_items(),
+            b'e' => self.append_items(),
+            b's' => {
+                self.marks.push(self.values.len().saturating_sub(2));
+                self.set_items()
+            }
+            b'a' => {
+                self.marks.push(self.values.len().saturating_sub(1));
+                self.append_items()
+            }
+            b'N' | 0x88 | 0x89 | b')' | 0x8f => self.push(Value::Other),
+            0x85..=0x87 => {
+                self.marks.push(self.values.len().saturating_sub(usize::from(opcode - 0x84)));
+                self.drop_to_mark()?;
+                self.push(Value::Other)
+            }
+            b't' | 0x91 => {
+                self.drop_to_mark()?;
+                self.push(Value::Other)
+            }
+            // Items of a set.
+            0x90 | b'1' => self.drop_to_mark(),
+            // What is thrown away here may occur again.
+            b'0' => self.pop().and_then(|value| self.consume(value)).map(drop),
+            b'd' => {
+                let at = *self.marks.last().ok_or_else(no_mark)?;
+                self.values.insert(at.min(self.values.len()), Value::Dict(Box::default()));
+                self.marks.last_mut().into_iter().for_each(|mark| *mark += 1);
+                self.set_items()
+            }
+            b'l' => {
+                let at = *self.marks.last().ok_or_else(no_mark)?;
+                self.values.insert(at.min(self.values.len()), Value::List(Box::default()));
+                self.marks.last_mut().into_iter().for_each(|mark| *mark += 1);
+                self.append_items()
+            }
+            _ => self.seldom(opcode),
+        }
+    }
+
+    /// What snapshots have once, or never.
+    #[cold]
+    fn seldom(&mut self, opcode: u8) -> Result<(), String> {
+        match opcode {
+            0x80 => match self.input.byte()? {
+                0..=5 => Ok(()),
+                protocol => Err(format!("it is written in protocol {protocol}; 0 to 5 are known")),
+            },
+            0x95 => self.input.skip(8),
+            b'G' => self.passed_over(8),
+            b'C' | 0x8e | b'B' | 0x96 => {
+                let count = self.input.number(match opcode {
+                    b'C' => 1,
+                    b'B' => 4,
+                    _ => 8,
+                })?;
+                self.passed_over(count)
+            }
+            b'F' => self.input.line().and_then(|_| self.push(Value::Other)),
+            b'I' | b'L' => {
+                let line = self.input.line()?;
+                let number = std::str::from_utf8(&line).ok().and_then(|line| line.trim_end_matches('L').parse().ok());
+                self.push(number.map_or(Value::Other, Value::number))
+            }
+            b'V' | b'S' => {
+                let line = self.input.line()?;
+                let text = String::from_utf8_lossy(&line);
+                let text = self.stacks.text(text.trim_matches(['\'', '"']));
+                self.push(Value::Text(text))
+            }
+            b'g' => {
+                let at = self.index_in_line()?;
+                self.recall(at)
+            }
+            b'p' => {
+                let at = self.index_in_line()?;
+                self.remember(at)
+            }
+            b'c' | b'i' => {
+                let (module, name) = (self.input.line()?, self.input.line()?);
+                Err(code(&format!("{}.{}", String::from_utf8_lossy(&module), String::from_utf8_lossy(&name))))
+            }
+            0x93 => {
+                let mut named = |value: Value| match value {
+                    Value::Text(text) => self.stacks.text_of(text).to_owned(),
+                    _ => "?".to_owned(),
+                };
+                let name = self.values.pop().map(&mut named).unwrap_or_default();
+                let module = self.values.pop().map(named).unwrap_or_default();
+                Err(code(&format!("{module}.{name}")))
+            }
+            b'R' | b'b' | b'o' | 0x81..=0x84 | 0x92 => Err(code("an object")),
+            b'P' | b'Q' | 0x97 | 0x98 => Err("it needs data that are not in the file".to_owned()),
+            _ => Err(format!("byte {} is {opcode:#04x}, which begins nothing in a pickle", self.input.position() - 1)),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, value: Value) -> Result<(), String> {
+        if self.values.len() >= MOST_WAITING {
+            return Err(format!("more than {MOST_WAITING} values wait for their list"));
+        }
+        self.values.push(value);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Value, String> {
+        let begun = self.marks.last().copied().unwrap_or(0);
+        if self.values.len() <= begun {
+            return Err(format!("a value is missing before byte {}", self.input.position()));
+        }
+        self.values.pop().ok_or_else(no_mark)
+    }
+
+    fn unsigned(&mut self, bytes: usize) -> Result<(), String> {
+        let number = self.input.number(bytes)?;
+        self.push(Value::Int(number.cast_signed()))
+    }
+
+    fn long(&mut self, bytes: u64) -> Result<(), String> {
+        let number = self.input.signed(bytes)?;
+        self.push(number.map_or(Value::Other, Value::number))
+    }
+
+    fn passed_over(&mut self, bytes: u64) -> Result<(), String> {
+        self.input.skip(bytes)?;
+        self.push(Value::Other)
+    }
+
+    fn text(&mut self, bytes: usize) -> Result<(), String> {
+        let length = self.input.number(bytes)?;
+        let Some(short) = usize::try_from(length).ok().filter(|length| *length <= MOST_TEXT) else {
+            self.stacks.left_out += 1;
+            return self.passed_over(length);
+        };
+        let text = self.input.bytes(short)?;
+        let text = match std::str::from_utf8(text) {
+            Ok(text) => self.stacks.text(text),
+            Err(_) => self.stacks.text(&String::from_utf8_lossy(text)),
+        };
+        self.push(Value::Text(text))
+    }
+
+    fn index_in_line(&mut self) -> Result<usize, String> {
+        let line = self.input.line()?;
+        let index = std::str::from_utf8(&line).ok().and_then(|line| line.parse().ok());
+        index.ok_or_else(|| format!("a number is missing before byte {}", self.input.position()))
+    }
+
+    /// Values since the last mark, and the mark.
+    fn since_mark(&mut self) -> Result<usize, String> {
+        let begin = self.marks.pop().ok_or_else(no_mark)?;
+        if begin > self.values.len() || self.marks.last().is_some_and(|outer| begin < *outer) {
+            Err(no_mark())
+        } else {
+            Ok(begin)
+        }
+    }
+
+    /// Values that are of no use but for what they contain.
+    fn drop_to_mark(&mut self) -> Result<(), String> {
+        let begin = self.since_mark()?;
+        for value in self.values.split_off(begin) {
+            self.consume(value)?;
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self) -> Result<(), String> {
+        let begin = self.since_mark()?;
+        let Some(at) = begin.checked_sub(1) else { return Err(no_mark()) };
+        if (self.values.len() - begin) % 2 == 1 {
+            return Err(format!("a key has no value before byte {}", self.input.position()));
+        }
+        let mut target = std::mem::take(&mut self.values[at]);
+        for key in (begin..self.values.len()).step_by(2) {
+            let value = std::mem::take(&mut self.values[key + 1]);
+            let value = self.consume(value)?;
+            let key = std::mem::take(&mut self.values[key]);
+            match (&mut target, self.consume(key)?) {
+                (Value::Dict(dict), Value::Text(key)) => dict.set(key, value),
+                // Keys of other types, and what is of no use.
+                (Value::Dict(_) | Value::Other, _) => {}
+                _ => return Err(format!("items have no dictionary before byte {}", self.input.position())),
+            }
+        }
+        self.values.truncate(begin);
+        self.values[at] = target;
+        Ok(())
+    }
+
+    fn append_items(&mut self) -> Result<(), String> {
+        let begin = self.since_mark()?;
+        self.append(begin, self.values.len())
+    }
+
+    /// Puts all values since the last mark into their list, before another one comes.
+    #[cold]
+    fn append_early(&mut self) -> Result<(), String> {
+        let begin = self.marks.last().copied().unwrap_or(0);
+        let is_list = begin.checked_sub(1).is_some_and(|at| matches!(self.values.get(at), Some(Value::List(_))));
+        if is_list { self.append(begin, self.values.len()) } else { Ok(()) }
+    }
+
+    fn append(&mut self, begin: usize, end: usize) -> Result<(), String> {
+        let Some(at) = begin.checked_sub(1) else { return Err(no_mark()) };
+        let mut target = std::mem::take(&mut self.values[at]);
+        for item in begin..end {
+            let item = std::mem::take(&mut self.values[item]);
+            let item = self.consume(item)?;
+            match &mut target {
+                Value::List(list) => list.push(item, self.sink)?,
+                Value::Other => {}
+                _ => return Err(format!("items have no list before byte {}", self.input.position())),
+            }
+        }
+        self.values.drain(begin..end);
+        self.values[at] = target;
+        Ok(())
+    }
+
+    /// A value of which nothing more will come, as it goes into another one.
+    #[inline]
+    fn consume(&mut self, value: Value) -> Result<Value, String> {
+        let (slot, value) = match value {
+            Value::Dict(dict) => {
+                let Dict { slot, .. } = *dict;
+                (slot, dict.done(self.stacks))
+            }
+            Value::List(list) => {
+                let List { slot, .. } = *list;
+                (slot, list.done(self.stacks))
+            }
+            known => return Ok(known),
+        };
+        if let Some(slot) = slot {
+            self.memo.set(slot, value.kept());
+        }
+        Ok(value)
+    }
+
+    /// Remembers the last value.
+    fn remember(&mut self, at: usize) -> Result<(), String> {
+        let kept = match self.values.last_mut() {
+            Some(Value::Dict(dict)) => {
+                dict.slot = Some(at);
+                Kept::Open
+            }
+            Some(Value::List(list)) => {
+                list.slot = Some(at);
+                Kept::Open
+            }
+            Some(value) => value.kept(),
+            None => return Err(no_mark()),
+        };
+        self.memo.put(at, kept)
+    }
+
+    fn recall(&mut self, at: usize) -> Result<(), String> {
+        let value = match self.memo.get(at) {
+            Some(Kept::Text(text)) => Value::Text(text),
+            Some(Kept::Frame(frame)) => {
+                // Most of a snapshot is frames that occur again, in a list of frames.
+                let at = self.values.len();
+                if let Some(Value::List(list)) = self.values.last_mut()
+                    && self.marks.last() == Some(&at)
+                    && list.push_frame(frame)
+                {
+                    return Ok(());
+                }
+                Value::Frame(frame)
+            }
+            Some(Kept::Stack(stack)) => Value::Stack(stack),
+            Some(Kept::Other) => Value::Other,
+            Some(Kept::Open) => {
+                self.complete(at)?;
+                return self.recall(at);
+            }
+            Some(Kept::Gone) => return Err(format!("an entry occurs twice at byte {}", self.input.position())),
+            None => return Err(format!("byte {} refers to a value that was not before it", self.input.position())),
+        };
+        self.push(value)
+    }
+}
+
+impl<R: Read, S: Sink> Machine<'_, R, S> {
+    /// Something occurs again that waits for its list. It is complete, unless it is the one to which items are added now.
+    #[cold]
+    fn complete(&mut self, slot: usize) -> Result<(), String> {
+        let is_it = |value: &Value| match value {
+            Value::Dict(dict) => dict.slot == Some(slot),
+            Value::List(list) => list.slot == Some(slot),
+            _ => false,
+        };
+        let at = self.values.iter().rposition(is_it).filter(|at| !self.marks.contains(&(at + 1)));
+        let at = at.ok_or_else(|| format!("a list contains itself at byte {}", self.input.position()))?;
+        let value = std::mem::take(&mut self.values[at]);
+        self.values[at] = self.consume(value)?;
+        Ok(())
+    }
+}
+
+fn no_mark() -> String {
+    "a value is missing that should be before its list".to_owned()
+}
+
+fn code(what: &str) -> String {
+    let what: String =
+        what.chars().take(100).map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect();
+    format!("it would have Python make or call {what}: a snapshot has only data, and nothing is executed")
+}

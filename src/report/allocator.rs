@@ -1,0 +1,168 @@
+//! A framework's own allocator in a report: the peak, who held memory then, what was reserved for nothing, and failures.
+
+use super::table::{Table, size, size_if};
+use super::{Gpu, Report};
+use crate::recording::{Allocator, Failure, Moment, Place, printable};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+/// Places that are listed of those that held memory at the peak, and failures.
+const MOST_LISTED: usize = 10;
+/// Frames of a place, in JSON.
+const MOST_FRAMES: usize = 64;
+
+/// What each place held at the peak: bytes and allocations, the most first. Stacks with one place of the program's own are one.
+pub(super) fn places(of: &Allocator) -> Vec<(&str, u64, u64)> {
+    let mut places: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for holder in &of.holders {
+        let known = places.entry(site(&holder.place)).or_default();
+        *known = (known.0.saturating_add(holder.bytes), known.1.saturating_add(holder.allocations));
+    }
+    let mut places: Vec<_> =
+        places.into_iter().map(|(site, (bytes, allocations))| (site, bytes, allocations)).collect();
+    places.sort_by_key(|(_, bytes, _)| std::cmp::Reverse(*bytes));
+    places
+}
+
+fn site(place: &Place) -> &str {
+    place.site.as_deref().unwrap_or("a place that is not known: no stack was recorded")
+}
+
+/// Why there was no memory, as far as that is known.
+pub(super) fn why(failure: &Failure) -> Option<String> {
+    let unused = failure.at.unused()?;
+    Some(if unused >= failure.requested {
+        format!(
+            "{} were reserved and not allocated, in pieces: fragmentation made it fail. PYTORCH_CUDA_ALLOC_CONF=\
+             expandable_segments:True joins such pieces.",
+            size(unused)
+        )
+    } else {
+        format!("{} were reserved and not allocated, which would not have been enough.", size(unused))
+    })
+}
+
+/// Writes a paragraph about one GPU.
+pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut String) -> fmt::Result {
+    let Allocator { peak, events, .. } = of;
+    let when = when(report, peak);
+    writeln!(
+        out,
+        "The allocator on GPU {}, {events} entries: at its peak, {when}, {} allocated and {} reserved.",
+        gpu.device.index,
+        size_if(peak.allocated),
+        size_if(peak.reserved)
+    )?;
+    if let Some(unused) = peak.unused() {
+        writeln!(out, "Then {} were reserved and not allocated.", size(unused))?;
+    }
+    let (unused, rounded) = (of.reserved.saturating_sub(of.in_use), of.in_use.saturating_sub(of.requested));
+    writeln!(
+        out,
+        "At the end, {} reserved, of which {} are not in use and {} are lost to rounding.",
+        size(of.reserved),
+        size(unused),
+        size(rounded)
+    )?;
+    let places = places(of);
+    if !places.is_empty() {
+        let mut table = Table::new(["held at the peak", "allocations", "by"]);
+        for (site, bytes, allocations) in places.iter().take(MOST_LISTED) {
+            table.push([size(*bytes), allocations.to_string(), (*site).to_owned()]);
+        }
+        let more = places.iter().skip(MOST_LISTED).fold(of.others.1, |sum, (_, bytes, _)| sum.saturating_add(*bytes));
+        if more > 0 {
+            table.push([size(more), String::new(), "others".to_owned()]);
+        }
+        write!(out, "{table}")?;
+    }
+    for failure in of.failures.iter().take(MOST_LISTED) {
+        let at = self::when(report, &failure.at);
+        let free = failure.device_free.map_or_else(String::new, |free| format!(", {} free on the GPU", size(free)));
+        let line = format!(
+            "No memory for {} {at}: {} allocated, {} reserved{free}; asked for by {}",
+            size(failure.requested),
+            size_if(failure.at.allocated),
+            size_if(failure.at.reserved),
+            site(&failure.place)
+        );
+        writeln!(out, "{}", printable(&line))?;
+        why(failure).iter().try_for_each(|why| writeln!(out, "    {why}"))?;
+    }
+    let more = (of.failures.len().saturating_sub(MOST_LISTED) as u64).saturating_add(of.failures_left_out);
+    if more > 0 {
+        writeln!(out, "and {more} more times")?;
+    }
+    Ok(())
+}
+
+fn when(report: &Report, moment: &Moment) -> String {
+    match moment.at_ns {
+        Some(at_ns) => format!("after {}", report.time(at_ns.saturating_sub(report.begin_ns))),
+        None => format!("after {} entries", moment.after_events),
+    }
+}
+
+/// The same for a page. Times are nanoseconds after the begin.
+pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
+    let mut value = json(of, begin_ns);
+    if let Some(fields) = value.as_object_mut() {
+        // Hundreds of stacks with all of their frames would be most of the page.
+        let places = places(of);
+        let more = places.iter().skip(MOST_LISTED).fold(of.others.1, |sum, (_, bytes, _)| sum.saturating_add(*bytes));
+        fields.insert("holders".to_owned(), places.iter().take(MOST_LISTED).map(|place| json!(place)).collect());
+        fields.insert("other_holders_bytes".to_owned(), more.into());
+        let failures = of.failures.iter().take(MOST_LISTED).map(|failure| {
+            json!({
+                "after_ns": failure.at.at_ns.map(|at_ns| at_ns.saturating_sub(begin_ns)),
+                "requested_bytes": failure.requested,
+                "allocated_bytes": failure.at.allocated,
+                "reserved_bytes": failure.at.reserved,
+                "device_free_bytes": failure.device_free,
+                "site": site(&failure.place),
+                "why": why(failure),
+            })
+        });
+        fields.insert("failures".to_owned(), failures.collect());
+    }
+    value
+}
+
+/// The same for programs. Times are nanoseconds after the begin.
+pub(super) fn json(of: &Allocator, begin_ns: i64) -> Value {
+    let moment = |moment: &Moment| {
+        json!({
+            "after_events": moment.after_events,
+            "after_ns": moment.at_ns.map(|at_ns| at_ns.saturating_sub(begin_ns)),
+            "allocated_bytes": moment.allocated,
+            "reserved_bytes": moment.reserved,
+        })
+    };
+    let place = |place: &Place| json!({"site": place.site, "frames": place.frames.iter().take(MOST_FRAMES).collect::<Vec<_>>()});
+    let holders = of
+        .holders
+        .iter()
+        .map(|holder| json!({"bytes": holder.bytes, "allocations": holder.allocations, "place": place(&holder.place)}));
+    let failures = of.failures.iter().map(|failure| {
+        json!({
+            "at": moment(&failure.at),
+            "requested_bytes": failure.requested,
+            "device_free_bytes": failure.device_free,
+            "place": place(&failure.place),
+            "why": why(failure),
+        })
+    });
+    json!({
+        "events": of.events,
+        "peak": moment(&of.peak),
+        "holders": holders.collect::<Vec<_>>(),
+        "other_holders": of.others.0,
+        "other_holders_bytes": of.others.1,
+        "reserved_bytes": of.reserved,
+        "in_use_bytes": of.in_use,
+        "requested_bytes": of.requested,
+        "failures": failures.collect::<Vec<_>>(),
+        "failures_left_out": of.failures_left_out,
+    })
+}
