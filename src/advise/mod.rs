@@ -10,6 +10,7 @@ mod checkpoints;
 mod file;
 mod layers;
 mod partition;
+pub mod recompute;
 
 pub use best::Choice;
 pub use checkpoints::{Checkpoints, Segment, checkpoints};

@@ -61,13 +61,14 @@ enum Command {
     ///
     /// Reads what `run`, `record` and the flight recorder write, and files of other tools: memory snapshots of
     /// PyTorch, memory_usage.txt of ONNX Runtime's profiler, CSV of nvidia-smi, and SQLite of nvprof and Nsight Systems.
-    /// Several files are compared with the first.
+    /// Several files are compared with the first. Of traces of PyTorch's profiler, it shows what the GPU did in each step.
     #[command(after_help = report::status_help())]
     Report(report::ReportCommand),
-    /// Say where to checkpoint activations, and what memory that saves.
+    /// Say what to change so that a job needs less memory, in numbers.
     ///
-    /// Divides a model's layers so that the part with the most activations has as few as can be. Layers come from
-    /// `highwater.torch.watch`, by way of a recording, a capture or the API, or from FairScale's tracker.
+    /// With --layers, where to checkpoint activations: it divides a model's layers so that the part with the most
+    /// activations has as few as can be. Layers come from `highwater.torch.watch`, by way of a recording, a capture or the
+    /// API, or from FairScale's tracker. With --plans, which of ONNX Runtime's recompute plans to enable.
     Advise(advise::Advise),
     /// Time every NVML call on this machine and find each counter's true update period.
     Probe(Probe),

@@ -122,3 +122,71 @@ fn files_that_are_no_layers_are_refused_with_the_reason() {
     refused(&folder.path().join("none.json"), &one, "No such file");
     refused(&traces(), &["--checkpoints", "4097"], "4097 is not in 0..=4096");
 }
+
+/// The table of ONNX Runtime's documentation, in a log of training.
+fn plans(flags: &[&str]) -> std::process::Output {
+    let log = tools::root().join("tests/data/advise/ortmodule.log");
+    command().arg("advise").arg("--plans").arg(log).args(flags).output().expect("it runs")
+}
+
+fn planned(flags: &[&str]) -> Value {
+    let output = plans(&[flags, &["--json"]].concat());
+    assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn the_fewest_recompute_plans_that_save_enough() {
+    let listed = planned(&[]);
+    let savings = |of: &Value| {
+        of["plans"].as_array().expect("a list").iter().map(|plan| plan["saving_bytes"].clone()).collect::<Vec<_>>()
+    };
+    let printed = [134_217_728, 134_086_656, 67_043_328, 20_951_040, 20_951_040, 5_237_760, 4_096, 2_048];
+    assert_eq!(savings(&listed), printed.map(|bytes: u64| json!(bytes)));
+    assert_eq!((&listed["choice"], &listed["dims"]["inputs_input_ids_dim1"]), (&Value::Null, &json!(1024)));
+    // The expressions say the same, and eight times that for a batch of eight.
+    assert_eq!(savings(&planned(&["--dim", "inputs_input_ids_dim0=1"])), savings(&listed));
+    assert_eq!(savings(&planned(&["--dim", "inputs_input_ids_dim0=8"])), printed.map(|bytes| json!(8 * bytes)));
+
+    for (free, enabled, saved) in [
+        ("128MiB", vec!["Reshape+Where+:1:-1"], 134_217_728_u64),
+        // Of the pairs that suffice, the one that recomputes least.
+        ("190MiB", vec!["BiasSoftmax+:1:-1", "Cast+:1:-1"], 201_129_984),
+        ("200MiB", vec!["Reshape+Where+:1:-1", "BiasSoftmax+:1:-1"], 268_304_384),
+    ] {
+        let choice = &planned(&["--free", free])["choice"];
+        assert_eq!((&choice["enable"], &choice["saving_bytes"]), (&json!(enabled), &json!(saved)), "{free}");
+        // What is on stays on, as often as it was asked for.
+        let inline = format!("BiasGelu+:1:1,{}", enabled.join(","));
+        assert_eq!((&choice["inline"], &choice["is_exact"]), (&json!(inline), &json!(true)), "{free}");
+    }
+    let output = plans(&["--free", "190MiB"]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in [
+        "2 plans save 191.81 MiB of the 190.00 MiB",
+        "export ORTMODULE_MEMORY_OPT_CONFIG='BiasGelu+:1:1,BiasSoftmax+:1:-1,Cast+:1:-1'",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    for (flags, because) in [
+        // Cast+ can be recomputed in one of two ways.
+        (
+            vec!["--free", "3.2GiB"],
+            "3435973836 bytes cannot be saved: the plans that are not enabled save at most 361540608 bytes",
+        ),
+        (
+            vec!["--dim", "batch=8"],
+            "--dim batch: no plan's saving depends on it; the first batch has inputs_attention_mask_dim0",
+        ),
+        (vec!["--dim", "batch"], "is not NAME=N"),
+        (vec!["--free", "much"], "much"),
+        (vec!["--enabled", "Cast+:7:1"], "--enabled Cast+:7:1: the strategy of `Cast+:7:1` is not 0, 1 or 2"),
+        (vec!["--checkpoints", "3"], "cannot be used with"),
+    ] {
+        let output = plans(&flags);
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && printed.contains(because), "{flags:?}: {printed}");
+    }
+    let other = command().args(["advise", "--plans", "/dev/null"]).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&other.stderr).contains("/dev/null: has no table of plans"), "{other:?}");
+}

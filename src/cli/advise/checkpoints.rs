@@ -1,43 +1,36 @@
-//! `advise`: what to change so that a job needs less memory.
+//! Where to checkpoint activations.
 
-use super::terminal;
 use crate::advise::{Checkpoints, Choice, MOST_CHECKPOINTS, checkpoints, read};
+use crate::cli::terminal;
 use crate::report::{Table, size};
 use clap::Args;
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
+use std::path::Path;
 
 #[derive(Debug, Args)]
-pub(super) struct Advise {
-    /// Layers of one step: a recording, traces of FairScale's `LayerwiseMemoryTracker`, or a saved answer of
-    /// /api/v1/jobs/JOB/layers.
-    #[arg(long, value_name = "FILE", required = true)]
-    layers: PathBuf,
+pub(super) struct CheckpointFlags {
     /// How many checkpoints there may be.
-    #[arg(long, value_name = "K", required = true, value_parser = clap::value_parser!(u64).range(..=MOST_CHECKPOINTS as u64))]
-    checkpoints: u64,
+    #[arg(long, value_name = "K", requires = "layers", conflicts_with = "plans", value_parser = clap::value_parser!(u64).range(..=MOST_CHECKPOINTS as u64))]
+    checkpoints: Option<u64>,
     /// Leave this many layers at the begin as they are.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "layers", conflicts_with = "plans", default_value_t = 0)]
     skip_layers: usize,
     /// Layers of this job [default: of the rank with the most activations].
-    #[arg(long)]
+    #[arg(long, requires = "layers", conflicts_with = "plans")]
     job: Option<String>,
     /// Layers of this rank.
-    #[arg(long)]
+    #[arg(long, requires = "layers", conflicts_with = "plans")]
     rank: Option<u32>,
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
 }
 
-impl Advise {
-    pub fn run(&self) -> anyhow::Result<()> {
+impl CheckpointFlags {
+    pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
         let choice = Choice { job: self.job.clone(), rank: self.rank };
-        let (layers, profiles) = read(&self.layers, &choice)?;
-        let most = usize::try_from(self.checkpoints)?;
+        let (layers, profiles) = read(file, &choice)?;
+        let most = usize::try_from(self.checkpoints.unwrap_or_default())?;
         let advice = checkpoints(&layers, most, self.skip_layers)
-            .map_err(|problem| anyhow::anyhow!("{}: {problem}", self.layers.display()))?;
-        if self.json {
+            .map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?;
+        if json {
             terminal::print_line(serde_json::to_string_pretty(&advice)?)?;
         } else {
             terminal::print(text(&advice, &layers.whose(), profiles)?)?;

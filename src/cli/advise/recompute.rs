@@ -1,0 +1,160 @@
+//! Which of ONNX Runtime's recompute plans to enable.
+
+use crate::advise::recompute::{Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, read};
+use crate::cli::terminal;
+use crate::recording::printable;
+use crate::report::{Table, size};
+use anyhow::Context as _;
+use clap::Args;
+use highwater_core::units::parse_bytes;
+use serde_json::{Value, json};
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+#[derive(Debug, Args)]
+pub(super) struct RecomputeFlags {
+    /// How much memory the plans are to save, such as 3.2GiB [default: they are only listed].
+    #[arg(long, value_name = "SIZE", requires = "plans", conflicts_with = "layers", value_parser = bytes)]
+    free: Option<u64>,
+    /// Compute savings with this value of a dimension instead of the first batch's. May be given several times.
+    #[arg(long = "dim", value_name = "NAME=N", requires = "plans", conflicts_with = "layers", value_parser = dim)]
+    dims: Vec<(String, u64)>,
+    /// What ORTMODULE_MEMORY_OPT_CONFIG is now: a list joined by commas, or a JSON file [default: as the log says].
+    #[arg(long, value_name = "PLANS", requires = "plans", conflicts_with = "layers")]
+    enabled: Option<String>,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|error| error.to_string())
+}
+
+fn dim(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("is not NAME=N")?;
+    let value = value.trim().parse().map_err(|_| format!("`{}` is not a number", value.trim()))?;
+    Ok((name.trim().to_owned(), value))
+}
+
+/// A plan with what it saves, or why that is not known.
+struct Valued<'a> {
+    plan: &'a Plan,
+    saving: Result<Option<u64>, String>,
+}
+
+impl RecomputeFlags {
+    pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
+        let name = || file.display().to_string();
+        let log = File::open(file).and_then(|file| read(BufReader::new(file))).with_context(name)?;
+        anyhow::ensure!(
+            !log.plans.is_empty(),
+            "{}: has no table of plans: ORTModule prints one at log level INFO, in lines such as ` - Plan 1 : OFF : \
+             BiasGelu+:1:-1 …`",
+            file.display()
+        );
+        let dims = self.dims(&log)?;
+        let enabled = self.enabled.as_deref().map(enabled).transpose()?;
+        let plans: Vec<Valued<'_>> = log
+            .plans
+            .iter()
+            .map(|plan| Valued { plan, saving: plan.saving(&dims).map_err(|error| error.to_string()) })
+            .collect();
+        let offers: Vec<Offer<'_>> = plans
+            .iter()
+            .map(|valued| Offer { plan: valued.plan, saving_bytes: valued.saving.as_ref().ok().copied().flatten() })
+            .collect();
+        let in_force = enabled.as_deref().or(log.enabled.as_deref());
+        let chosen =
+            self.free.map(|need| choose(&offers, in_force, &log.exclusive(), need)).transpose().with_context(name)?;
+        if json {
+            terminal::print_line(serde_json::to_string_pretty(&as_json(&log, &plans, chosen.as_ref()))?)?;
+        } else {
+            terminal::print(as_text(&log, &plans, chosen.as_ref(), self.free)?)?;
+        }
+        Ok(())
+    }
+
+    /// The dimensions with which to compute; none if savings are to stay as they were printed.
+    fn dims(&self, log: &Log) -> anyhow::Result<Dims> {
+        if self.dims.is_empty() {
+            return Ok(Dims::new());
+        }
+        let mut dims = log.dims.clone();
+        for (name, value) in &self.dims {
+            let is_used =
+                log.plans.iter().any(|plan| plan.expression.as_ref().is_some_and(|text| text.contains(name.as_str())));
+            anyhow::ensure!(
+                is_used,
+                "--dim {name}: no plan's saving depends on it; the first batch has {}",
+                named(&log.dims)
+            );
+            dims.insert(name.clone(), *value);
+        }
+        Ok(dims)
+    }
+}
+
+fn named(dims: &Dims) -> String {
+    let names: Vec<&str> = dims.keys().map(String::as_str).collect();
+    if names.is_empty() { "no known dimensions".to_owned() } else { names.join(", ") }
+}
+
+/// A JSON file, or a list.
+fn enabled(text: &str) -> anyhow::Result<Vec<Combination>> {
+    let found = match File::open(text) {
+        Ok(file) => configured(file),
+        Err(_) => listed(text),
+    };
+    found.map_err(|problem| anyhow::anyhow!("--enabled {}: {problem}", printable(text)))
+}
+
+fn as_json(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>) -> Value {
+    let plans = plans.iter().map(|Valued { plan, saving }| {
+        json!({
+            "plan": plan.combination.to_string(),
+            "is_on": plan.is_on,
+            "frequency": plan.frequency,
+            "saving_bytes": saving.as_ref().ok().copied().flatten(),
+            "expression": plan.expression,
+            "problem": saving.as_ref().err(),
+            "line": plan.line,
+        })
+    });
+    json!({"plans": plans.collect::<Vec<_>>(), "choice": chosen, "dims": log.dims, "unreadable_rows": log.unreadable.count})
+}
+
+fn as_text(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>, need: Option<u64>) -> Result<String, fmt::Error> {
+    let mut out = String::new();
+    let mut table = Table::new(["plan", "now", "often", "saves", "enable"]);
+    for (position, Valued { plan, saving }) in plans.iter().enumerate() {
+        let is_chosen = chosen.is_some_and(|chosen| chosen.positions.contains(&position));
+        table.push([
+            plan.combination.to_string(),
+            if plan.is_on { "on" } else { "off" }.to_owned(),
+            plan.frequency.map_or_else(|| "?".to_owned(), |often| often.to_string()),
+            saving.as_ref().ok().copied().flatten().map_or_else(|| "?".to_owned(), size),
+            if is_chosen { "yes" } else { "" }.to_owned(),
+        ]);
+    }
+    write!(out, "{table}")?;
+    if let Some(problem) = plans.iter().find_map(|valued| valued.saving.as_ref().err()) {
+        writeln!(out, "Not every saving is known: {}", printable(problem))?;
+    }
+    if let Some((line, problem)) = log.unreadable.first.first() {
+        let count = log.unreadable.count;
+        writeln!(out, "{count} rows could not be read; the first, in line {line}: {}", printable(problem))?;
+    }
+    let Some((chosen, need)) = chosen.zip(need) else { return Ok(out) };
+    if chosen.enable.is_empty() {
+        writeln!(out, "Nothing is to be enabled to save {}.", size(need))?;
+        return Ok(out);
+    }
+    let many = if chosen.enable.len() == 1 { "1 plan saves" } else { &format!("{} plans save", chosen.enable.len()) };
+    writeln!(out, "{many} {} of the {} that are needed.", size(chosen.saving_bytes), size(need))?;
+    if !chosen.is_exact {
+        writeln!(out, "There are too many plans to be sure that no fewer do.")?;
+    }
+    writeln!(out, "Before May 2024: export ORTMODULE_MEMORY_OPT_CONFIG='{}'", printable(&chosen.inline))?;
+    writeln!(out, "Since: export ORTMODULE_MEMORY_OPT_CONFIG=FILE, a file with {}", printable(&chosen.json))?;
+    Ok(out)
+}
