@@ -19,6 +19,7 @@ pub mod fuzzing;
 pub mod grpc;
 mod html;
 pub mod intake;
+pub mod kineto;
 pub mod known;
 pub mod metrics;
 pub mod node;

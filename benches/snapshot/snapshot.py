@@ -68,7 +68,7 @@ def write(path: Path, size: int) -> int:
         head += to.text(f"/app/model_{number % 90}.py") + to.text("line") + to.number(number) + b"u"
     head += b"e" + to.text("segments") + to.remember(b"]") + b"(" + to.remember(b"}") + b"(" + to.text("device") + to.number(0)
     head += to.text("address") + to.number(1 << 46) + to.text("total_size") + to.number(1 << 34) + to.text("blocks")
-    head += to.remember(b"]") + b"eue" + to.text("device_traces") + to.remember(b"]") + b"(" + to.remember(b"]")
+    head += to.remember(b"]") + b"ue" + to.text("device_traces") + to.remember(b"]") + b"(" + to.remember(b"]")
     for text in ("action", "alloc", "free_completed", "addr", "size", "stream", "time_us", "frames", "compile_context", "N/A"):
         head += to.text(text) + b"0"
     stacks = [b"".join(to.get(random.choice(frames)) for _ in range(40)) for _ in range(2000)]

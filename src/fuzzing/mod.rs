@@ -6,6 +6,7 @@
 
 mod annotations;
 mod folder;
+mod framework;
 mod http;
 mod import;
 mod recording;
@@ -20,6 +21,7 @@ pub use crate::export::otlp::fuzzing::otlp_reply;
 pub use crate::intake::fuzzing::event_log;
 pub use crate::place::kubelet::fuzzing::kubelet;
 pub use annotations::annotations;
+pub use framework::framework;
 pub use highwater_core::ring::fuzzing::ring;
 pub use http::http;
 pub use import::import;

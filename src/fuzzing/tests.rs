@@ -44,7 +44,20 @@ macro_rules! targets {
     };
 }
 
-targets!(annotations, event_log, http, import, kubelet, otlp_reply, recording, replay, ring, scenario, settings);
+targets!(
+    annotations,
+    event_log,
+    framework,
+    http,
+    import,
+    kubelet,
+    otlp_reply,
+    recording,
+    replay,
+    ring,
+    scenario,
+    settings
+);
 
 /// A random generator that returns the same numbers in each run.
 struct Random(u64);

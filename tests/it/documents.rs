@@ -260,7 +260,7 @@ fn runs(command: &str, folder: &TempDir, what: &str) {
         records(shell.current_dir(folder.path()), what);
         return;
     }
-    if command.starts_with("highwater report") {
+    if command.starts_with("highwater report") && !command.contains("tests/data/") {
         has_recordings(folder);
         shell.current_dir(folder.path());
     }

@@ -55,4 +55,5 @@ mod report_page;
 mod settings;
 mod snapshots;
 mod spikes;
+mod traces;
 mod web_config;

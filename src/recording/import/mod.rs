@@ -46,6 +46,24 @@ fn header(path: &Path) -> Option<Vec<u8>> {
     Some(header)
 }
 
+/// At most so many of the first bytes of a file, unpacked; none if it cannot be read.
+pub(crate) fn begin_of(path: &Path, most: usize) -> Vec<u8> {
+    let mut begin = Vec::new();
+    if let Ok(file) = File::open(path) {
+        // What was read before an error is a begin too.
+        let _ = file.bytes().take(most as u64).read_to_end(&mut begin);
+    }
+    begin
+}
+
+/// The bytes of a file, unpacked, up to a limit.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn bytes_of(path: &Path, most: u64) -> Result<impl Read, OpenError> {
+    Ok(File::open(path)?.bytes_up_to(most))
+}
+
 /// Reads the SQLite file of another tool.
 fn profile(path: &Path) -> Result<Tape, OpenError> {
     let file = rows::File::open_any(path)?;

@@ -24,7 +24,6 @@ use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use replay::Replay;
 use stacks::Stacks;
-use std::io::Read as _;
 use std::path::Path;
 
 const FORMAT: Format = Format {
@@ -41,9 +40,7 @@ const LONGEST_NAME: usize = 200;
 
 /// Whether a file is a pickle, by its first bytes as they are unpacked.
 pub(super) fn is_one(path: &Path) -> bool {
-    let mut begin = [0; 2];
-    let read = File::open(path).ok().map(|file| file.bytes_up_to(MOST_BYTES).read_exact(&mut begin));
-    read.is_some_and(|read| read.is_ok()) && begin[0] == 0x80 && begin[1] <= 5
+    matches!(super::begin_of(path, 2).as_slice(), [0x80, 0..=5])
 }
 
 /// Reads a snapshot.
@@ -150,10 +147,26 @@ fn place(stack: u32, stacks: &Stacks) -> Place {
     };
     let of_python = |file: &str| file.ends_with(".py") || file.starts_with("<ipython");
     let is_own = |file: &str| of_python(file) && !NOT_OWN.iter().any(|part| file.contains(part));
-    let site = frames.iter().find(|frame| is_own(frame.0)).or_else(|| frames.iter().find(|frame| of_python(frame.0)));
-    // Of frames of C++, those that record the stack say nothing.
-    let site = site.or_else(|| frames.iter().find(|frame| !frame.2.starts_with("torch::")));
-    Place { site: site.or(frames.first()).map(shown), frames: frames.iter().map(shown).collect() }
+    let of_python =
+        frames.iter().find(|frame| is_own(frame.0)).or_else(|| frames.iter().find(|frame| of_python(frame.0)));
+    let site = of_python
+        .map(shown)
+        .or_else(|| of_cpp(frames.iter().map(|frame| frame.2)))
+        .or_else(|| frames.last().map(shown));
+    Place { site, frames: frames.iter().map(shown).collect() }
+}
+
+/// What PyTorch did where no Python ran, by the names of its functions, the innermost first: threads of the backward pass have
+/// no Python of their own.
+fn of_cpp<'a>(names: impl DoubleEndedIterator<Item = &'a str> + Clone) -> Option<String> {
+    let word =
+        |text: &str| text.split(|one: char| !one.is_alphanumeric() && one != '_').next().unwrap_or_default().to_owned();
+    let mut passes = names
+        .clone()
+        .filter_map(|name| name.strip_prefix("torch::autograd::generated::").filter(|rest| rest.contains("::apply(")));
+    let mut operators = names.rev().filter_map(|name| name.strip_prefix("at::_ops::"));
+    let pass = passes.next().map(|rest| printable(&format!("backward pass, {}", word(rest))));
+    pass.or_else(|| operators.next().map(|rest| printable(&format!("operator {}", word(rest)))))
 }
 
 #[cfg(test)]

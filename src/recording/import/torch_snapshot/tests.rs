@@ -38,6 +38,13 @@ fn the_snapshot_of_a_training_job() {
         (of.holders[0].place.site.as_deref(), of.holders[1].place.site.as_deref()),
         (None, Some("train.py:14:step"))
     );
+    // Gradients, on a thread of the backward pass, which has no Python.
+    let site = |name: &str| {
+        let of = of.holders.iter().filter(|holder| holder.place.site.as_deref() == Some(name));
+        of.fold((0, 0), |sum, holder| (sum.0 + holder.bytes, sum.1 + holder.allocations))
+    };
+    assert_eq!(site("backward pass, AddmmBackward0"), (167_772_160, 9));
+    assert_eq!(site("operator sum_dim_IntList"), (81_920, 8));
     let sum: u64 = of.holders.iter().map(|holder| holder.bytes).sum();
     assert_eq!(sum + of.others.1, 739_917_828);
     // The curve is drawn with the peak at its time.

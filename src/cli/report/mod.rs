@@ -1,5 +1,7 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
+mod traces;
+
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
 use crate::files::read_at_most;
@@ -44,6 +46,10 @@ impl ReportCommand {
         if let Some(condition) = self.fail_if.iter().find(|condition| condition.needs_two() && self.files.len() < 2) {
             return Err(Misuse(format!("--fail-if '{condition}': needs two recordings or more")).into());
         }
+        if let Some(trace) = self.files.iter().find(|file| crate::kineto::is_one(file)) {
+            self.only_traces(trace)?;
+            return traces::run(&self.files, self.json).map(|()| ExitCode::SUCCESS);
+        }
         for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
@@ -79,6 +85,28 @@ impl ReportCommand {
             terminal::print(text(&reports, comparison.as_ref()))?;
         }
         Ok(self.judge(&reports))
+    }
+
+    /// Traces of the profiler have no memory over time: they are not drawn beside recordings.
+    fn only_traces(&self, trace: &Path) -> Result<(), Misuse> {
+        if let Some(other) = self.files.iter().find(|file| !crate::kineto::is_one(file)) {
+            let (trace, other) = (trace.display(), other.display());
+            return Err(Misuse(format!(
+                "{trace} is a trace of PyTorch's profiler, and {other} is none: report them apart"
+            )));
+        }
+        let flags = [
+            ("-o", self.output.is_some()),
+            ("--png", self.png.is_some()),
+            ("--fail-if", !self.fail_if.is_empty()),
+            ("--align-step", self.align_step.is_some()),
+        ];
+        match flags.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                Err(Misuse(format!("{flag}: traces of PyTorch's profiler are shown as text or JSON only")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn judge(&self, reports: &[Report]) -> ExitCode {

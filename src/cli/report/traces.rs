@@ -1,0 +1,164 @@
+//! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
+
+use crate::cli::terminal;
+use crate::kineto::{Analysis, MOST_BYTES, Ranks, Step, analyse, compare, read};
+use crate::recording::{bytes_of, printable};
+use crate::report::{Table, size};
+use anyhow::Context as _;
+use serde_json::json;
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+
+/// The most traces that are compared: each takes some megabytes, and 412 MiB if it is as large as it may be.
+const MOST_TRACES: usize = 64;
+
+/// Prints what traces contain; several as ranks of one job.
+pub(super) fn run(files: &[PathBuf], json: bool) -> anyhow::Result<()> {
+    anyhow::ensure!(files.len() <= MOST_TRACES, "{} traces are more than {MOST_TRACES}", files.len());
+    let (mut traces, mut analyses) = (Vec::new(), Vec::new());
+    for (nth, file) in files.iter().enumerate() {
+        terminal::progress(format_args!("reading {} ({} of {})", file.display(), nth + 1, files.len()));
+        let trace = read(bytes_of(file, MOST_BYTES)?).with_context(|| file.display().to_string());
+        terminal::progress("");
+        let trace = trace?;
+        analyses.push(analyse(&trace).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?);
+        traces.push(trace);
+    }
+    let ranks = if traces.len() > 1 {
+        let names = || files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+        Some(compare(&traces).map_err(|problem| anyhow::anyhow!("{}: {problem}", names()))?)
+    } else {
+        None
+    };
+    if json {
+        let named = files
+            .iter()
+            .zip(&analyses)
+            .map(|(file, analysis)| json!({"name": file.display().to_string(), "trace": analysis}));
+        let all = json!({"format": 1, "traces": named.collect::<Vec<_>>(), "ranks": ranks});
+        return Ok(terminal::print_line(serde_json::to_string_pretty(&all)?)?);
+    }
+    let mut text = String::new();
+    for (file, analysis) in files.iter().zip(&analyses) {
+        write_trace(&file.display().to_string(), analysis, &mut text)?;
+    }
+    ranks.iter().try_for_each(|ranks| write_ranks(ranks, &mut text))?;
+    Ok(terminal::print(text)?)
+}
+
+fn write_trace(name: &str, analysis: &Analysis, out: &mut String) -> fmt::Result {
+    let rank = analysis.rank.map_or_else(String::new, |rank| format!(", rank {rank}"));
+    writeln!(out, "{} (PyTorch profiler trace{rank})", printable(name))?;
+    let mut table =
+        Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"]);
+    for step in &analysis.steps {
+        let idle = &step.idle;
+        table.push([
+            step_of(step.step),
+            step.device.to_string(),
+            milliseconds(step.window_ns),
+            percent(step.busy_ns, step.window_ns),
+            milliseconds(step.idle_ns),
+            milliseconds_if(idle.data_ns),
+            milliseconds_if(idle.host_ns),
+            milliseconds_if(idle.other_ns),
+            milliseconds(step.compute_ns),
+            milliseconds(step.communication_ns),
+            step.overlap.map_or_else(|| "-".to_owned(), |overlap| format!("{:.0} %", overlap * 100.0)),
+        ]);
+    }
+    write!(out, "{table}")?;
+    write_collectives(&analysis.steps, out)?;
+    if analysis.is_cut_short {
+        writeln!(out, "The file ends in the middle: all numbers are of what comes before.")?;
+    }
+    if analysis.unusable_events > 0 {
+        writeln!(out, "{} events could not be used.", analysis.unusable_events)?;
+    }
+    if !analysis.unknown_collectives.is_empty() {
+        let names: Vec<&str> = analysis.unknown_collectives.iter().map(String::as_str).take(5).collect();
+        writeln!(out, "Collectives of unknown kind: {}", printable(&names.join(", ")))?;
+    }
+    Ok(())
+}
+
+/// The collectives of all steps, by step and kind.
+fn write_collectives(steps: &[Step], out: &mut String) -> fmt::Result {
+    let mut table = Table::new(["step", "collective", "count", "time", "message", "bus bandwidth"]);
+    let mut is_empty = true;
+    for (step, of) in steps.iter().flat_map(|step| step.collectives.iter().map(move |of| (step.step, of))) {
+        is_empty = false;
+        table.push([
+            step_of(step),
+            kind(&of.kind),
+            of.count.to_string(),
+            milliseconds(of.total_ns),
+            of.bytes.map_or_else(|| "?".to_owned(), size),
+            bandwidth(of.bus_bytes_per_second),
+        ]);
+    }
+    if is_empty { Ok(()) } else { write!(out, "{table}") }
+}
+
+fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
+    writeln!(out, "{} collectives of all ranks together", ranks.matched)?;
+    let mut table =
+        Table::new(["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"]);
+    for rank in &ranks.ranks {
+        table.push([
+            rank.rank.to_string(),
+            milliseconds(rank.total_ns),
+            milliseconds_if(rank.waiting_ns),
+            milliseconds_if(rank.transfer_ns),
+            number(rank.times_last),
+            milliseconds_if(rank.made_others_wait_ns),
+        ]);
+    }
+    write!(out, "{table}")?;
+    for of in &ranks.kinds {
+        let (kind, time) = (kind(&of.kind), milliseconds(of.transfer_ns));
+        writeln!(out, "{kind}: {} in {time} of transfer, {} on the bus", of.count, bandwidth(of.bus_bytes_per_second))?;
+    }
+    if let Some(problem) = &ranks.clocks.problem {
+        writeln!(out, "Waiting is not known: {}", printable(problem))?;
+    }
+    if let Some(rank) = ranks.most_waited_for {
+        writeln!(out, "The others waited for rank {rank} the longest.")?;
+    }
+    if ranks.unmatched > 0 {
+        writeln!(out, "{} collectives have no certain counterpart in the other traces.", ranks.unmatched)?;
+    }
+    Ok(())
+}
+
+/// A kind as JSON has it.
+fn kind(kind: &crate::kineto::Kind) -> String {
+    serde_json::to_value(kind).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// A trace without steps is one, with all that is in it.
+fn step_of(step: Option<u64>) -> String {
+    step.map_or_else(|| "all".to_owned(), |step| step.to_string())
+}
+
+fn number(number: Option<u64>) -> String {
+    number.map_or_else(|| "?".to_owned(), |number| number.to_string())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown to a hundredth")]
+fn milliseconds(ns: u64) -> String {
+    format!("{:.2} ms", ns as f64 / 1e6)
+}
+
+fn milliseconds_if(ns: Option<u64>) -> String {
+    ns.map_or_else(|| "?".to_owned(), milliseconds)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a share")]
+fn percent(part: u64, of: u64) -> String {
+    if of == 0 { "?".to_owned() } else { format!("{:.1} %", part as f64 / of as f64 * 100.0) }
+}
+
+fn bandwidth(bytes_per_second: Option<f64>) -> String {
+    bytes_per_second.map_or_else(|| "?".to_owned(), |bytes| format!("{:.1} GB/s", bytes / 1e9))
+}

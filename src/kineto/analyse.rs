@@ -1,0 +1,202 @@
+//! What each GPU did in each step.
+//!
+//! Enters: a trace. Leaves: by step and GPU, how long it computed, communicated, moved memory and was idle. Invariants:
+//! busy and idle time add up to the window; time in which several streams were busy counts once; windows do not
+//! overlap. Absent on purpose: the annotations that Kineto repeats for the GPU, which are no work.
+
+use super::collective::{Collective, Kind};
+use super::idle::{Causes, Idle};
+use super::intervals::Intervals;
+use super::steps::{self, Window};
+use super::trace::{Op, Trace, Work};
+use super::usage::{self, Usage};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// What the GPUs of one process did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Analysis {
+    /// The rank of the process.
+    pub rank: Option<u64>,
+    /// How many ranks the job has.
+    pub world_size: Option<u64>,
+    /// Whether the file ended before its events did, so that all numbers are of a part.
+    pub is_cut_short: bool,
+    /// How many events could not be used.
+    pub unusable_events: u64,
+    /// By GPU, and then in the order of time.
+    pub steps: Vec<Step>,
+    /// How many collectives no step launched.
+    pub collectives_outside_steps: u64,
+    /// The kernels of collectives of unknown kind.
+    pub unknown_collectives: BTreeSet<String>,
+}
+
+/// What one GPU did in one step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Step {
+    /// The step; `None` if the trace has no steps, and this is all of it.
+    pub step: Option<u64>,
+    /// The GPU's number in its process.
+    pub device: u32,
+    /// When the window began, nanoseconds since 1970, if the trace has the time.
+    pub begin_unix_ns: Option<i64>,
+    /// How long the window was, nanoseconds.
+    pub window_ns: u64,
+    /// Time in which anything ran on the GPU.
+    pub busy_ns: u64,
+    /// Time in which nothing did.
+    pub idle_ns: u64,
+    /// The idle time by cause.
+    pub idle: Idle,
+    /// Time in which a kernel ran that is no collective.
+    pub compute_ns: u64,
+    /// Time in which a collective ran.
+    pub communication_ns: u64,
+    /// Time in which memory was copied or filled.
+    pub memory_ns: u64,
+    /// Time in which both a collective and another kernel ran.
+    pub overlap_ns: u64,
+    /// Which part of the communication that is, from 0 to 1; `None` if there was none.
+    pub overlap: Option<f64>,
+    /// How many kernels the step launched, collectives included.
+    pub kernels: u64,
+    /// How many copies and fills.
+    pub memory_operations: u64,
+    /// How many kernels count as computation although their name looks like a collective of some other library.
+    pub collective_lookalikes: u64,
+    /// The collectives that the step launched, by kind.
+    pub collectives: Vec<Usage>,
+}
+
+/// What the GPUs did.
+///
+/// # Errors
+/// The trace has nothing that ran on a GPU; says so.
+pub fn analyse(trace: &Trace) -> Result<Analysis, String> {
+    if trace.ops.is_empty() {
+        let why = if trace.is_cut_short { ", and ends before all its events" } else { "" };
+        return Err(format!("the trace has no kernel and no copy on any GPU{why}"));
+    }
+    let mut analysis = Analysis {
+        rank: trace.rank,
+        world_size: trace.world_size,
+        is_cut_short: trace.is_cut_short,
+        unusable_events: trace.unusable,
+        steps: Vec::new(),
+        collectives_outside_steps: 0,
+        unknown_collectives: BTreeSet::new(),
+    };
+    for device in trace.devices() {
+        let gpu = Gpu::new(trace, device);
+        analysis.collectives_outside_steps += gpu.outside;
+        analysis.steps.extend(gpu.windows.iter().zip(&gpu.owned).map(|(window, owned)| gpu.step(window, owned)));
+    }
+    let unknown = trace.collectives.iter().filter(|collective| collective.kind == Kind::Unknown);
+    let names = unknown.filter_map(|collective| trace.names.get(collective.name));
+    analysis.unknown_collectives = names.map(str::to_owned).collect();
+    Ok(analysis)
+}
+
+/// One GPU of a trace.
+struct Gpu<'a> {
+    trace: &'a Trace,
+    device: u32,
+    ops: Vec<&'a Op>,
+    windows: Vec<Window>,
+    /// For each window.
+    owned: Vec<Owned<'a>>,
+    outside: u64,
+    busy: Intervals,
+    compute: Intervals,
+    communication: Intervals,
+    memory: Intervals,
+    overlap: Intervals,
+    loading: Intervals,
+    has_launches: bool,
+}
+
+/// What a step launched.
+#[derive(Default, Clone)]
+struct Owned<'a> {
+    kernels: u64,
+    memory: u64,
+    alike: u64,
+    collectives: Vec<&'a Collective>,
+}
+
+impl<'a> Gpu<'a> {
+    fn new(trace: &'a Trace, device: u32) -> Self {
+        let ops: Vec<&Op> = trace.ops.iter().filter(|op| op.device == device).collect();
+        let union = |is: fn(Work) -> bool| {
+            Intervals::union(ops.iter().filter(|op| is(op.work)).map(|op| (op.begin_ns, op.end_ns)))
+        };
+        let compute = union(|work| matches!(work, Work::Compute | Work::Lookalike));
+        let communication = union(|work| work == Work::Communication);
+        let windows = steps::windows(trace, &ops);
+        let mut gpu = Self {
+            trace,
+            device,
+            owned: vec![Owned::default(); windows.len()],
+            outside: 0,
+            busy: union(|_| true),
+            overlap: compute.and(&communication),
+            memory: union(|work| work == Work::Memory),
+            loading: Intervals::union(trace.loading.iter().copied()),
+            has_launches: trace.ops.iter().any(|op| op.launch_ns.is_some()),
+            ops,
+            windows,
+            compute,
+            communication,
+        };
+        gpu.count();
+        gpu
+    }
+
+    /// Counts what each step launched.
+    fn count(&mut self) {
+        for op in &self.ops {
+            let owner = steps::owner(self.trace, &self.windows, op.launch_ns, op.begin_ns);
+            let Some(owned) = owner.and_then(|owner| self.owned.get_mut(owner)) else { continue };
+            match op.work {
+                Work::Memory => owned.memory += 1,
+                _ => owned.kernels += 1,
+            }
+            owned.alike += u64::from(op.work == Work::Lookalike);
+        }
+        for collective in self.trace.collectives.iter().filter(|collective| collective.device == self.device) {
+            let owner = steps::owner(self.trace, &self.windows, collective.launch_ns, collective.begin_ns);
+            match owner.and_then(|owner| self.owned.get_mut(owner)) {
+                Some(owned) => owned.collectives.push(collective),
+                None => self.outside += 1,
+            }
+        }
+    }
+
+    fn step(&self, window: &Window, owned: &Owned) -> Step {
+        let (begin, end) = (window.begin_ns, window.end_ns);
+        let causes = Causes { ops: &self.ops, loading: &self.loading, has_launches: self.has_launches };
+        let window_ns = end.abs_diff(begin);
+        let busy_ns = self.busy.within_ns(begin, end);
+        let communication_ns = self.communication.within_ns(begin, end);
+        let overlap_ns = self.overlap.within_ns(begin, end);
+        Step {
+            step: window.step,
+            device: self.device,
+            begin_unix_ns: self.trace.clock_ns().and_then(|base| base.checked_add(begin)),
+            window_ns,
+            busy_ns,
+            idle_ns: window_ns - busy_ns,
+            idle: causes.split(&self.busy.gaps(begin, end)),
+            compute_ns: self.compute.within_ns(begin, end),
+            communication_ns,
+            memory_ns: self.memory.within_ns(begin, end),
+            overlap_ns,
+            overlap: (communication_ns > 0).then(|| overlap_ns as f64 / communication_ns as f64),
+            kernels: owned.kernels,
+            memory_operations: owned.memory,
+            collective_lookalikes: owned.alike,
+            collectives: usage::by_kind(owned.collectives.iter().copied()),
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Reads a trace as a stream.
+//!
+//! Enters: the text of a Chrome trace as Kineto writes it, unpacked. Leaves: a [`Trace`]. Invariants: an event that
+//! cannot be used is counted, and all others are kept; of a file that ends early, what it had is kept; memory is
+//! bounded by [`MOST_EVENTS`](super::MOST_EVENTS), [`MOST_NAME_BYTES`](super::MOST_NAME_BYTES) and
+//! [`MOST_EVENT_BYTES`].
+
+use super::bytes::{Allowance, Repaired};
+use super::event::{Event, Into};
+use super::reading::Reading;
+use super::trace::Trace;
+use super::value::{Whole, pass_over, pass_over_scalars};
+use super::{MOST_EVENTS, MOST_NAME_BYTES};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::io::{BufReader, ErrorKind, Read};
+
+/// The most bytes of one event.
+const MOST_EVENT_BYTES: usize = 1 << 20;
+/// The most bytes of one member of the file that is not the events.
+const MOST_MEMBER_BYTES: usize = 64 << 20;
+
+/// Why a file is no trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// It has more than is kept; says more than what.
+    TooLarge(String),
+    /// It cannot be read, or is not a trace; says where.
+    Unreadable(String),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::TooLarge(problem) | Self::Unreadable(problem)) = self;
+        f.write_str(problem)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Reads a trace.
+///
+/// # Errors
+/// The text is not JSON, has no events, or exceeds the bounds. That it ends early is no error if it has any event.
+pub fn read(from: impl Read) -> Result<Trace, Error> {
+    let allowance = Allowance::new(MOST_MEMBER_BYTES);
+    let mut file =
+        File { reading: Reading::default(), allowance: allowance.clone(), has_events: false, is_full: false };
+    let mut json = serde_json::Deserializer::from_reader(BufReader::new(Repaired::new(from, allowance)));
+    match Document(&mut file).deserialize(&mut json) {
+        Ok(()) => {}
+        Err(_) if file.is_full => {
+            let bounds = format!("{MOST_EVENTS} events on GPUs, calls and steps, or {MOST_NAME_BYTES} bytes of names");
+            return Err(Error::TooLarge(format!("it has more than {bounds}")));
+        }
+        Err(error) if error.is_eof() || error.io_error_kind() == Some(ErrorKind::UnexpectedEof) => {
+            file.reading.trace.is_cut_short = true;
+        }
+        Err(error) if error.io_error_kind() == Some(ErrorKind::FileTooLarge) => {
+            return Err(Error::TooLarge(error.to_string()));
+        }
+        Err(error) => return Err(Error::Unreadable(error.to_string())),
+    }
+    if !file.has_events {
+        return Err(Error::Unreadable("it has no `traceEvents`, so it is no trace of PyTorch's profiler".to_owned()));
+    }
+    Ok(file.reading.finish())
+}
+
+/// What is known of the file so far.
+struct File {
+    reading: Reading,
+    allowance: Allowance,
+    has_events: bool,
+    is_full: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier)]
+enum Member {
+    #[serde(rename = "traceEvents")]
+    Events,
+    #[serde(rename = "baseTimeNanoseconds")]
+    Base,
+    #[serde(rename = "distributedInfo")]
+    Distributed,
+    #[serde(rename = "rank")]
+    Rank,
+    #[serde(rename = "world_size")]
+    WorldSize,
+    #[serde(other)]
+    Other,
+}
+
+/// The file: an object with the events, or only their array.
+struct Document<'a>(&'a mut File);
+
+impl<'de> DeserializeSeed<'de> for Document<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Document<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a trace of PyTorch's profiler")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        let file = self.0;
+        while let Some(member) = members.next_key::<Member>()? {
+            file.allowance.renew(MOST_MEMBER_BYTES);
+            match member {
+                Member::Events => members.next_value_seed(Events(file))?,
+                Member::Base => {
+                    let base = members.next_value_seed(Whole)?;
+                    file.reading.trace.base_ns = base.and_then(|base| i64::try_from(base).ok());
+                }
+                Member::Distributed => members.next_value_seed(Distributed(&mut file.reading.trace))?,
+                Member::Rank | Member::WorldSize | Member::Other => drop(members.next_value::<IgnoredAny>()?),
+            }
+            file.allowance.renew(MOST_MEMBER_BYTES);
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, each: A) -> Result<(), A::Error> {
+        Events(self.0).visit_seq(each)
+    }
+}
+
+struct Events<'a>(&'a mut File);
+
+impl<'de> DeserializeSeed<'de> for Events<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Events<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the array `traceEvents`")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut each: A) -> Result<(), A::Error> {
+        let (file, mut event) = (self.0, Event::default());
+        file.has_events = true;
+        file.allowance.renew(MOST_EVENT_BYTES);
+        while each.next_element_seed(Into(&mut event))?.is_some() {
+            if file.reading.take(&event).is_err() {
+                file.is_full = true;
+                return Err(A::Error::custom("full"));
+            }
+            file.allowance.renew(MOST_EVENT_BYTES);
+        }
+        Ok(())
+    }
+}
+
+/// Which rank of how many it was.
+struct Distributed<'a>(&'a mut Trace);
+
+impl<'de> DeserializeSeed<'de> for Distributed<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Distributed<'_> {
+    type Value = ();
+
+    pass_over!(());
+    pass_over_scalars!(());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(member) = members.next_key::<Member>()? {
+            match member {
+                Member::Rank => self.0.rank = members.next_value_seed(Whole)?,
+                Member::WorldSize => self.0.world_size = members.next_value_seed(Whole)?,
+                _ => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::collective::Kind;
+    use super::super::trace::{Op, Work};
+    use super::*;
+
+    /// A kernel, and the call that launched it.
+    const KERNEL: &str = r#"{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.5, "dur": 2.25,
+        "args": {"device": 1, "stream": 7, "correlation": 3}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 9, "dur": 1, "args": {"correlation": 3}}"#;
+
+    fn events(events: &str) -> Trace {
+        read(format!(r#"{{"traceEvents": [{events}]}}"#).as_bytes()).expect("a trace")
+    }
+
+    #[test]
+    fn a_kernel_is_joined_with_the_call_that_launched_it() {
+        let trace = events(KERNEL);
+        let expected = Op { begin_ns: 10_500, end_ns: 12_750, launch_ns: Some(9_000), device: 1, work: Work::Compute };
+        assert_eq!((trace.ops, trace.unusable, trace.is_cut_short), (vec![expected], 0, false));
+    }
+
+    #[test]
+    fn an_event_that_cannot_be_used_costs_no_other() {
+        for bad in [
+            r#"{"ph": "X", "cat": "kernel", "ts": 1, "dur": -1}"#,
+            r#"{"ph": "X", "cat": "kernel", "ts": NaN, "dur": 1}"#,
+            r#"{"ph": "X", "cat": "kernel", "ts": "soon", "dur": 1}"#,
+            r#"{"ph": "X", "cat": "kernel", "ts": 1}"#,
+            r#"{"ph": "X", "cat": "kernel", "ts": 1e40, "dur": 1}"#,
+            r#"{"ph": "X", "cat": "kernel", "ts": {"a": [1]}, "dur": 1}"#,
+            "null",
+            "[1]",
+        ] {
+            let trace = events(&format!("{bad}, {KERNEL}"));
+            assert_eq!((trace.ops.len(), trace.unusable), (1, 1), "{bad}");
+        }
+        // A copy of no duration has no bandwidth, and can be used.
+        let copy = r#"{"ph": "X", "cat": "Memcpy", "ts": 1, "dur": 0, "args": {"memory bandwidth (GB/s)": inf}}"#;
+        assert_eq!((events(copy).ops.len(), events(copy).unusable), (1, 0));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_anywhere_gives_what_it_had() {
+        let others = r#"{"a": nan}, {"b": -1.5e-3, "c": true}"#;
+        let text = format!(r#"{{"baseTimeNanoseconds": 7, "traceEvents": [{KERNEL}, {KERNEL}, {others}]}}"#);
+        let begin = text.find('[').expect("an array") + 1;
+        let mut counts = Vec::new();
+        for end in 0..text.len() {
+            match read(&text.as_bytes()[..end]) {
+                Ok(trace) => {
+                    assert!(trace.is_cut_short, "{end}");
+                    assert_eq!(trace.base_ns, Some(7), "{end}");
+                    counts.push(trace.ops.len());
+                }
+                Err(error) => assert!(end < begin && matches!(error, Error::Unreadable(_)), "{end}: {error}"),
+            }
+        }
+        assert!(counts.is_sorted());
+        counts.dedup();
+        assert_eq!(counts, [0, 1, 2]);
+    }
+
+    /// What a gzip decoder reports for a file that ends early.
+    struct Broken<'a>(&'a [u8]);
+
+    impl Read for Broken<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            if self.0.is_empty() { Err(ErrorKind::UnexpectedEof.into()) } else { self.0.read(buffer) }
+        }
+    }
+
+    #[test]
+    fn a_packed_file_that_is_cut_gives_what_it_had() {
+        let text = format!(r#"{{"traceEvents": [{KERNEL}, {{"ph": "X", "cat": "ker"#);
+        let trace = read(Broken(text.as_bytes())).expect("a trace");
+        assert_eq!((trace.ops.len(), trace.is_cut_short), (1, true));
+    }
+
+    #[test]
+    fn what_is_no_trace_is_refused_with_the_place() {
+        for (text, problem) in [
+            ("{}", "no `traceEvents`"),
+            ("", "no `traceEvents`"),
+            ("7", "expected a trace of PyTorch's profiler"),
+            (r#"{"traceEvents": 7}"#, "expected the array `traceEvents` at line 1 column 18"),
+            (r#"{"traceEvents": [}"#, "at line 1 column 18"),
+        ] {
+            let error = read(text.as_bytes()).expect_err(text);
+            assert!(matches!(&error, Error::Unreadable(found) if found.contains(problem)), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn one_event_that_is_too_long_is_refused() {
+        let long = format!(r#"{{"traceEvents": [{{"name": "{}"}}]}}"#, "x".repeat(MOST_EVENT_BYTES + (1 << 18)));
+        assert!(matches!(read(long.as_bytes()), Err(Error::TooLarge(_))));
+        // Many that are not are no problem.
+        let many = vec![format!(r#"{{"name": "{}"}}"#, "x".repeat(1 << 18)); 8].join(",");
+        assert_eq!(events(&many).unusable, 0);
+    }
+
+    #[test]
+    fn the_array_alone_and_files_of_old_versions_are_read() {
+        let old = r#"[{"ph": "X", "cat": "Kernel", "name": "k", "ts": 1614800519473220, "dur": 3, "pid": 2,
+            "args": {"external id": 4}}, {"ph": "X", "cat": "Operator", "name": "ProfilerStep#5",
+            "ts": 1614800519473000, "dur": 900}]"#;
+        let trace = read(old.as_bytes()).expect("a trace");
+        assert_eq!((trace.ops[0].device, trace.ops[0].begin_ns), (2, 1_614_800_519_473_220_000));
+        assert_eq!(trace.steps, [(5, 1_614_800_519_473_000_000, 1_614_800_519_473_900_000)]);
+        // Times that are dates need no base.
+        assert_eq!((trace.base_ns, trace.clock_ns(), events(KERNEL).clock_ns()), (None, Some(0), None));
+    }
+
+    #[test]
+    fn what_pytorch_knows_of_a_collective_is_taken_from_its_operator_if_need_be() {
+        let trace = events(
+            r#"{"ph": "X", "cat": "kernel", "name": "ncclKernel_SendRecv(x)", "ts": 1, "dur": 3,
+                "args": {"External id": 4, "device": 0}},
+            {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(x)", "ts": 5, "dur": 3,
+                "args": {"External id": 5}},
+            {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 0, "dur": 1, "args": {"External id": 4,
+                "Collective name": "all_to_allv", "dtype": "Half", "In msg nelems": 10, "Out msg nelems": 12,
+                "Group size": 4, "Process Group Name": "7", "Seq": 9}}"#,
+        );
+        let [first, second] = &trace.collectives[..] else { panic!("{:?}", trace.collectives) };
+        assert_eq!(
+            (first.kind, first.bytes, first.group_size, first.sequence),
+            (Kind::AllToAll, Some(24), Some(4), Some(9))
+        );
+        assert_eq!(
+            (second.kind, second.bytes, second.group_size, second.sequence),
+            (Kind::AllGather, None, None, None)
+        );
+        assert!(first.group.is_some() && second.group.is_none());
+    }
+
+    #[test]
+    fn a_step_that_is_annotated_twice_counts_once_and_not_for_the_gpu() {
+        let trace = events(
+            r#"{"ph": "X", "cat": "gpu_user_annotation", "name": "ProfilerStep#2", "ts": 5, "dur": 9},
+            {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#2", "ts": 1, "dur": 2},
+            {"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#2", "ts": 1, "dur": 2},
+            {"ph": "X", "cat": "user_annotation", "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                "ts": 1, "dur": 1}"#,
+        );
+        assert_eq!((trace.steps, trace.loading), (vec![(2, 1_000, 3_000)], vec![(1_000, 2_000)]));
+    }
+}

@@ -1,0 +1,79 @@
+//! A trace, as far as it is needed: what ran on the GPUs, what launched it, and which steps the host was in.
+//!
+//! Invariants: times are nanoseconds on the clock of the trace; what ran on the GPUs and the collectives are in the
+//! order in which they began.
+
+use super::collective::Collective;
+use super::names::Names;
+
+/// 2001-09-09 as nanoseconds since 1970: no process runs for so long that its own clock shows more.
+const A_DATE_NS: i64 = 1_000_000_000_000_000_000;
+
+/// What a GPU did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// A kernel that computes.
+    Compute,
+    /// The same, but its name looks like a collective of some other library.
+    Lookalike,
+    /// A kernel of NCCL, RCCL or MSCCL.
+    Communication,
+    /// A copy or a fill of memory.
+    Memory,
+}
+
+/// Something that ran on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Op {
+    /// When it began, nanoseconds.
+    pub begin_ns: i64,
+    /// When it ended, nanoseconds.
+    pub end_ns: i64,
+    /// When the host began to launch it, nanoseconds, if the trace has the call.
+    pub launch_ns: Option<i64>,
+    /// The GPU's number in its process.
+    pub device: u32,
+    /// What it was.
+    pub work: Work,
+}
+
+/// What one process did while it was profiled.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// When the clock of the trace was 0, nanoseconds since 1970, if the file has it.
+    pub base_ns: Option<i64>,
+    /// The rank of the process.
+    pub rank: Option<u64>,
+    /// How many ranks the job has.
+    pub world_size: Option<u64>,
+    /// What ran on GPUs.
+    pub ops: Vec<Op>,
+    /// Those of them that are collectives.
+    pub collectives: Vec<Collective>,
+    /// The host's steps: their numbers, and when they began and ended, nanoseconds, in the order in which they began.
+    pub steps: Vec<(u64, i64, i64)>,
+    /// When the host waited for a data loader, nanoseconds.
+    pub loading: Vec<(i64, i64)>,
+    /// How many events could not be used, because they have no time or a negative duration.
+    pub unusable: u64,
+    /// Whether the file ended before its events did.
+    pub is_cut_short: bool,
+    pub(super) names: Names,
+}
+
+impl Trace {
+    /// When the clock of the trace was 0, nanoseconds since 1970: what the file says, or 1970 if its times are dates,
+    /// as those of older versions are.
+    #[must_use]
+    pub fn clock_ns(&self) -> Option<i64> {
+        let is_dated = self.ops.first().is_some_and(|op| op.begin_ns >= A_DATE_NS);
+        self.base_ns.or(is_dated.then_some(0))
+    }
+
+    /// The GPUs that did something, in order.
+    #[must_use]
+    pub fn devices(&self) -> Vec<u32> {
+        let devices: std::collections::BTreeSet<u32> = self.ops.iter().map(|op| op.device).collect();
+        devices.into_iter().collect()
+    }
+}
