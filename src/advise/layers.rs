@@ -8,8 +8,9 @@ use std::collections::HashSet;
 
 /// The most different layers of one model.
 pub(super) const MOST_LAYERS: usize = 1 << 16;
-/// The most bytes of their names.
+/// The most bytes of their names, and of one.
 const MOST_NAME_BYTES: usize = 1 << 24;
+const LONGEST_NAME: usize = 1 << 12;
 
 /// One layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +79,9 @@ impl Layers {
         if self.names.contains(name) {
             self.hold(held);
             return Ok(());
+        }
+        if name.len() > LONGEST_NAME {
+            return Err(format!("the name of a layer has {} bytes, and may have {LONGEST_NAME}", name.len()));
         }
         if self.names.len() >= MOST_LAYERS || self.name_bytes + name.len() > MOST_NAME_BYTES {
             return Err(format!("it has more than {MOST_LAYERS} layers, or {MOST_NAME_BYTES} bytes of their names"));
@@ -161,7 +165,7 @@ mod tests {
         layers.add("7", None, &forward(Some(1))).expect("known");
         let error = layers.add("more", None, &forward(Some(1))).expect_err("one too many");
         assert!(error.contains("65536 layers"), "{error}");
-        let long = "x".repeat(MOST_NAME_BYTES + 1);
+        let long = "x".repeat(LONGEST_NAME + 1);
         assert!(Layers::default().add(&long, None, &forward(Some(1))).is_err());
     }
 }

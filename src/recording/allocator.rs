@@ -9,12 +9,12 @@ pub struct Allocator {
     pub events: u64,
     /// When the most was allocated.
     pub peak: Moment,
-    /// What it had from the driver when the snapshot was taken.
-    pub reserved: u64,
+    /// What it had from the driver when the snapshot was taken; `None` if the snapshot does not say.
+    pub reserved: Option<u64>,
     /// Of that, what was in use.
-    pub in_use: u64,
+    pub in_use: Option<u64>,
     /// Of that, what was asked for; the rest is lost to rounding.
-    pub requested: u64,
+    pub requested: Option<u64>,
     /// Who held memory at the peak, by stack, the most first.
     pub holders: Vec<Holder>,
     /// How many stacks are not among them, and what they held.

@@ -34,8 +34,8 @@ pub(super) fn why(failure: &Failure) -> Option<String> {
     let unused = failure.at.unused()?;
     Some(if unused >= failure.requested {
         format!(
-            "{} were reserved and not allocated, in pieces: fragmentation made it fail. PYTORCH_CUDA_ALLOC_CONF=\
-             expandable_segments:True joins such pieces.",
+            "{} were reserved and not allocated, which is enough: probably in pieces (fragmentation, which \
+             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids), or kept for other streams or CUDA graphs.",
             size(unused)
         )
     } else {
@@ -57,13 +57,15 @@ pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut String
     if let Some(unused) = peak.unused() {
         writeln!(out, "Then {} were reserved and not allocated.", size(unused))?;
     }
-    let (unused, rounded) = (of.reserved.saturating_sub(of.in_use), of.in_use.saturating_sub(of.requested));
+    let less = |whole: Option<u64>, part: Option<u64>| {
+        size_if(whole.zip(part).map(|(whole, part)| whole.saturating_sub(part)))
+    };
     writeln!(
         out,
         "At the end, {} reserved, of which {} are not in use and {} are lost to rounding.",
-        size(of.reserved),
-        size(unused),
-        size(rounded)
+        size_if(of.reserved),
+        less(of.reserved, of.in_use),
+        less(of.in_use, of.requested)
     )?;
     let places = places(of);
     if !places.is_empty() {

@@ -1,8 +1,11 @@
 //! Tables, sizes and times as text.
 
-use crate::recording::printable;
+use crate::recording::{printable, short};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use std::fmt;
+
+/// The widest cell, characters: names come from files of anybody, and every row has the room of the widest.
+const WIDEST: usize = 200;
 
 /// A table with a header, its columns as wide as their widest cell.
 #[derive(Debug, Clone, Default)]
@@ -19,7 +22,7 @@ impl Table {
 
     /// Adds a row.
     pub fn push(&mut self, row: impl AsRef<[String]>) {
-        self.rows.push(row.as_ref().iter().map(|cell| printable(cell)).collect());
+        self.rows.push(row.as_ref().iter().map(|cell| printable(&short(cell, WIDEST))).collect());
     }
 }
 
@@ -80,6 +83,9 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(["a", "bcd"]);
         table.push(["12".to_owned(), "µ".to_owned()]);
+        let mut long = table.clone();
+        long.push(["x".repeat(100_000), String::new()]);
+        assert_eq!(long.to_string().lines().map(|line| line.chars().count()).max(), Some(208));
         assert_eq!(table.to_string(), "   a  bcd\n  12    µ\n");
     }
 }

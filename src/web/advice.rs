@@ -59,12 +59,13 @@ pub(super) async fn advice(
         return Err(Problem::new(StatusCode::BAD_REQUEST, problem));
     }
     know(&site, &job)?;
+    // Thousands of layers and checkpoints take a tenth of a second: one at a time, also if the client goes away meanwhile. The
+    // profile is looked up after that, or those who wait would keep many.
+    let alone = site.live.alone().await;
     let Some((rank, profile)) = profile(&site, &job, rank) else {
         let whose = rank.map_or_else(|| format!("job `{job}`"), |rank| format!("rank {rank} of job `{job}`"));
         return Err(Problem::new(StatusCode::NOT_FOUND, format!("{whose} has sent no layer profile")));
     };
-    // Thousands of layers and checkpoints take a tenth of a second: one at a time, also if the client goes away meanwhile.
-    let alone = site.live.alone().await;
     let name = job.clone();
     let advised = tokio::task::spawn_blocking(move || {
         let _alone = alone;

@@ -144,6 +144,7 @@ fn the_fewest_recompute_plans_that_save_enough() {
     let printed = [134_217_728, 134_086_656, 67_043_328, 20_951_040, 20_951_040, 5_237_760, 4_096, 2_048];
     assert_eq!(savings(&listed), printed.map(|bytes: u64| json!(bytes)));
     assert_eq!((&listed["choice"], &listed["dims"]["inputs_input_ids_dim1"]), (&Value::Null, &json!(1024)));
+    assert_eq!(planned(&["--dim", "inputs_input_ids_dim0=8"])["dims"]["inputs_input_ids_dim0"], json!(8));
     // The expressions say the same, and eight times that for a batch of eight.
     assert_eq!(savings(&planned(&["--dim", "inputs_input_ids_dim0=1"])), savings(&listed));
     assert_eq!(savings(&planned(&["--dim", "inputs_input_ids_dim0=8"])), printed.map(|bytes| json!(8 * bytes)));
@@ -176,9 +177,11 @@ fn the_fewest_recompute_plans_that_save_enough() {
         ),
         (
             vec!["--dim", "batch=8"],
-            "--dim batch: no plan's saving depends on it; the first batch has inputs_attention_mask_dim0",
+            "--dim batch: no plan's saving depends on it, but on inputs_input_ids_dim0, inputs_input_ids_dim1",
         ),
         (vec!["--dim", "batch"], "is not NAME=N"),
+        (vec!["--dim", "inputs_input_ids_dim=8"], "no plan's saving depends on it"),
+        (vec!["--enabled", "/nonexistent.json"], "--enabled /nonexistent.json: No such file or directory"),
         (vec!["--free", "much"], "much"),
         (vec!["--enabled", "Cast+:7:1"], "--enabled Cast+:7:1: the strategy of `Cast+:7:1` is not 0, 1 or 2"),
         (vec!["--checkpoints", "3"], "cannot be used with"),
@@ -187,6 +190,16 @@ fn the_fewest_recompute_plans_that_save_enough() {
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && printed.contains(because), "{flags:?}: {printed}");
     }
-    let other = command().args(["advise", "--plans", "/dev/null"]).output().expect("it runs");
-    assert!(String::from_utf8_lossy(&other.stderr).contains("/dev/null: has no table of plans"), "{other:?}");
+    // A name from a log is no command for whoever pastes it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    std::fs::write(&log, " - Plan 1 : OFF : A';touch${IFS}x;'+:1:-1  1  5,000  5000\n").expect("written");
+    let output = command().arg("advise").arg("--plans").arg(&log).args(["--free", "4KB"]).output().expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(text.contains(r"OPT_CONFIG='A'\'';touch${IFS}x;'\''+:1:-1'"), "{text}");
+    assert!(text.contains("1 plan saves 5000 B of the 4000 B that are needed"), "{text}");
+    let empty = folder.path().join("empty.log");
+    std::fs::write(&empty, "").expect("written");
+    let other = command().args(["advise", "--plans"]).arg(&empty).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&other.stderr).contains("empty.log: has no table of plans"), "{other:?}");
 }

@@ -171,6 +171,15 @@ pub fn evaluate(text: &str, dims: &Dims) -> Result<Fraction, Error> {
     valued.whole()?.ok_or(Error::Overflow { at: 1 })
 }
 
+/// The names in an expression; none if it cannot be read.
+#[must_use]
+pub fn names(text: &str) -> Vec<String> {
+    match evaluate(text, &Dims::new()) {
+        Err(Error::Unknown { needed, .. }) => needed,
+        _ => Vec::new(),
+    }
+}
+
 /// The value of an expression as bytes, rounded down.
 ///
 /// # Errors

@@ -9,6 +9,6 @@ mod plan_log;
 mod plans;
 
 pub use choose::{Choice, Error, Offer, choose};
-pub use expression::Dims;
+pub use expression::{Dims, names};
 pub use plan_log::{Log, read};
 pub use plans::{Combination, Id, Plan, Strategy, configured, listed};

@@ -11,6 +11,8 @@ use std::io::{self, BufRead, Read as _};
 
 /// The longest line, bytes. Longer ones are skipped and counted.
 pub const MOST_LINE_BYTES: usize = 64 << 10;
+/// The most bytes of one table: twelve times that are kept, as its plans are in parts.
+const MOST_TABLE_BYTES: usize = 4 << 20;
 /// How many rows that cannot be read are kept to be shown.
 const MOST_SHOWN: usize = 100;
 
@@ -100,6 +102,8 @@ struct Reader {
     log: Log,
     /// Options of the current summary, in all rows.
     options: usize,
+    /// Bytes of the current table.
+    bytes: usize,
     /// Whether the option that a status belongs to was read.
     has_option: bool,
     /// Whether the next line has the dimensions.
@@ -140,9 +144,15 @@ impl Reader {
     fn row(&mut self, number: usize, plan: u64, rest: Row<'_>) {
         if plan == 1 || self.log.tables == 0 {
             self.log.plans.clear();
+            self.log.unreadable = Unreadable::default();
+            self.bytes = 0;
             self.log.tables += 1;
         }
+        self.bytes = self.bytes.saturating_add(rest.columns.len());
         match rest.plan(number) {
+            Ok(_) if self.bytes > MOST_TABLE_BYTES => {
+                self.unreadable(number, format!("the table has more than {MOST_TABLE_BYTES} bytes"));
+            }
             Ok(_) if self.log.plans.len() >= MOST_PLANS => {
                 self.unreadable(number, format!("there are more than {MOST_PLANS} plans"));
             }

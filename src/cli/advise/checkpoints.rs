@@ -72,11 +72,10 @@ fn text(advice: &Checkpoints, whose: &str, profiles: usize) -> Result<String, fm
         write!(out, "{table}")?;
         writeln!(out, "The backward pass begins with the last part: to checkpoint it would gain nothing.")?;
     }
-    if let Some((observed, predicted)) = advice.observed_peak_bytes.zip(advice.predicted_peak_bytes) {
-        if !advice.split_modules.is_empty() {
-            let (from, to) = (size(observed), size(predicted));
-            writeln!(out, "The allocator's peak, {from} as observed, should fall to {to}.")?;
-        }
+    let peaks = advice.observed_peak_bytes.zip(advice.predicted_peak_bytes);
+    if let Some((observed, predicted)) = peaks.filter(|_| !advice.split_modules.is_empty()) {
+        let (from, to) = (size(observed), size(predicted));
+        writeln!(out, "The allocator's peak, {from} as observed, should fall to {to}.")?;
     }
     if let Some(seconds) = advice.recomputed_seconds.filter(|seconds| *seconds > 0.0) {
         writeln!(out, "Each step runs forward passes of {:.1} ms a second time.", seconds * 1e3)?;

@@ -1,13 +1,14 @@
 //! Which of ONNX Runtime's recompute plans to enable.
 
-use crate::advise::recompute::{Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, read};
+use crate::advise::recompute::{Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, names, read};
 use crate::cli::terminal;
-use crate::recording::printable;
+use crate::recording::{bytes_of, printable};
 use crate::report::{Table, size};
 use anyhow::Context as _;
 use clap::Args;
 use highwater_core::units::parse_bytes;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::BufReader;
@@ -36,6 +37,9 @@ fn dim(text: &str) -> Result<(String, u64), String> {
     Ok((name.trim().to_owned(), value))
 }
 
+/// The largest log, unpacked, bytes.
+const MOST_LOG_BYTES: u64 = 64 << 30;
+
 /// A plan with what it saves, or why that is not known.
 struct Valued<'a> {
     plan: &'a Plan,
@@ -45,7 +49,7 @@ struct Valued<'a> {
 impl RecomputeFlags {
     pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
         let name = || file.display().to_string();
-        let log = File::open(file).and_then(|file| read(BufReader::new(file))).with_context(name)?;
+        let log = read(BufReader::new(bytes_of(file, MOST_LOG_BYTES)?)).with_context(name)?;
         anyhow::ensure!(
             !log.plans.is_empty(),
             "{}: has no table of plans: ORTModule prints one at log level INFO, in lines such as ` - Plan 1 : OFF : \
@@ -67,7 +71,7 @@ impl RecomputeFlags {
         let chosen =
             self.free.map(|need| choose(&offers, in_force, &log.exclusive(), need)).transpose().with_context(name)?;
         if json {
-            terminal::print_line(serde_json::to_string_pretty(&as_json(&log, &plans, chosen.as_ref()))?)?;
+            terminal::print_line(serde_json::to_string_pretty(&as_json(&log, &plans, &dims, chosen.as_ref()))?)?;
         } else {
             terminal::print(as_text(&log, &plans, chosen.as_ref(), self.free)?)?;
         }
@@ -80,13 +84,13 @@ impl RecomputeFlags {
             return Ok(Dims::new());
         }
         let mut dims = log.dims.clone();
+        let names: BTreeSet<String> =
+            log.plans.iter().filter_map(|plan| plan.expression.as_deref()).flat_map(names).collect();
         for (name, value) in &self.dims {
-            let is_used =
-                log.plans.iter().any(|plan| plan.expression.as_ref().is_some_and(|text| text.contains(name.as_str())));
             anyhow::ensure!(
-                is_used,
-                "--dim {name}: no plan's saving depends on it; the first batch has {}",
-                named(&log.dims)
+                names.contains(name),
+                "--dim {name}: no plan's saving depends on it, but on {}",
+                names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
             );
             dims.insert(name.clone(), *value);
         }
@@ -94,21 +98,29 @@ impl RecomputeFlags {
     }
 }
 
-fn named(dims: &Dims) -> String {
-    let names: Vec<&str> = dims.keys().map(String::as_str).collect();
-    if names.is_empty() { "no known dimensions".to_owned() } else { names.join(", ") }
-}
-
-/// A JSON file, or a list.
+/// A JSON file, or a list, in which every id has colons.
 fn enabled(text: &str) -> anyhow::Result<Vec<Combination>> {
     let found = match File::open(text) {
         Ok(file) => configured(file),
-        Err(_) => listed(text),
+        Err(_) if text.contains(':') => listed(text),
+        Err(error) => Err(error.to_string()),
     };
     found.map_err(|problem| anyhow::anyhow!("--enabled {}: {problem}", printable(text)))
 }
 
-fn as_json(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>) -> Value {
+/// A text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", printable(text).replace('\'', "'\\''"))
+}
+
+/// Bytes, of which a plan may save a few.
+fn saved(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{bytes} B") } else { size(bytes) }
+}
+
+fn as_json(log: &Log, plans: &[Valued<'_>], dims: &Dims, chosen: Option<&Choice>) -> Value {
+    // Without any, savings are as they were printed, with those of the first batch.
+    let dims = if dims.is_empty() { &log.dims } else { dims };
     let plans = plans.iter().map(|Valued { plan, saving }| {
         json!({
             "plan": plan.combination.to_string(),
@@ -120,7 +132,7 @@ fn as_json(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>) -> Value {
             "line": plan.line,
         })
     });
-    json!({"plans": plans.collect::<Vec<_>>(), "choice": chosen, "dims": log.dims, "unreadable_rows": log.unreadable.count})
+    json!({"plans": plans.collect::<Vec<_>>(), "choice": chosen, "dims": dims, "unreadable_rows": log.unreadable.count})
 }
 
 fn as_text(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>, need: Option<u64>) -> Result<String, fmt::Error> {
@@ -132,7 +144,7 @@ fn as_text(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>, need: Optio
             plan.combination.to_string(),
             if plan.is_on { "on" } else { "off" }.to_owned(),
             plan.frequency.map_or_else(|| "?".to_owned(), |often| often.to_string()),
-            saving.as_ref().ok().copied().flatten().map_or_else(|| "?".to_owned(), size),
+            saving.as_ref().ok().copied().flatten().map_or_else(|| "?".to_owned(), saved),
             if is_chosen { "yes" } else { "" }.to_owned(),
         ]);
     }
@@ -146,15 +158,15 @@ fn as_text(log: &Log, plans: &[Valued<'_>], chosen: Option<&Choice>, need: Optio
     }
     let Some((chosen, need)) = chosen.zip(need) else { return Ok(out) };
     if chosen.enable.is_empty() {
-        writeln!(out, "Nothing is to be enabled to save {}.", size(need))?;
+        writeln!(out, "Nothing is to be enabled to save {}.", saved(need))?;
         return Ok(out);
     }
     let many = if chosen.enable.len() == 1 { "1 plan saves" } else { &format!("{} plans save", chosen.enable.len()) };
-    writeln!(out, "{many} {} of the {} that are needed.", size(chosen.saving_bytes), size(need))?;
+    writeln!(out, "{many} {} of the {} that are needed.", saved(chosen.saving_bytes), saved(need))?;
     if !chosen.is_exact {
         writeln!(out, "There are too many plans to be sure that no fewer do.")?;
     }
-    writeln!(out, "Before May 2024: export ORTMODULE_MEMORY_OPT_CONFIG='{}'", printable(&chosen.inline))?;
+    writeln!(out, "Before May 2024: export ORTMODULE_MEMORY_OPT_CONFIG={}", quoted(&chosen.inline))?;
     writeln!(out, "Since: export ORTMODULE_MEMORY_OPT_CONFIG=FILE, a file with {}", printable(&chosen.json))?;
     Ok(out)
 }

@@ -1,7 +1,7 @@
 //! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
 
 use crate::cli::terminal;
-use crate::kineto::{Analysis, MOST_BYTES, Ranks, Step, analyse, compare, read};
+use crate::kineto::{Analysis, MOST_BYTES, MOST_EVENTS, Ranks, Step, analyse, compare, read};
 use crate::recording::{bytes_of, printable};
 use crate::report::{Table, size};
 use anyhow::Context as _;
@@ -9,19 +9,21 @@ use serde_json::json;
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 
-/// The most traces that are compared: each takes some megabytes, and 412 MiB if it is as large as it may be.
-const MOST_TRACES: usize = 64;
+/// The most traces that are compared.
+const MOST_TRACES: usize = 1_024;
 
 /// Prints what traces contain; several as ranks of one job.
 pub(super) fn run(files: &[PathBuf], json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(files.len() <= MOST_TRACES, "{} traces are more than {MOST_TRACES}", files.len());
-    let (mut traces, mut analyses) = (Vec::new(), Vec::new());
+    let (mut traces, mut analyses, mut operations) = (Vec::new(), Vec::new(), 0);
     for (nth, file) in files.iter().enumerate() {
         terminal::progress(format_args!("reading {} ({} of {})", file.display(), nth + 1, files.len()));
         let trace = read(bytes_of(file, MOST_BYTES)?).with_context(|| file.display().to_string());
         terminal::progress("");
         let trace = trace?;
         analyses.push(analyse(&trace).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?);
+        operations += trace.ops.len();
+        anyhow::ensure!(operations <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} operations together");
         traces.push(trace);
     }
     let ranks = if traces.len() > 1 {

@@ -167,13 +167,14 @@ function tables(report, chart) {
     }
     for (const { index, allocator } of recording.gpus) {
       if (!allocator) continue;
-      const { peak, holders, failures } = allocator, unused = peak.reserved_bytes - peak.allocated_bytes;
+      const { peak, holders, failures } = allocator, less = (whole, part) => whole === null || part === null ? null : whole - part;
+      const unused = less(peak.reserved_bytes, peak.allocated_bytes);
       const rows = holders.map(([site, bytes, allocations]) => [site, gib(bytes), allocations.toLocaleString("en")]);
       if (allocator.other_holders_bytes) rows.push(["others", gib(allocator.other_holders_bytes), ""]);
       made.push(element("h2", {}, `Who held memory at the peak on GPU ${index}${of}`),
         element("p", {}, `At its peak, the allocator had given ${gib(peak.allocated_bytes)} of ${gib(peak.reserved_bytes)} that it had reserved`
-          + `${unused >= 0 ? `; ${gib(unused)} were not in use` : ""}. At the end it had reserved ${gib(allocator.reserved_bytes)}: ${gib(allocator.reserved_bytes - allocator.in_use_bytes)} `
-          + `not in use, ${gib(allocator.in_use_bytes - allocator.requested_bytes)} lost to rounding.`),
+          + `${unused !== null && unused >= 0 ? `; ${gib(unused)} were not in use` : ""}. At the end it had reserved ${gib(allocator.reserved_bytes)}: ${gib(less(allocator.reserved_bytes, allocator.in_use_bytes))} `
+          + `not in use, ${gib(less(allocator.in_use_bytes, allocator.requested_bytes))} lost to rounding.`),
         table(`Memory at the peak by place in the program, GPU ${index}${of}`, ["place", "held", "allocations"], rows, 1));
       if (failures.length) made.push(element("h2", {}, `No memory on GPU ${index}${of}`), table(`Allocations that failed on GPU ${index}${of}`,
         ["asked for by", "why", "after", "asked for", "allocated", "reserved", "free on the GPU"], failures.map((one) => [one.site, one.why, duration(seconds(one.after_ns)),

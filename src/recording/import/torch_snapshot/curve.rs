@@ -4,7 +4,7 @@
 //! allocated memory among them. Invariant: no more than a fixed number of points; when they are full, neighbours join.
 
 /// The most points.
-const MOST: usize = 1 << 15;
+const MOST: usize = 1 << 13;
 
 /// A level after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) struct Level {
     /// When it was, microseconds of Unix time.
     pub time_us: Option<i64>,
     /// Allocated, less what it was at the begin, bytes.
-    pub allocated: i128,
+    pub allocated: i64,
 }
 
 /// Consecutive events.
@@ -97,7 +97,7 @@ mod tests {
             } else if event == 99_999 {
                 -5
             } else {
-                i128::from(event % 7)
+                (event % 7).cast_signed()
             }
         };
         for event in 1..=1_000_003 {

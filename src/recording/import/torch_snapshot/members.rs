@@ -1,7 +1,7 @@
 //! The members of a snapshot's dictionaries that are of use, and their numbers among its texts.
 
 /// Members, in the order of their numbers from 1: `Stacks` has these texts first.
-pub(super) const MEMBERS: [&str; 18] = [
+pub(super) const MEMBERS: [&str; 20] = [
     "segments",
     "device_traces",
     "device",
@@ -20,6 +20,8 @@ pub(super) const MEMBERS: [&str; 18] = [
     "filename",
     "line",
     "active_allocated",
+    "active_pending_free",
+    "active_awaiting_free",
 ];
 pub(super) const SEGMENTS: u32 = 1;
 pub(super) const DEVICE_TRACES: u32 = 2;
@@ -39,3 +41,5 @@ pub(super) const NAME: u32 = 15;
 pub(super) const FILENAME: u32 = 16;
 pub(super) const LINE: u32 = 17;
 pub(super) const ACTIVE_ALLOCATED: u32 = 18;
+pub(super) const ACTIVE_PENDING_FREE: u32 = 19;
+pub(super) const ACTIVE_AWAITING_FREE: u32 = 20;

@@ -5,14 +5,14 @@
 
 /// Values of one chunk.
 const CHUNK: usize = 4096;
-/// The most values: 512 MiB of them would be no snapshot.
-const MOST: usize = 1 << 27;
+/// The most bytes of all values.
+const MOST_BYTES: usize = 128 << 20;
 
 /// A value that is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// A container that is not complete yet.
-    Open,
+    /// A container that is not complete yet, by its place among the values that wait.
+    Open(u32),
     /// A container of which nothing is kept.
     Gone,
     /// Something that is of no use.
@@ -30,9 +30,9 @@ const KINDS: u32 = 4;
 impl Kept {
     fn code(self) -> u32 {
         match self {
-            Self::Open => 0,
-            Self::Gone => KINDS,
-            Self::Other => 2 * KINDS,
+            Self::Gone => 0,
+            Self::Other => KINDS,
+            Self::Open(place) => (place + 2) * KINDS,
             Self::Text(number) => number * KINDS + 1,
             Self::Frame(number) => number * KINDS + 2,
             Self::Stack(number) => number * KINDS + 3,
@@ -45,9 +45,9 @@ impl Kept {
             (1, _) => Self::Text(number),
             (2, _) => Self::Frame(number),
             (3, _) => Self::Stack(number),
-            (_, 0) => Self::Open,
-            (_, 1) => Self::Gone,
-            _ => Self::Other,
+            (_, 0) => Self::Gone,
+            (_, 1) => Self::Other,
+            _ => Self::Open(number - 2),
         }
     }
 }
@@ -63,6 +63,7 @@ enum Chunk {
 pub(super) struct Memo {
     chunks: Vec<Chunk>,
     len: usize,
+    bytes: usize,
 }
 
 impl Memo {
@@ -77,23 +78,31 @@ impl Memo {
             self.set(at, kept);
             return Ok(());
         }
-        if at > self.len || at >= MOST {
+        if at > self.len {
             return Err(format!("it remembers a value as number {at} after {} others", self.len));
         }
-        if at % CHUNK == 0 {
+        if self.bytes > MOST_BYTES {
+            return Err(format!("it remembers more than {} values, which take {MOST_BYTES} bytes", self.len));
+        }
+        if at.is_multiple_of(CHUNK) {
             self.chunks.push(Chunk::Narrow(Vec::with_capacity(CHUNK)));
+            self.bytes += CHUNK * size_of::<u16>();
         }
         self.len += 1;
-        if let Some(chunk) = self.chunks.last_mut() {
-            chunk.push(kept.code());
+        if let Some(chunk) = self.chunks.last_mut()
+            && chunk.push(kept.code())
+        {
+            self.bytes += CHUNK * size_of::<u16>();
         }
         Ok(())
     }
 
     /// Replaces a value.
     pub fn set(&mut self, at: usize, kept: Kept) {
-        if let Some(chunk) = self.chunks.get_mut(at / CHUNK) {
-            chunk.set(at % CHUNK, kept.code());
+        if let Some(chunk) = self.chunks.get_mut(at / CHUNK)
+            && chunk.set(at % CHUNK, kept.code())
+        {
+            self.bytes += CHUNK * size_of::<u16>();
         }
     }
 
@@ -107,34 +116,38 @@ impl Memo {
     }
 }
 
+/// Each says whether the chunk has become wider for it.
 impl Chunk {
-    fn push(&mut self, code: u32) {
-        match (&mut *self, u16::try_from(code)) {
-            (Self::Narrow(codes), Ok(code)) => codes.push(code),
-            (Self::Wide(codes), _) => codes.push(code),
-            (Self::Narrow(_), Err(_)) => {
-                self.widen();
-                self.push(code);
-            }
+    fn push(&mut self, code: u32) -> bool {
+        let is_wider = self.has_room_for(code);
+        match self {
+            // It fits: see above.
+            Self::Narrow(codes) => codes.push(u16::try_from(code).unwrap_or(0)),
+            Self::Wide(codes) => codes.push(code),
         }
+        is_wider
     }
 
-    fn set(&mut self, at: usize, code: u32) {
-        match (&mut *self, u16::try_from(code)) {
-            (Self::Narrow(codes), Ok(code)) => codes.get_mut(at).into_iter().for_each(|place| *place = code),
-            (Self::Wide(codes), _) => codes.get_mut(at).into_iter().for_each(|place| *place = code),
-            (Self::Narrow(_), Err(_)) => {
-                self.widen();
-                self.set(at, code);
+    fn set(&mut self, at: usize, code: u32) -> bool {
+        let is_wider = self.has_room_for(code);
+        match self {
+            Self::Narrow(codes) => {
+                codes.get_mut(at).into_iter().for_each(|place| *place = u16::try_from(code).unwrap_or(0))
             }
+            Self::Wide(codes) => codes.get_mut(at).into_iter().for_each(|place| *place = code),
         }
+        is_wider
     }
 
-    fn widen(&mut self) {
-        if let Self::Narrow(codes) = self {
-            let mut wide = Vec::with_capacity(CHUNK);
-            wide.extend(codes.iter().map(|code| u32::from(*code)));
-            *self = Self::Wide(wide);
+    fn has_room_for(&mut self, code: u32) -> bool {
+        match self {
+            Self::Narrow(codes) if code > u32::from(u16::MAX) => {
+                let mut wide = Vec::with_capacity(CHUNK);
+                wide.extend(codes.iter().map(|code| u32::from(*code)));
+                *self = Self::Wide(wide);
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -154,8 +167,8 @@ mod tests {
             _ => Kept::Other,
         };
         for nth in 0..3 * CHUNK {
-            memo.put(nth, Kept::Open).expect("the next");
-            assert_eq!(memo.get(nth), Some(Kept::Open));
+            memo.put(nth, Kept::Open(nth as u32)).expect("the next");
+            assert_eq!(memo.get(nth), Some(Kept::Open(nth as u32)));
             memo.set(nth, value(nth));
         }
         assert!((0..3 * CHUNK).all(|nth| memo.get(nth) == Some(value(nth))));

@@ -17,13 +17,12 @@ mod values;
 use crate::recording::allocator::{Allocator, Failure, Holder, Moment, Place};
 use crate::recording::lines::{File, refuse};
 use crate::recording::points::Track;
-use crate::recording::rows::MOST_GPUS;
 use crate::recording::tape::{Format, READING_NS, Tape, Times};
 use crate::recording::{SkippedLines, printable};
 use crate::source::OpenError;
 use highwater_core::gpu::Device;
 use replay::Replay;
-use stacks::Stacks;
+use stacks::{NO_LINE, Stacks};
 use std::path::Path;
 
 const FORMAT: Format = Format {
@@ -33,10 +32,12 @@ const FORMAT: Format = Format {
 };
 /// The largest snapshot, unpacked, bytes.
 const MOST_BYTES: u64 = 64 << 30;
-/// Stacks that are listed with all of their frames.
+/// Stacks that are listed of one device, and of all: holders, and failures.
 const MOST_HOLDERS: usize = 100;
-/// The longest name of a file or function in a list, characters.
-const LONGEST_NAME: usize = 200;
+const MOST_LISTED: usize = 512;
+/// The most frames of a stack that are listed, and the longest name of a file or function, characters.
+const MOST_FRAMES: usize = 64;
+const LONGEST_NAME: usize = 150;
 
 /// Whether a file is a pickle, by its first bytes as they are unpacked.
 pub(super) fn is_one(path: &Path) -> bool {
@@ -53,27 +54,28 @@ pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let mut replay = Replay::new(&mut stacks);
     let top = pickle::read(file.bytes_up_to(MOST_BYTES), &mut stacks, &mut replay).map_err(unreadable)?;
     let mut skipped = SkippedLines::default();
-    for (count, what) in
-        [(replay.skipped, "values that are no entries"), (stacks.left_out, "texts and stacks without room")]
-    {
+    for (count, what) in [
+        (replay.skipped, "values that are no entries, segments or traces, or occur twice"),
+        (stacks.left_out, "texts and stacks without room"),
+    ] {
         if let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) {
             skipped.add_many(path, count, what);
         }
     }
     let devices = replay.finish(&top);
-    if devices.len() > MOST_GPUS {
-        return Err(refuse("recording_too_large", path, format!("it has more than {MOST_GPUS} GPUs")));
-    }
     // Before PyTorch 2.1, entries had no times.
-    let has_times = devices.iter().all(|device| device.trace.events == 0 || device.trace.begin_us.is_some());
-    let has_times = has_times && devices.iter().any(|device| device.trace.events > 0);
+    let traces = || devices.iter().map(|device| &device.trace).filter(|trace| trace.events > 0);
+    let has_times = traces().next().is_some() && traces().all(|trace| trace.begin_us.is_some());
+    let span = (traces().filter_map(|trace| trace.begin_us).min(), traces().filter_map(|trace| trace.end_us).max());
+    let times = Timing { has_times, span };
+    let most = (MOST_LISTED / devices.len().max(1) / 2).clamp(1, MOST_HOLDERS);
     let mut gpus = Vec::new();
     let mut allocators = Vec::new();
     for device in &devices {
         let known = Device { index: device.device.to_string(), ..Device::default() };
         let number = u32::try_from(device.device).unwrap_or(u32::MAX);
-        gpus.push((known, Track::new(number, points(device, has_times))));
-        allocators.push(allocator(gpus.len() - 1, device, &stacks, has_times));
+        gpus.push((known, Track::new(number, times.points(device))));
+        allocators.push(allocator(gpus.len() - 1, device, &stacks, times, most));
     }
     let times = if has_times { Times::Unix } else { Times::Readings };
     let mut tape = Tape::imported(path, Format { times, ..FORMAT }, gpus, skipped)?;
@@ -81,55 +83,69 @@ pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     Ok(tape)
 }
 
-/// When an entry was, nanoseconds.
-fn at_ns(event: u64, time_us: Option<i64>, has_times: bool) -> Option<i64> {
-    if has_times { time_us?.checked_mul(1_000) } else { i64::try_from(event).ok()?.checked_mul(READING_NS) }
+/// What the times of a snapshot are.
+#[derive(Clone, Copy)]
+struct Timing {
+    /// Whether entries have times; else they have only their numbers.
+    has_times: bool,
+    /// The earliest and the latest, microseconds of Unix time.
+    span: (Option<i64>, Option<i64>),
 }
 
-/// What was allocated after each entry, as far as that is drawn; without entries, what is in use all the time.
-fn points(device: &replay::Device, has_times: bool) -> Vec<(i64, Option<u64>)> {
-    let absolute = |level: i128| u64::try_from(device.allocated_before + level).ok();
-    let begin = at_ns(0, device.trace.begin_us, has_times);
-    let levels = device.trace.curve.levels();
-    let drawn = levels.filter_map(|one| Some((at_ns(one.event, one.time_us, has_times)?, absolute(one.allocated))));
-    let mut points: Vec<_> = begin.map(|begin_ns| (begin_ns, absolute(0))).into_iter().chain(drawn).collect();
-    if device.trace.events == 0 && !has_times {
-        points.push((READING_NS, absolute(0)));
+impl Timing {
+    /// When an entry was, nanoseconds.
+    fn at_ns(self, event: u64, time_us: Option<i64>) -> Option<i64> {
+        if self.has_times { time_us?.checked_mul(1_000) } else { i64::try_from(event).ok()?.checked_mul(READING_NS) }
     }
-    points
+
+    /// What was allocated after each entry, as far as that is drawn; without entries, what is in use all the time.
+    fn points(self, device: &replay::Device) -> Vec<(i64, Option<u64>)> {
+        let absolute = |level: i64| u64::try_from(device.allocated_before.saturating_add(level)).ok();
+        if device.trace.events == 0 {
+            let (begin, end) = if self.has_times { self.span } else { (None, None) };
+            let ends = [self.at_ns(0, begin), self.at_ns(1, end)];
+            return ends.into_iter().flatten().map(|at_ns| (at_ns, absolute(0))).collect();
+        }
+        let begin = self.at_ns(0, device.trace.begin_us).map(|begin_ns| (begin_ns, absolute(0)));
+        let levels = device.trace.curve.levels();
+        let drawn = levels.filter_map(|one| Some((self.at_ns(one.event, one.time_us)?, absolute(one.allocated))));
+        begin.into_iter().chain(drawn).collect()
+    }
 }
 
-fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, has_times: bool) -> Allocator {
-    let moment = |event: u64, time_us: Option<i64>, allocated: i128, reserved: i128| Moment {
+fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing, most: usize) -> Allocator {
+    let moment = |event: u64, time_us: Option<i64>, allocated: i64, reserved: i64| Moment {
         after_events: event,
-        at_ns: at_ns(event, time_us.or(device.trace.begin_us), has_times),
-        allocated: u64::try_from(device.allocated_before + allocated).ok(),
-        reserved: u64::try_from(device.reserved_before + reserved).ok(),
+        // Before the first entry, it is the begin.
+        at_ns: times.at_ns(event, if event == 0 { device.trace.begin_us } else { time_us }),
+        allocated: u64::try_from(device.allocated_before.saturating_add(allocated)).ok(),
+        reserved: device.reserved_before.and_then(|before| u64::try_from(before.checked_add(reserved)?).ok()),
     };
     let peak = device.trace.peak;
-    let holders = device.holders.iter().take(MOST_HOLDERS).map(|holder| Holder {
+    let holders = device.holders.iter().take(most).map(|holder| Holder {
         bytes: holder.bytes,
         allocations: holder.allocations,
         place: place(holder.stack, stacks),
     });
-    let others = device.holders.get(MOST_HOLDERS..).unwrap_or_default();
-    let failures = device.trace.failures.iter().map(|failure| Failure {
+    let others = device.holders.get(most..).unwrap_or_default();
+    let failures = device.trace.failures.iter().take(most).map(|failure| Failure {
         at: moment(failure.event, failure.time_us, failure.allocated, failure.reserved),
         requested: failure.requested,
         device_free: failure.device_free,
         place: place(failure.stack, stacks),
     });
+    let more = device.trace.failures.len().saturating_sub(most) as u64;
     Allocator {
         gpu,
         events: device.trace.events,
         peak: moment(peak.event, peak.time_us, peak.allocated, peak.reserved),
-        reserved: device.reserved,
-        in_use: device.in_use,
-        requested: device.requested,
+        reserved: device.segments.map(|segments| segments.reserved),
+        in_use: device.segments.map(|segments| segments.in_use),
+        requested: device.segments.and_then(|segments| segments.requested),
         holders: holders.collect(),
         others: (others.len(), others.iter().fold(0, |sum, holder| sum.saturating_add(holder.bytes))),
         failures: failures.collect(),
-        failures_left_out: device.trace.failures_left_out,
+        failures_left_out: device.trace.failures_left_out.saturating_add(more),
     }
 }
 
@@ -143,6 +159,7 @@ fn place(stack: u32, stacks: &Stacks) -> Place {
     let shown = |(file, line, name): &(&str, u32, &str)| {
         let end: String = file.chars().rev().take(LONGEST_NAME).collect();
         let (file, name): (String, String) = (end.chars().rev().collect(), name.chars().take(LONGEST_NAME).collect());
+        let line = if *line == NO_LINE { "?".to_owned() } else { line.to_string() };
         printable(&format!("{file}:{line}:{name}"))
     };
     let of_python = |file: &str| file.ends_with(".py") || file.starts_with("<ipython");
@@ -153,7 +170,7 @@ fn place(stack: u32, stacks: &Stacks) -> Place {
         .map(shown)
         .or_else(|| of_cpp(frames.iter().map(|frame| frame.2)))
         .or_else(|| frames.last().map(shown));
-    Place { site, frames: frames.iter().map(shown).collect() }
+    Place { site, frames: frames.iter().take(MOST_FRAMES).map(shown).collect() }
 }
 
 /// What PyTorch did where no Python ran, by the names of its functions, the innermost first: threads of the backward pass have

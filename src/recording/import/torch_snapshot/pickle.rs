@@ -1,4 +1,4 @@
-//! A pickle as data: protocols 0 to 5, as far as data needs them.
+//! A pickle as data: protocols 2 to 5, as far as data needs them.
 //!
 //! Enters: a file that Python's `pickle` or PyTorch's own pickler wrote. Leaves: what `values` makes of its dictionaries and
 //! lists, while it is read. Invariants: nothing is executed, and what would be is refused by name; a list or dictionary that
@@ -10,8 +10,11 @@ use super::stacks::Stacks;
 use super::values::{Dict, List, Sink, Top, Value};
 use std::io::Read;
 
-/// The most values that wait for their container. Python hands over a thousand at a time.
-const MOST_WAITING: usize = 1 << 18;
+/// The most values that wait for their container, and what they may take, bytes. Python hands over a thousand at a time.
+const MOST_WAITING: usize = 1 << 16;
+const MOST_WAITING_BYTES: usize = 48 << 20;
+/// The most containers that are open, one inside the other.
+const MOST_OPEN: usize = 1 << 10;
 /// PyTorch's own pickler hands over a whole list at once. So many items go into it before.
 const MANY: usize = 1 << 12;
 
@@ -20,14 +23,8 @@ const MANY: usize = 1 << 12;
 /// # Errors
 /// It is cut short, has code, or is no pickle of a snapshot; says why and where.
 pub(super) fn read<R: Read, S: Sink>(reader: R, stacks: &mut Stacks, sink: &mut S) -> Result<Top, String> {
-    let mut machine = Machine {
-        input: Input::new(reader),
-        stacks,
-        sink,
-        values: Vec::new(),
-        marks: Vec::new(),
-        memo: Memo::default(),
-    };
+    let (values, marks, memo) = (Vec::new(), Vec::new(), Memo::default());
+    let mut machine = Machine { input: Input::new(reader), stacks, sink, values, marks, memo, waiting_bytes: 0 };
     loop {
         let opcode = machine.input.byte()?;
         if opcode == b'.' {
@@ -47,6 +44,8 @@ struct Machine<'a, R, S> {
     /// Where the values after each mark begin.
     marks: Vec<usize>,
     memo: Memo,
+    /// What the values take, about.
+    waiting_bytes: usize,
 }
 
 impl<R: Read, S: Sink> Machine<'_, R, S> {
@@ -72,8 +71,8 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             }
             b'(' => {
                 self.marks.push(self.values.len());
-                if self.marks.len() > MOST_WAITING {
-                    return Err(format!("more than {MOST_WAITING} lists are open"));
+                if self.marks.len() > MOST_OPEN {
+                    return Err(format!("more than {MOST_OPEN} lists are open, one inside the other"));
                 }
                 Ok(())
             }
@@ -97,12 +96,16 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             b'U' => self.text(1),
             b'T' => self.text(4),
             b'}' => {
+                self.waiting_bytes += 128;
                 if self.values.len().saturating_sub(self.marks.last().copied().unwrap_or(0)) > MANY {
                     self.append_early()?;
                 }
                 self.push(Value::Dict(Box::default()))
             }
-            b']' => self.push(Value::List(Box::default())),
+            b']' => {
+                self.waiting_bytes += 128;
+                self.push(Value::List(Box::default()))
+            }
             b'u' => self.set_items(),
             b'e' => self.append_items(),
             b's' => {
@@ -127,18 +130,6 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             0x90 | b'1' => self.drop_to_mark(),
             // What is thrown away here may occur again.
             b'0' => self.pop().and_then(|value| self.consume(value)).map(drop),
-            b'd' => {
-                let at = *self.marks.last().ok_or_else(no_mark)?;
-                self.values.insert(at.min(self.values.len()), Value::Dict(Box::default()));
-                self.marks.last_mut().into_iter().for_each(|mark| *mark += 1);
-                self.set_items()
-            }
-            b'l' => {
-                let at = *self.marks.last().ok_or_else(no_mark)?;
-                self.values.insert(at.min(self.values.len()), Value::List(Box::default()));
-                self.marks.last_mut().into_iter().for_each(|mark| *mark += 1);
-                self.append_items()
-            }
             _ => self.seldom(opcode),
         }
     }
@@ -148,8 +139,8 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     fn seldom(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             0x80 => match self.input.byte()? {
-                0..=5 => Ok(()),
-                protocol => Err(format!("it is written in protocol {protocol}; 0 to 5 are known")),
+                2..=5 => Ok(()),
+                protocol => Err(format!("it is written in protocol {protocol}; 2 to 5 are known")),
             },
             0x95 => self.input.skip(8),
             b'G' => self.passed_over(8),
@@ -160,26 +151,6 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                     _ => 8,
                 })?;
                 self.passed_over(count)
-            }
-            b'F' => self.input.line().and_then(|_| self.push(Value::Other)),
-            b'I' | b'L' => {
-                let line = self.input.line()?;
-                let number = std::str::from_utf8(&line).ok().and_then(|line| line.trim_end_matches('L').parse().ok());
-                self.push(number.map_or(Value::Other, Value::number))
-            }
-            b'V' | b'S' => {
-                let line = self.input.line()?;
-                let text = String::from_utf8_lossy(&line);
-                let text = self.stacks.text(text.trim_matches(['\'', '"']));
-                self.push(Value::Text(text))
-            }
-            b'g' => {
-                let at = self.index_in_line()?;
-                self.recall(at)
-            }
-            b'p' => {
-                let at = self.index_in_line()?;
-                self.remember(at)
             }
             b'c' | b'i' => {
                 let (module, name) = (self.input.line()?, self.input.line()?);
@@ -202,8 +173,10 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 
     #[inline]
     fn push(&mut self, value: Value) -> Result<(), String> {
-        if self.values.len() >= MOST_WAITING {
-            return Err(format!("more than {MOST_WAITING} values wait for their list"));
+        if self.values.len() >= MOST_WAITING || self.waiting_bytes > MOST_WAITING_BYTES {
+            return Err(format!(
+                "more than {MOST_WAITING} values, or {MOST_WAITING_BYTES} bytes of them, wait for their list"
+            ));
         }
         self.values.push(value);
         Ok(())
@@ -246,12 +219,6 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         self.push(Value::Text(text))
     }
 
-    fn index_in_line(&mut self) -> Result<usize, String> {
-        let line = self.input.line()?;
-        let index = std::str::from_utf8(&line).ok().and_then(|line| line.parse().ok());
-        index.ok_or_else(|| format!("a number is missing before byte {}", self.input.position()))
-    }
-
     /// Values since the last mark, and the mark.
     fn since_mark(&mut self) -> Result<usize, String> {
         let begin = self.marks.pop().ok_or_else(no_mark)?;
@@ -283,7 +250,11 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             let value = self.consume(value)?;
             let key = std::mem::take(&mut self.values[key]);
             match (&mut target, self.consume(key)?) {
-                (Value::Dict(dict), Value::Text(key)) => dict.set(key, value),
+                (Value::Dict(dict), Value::Text(key)) => {
+                    let before = dict.weight;
+                    dict.set(key, value);
+                    self.waiting_bytes += dict.weight - before;
+                }
                 // Keys of other types, and what is of no use.
                 (Value::Dict(_) | Value::Other, _) => {}
                 _ => return Err(format!("items have no dictionary before byte {}", self.input.position())),
@@ -314,7 +285,11 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
             let item = std::mem::take(&mut self.values[item]);
             let item = self.consume(item)?;
             match &mut target {
-                Value::List(list) => list.push(item, self.sink)?,
+                Value::List(list) => {
+                    let before = list.weight;
+                    list.push(item, self.sink)?;
+                    self.waiting_bytes = (self.waiting_bytes + list.weight).saturating_sub(before);
+                }
                 Value::Other => {}
                 _ => return Err(format!("items have no list before byte {}", self.input.position())),
             }
@@ -327,17 +302,18 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     /// A value of which nothing more will come, as it goes into another one.
     #[inline]
     fn consume(&mut self, value: Value) -> Result<Value, String> {
-        let (slot, value) = match value {
+        let (slot, weight, value) = match value {
             Value::Dict(dict) => {
-                let Dict { slot, .. } = *dict;
-                (slot, dict.done(self.stacks))
+                let Dict { slot, weight, .. } = *dict;
+                (slot, weight, dict.done(self.stacks))
             }
             Value::List(list) => {
-                let List { slot, .. } = *list;
-                (slot, list.done(self.stacks))
+                let List { slot, weight, .. } = *list;
+                (slot, weight, list.done(self.stacks))
             }
             known => return Ok(known),
         };
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(weight + 128);
         if let Some(slot) = slot {
             self.memo.set(slot, value.kept());
         }
@@ -346,14 +322,15 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 
     /// Remembers the last value.
     fn remember(&mut self, at: usize) -> Result<(), String> {
+        let open = Kept::Open(u32::try_from(self.values.len().saturating_sub(1)).unwrap_or(u32::MAX >> 3));
         let kept = match self.values.last_mut() {
             Some(Value::Dict(dict)) => {
                 dict.slot = Some(at);
-                Kept::Open
+                open
             }
             Some(Value::List(list)) => {
                 list.slot = Some(at);
-                Kept::Open
+                open
             }
             Some(value) => value.kept(),
             None => return Err(no_mark()),
@@ -371,17 +348,22 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                     && self.marks.last() == Some(&at)
                     && list.push_frame(frame)
                 {
+                    self.waiting_bytes += size_of::<u32>();
                     return Ok(());
                 }
                 Value::Frame(frame)
             }
             Some(Kept::Stack(stack)) => Value::Stack(stack),
             Some(Kept::Other) => Value::Other,
-            Some(Kept::Open) => {
-                self.complete(at)?;
+            Some(Kept::Open(place)) => {
+                self.complete(at, place as usize)?;
                 return self.recall(at);
             }
-            Some(Kept::Gone) => return Err(format!("an entry occurs twice at byte {}", self.input.position())),
+            Some(Kept::Gone) => {
+                // An entry or a segment that occurs again is none.
+                self.sink.skipped(1);
+                Value::Other
+            }
             None => return Err(format!("byte {} refers to a value that was not before it", self.input.position())),
         };
         self.push(value)
@@ -391,16 +373,17 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 impl<R: Read, S: Sink> Machine<'_, R, S> {
     /// Something occurs again that waits for its list. It is complete, unless it is the one to which items are added now.
     #[cold]
-    fn complete(&mut self, slot: usize) -> Result<(), String> {
-        let is_it = |value: &Value| match value {
-            Value::Dict(dict) => dict.slot == Some(slot),
-            Value::List(list) => list.slot == Some(slot),
+    fn complete(&mut self, slot: usize, place: usize) -> Result<(), String> {
+        let is_it = match self.values.get(place) {
+            Some(Value::Dict(dict)) => dict.slot == Some(slot),
+            Some(Value::List(list)) => list.slot == Some(slot),
             _ => false,
         };
-        let at = self.values.iter().rposition(is_it).filter(|at| !self.marks.contains(&(at + 1)));
-        let at = at.ok_or_else(|| format!("a list contains itself at byte {}", self.input.position()))?;
-        let value = std::mem::take(&mut self.values[at]);
-        self.values[at] = self.consume(value)?;
+        if !is_it || self.marks.contains(&(place + 1)) {
+            return Err(format!("a list contains itself at byte {}", self.input.position()));
+        }
+        let value = std::mem::take(&mut self.values[place]);
+        self.values[place] = self.consume(value)?;
         Ok(())
     }
 }

@@ -6,21 +6,23 @@
 //! in one pass, in memory that grows with what is allocated at a time and not with the trace.
 
 use super::curve::{Curve, Level};
-use super::stacks::Stacks;
-use super::values::{Entry, Segment, Sink, Top};
+use super::stacks::{NONE, Stacks};
+use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// The most allocations at a time, and the most blocks of all segments.
-const MOST_LIVE: usize = 1 << 21;
-/// The most failures that are listed.
-const MOST_FAILURES: usize = 1 << 10;
+/// The most allocations at a time of all traces, and the most blocks of all segments.
+const MOST_LIVE: usize = 1 << 20;
+/// The most stacks of which each trace keeps what they hold, of all traces; what others hold is nobody's.
+const MOST_HELD: usize = 1 << 19;
+/// The most failures that are listed of one trace.
+const MOST_FAILURES: usize = 64;
 
 /// What one stack holds. Bytes, and how many allocations.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
-    now: (i128, i64),
+    now: (i64, i64),
     /// At the peak, if anything changed since; else it is what is held now.
-    at_peak: (i128, i64),
+    at_peak: (i64, i64),
     /// Which peak that was.
     peak: u32,
 }
@@ -33,8 +35,8 @@ pub(super) struct Failure {
     pub requested: u64,
     pub device_free: Option<u64>,
     /// Allocated and reserved less what they were at the begin.
-    pub allocated: i128,
-    pub reserved: i128,
+    pub allocated: i64,
+    pub reserved: i64,
     pub stack: u32,
 }
 
@@ -44,10 +46,11 @@ pub(super) struct Trace {
     pub events: u64,
     pub begin_us: Option<i64>,
     pub end_us: Option<i64>,
-    allocated: i128,
-    reserved: i128,
+    last_us: Option<i64>,
+    allocated: i64,
+    reserved: i64,
     /// Of allocations that the trace has not, what was freed in it.
-    freed_before: i128,
+    freed_before: i64,
     live: HashMap<u64, (u64, u32)>,
     held: HashMap<u32, Held>,
     pub peak: Peak,
@@ -64,14 +67,15 @@ pub(super) struct Peak {
     /// After how many entries; 0 is before the first.
     pub event: u64,
     pub time_us: Option<i64>,
-    pub allocated: i128,
-    pub reserved: i128,
+    pub allocated: i64,
+    pub reserved: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Resident {
     device: i64,
     address: Option<u64>,
+    /// What was asked for; all of it where that is not known.
     requested: u64,
     stack: u32,
 }
@@ -92,9 +96,21 @@ pub(super) struct Replay {
     actions: Actions,
     traces: Vec<Trace>,
     blocks: Vec<Resident>,
-    /// By device: bytes of all segments; of their blocks in use: the sizes, and what was asked for.
-    reserved: BTreeMap<i64, (u64, u64, u64)>,
+    segments: BTreeMap<i64, Segments>,
+    /// Of all traces.
+    live: usize,
+    held: usize,
     pub skipped: u64,
+}
+
+/// The segments of a device at the end. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Segments {
+    pub reserved: u64,
+    /// Of that, blocks in use.
+    pub in_use: u64,
+    /// Of these, what was asked for, where all of them have that.
+    pub requested: Option<u64>,
 }
 
 /// What a stack held at the peak.
@@ -111,12 +127,10 @@ pub(super) struct Device {
     pub device: i64,
     pub trace: Trace,
     /// What was allocated and reserved at the begin.
-    pub allocated_before: i128,
-    pub reserved_before: i128,
-    /// At the end: all segments, blocks in use, and what was asked for of these.
-    pub reserved: u64,
-    pub in_use: u64,
-    pub requested: u64,
+    pub allocated_before: i64,
+    pub reserved_before: Option<i64>,
+    /// At the end, where the snapshot has segments of the device.
+    pub segments: Option<Segments>,
     /// Whoever held memory at the peak, the most first.
     pub holders: Vec<Holder>,
 }
@@ -131,59 +145,79 @@ impl Replay {
             release: [text("segment_free"), text("segment_unmap")],
             oom: text("oom"),
         };
-        Self { actions, traces: Vec::new(), blocks: Vec::new(), reserved: BTreeMap::new(), skipped: 0 }
+        let (traces, blocks, segments) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { actions, traces, blocks, segments, live: 0, held: 0, skipped: 0 }
     }
 
     /// What became of each device that has a trace or memory.
     pub fn finish(mut self, top: &Top) -> Vec<Device> {
-        let traced =
-            top.traces.iter().enumerate().filter(|(_, trace)| trace.is_some()).map(|(device, _)| device as i64);
-        let devices: BTreeSet<i64> = traced.chain(self.reserved.keys().copied()).collect();
+        let traced = top.traces.iter().enumerate().filter(|(_, trace)| trace.is_some());
+        let traced = traced.filter_map(|(device, _)| i64::try_from(device).ok());
+        let devices: BTreeSet<i64> = traced.chain(self.segments.keys().copied()).collect();
         let mut found = Vec::new();
         for device in devices {
             let at = usize::try_from(device).ok().and_then(|device| *top.traces.get(device)?);
             let trace = at.and_then(|at| self.traces.get_mut(at as usize)).map(std::mem::take).unwrap_or_default();
-            let (reserved, in_use, requested) = self.reserved.get(&device).copied().unwrap_or_default();
             let blocks = self.blocks.iter().filter(|block| block.device == device);
-            found.push(Device::of(device, trace, (reserved, in_use, requested), blocks));
+            found.push(Device::of(device, trace, self.segments.get(&device).copied(), blocks));
         }
         found
     }
 }
 
 impl Sink for Replay {
-    fn trace(&mut self) -> u32 {
+    fn trace(&mut self) -> Result<u32, String> {
+        if self.traces.len() >= MOST_DEVICES {
+            return Err(format!("it has more than {MOST_DEVICES} traces"));
+        }
         self.traces.push(Trace::default());
-        u32::try_from(self.traces.len() - 1).unwrap_or(u32::MAX)
+        u32::try_from(self.traces.len() - 1).map_err(|error| error.to_string())
     }
 
     fn entry(&mut self, trace: u32, entry: Entry) -> Result<(), String> {
         let Some(trace) = self.traces.get_mut(trace as usize) else { return Ok(()) };
-        trace.add(&self.actions, &entry)
-    }
-
-    fn segment(&mut self, segment: Segment) -> Result<(), String> {
-        let Segment { device, total, blocks } = segment;
-        let sums = self.reserved.entry(device).or_default();
-        sums.0 = sums.0.saturating_add(total);
-        for block in blocks {
-            if !block.is_allocated {
-                continue;
-            }
-            sums.1 = sums.1.saturating_add(block.size);
-            sums.2 = sums.2.saturating_add(block.requested);
-            if self.blocks.len() >= MOST_LIVE {
-                return Err(format!("its segments have more than {MOST_LIVE} blocks in use"));
-            }
-            let (address, requested, stack) = (block.address, block.requested, block.stack);
-            self.blocks.push(Resident { device, address, requested, stack });
+        let (live, held) = (trace.live.len(), trace.held.len());
+        let has_room = self.held < MOST_HELD || trace.held.contains_key(&entry.stack);
+        trace.add(&self.actions, &Entry { stack: if has_room { entry.stack } else { NONE }, ..entry })?;
+        // What is not kept of stacks is counted once for each of their allocations.
+        self.skipped += u64::from(!has_room);
+        self.live = self.live + trace.live.len() - live;
+        self.held = self.held + trace.held.len() - held;
+        if self.live > MOST_LIVE {
+            return Err(format!("more than {MOST_LIVE} allocations live at a time"));
         }
         Ok(())
     }
 
-    fn skipped(&mut self) {
-        self.skipped += 1;
+    fn segment(&mut self, segment: Segment) -> Result<(), String> {
+        let Segment { device, total, blocks } = segment;
+        let sums = self.segments.entry(device).or_insert(Segments { reserved: 0, in_use: 0, requested: Some(0) });
+        sums.reserved = sums.reserved.saturating_add(total);
+        for block in blocks.iter().filter(|block| block.is_in_use) {
+            sums.in_use = sums.in_use.saturating_add(block.size);
+            sums.requested = sums.requested.zip(block.requested).map(|(sum, bytes)| sum.saturating_add(bytes));
+        }
+        for block in blocks.iter().filter(|block| block.is_allocated) {
+            if self.blocks.len() >= MOST_LIVE {
+                return Err(format!("its segments have more than {MOST_LIVE} blocks in use"));
+            }
+            let (address, requested, stack) = (block.address, block.requested.unwrap_or(block.size), block.stack);
+            self.blocks.push(Resident { device, address, requested, stack });
+        }
+        if self.segments.len() > MOST_DEVICES {
+            return Err(format!("it has segments of more than {MOST_DEVICES} devices"));
+        }
+        Ok(())
     }
+
+    fn skipped(&mut self, count: u64) {
+        self.skipped = self.skipped.saturating_add(count);
+    }
+}
+
+/// A sum that no real allocator reaches is an error.
+fn sum(level: i64, bytes: i64) -> Result<i64, String> {
+    level.checked_add(bytes).ok_or_else(|| "its sizes add up to more than 2^63 bytes".to_owned())
 }
 
 impl Trace {
@@ -191,48 +225,46 @@ impl Trace {
         self.events += 1;
         if entry.time_us.is_some() {
             self.begin_us = self.begin_us.or(entry.time_us);
-            self.end_us = entry.time_us;
+            self.end_us = self.end_us.max(entry.time_us);
+            self.last_us = entry.time_us;
         }
-        let (action, size) = (entry.action, i128::from(entry.size));
+        // An entry without a time was after the one before it.
+        let time_us = self.last_us;
+        let action = entry.action;
+        let size = i64::try_from(entry.size).map_err(|_| format!("an entry has {} bytes", entry.size))?;
         if action == actions.alloc {
-            self.allocated += size;
+            self.allocated = sum(self.allocated, size)?;
             self.hold(entry.stack, size, 1);
             if let Some(address) = entry.address {
-                if self.live.len() >= MOST_LIVE {
-                    return Err(format!("more than {MOST_LIVE} allocations live at a time"));
-                }
                 self.live.insert(address, (entry.size, entry.stack));
             }
             if self.allocated > self.peak.allocated {
-                let (event, time_us, allocated, reserved) = (self.events, entry.time_us, self.allocated, self.reserved);
-                self.peak = Peak { event, time_us, allocated, reserved };
+                self.peak = Peak { event: self.events, time_us, allocated: self.allocated, reserved: self.reserved };
                 self.peaks = self.peaks.wrapping_add(1);
             }
         } else if actions.free.contains(&action) {
-            match entry.address.and_then(|address| self.live.remove(&address)) {
-                Some((bytes, stack)) => {
-                    self.allocated -= i128::from(bytes);
-                    self.hold(stack, -i128::from(bytes), -1);
-                }
-                None => {
-                    self.allocated -= size;
-                    self.freed_before += size;
-                    // It was there at the peak, as that lies before.
-                    let held = self.touch(entry.stack);
-                    held.at_peak = (held.at_peak.0 + size, held.at_peak.1 + 1);
-                }
+            if let Some((bytes, stack)) = entry.address.and_then(|address| self.live.remove(&address)) {
+                let bytes = i64::try_from(bytes).map_err(|error| error.to_string())?;
+                self.allocated = sum(self.allocated, -bytes)?;
+                self.hold(stack, -bytes, -1);
+            } else {
+                self.allocated = sum(self.allocated, -size)?;
+                self.freed_before = sum(self.freed_before, size)?;
+                // It was there at the peak, as that lies before.
+                let held = self.touch(entry.stack);
+                held.at_peak = (held.at_peak.0.saturating_add(size), held.at_peak.1 + 1);
             }
         } else if actions.reserve.contains(&action) {
-            self.reserved += size;
+            self.reserved = sum(self.reserved, size)?;
         } else if actions.release.contains(&action) {
-            self.reserved -= size;
+            self.reserved = sum(self.reserved, -size)?;
         } else {
             if action == actions.oom {
                 self.fail(entry);
             }
             return Ok(());
         }
-        self.curve.push(Level { event: self.events, time_us: entry.time_us, allocated: self.allocated });
+        self.curve.push(Level { event: self.events, time_us, allocated: self.allocated });
         Ok(())
     }
 
@@ -243,7 +275,7 @@ impl Trace {
         }
         self.failures.push(Failure {
             event: self.events,
-            time_us: entry.time_us,
+            time_us: self.last_us,
             requested: entry.size,
             device_free: entry.device_free,
             allocated: self.allocated,
@@ -262,22 +294,22 @@ impl Trace {
         held
     }
 
-    fn hold(&mut self, stack: u32, bytes: i128, allocations: i64) {
+    fn hold(&mut self, stack: u32, bytes: i64, allocations: i64) {
         let held = self.touch(stack);
-        held.now = (held.now.0 + bytes, held.now.1 + allocations);
+        held.now = (held.now.0.saturating_add(bytes), held.now.1 + allocations);
     }
 }
 
 impl Device {
     fn of<'a>(
         device: i64,
-        trace: Trace,
-        (reserved, in_use, requested): (u64, u64, u64),
+        mut trace: Trace,
+        segments: Option<Segments>,
         blocks: impl Iterator<Item = &'a Resident>,
     ) -> Self {
-        let mut held: HashMap<u32, (i128, i64)> = HashMap::with_capacity(trace.held.len());
-        for (stack, of) in &trace.held {
-            held.insert(*stack, if of.peak == trace.peaks { of.at_peak } else { of.now });
+        let mut held = std::mem::take(&mut trace.held);
+        for of in held.values_mut() {
+            of.at_peak = if of.peak == trace.peaks { of.at_peak } else { of.now };
         }
         // What is in use and was not allocated in the trace was there all the time.
         let mut allocated_before = trace.freed_before;
@@ -286,20 +318,23 @@ impl Device {
             let is_traced =
                 block.address.is_some_and(|address| trace.live.contains_key(&address) || !seen.insert(address));
             if !is_traced {
-                allocated_before += i128::from(block.requested);
+                let bytes = i64::try_from(block.requested).unwrap_or(i64::MAX);
+                allocated_before = allocated_before.saturating_add(bytes);
                 let held = held.entry(block.stack).or_default();
-                *held = (held.0 + i128::from(block.requested), held.1 + 1);
+                held.at_peak = (held.at_peak.0.saturating_add(bytes), held.at_peak.1 + 1);
             }
         }
+        trace.live = HashMap::new();
         let mut holders: Vec<Holder> = held
             .into_iter()
-            .filter_map(|(stack, (bytes, allocations))| {
+            .filter_map(|(stack, Held { at_peak: (bytes, allocations), .. })| {
                 let (bytes, allocations) = (u64::try_from(bytes).ok()?, u64::try_from(allocations).ok()?);
                 (allocations > 0).then_some(Holder { stack, bytes, allocations })
             })
             .collect();
         holders.sort_unstable_by_key(|holder| (std::cmp::Reverse(holder.bytes), holder.stack));
-        let reserved_before = i128::from(reserved) - trace.reserved;
-        Self { device, trace, allocated_before, reserved_before, reserved, in_use, requested, holders }
+        let reserved_before =
+            segments.and_then(|segments| i64::try_from(segments.reserved).ok()?.checked_sub(trace.reserved));
+        Self { device, trace, allocated_before, reserved_before, segments, holders }
     }
 }

@@ -9,13 +9,15 @@ use std::hash::{BuildHasher as _, RandomState};
 
 /// The number of what found no room, and of the stack without frames.
 pub(super) const NONE: u32 = 0;
+/// The line of a frame that has none.
+pub(super) const NO_LINE: u32 = u32::MAX;
 /// Bytes of all texts, and of one.
-const MOST_TEXT_BYTES: usize = 32 << 20;
-const MOST_TEXTS: usize = 1 << 20;
+const MOST_TEXT_BYTES: usize = 16 << 20;
+const MOST_TEXTS: usize = 1 << 18;
 /// Frames, and places in all stacks.
-const MOST_FRAMES: usize = 1 << 20;
-const MOST_PLACES: usize = 1 << 23;
-const MOST_STACKS: usize = 1 << 20;
+const MOST_FRAMES: usize = 1 << 18;
+const MOST_PLACES: usize = 1 << 22;
+const MOST_STACKS: usize = 1 << 18;
 
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,7 +26,7 @@ pub(super) struct Frame {
     pub name: u32,
     /// The file's name.
     pub file: u32,
-    /// The line.
+    /// The line; [`NO_LINE`] if it is not known.
     pub line: u32,
 }
 
@@ -49,7 +51,7 @@ pub(super) struct Stacks {
 
 impl Default for Stacks {
     fn default() -> Self {
-        let nothing = Frame { name: NONE, file: NONE, line: 0 };
+        let nothing = Frame { name: NONE, file: NONE, line: NO_LINE };
         let mut stacks = Self {
             texts: vec!["?".into()],
             by_text: HashMap::new(),
@@ -108,7 +110,7 @@ impl Stacks {
 
     /// A frame by its number.
     pub fn frame_of(&self, number: u32) -> Frame {
-        self.frames.get(number as usize).copied().unwrap_or(Frame { name: NONE, file: NONE, line: 0 })
+        self.frames.get(number as usize).copied().unwrap_or(Frame { name: NONE, file: NONE, line: NO_LINE })
     }
 
     /// The number of a stack.

@@ -30,7 +30,7 @@ fn the_snapshot_of_a_training_job() {
     let of = &tape.allocators[0];
     assert_eq!((of.events, of.peak.after_events, of.peak.at_ns), (831, 196, Some(1_795_207_208_451_101_000)));
     assert_eq!((of.peak.allocated, of.peak.reserved), (Some(739_917_828), Some(752_877_568)));
-    assert_eq!((of.reserved, of.in_use, of.failures.len()), (752_877_568, 471_056_384, 0));
+    assert_eq!((of.reserved, of.in_use, of.failures.len()), (Some(752_877_568), Some(471_056_384), 0));
     // 16 weights and their gradients; the first were there before the history began.
     let held: Vec<_> = of.holders.iter().take(2).map(|holder| (holder.bytes, holder.allocations)).collect();
     assert_eq!(held, [(134_299_648, 16), (134_299_648, 16)]);
@@ -103,9 +103,20 @@ fn what_grows_when_it_is_unpacked_does_not_grow_here() {
     laughs.push(b'.');
     refused(&laughs, "it is a pickle, but no memory snapshot of PyTorch");
     let deep = [&[0x80, 4][..], &b"](".repeat(300_000)].concat();
-    refused(&deep, "more than 262144 values wait for their list");
+    refused(&deep, "more than 1024 lists are open, one inside the other");
     let wide = [&[0x80, 4, b'('][..], &b"N".repeat(300_000)].concat();
-    refused(&wide, "more than 262144 values wait for their list");
+    refused(&wide, "more than 65536 values, or 50331648 bytes of them, wait for their list");
+    // Lists of 4,096 frames each, one beside the other.
+    let frame = b"\x80\x04(}(\x8c\x08filename\x8c\x04a.pyu\x94";
+    let list = [&b"]("[..], &b"h\x00".repeat(4_000), b"e"].concat();
+    refused(&[&frame[..], &list.repeat(4_000)].concat(), "bytes of them, wait for their list");
+    // What is remembered of 70 million values would be more than may be.
+    let remembered = [&b"\x80\x04N"[..], &b"\x94".repeat(68 << 20)].concat();
+    refused(&remembered, "values, which take 134217728 bytes");
+    let traces =
+        [&b"\x80\x04"[..], &[&b"](}("[..], b"\x8c\x06action\x8c\x04free\x8c\x04sizeK\x01ue0"].concat().repeat(65)]
+            .concat();
+    refused(&traces, "it has more than 64 traces");
     refused(
         &[0x80, 4, b'(', b'K', 1, b'r', 255, 255, 255, 127, b'.'],
         "it remembers a value as number 2147483647 after 0 others",
@@ -143,7 +154,10 @@ fn a_snapshot_without_a_history_has_what_is_in_use() {
     let tape = read(&bytes).expect("a snapshot");
     let of = &tape.allocators[0];
     assert_eq!((tape.devices[0].index.as_str(), tape.format.times), ("1", Times::Readings));
-    assert_eq!((of.reserved, of.in_use, of.requested, of.peak.allocated), (2 << 20, 512, 256, Some(256)));
+    assert_eq!(
+        (of.reserved, of.in_use, of.requested, of.peak.allocated),
+        (Some(2 << 20), Some(512), Some(256), Some(256))
+    );
     assert_eq!((of.events, of.holders[0].bytes, of.holders[0].allocations), (0, 256, 1));
 }
 
@@ -153,7 +167,7 @@ fn entries_that_come_all_at_once_are_read_as_they_come() {
     let text =
         |text: &str| [&b"X"[..], &u32::try_from(text.len()).expect("short").to_le_bytes(), text.as_bytes()].concat();
     let mut bytes = [&b"\x80\x02}("[..], &text("segments"), b"](e", &text("device_traces"), b"](]("].concat();
-    for nth in 0..300_000_u32 {
+    for nth in 0..900_000_u32 {
         let action = if nth % 3 == 2 { "free_completed" } else { "alloc" };
         bytes.extend(
             [&b"}("[..], &text("action"), &text(action), &text("addr"), b"J", &(nth / 3 * 3 + nth % 2).to_le_bytes()]
@@ -164,8 +178,63 @@ fn entries_that_come_all_at_once_are_read_as_they_come() {
     bytes.extend(b"eeu.");
     let tape = read(&bytes).expect("a snapshot");
     let of = &tape.allocators[0];
-    assert_eq!((of.events, of.holders.len()), (300_000, 1));
+    assert_eq!((of.events, of.holders.len()), (900_000, 1));
     assert_eq!(tape.format.times, Times::Readings);
     // Of each three entries, the third frees what the first or second allocated.
-    assert_eq!((of.peak.allocated, of.peak.after_events), (Some(100_001 * 10), 299_999));
+    assert_eq!((of.peak.allocated, of.peak.after_events), (Some(300_001 * 10), 899_999));
+}
+
+/// A snapshot of one device in protocol 2, as its parts are.
+fn snapshot(segments: &[u8], trace: &[u8]) -> Vec<u8> {
+    [&b"\x80\x02}(U\x08segments]("[..], segments, b"eU\x0ddevice_traces](](", trace, b"eeu."].concat()
+}
+
+/// An entry: its action, address, size, and time, of which the last is left out if it is 0.
+fn entry(action: &str, address: u8, size: i32, time_us: i32) -> Vec<u8> {
+    let text = |text: &str| [b"U", &[u8::try_from(text.len()).expect("short")][..], text.as_bytes()].concat();
+    let mut bytes =
+        [&b"}("[..], &text("action"), &text(action), &text("addr"), b"K", &[address], &text("size"), b"J"].concat();
+    bytes.extend(size.to_le_bytes());
+    if time_us > 0 {
+        bytes.extend([&text("time_us")[..], b"J", &time_us.to_le_bytes()].concat());
+    }
+    bytes.extend(b"u");
+    bytes
+}
+
+#[test]
+fn what_is_of_no_use_costs_nothing_else() {
+    // The first entry has a negative size; another one is no entry at all.
+    let trace =
+        [entry("alloc", 1, -5, 9), entry("alloc", 2, 70, 10), b"K\x07".to_vec(), entry("alloc", 3, 20, 0)].concat();
+    let segment = |device: &[u8], size: i32| {
+        let mut bytes = [
+            &b"}("[..],
+            device,
+            b"U\x0atotal_sizeJ\0\x10\0\0U\x06blocks](}(U\x05stateU\x13active_pending_freeU\x04sizeJ",
+        ]
+        .concat();
+        bytes.extend([&size.to_le_bytes()[..], b"ueu"].concat());
+        bytes
+    };
+    // One segment does not say its device; one has a block that is in use by the GPU alone.
+    let segments = [segment(b"", 100), segment(b"U\x06deviceK\0", 100)].concat();
+    let tape = read(&snapshot(&segments, &trace)).expect("a snapshot");
+    let of = &tape.allocators[0];
+    assert_eq!((of.events, of.peak.allocated, of.peak.after_events), (2, Some(90), 2));
+    // An entry without a time was after the one before it.
+    assert_eq!((of.peak.at_ns, tape.tracks[0].used_at(10_000)), (Some(10_000), Some(90)));
+    assert_eq!((of.reserved, of.in_use, of.requested), (Some(4_096), Some(100), None));
+    assert_eq!((tape.skipped.count, tape.tracks.len()), (3, 1));
+}
+
+#[test]
+fn a_device_that_did_nothing_has_its_memory_all_the_time() {
+    let segment = b"}(U\x06deviceK\x01U\x0atotal_sizeJ\0\x10\0\0U\x06blocks](}(U\x05stateU\x10active_allocatedU\x04sizeJ\0\x01\0\0ueu";
+    let trace = [entry("alloc", 1, 70, 10), entry("free", 1, 70, 20)].concat();
+    let tape = read(&snapshot(segment, &trace)).expect("a snapshot");
+    let levels = |gpu: usize| [10_000, 15_000, 20_000].map(|at_ns| tape.tracks[gpu].used_at(at_ns));
+    assert_eq!(levels(0), [Some(70), Some(70), Some(0)]);
+    assert_eq!(levels(1), [Some(256); 3]);
+    assert_eq!((tape.allocators[0].reserved, tape.allocators[1].reserved), (None, Some(4_096)));
 }

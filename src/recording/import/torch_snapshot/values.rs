@@ -4,18 +4,17 @@
 //! by their members and not by where they are; what is not known is passed over.
 
 use super::members::{
-    ACTION, ACTIVE_ALLOCATED, ADDR, ADDRESS, BLOCKS, DEVICE, DEVICE_FREE, DEVICE_TRACES, FILENAME, FRAMES, LINE,
-    MEMBERS, NAME, REQUESTED_SIZE, SEGMENTS, SIZE, STATE, TIME_US, TOTAL_SIZE,
+    ACTION, ACTIVE_ALLOCATED, ACTIVE_AWAITING_FREE, ACTIVE_PENDING_FREE, ADDR, ADDRESS, BLOCKS, DEVICE, DEVICE_FREE,
+    DEVICE_TRACES, FILENAME, FRAMES, LINE, MEMBERS, NAME, REQUESTED_SIZE, SEGMENTS, SIZE, STATE, TIME_US, TOTAL_SIZE,
 };
 use super::memo::Kept;
-use super::stacks::{Frame, NONE, Stacks};
+use super::stacks::{Frame, NO_LINE, NONE, Stacks};
 
 /// The most members of a dictionary that are looked at, and frames of a stack.
 const MOST_MEMBERS: usize = 64;
 const MOST_FRAMES: usize = 1 << 12;
-/// The most devices, and blocks of one segment.
-const MOST_DEVICES: usize = 1 << 10;
-const MOST_BLOCKS: usize = 1 << 22;
+/// The most devices of one process.
+pub(super) const MOST_DEVICES: usize = 64;
 
 /// Memory that the allocator has from the driver. Bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +29,12 @@ pub(super) struct Segment {
 pub(super) struct Block {
     pub address: Option<u64>,
     pub size: u64,
-    pub requested: u64,
+    /// What was asked for, where that is known.
+    pub requested: Option<u64>,
+    /// Whether the program has it.
     pub is_allocated: bool,
+    /// Whether it is in use: the program has it, or has given it back while the GPU still uses it.
+    pub is_in_use: bool,
     pub stack: u32,
 }
 
@@ -51,13 +54,13 @@ pub(super) struct Entry {
 /// Where segments and entries go.
 pub(super) trait Sink {
     /// A trace begins; returns its number.
-    fn trace(&mut self) -> u32;
+    fn trace(&mut self) -> Result<u32, String>;
     /// An entry of a trace.
     fn entry(&mut self, trace: u32, entry: Entry) -> Result<(), String>;
     /// A segment.
     fn segment(&mut self, segment: Segment) -> Result<(), String>;
-    /// Something that is no entry where one should be.
-    fn skipped(&mut self);
+    /// So many things that are no entry, segment or trace where one should be.
+    fn skipped(&mut self, count: u64);
 }
 
 /// The whole snapshot.
@@ -79,12 +82,12 @@ pub(super) enum Value {
     Stack(u32),
     Entry(Box<Entry>),
     Block(Box<Block>),
-    Blocks(Box<Vec<Block>>),
+    Blocks(Box<[Block]>),
     Segment(Box<Segment>),
     /// A list of segments that have gone to the sink.
     Segments,
     Trace(u32),
-    Traces(Box<Vec<Option<u32>>>),
+    Traces(Box<[Option<u32>]>),
     Top(Box<Top>),
     Dict(Box<Dict>),
     List(Box<List>),
@@ -107,7 +110,6 @@ impl Value {
             Self::Frame(frame) => Kept::Frame(*frame),
             Self::Stack(stack) => Kept::Stack(*stack),
             Self::Other | Self::Int(_) | Self::Large(_) => Kept::Other,
-            Self::Dict(_) | Self::List(_) => Kept::Open,
             _ => Kept::Gone,
         }
     }
@@ -119,6 +121,15 @@ impl Value {
             Self::Segments => Ok(Top::default()),
             _ => Err("it is a pickle, but no memory snapshot of PyTorch: it has no `segments` and no `device_traces`"
                 .to_owned()),
+        }
+    }
+
+    /// The bytes that it takes beside the value itself, about.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Blocks(blocks) => size_of_val::<[Block]>(blocks),
+            Self::Entry(_) | Self::Block(_) | Self::Segment(_) | Self::Dict(_) | Self::List(_) => 128,
+            _ => size_of::<u32>(),
         }
     }
 
@@ -136,6 +147,8 @@ impl Value {
 pub(super) struct Dict {
     /// Under which number it is remembered.
     pub slot: Option<usize>,
+    /// The bytes that it takes, about.
+    pub weight: usize,
     members: Vec<(u32, Value)>,
 }
 
@@ -144,6 +157,7 @@ impl Dict {
     pub fn set(&mut self, key: u32, value: Value) {
         let is_known = (1..=MEMBERS.len()).contains(&(key as usize));
         if is_known && self.members.len() < MOST_MEMBERS {
+            self.weight += size_of::<(u32, Value)>() + value.weight();
             self.members.push((key, value));
         }
     }
@@ -172,26 +186,38 @@ impl Dict {
     pub fn done(mut self, stacks: &mut Stacks) -> Value {
         if let Some(action) = self.text(ACTION) {
             let time_us = if let Some(Value::Int(us)) = self.of(TIME_US) { Some(*us) } else { None };
+            // As nanoseconds, it has to fit.
+            let time_us = time_us.filter(|us| us.checked_mul(1_000).is_some());
             let Some(size) = self.number(SIZE) else { return Value::Other };
             let (address, device_free) = (self.number(ADDR), self.number(DEVICE_FREE));
             return Value::Entry(Box::new(Entry { action, address, size, time_us, stack: self.stack(), device_free }));
         }
         if let Some(file) = self.text(FILENAME) {
-            let line = self.number(LINE).and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
+            let line = self.number(LINE).and_then(|line| u32::try_from(line).ok()).unwrap_or(NO_LINE);
             return Value::Frame(stacks.frame(Frame { name: self.text(NAME).unwrap_or(NONE), file, line }));
         }
         if let Some(state) = self.text(STATE) {
             let Some(size) = self.number(SIZE) else { return Value::Other };
-            let requested = self.number(REQUESTED_SIZE).unwrap_or(size);
-            let (address, is_allocated) = (self.number(ADDRESS), state == ACTIVE_ALLOCATED);
-            return Value::Block(Box::new(Block { address, size, requested, is_allocated, stack: self.stack() }));
+            let (address, requested) = (self.number(ADDRESS), self.number(REQUESTED_SIZE));
+            let is_allocated = state == ACTIVE_ALLOCATED;
+            let is_in_use = is_allocated || state == ACTIVE_PENDING_FREE || state == ACTIVE_AWAITING_FREE;
+            return Value::Block(Box::new(Block {
+                address,
+                size,
+                requested,
+                is_allocated,
+                is_in_use,
+                stack: self.stack(),
+            }));
         }
         if let (Some(total), true) = (self.number(TOTAL_SIZE), self.has(BLOCKS)) {
-            let device = self.number(DEVICE).and_then(|device| i64::try_from(device).ok()).unwrap_or(0);
+            let Some(device) = self.number(DEVICE).and_then(|device| i64::try_from(device).ok()) else {
+                return Value::Other;
+            };
             let mut next = self.number(ADDRESS);
             let blocks =
                 self.members.iter_mut().find(|(key, _)| *key == BLOCKS).map(|(_, value)| std::mem::take(value));
-            let mut blocks = if let Some(Value::Blocks(blocks)) = blocks { *blocks } else { Vec::new() };
+            let mut blocks = if let Some(Value::Blocks(blocks)) = blocks { blocks.into_vec() } else { Vec::new() };
             // Before PyTorch 2.1, blocks have no address: they lie one after the other.
             for block in &mut blocks {
                 block.address = block.address.or(next);
@@ -201,7 +227,7 @@ impl Dict {
         }
         if self.has(SEGMENTS) || self.has(DEVICE_TRACES) {
             let traces = self.members.into_iter().rev().find(|(key, _)| *key == DEVICE_TRACES).map(|(_, value)| value);
-            let traces = if let Some(Value::Traces(traces)) = traces { *traces } else { Vec::new() };
+            let traces = if let Some(Value::Traces(traces)) = traces { traces.into_vec() } else { Vec::new() };
             return Value::Top(Box::new(Top { traces }));
         }
         Value::Other
@@ -213,7 +239,11 @@ impl Dict {
 pub(super) struct List {
     /// Under which number it is remembered.
     pub slot: Option<usize>,
+    /// The bytes that it takes, about.
+    pub weight: usize,
     items: Items,
+    /// Items of no use that came before it was known what the list is of.
+    odd: usize,
 }
 
 #[derive(Debug, Default)]
@@ -225,7 +255,6 @@ enum Items {
     Segments,
     Trace(u32),
     Traces(Vec<Option<u32>>),
-    Other,
 }
 
 impl List {
@@ -234,62 +263,96 @@ impl List {
     pub fn push_frame(&mut self, frame: u32) -> bool {
         match &mut self.items {
             Items::Frames(frames) if frames.len() < MOST_FRAMES => frames.push(frame),
-            Items::None => self.items = Items::Frames(vec![frame]),
+            Items::None if self.odd == 0 => self.items = Items::Frames(vec![frame]),
             _ => return false,
         }
+        self.weight += size_of::<u32>();
         true
     }
 
-    /// Adds an item.
+    /// Adds an item. What it is a list of is known by its first item of use; what does not belong there is counted.
     #[inline]
     pub fn push(&mut self, item: Value, sink: &mut impl Sink) -> Result<(), String> {
         match (&mut self.items, item) {
             (Items::Frames(frames), Value::Frame(_) | Value::Other) if frames.len() >= MOST_FRAMES => {}
             (Items::Frames(frames), Value::Frame(frame)) => frames.push(frame),
-            (Items::None, Value::Frame(frame)) => self.items = Items::Frames(vec![frame]),
             (Items::Frames(frames), Value::Other) => frames.push(NONE),
             (Items::Trace(trace), Value::Entry(entry)) => sink.entry(*trace, *entry)?,
-            (Items::None, Value::Entry(entry)) => {
-                let trace = sink.trace();
-                self.items = Items::Trace(trace);
-                sink.entry(trace, *entry)?;
-            }
-            (Items::Trace(_), _) => sink.skipped(),
-            (Items::None | Items::Segments, Value::Segment(segment)) => {
-                self.items = Items::Segments;
-                sink.segment(*segment)?;
-            }
-            (Items::Segments, _) => sink.skipped(),
-            (Items::None, Value::Block(block)) => self.items = Items::Blocks(vec![*block]),
-            (Items::Blocks(blocks), Value::Block(block)) => {
-                if blocks.len() >= MOST_BLOCKS {
-                    return Err(format!("a segment has more than {MOST_BLOCKS} blocks"));
-                }
-                blocks.push(*block);
-            }
-            (Items::None, Value::Trace(trace)) => self.items = Items::Traces(vec![Some(trace)]),
-            // The trace of a device that did nothing.
-            (Items::None, Value::Stack(NONE)) => self.items = Items::Traces(vec![None]),
-            (Items::Traces(traces), Value::Trace(_) | Value::Stack(NONE)) if traces.len() >= MOST_DEVICES => {
+            (Items::Segments, Value::Segment(segment)) => sink.segment(*segment)?,
+            (Items::Blocks(blocks), Value::Block(block)) => blocks.push(*block),
+            (Items::Traces(traces), _) if traces.len() >= MOST_DEVICES => {
                 return Err(format!("it has traces of more than {MOST_DEVICES} devices"));
             }
             (Items::Traces(traces), Value::Trace(trace)) => traces.push(Some(trace)),
+            // The trace of a device that did nothing.
             (Items::Traces(traces), Value::Stack(NONE)) => traces.push(None),
-            _ => self.items = Items::Other,
+            (Items::Traces(traces), _) => {
+                // Those that follow are of other devices.
+                traces.push(None);
+                sink.skipped(1);
+            }
+            (Items::None, item) => self.begin(item, sink)?,
+            _ => sink.skipped(1),
         }
+        // Entries and segments have gone to the sink.
+        self.weight = match &self.items {
+            Items::Frames(frames) => size_of_val(frames.as_slice()),
+            Items::Blocks(blocks) => size_of_val(blocks.as_slice()),
+            Items::Traces(traces) => size_of_val(traces.as_slice()),
+            Items::None | Items::Segments | Items::Trace(_) => 0,
+        };
+        Ok(())
+    }
+
+    /// Adds the first item of use.
+    fn begin(&mut self, item: Value, sink: &mut impl Sink) -> Result<(), String> {
+        let (odd, skipped) = (self.odd, self.odd as u64);
+        let lost = |most: usize| std::iter::repeat_n(None, odd.min(most));
+        self.items = match item {
+            Value::Frame(frame) => {
+                Items::Frames([NONE].repeat(odd.min(MOST_FRAMES)).into_iter().chain([frame]).collect())
+            }
+            Value::Entry(entry) => {
+                let trace = sink.trace()?;
+                sink.skipped(skipped);
+                sink.entry(trace, *entry)?;
+                Items::Trace(trace)
+            }
+            Value::Segment(segment) => {
+                sink.skipped(skipped);
+                sink.segment(*segment)?;
+                Items::Segments
+            }
+            Value::Block(block) => {
+                sink.skipped(skipped);
+                Items::Blocks(vec![*block])
+            }
+            Value::Trace(trace) => {
+                sink.skipped(skipped);
+                Items::Traces(lost(MOST_DEVICES).chain([Some(trace)]).collect())
+            }
+            Value::Stack(NONE) => {
+                sink.skipped(skipped);
+                Items::Traces(lost(MOST_DEVICES).chain([None]).collect())
+            }
+            _ => {
+                self.odd += 1;
+                Items::None
+            }
+        };
         Ok(())
     }
 
     /// What it is.
     pub fn done(self, stacks: &mut Stacks) -> Value {
         match self.items {
+            Items::None if self.odd > 0 => Value::Other,
             Items::None => Value::Stack(NONE),
             Items::Frames(frames) => Value::Stack(stacks.stack(&frames)),
-            Items::Blocks(blocks) => Value::Blocks(Box::new(blocks)),
+            Items::Blocks(blocks) => Value::Blocks(blocks.into()),
             Items::Segments => Value::Segments,
             Items::Trace(trace) => Value::Trace(trace),
-            Items::Traces(traces) => Value::Traces(Box::new(traces)),
-            Items::Other => Value::Other,
+            Items::Traces(traces) => Value::Traces(traces.into()),
         }
     }
 }
