@@ -2,8 +2,7 @@
 //!
 //! Enters: the text of a Chrome trace as Kineto writes it, unpacked. Leaves: a [`Trace`]. Invariants: an event that
 //! cannot be used is counted, and all others are kept; of a file that ends early, what it had is kept; memory is
-//! bounded by [`MOST_EVENTS`](super::MOST_EVENTS), [`MOST_NAME_BYTES`](super::MOST_NAME_BYTES) and
-//! [`MOST_EVENT_BYTES`].
+//! bounded by `MOST_EVENTS`, `MOST_NAME_BYTES` and [`MOST_EVENT_BYTES`].
 
 use super::bytes::{Allowance, Repaired};
 use super::event::{Event, Into};

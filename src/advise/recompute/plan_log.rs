@@ -31,7 +31,7 @@ pub struct Log {
     pub dims: Dims,
     /// The rows that could not be read.
     pub unreadable: Unreadable,
-    /// How many lines are longer than [`MOST_LINE_BYTES`].
+    /// How many lines are longer than 64 KiB.
     pub long_lines: usize,
 }
 
