@@ -16,6 +16,23 @@ from .torch_case import TorchCase, needs_torch, torch
 
 @needs_torch
 class Life(TorchCase):
+    def test_a_closed_watch_keeps_nothing_until_the_garbage_is_collected(self):
+        import highwater.torch
+
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        handle = highwater.torch.watch(model, optimizer, layers_every=1)
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        handle.close()
+        known = weakref.ref(model), weakref.ref(optimizer)
+        del model, optimizer, handle
+        self.assertEqual([each() for each in known], [None, None])
+
     def test_nothing_keeps_a_model_that_nobody_else_keeps(self):
         import highwater.torch
 

@@ -48,10 +48,11 @@ class Watch(Part):
         # These keep nothing of the watch, as they end what is open after it.
         self.timeline = Timeline(clock.HostClock(), Counters(weakly(self.read_counters)))
         self.loop = Loop(self.timeline, len(self.optimizers), options.start_step)
-        self.layers = Layers(model, options.layers_every, lambda: self.timeline.clock, lambda: self.device)
-        self.comm = Comm(self.timeline, self.layers.gather)
-        self.holdings = Holdings(model, self.optimizers, options.layers_every, lambda: self.device)
-        self.oom = Oom(self.read_counters, options.snapshot_dir)
+        device = weakly(self.get_device)
+        self.layers = Layers(model, options.layers_every, weakly(self.get_clock), device)
+        self.comm = Comm(self.timeline, weakly(self.layers.gather))
+        self.holdings = Holdings(model, self.optimizers, options.layers_every, device)
+        self.oom = Oom(weakly(self.read_counters), options.snapshot_dir)
         self.find_device()
 
     @guarded
@@ -117,7 +118,7 @@ class Watch(Part):
     def attach_comm(self) -> None:
         from .collectives import Collectives
 
-        self.seen = seen = Collectives(self.comm, self.model, lambda: self.device, self.options.group_hooks)
+        self.seen = seen = Collectives(self.comm, self.model, weakly(self.get_device), self.options.group_hooks)
         self.undo.append(seen.close)
         seen.attach()
         self.timeline.before_end.append(weakly(self.comm.flush))
@@ -131,6 +132,12 @@ class Watch(Part):
         self.holdings.look_at_gradients(self.timeline.step)
 
     # The device.
+
+    def get_device(self) -> Any:
+        return self.device
+
+    def get_clock(self) -> Any:
+        return self.timeline.clock
 
     def find_device(self) -> None:
         parameter = next(iter(self.model.parameters()), None)
