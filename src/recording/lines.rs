@@ -114,10 +114,15 @@ pub(super) enum Fault {
 impl File {
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let unreadable = |error| refuse("recording_unreadable", path, error);
+        let special = || refuse("recording_unreadable", path, "is not a regular file");
+        // Opening a FIFO would wait for a writer.
+        if !fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(special());
+        }
         let stored = fs::File::open(path).map_err(unreadable)?;
         let found = stored.metadata().map_err(unreadable)?;
         if !found.is_file() {
-            return Err(refuse("recording_unreadable", path, "is not a regular file"));
+            return Err(special());
         }
         let unpacked = found.len().saturating_mul(MOST_RATIO).clamp(EASY_BYTES, MOST_FILE_BYTES);
         let most_bytes = if is_packed(path) { unpacked } else { MOST_FILE_BYTES };

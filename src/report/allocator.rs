@@ -9,8 +9,6 @@ use std::fmt::{self, Write as _};
 
 /// Places that are listed of those that held memory at the peak, and failures.
 const MOST_LISTED: usize = 10;
-/// Frames of a place, in JSON.
-const MOST_FRAMES: usize = 64;
 
 /// What each place held at the peak: bytes and allocations, the most first. Stacks with one place of the program's own are one.
 pub(super) fn places(of: &Allocator) -> Vec<(&str, u64, u64)> {
@@ -23,6 +21,11 @@ pub(super) fn places(of: &Allocator) -> Vec<(&str, u64, u64)> {
         places.into_iter().map(|(site, (bytes, allocations))| (site, bytes, allocations)).collect();
     places.sort_by_key(|(_, bytes, _)| std::cmp::Reverse(*bytes));
     places
+}
+
+/// What is held at the peak by others than the places that are listed, bytes.
+fn held_by_others(of: &Allocator, places: &[(&str, u64, u64)]) -> u64 {
+    places.iter().skip(MOST_LISTED).fold(of.others.1, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
 }
 
 fn site(place: &Place) -> &str {
@@ -73,7 +76,7 @@ pub(super) fn write(report: &Report, gpu: &Gpu, of: &Allocator, out: &mut String
         for (site, bytes, allocations) in places.iter().take(MOST_LISTED) {
             table.push([size(*bytes), allocations.to_string(), (*site).to_owned()]);
         }
-        let more = places.iter().skip(MOST_LISTED).fold(of.others.1, |sum, (_, bytes, _)| sum.saturating_add(*bytes));
+        let more = held_by_others(of, &places);
         if more > 0 {
             table.push([size(more), String::new(), "others".to_owned()]);
         }
@@ -106,49 +109,42 @@ fn when(report: &Report, moment: &Moment) -> String {
     }
 }
 
-/// The same for a page. Times are nanoseconds after the begin.
+/// The same for a page, by place: hundreds of stacks with all of their frames would be most of it. Times are nanoseconds after
+/// the begin.
 pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
-    let mut value = json(of, begin_ns);
-    if let Some(fields) = value.as_object_mut() {
-        // Hundreds of stacks with all of their frames would be most of the page.
-        let places = places(of);
-        let more = places.iter().skip(MOST_LISTED).fold(of.others.1, |sum, (_, bytes, _)| sum.saturating_add(*bytes));
-        fields.insert("holders".to_owned(), places.iter().take(MOST_LISTED).map(|place| json!(place)).collect());
-        fields.insert("other_holders_bytes".to_owned(), more.into());
-        let failures = of.failures.iter().take(MOST_LISTED).map(|failure| {
-            json!({
-                "after_ns": failure.at.at_ns.map(|at_ns| at_ns.saturating_sub(begin_ns)),
-                "requested_bytes": failure.requested,
-                "allocated_bytes": failure.at.allocated,
-                "reserved_bytes": failure.at.reserved,
-                "device_free_bytes": failure.device_free,
-                "site": site(&failure.place),
-                "why": why(failure),
-            })
-        });
-        fields.insert("failures".to_owned(), failures.collect());
-    }
-    value
+    let places = places(of);
+    let failures = of.failures.iter().take(MOST_LISTED).map(|failure| {
+        json!({
+            "after_ns": after_ns(&failure.at, begin_ns),
+            "requested_bytes": failure.requested,
+            "allocated_bytes": failure.at.allocated,
+            "reserved_bytes": failure.at.reserved,
+            "device_free_bytes": failure.device_free,
+            "site": site(&failure.place),
+            "why": why(failure),
+        })
+    });
+    json!({
+        "peak": moment(&of.peak, begin_ns),
+        "holders": places.iter().take(MOST_LISTED).collect::<Vec<_>>(),
+        "other_holders_bytes": held_by_others(of, &places),
+        "reserved_bytes": of.reserved,
+        "in_use_bytes": of.in_use,
+        "requested_bytes": of.requested,
+        "failures": failures.collect::<Vec<_>>(),
+    })
 }
 
 /// The same for programs. Times are nanoseconds after the begin.
 pub(super) fn json(of: &Allocator, begin_ns: i64) -> Value {
-    let moment = |moment: &Moment| {
-        json!({
-            "after_events": moment.after_events,
-            "after_ns": moment.at_ns.map(|at_ns| at_ns.saturating_sub(begin_ns)),
-            "allocated_bytes": moment.allocated,
-            "reserved_bytes": moment.reserved,
-        })
-    };
-    let place = |place: &Place| json!({"site": place.site, "frames": place.frames.iter().take(MOST_FRAMES).collect::<Vec<_>>()});
+    let place = |place: &Place| json!({"site": place.site, "frames": place.frames});
     let holders = of
         .holders
         .iter()
         .map(|holder| json!({"bytes": holder.bytes, "allocations": holder.allocations, "place": place(&holder.place)}));
     let failures = of.failures.iter().map(|failure| {
         json!({
-            "at": moment(&failure.at),
+            "at": moment(&failure.at, begin_ns),
             "requested_bytes": failure.requested,
             "device_free_bytes": failure.device_free,
             "place": place(&failure.place),
@@ -157,7 +153,7 @@ pub(super) fn json(of: &Allocator, begin_ns: i64) -> Value {
     });
     json!({
         "events": of.events,
-        "peak": moment(&of.peak),
+        "peak": moment(&of.peak, begin_ns),
         "holders": holders.collect::<Vec<_>>(),
         "other_holders": of.others.0,
         "other_holders_bytes": of.others.1,
@@ -167,4 +163,17 @@ pub(super) fn json(of: &Allocator, begin_ns: i64) -> Value {
         "failures": failures.collect::<Vec<_>>(),
         "failures_left_out": of.failures_left_out,
     })
+}
+
+fn moment(moment: &Moment, begin_ns: i64) -> Value {
+    json!({
+        "after_events": moment.after_events,
+        "after_ns": after_ns(moment, begin_ns),
+        "allocated_bytes": moment.allocated,
+        "reserved_bytes": moment.reserved,
+    })
+}
+
+fn after_ns(moment: &Moment, begin_ns: i64) -> Option<i64> {
+    moment.at_ns.map(|at_ns| at_ns.saturating_sub(begin_ns))
 }

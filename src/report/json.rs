@@ -1,8 +1,8 @@
 //! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
 
 use super::layers::Profile;
-use super::{Comparison, Report, Row, Span};
-use crate::recording::Times;
+use super::{Comparison, Report, Row, Span, allocator};
+use crate::recording::{Allocator, Times};
 use serde_json::{Value, json};
 
 /// The reports and their comparison, as one object.
@@ -29,7 +29,7 @@ fn recording(report: &Report) -> Value {
         "missing": origin.missing,
         "begin_unix_nano": (origin.times == Times::Unix).then_some(report.begin_ns),
         "duration_ns": report.duration_ns(),
-        "gpus": report.gpus.iter().map(|one| gpu(one, report.begin_ns)).collect::<Vec<_>>(),
+        "gpus": report.gpus.iter().map(|one| gpu(one, report.begin_ns, allocator::json)).collect::<Vec<_>>(),
         "phases": phases(report),
         "layers": layers(report),
         "findings": findings(report),
@@ -37,7 +37,8 @@ fn recording(report: &Report) -> Value {
     })
 }
 
-pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64) -> Value {
+/// A GPU; `allocator` shows what a framework's allocator did on it.
+pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64, allocator: fn(&Allocator, i64) -> Value) -> Value {
     let largest = gpu.largest.iter().map(|one| {
         json!({
             "bytes": one.bytes,
@@ -62,7 +63,7 @@ pub(super) fn gpu(gpu: &super::Gpu, begin_ns: i64) -> Value {
         "changes": usage.curve.changes(),
         "allocations": gpu.allocations,
         "largest": largest.collect::<Vec<_>>(),
-        "allocator": gpu.allocator.as_ref().map(|of| super::allocator::json(of, begin_ns)),
+        "allocator": gpu.allocator.as_ref().map(|of| allocator(of, begin_ns)),
     })
 }
 

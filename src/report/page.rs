@@ -71,14 +71,12 @@ fn profile(profile: &Profile, most: usize) -> Value {
 }
 
 fn gpu_of(gpu: &Gpu, begin_ns: i64) -> Value {
-    let mut value = super::json::gpu(gpu, begin_ns);
+    let mut value = super::json::gpu(gpu, begin_ns, super::allocator::page);
     let curve = &gpu.usage.curve;
     if let Some(fields) = value.as_object_mut() {
         fields.insert("points".to_owned(), curve.points().len().into());
         fields.insert("unit_bytes".to_owned(), packed::unit_bytes(curve.points()).into());
         fields.insert("bucket_ns".to_owned(), curve.bucket_ns().into());
-        let allocator = gpu.allocator.as_ref().map(|of| super::allocator::page(of, begin_ns));
-        fields.insert("allocator".to_owned(), allocator.unwrap_or_default());
     }
     value
 }

@@ -120,6 +120,12 @@ fn files_that_are_no_layers_are_refused_with_the_reason() {
         refused(&file, &one, &file.display().to_string());
     }
     refused(&folder.path().join("none.json"), &one, "No such file");
+    // Nobody writes into it, and nobody waits for that.
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("it runs").success());
+    refused(&fifo, &one, "is not a regular file");
+    let report = command().arg("report").arg(&fifo).output().expect("it runs");
+    assert!(!report.status.success(), "{report:?}");
     refused(&traces(), &["--checkpoints", "4097"], "4097 is not in 0..=4096");
 }
 

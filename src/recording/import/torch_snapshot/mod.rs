@@ -47,7 +47,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 /// Reads a snapshot.
 ///
 /// # Errors
-/// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/recordings.md`.
+/// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/reports.md`.
 pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let unreadable = |problem: String| refuse("recording_unreadable", path, problem);
     let mut stacks = Stacks::default();

@@ -7,7 +7,7 @@
 use super::input::{Input, MOST_TEXT};
 use super::memo::{Kept, Memo};
 use super::stacks::Stacks;
-use super::values::{Dict, List, Sink, Top, Value};
+use super::values::{CONTAINER_BYTES, Dict, Sink, Top, Value};
 use std::io::Read;
 
 /// The most values that wait for their container, and what they may take, bytes. Python hands over a thousand at a time.
@@ -52,60 +52,22 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     #[inline(always)]
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
-            b'h' => {
-                let at = self.input.byte()?;
-                self.recall(usize::from(at))
-            }
-            b'j' => {
-                let at = self.input.number(4)?;
-                self.recall(usize::try_from(at).unwrap_or(usize::MAX))
-            }
+            b'h' => self.index(1).and_then(|at| self.recall(at)),
+            b'j' => self.index(4).and_then(|at| self.recall(at)),
             0x94 => self.remember(self.memo.next()),
-            b'q' => {
-                let at = self.input.byte()?;
-                self.remember(usize::from(at))
-            }
-            b'r' => {
-                let at = self.input.number(4)?;
-                self.remember(usize::try_from(at).unwrap_or(usize::MAX))
-            }
-            b'(' => {
-                self.marks.push(self.values.len());
-                if self.marks.len() > MOST_OPEN {
-                    return Err(format!("more than {MOST_OPEN} lists are open, one inside the other"));
-                }
-                Ok(())
-            }
+            b'q' => self.index(1).and_then(|at| self.remember(at)),
+            b'r' => self.index(4).and_then(|at| self.remember(at)),
+            b'(' => self.mark(),
             b'K' => self.unsigned(1),
             b'M' => self.unsigned(2),
-            b'J' => {
-                let number = self.input.signed(4)?;
-                self.push(number.map_or(Value::Other, Value::number))
-            }
-            0x8a => {
-                let bytes = self.input.byte()?;
-                self.long(u64::from(bytes))
-            }
-            0x8b => {
-                let bytes = self.input.number(4)?;
-                self.long(bytes)
-            }
-            0x8c => self.text(1),
-            b'X' => self.text(4),
+            b'J' => self.signed(4),
+            0x8a => self.input.number(1).and_then(|bytes| self.signed(bytes)),
+            0x8b => self.input.number(4).and_then(|bytes| self.signed(bytes)),
+            0x8c | b'U' => self.text(1),
+            b'X' | b'T' => self.text(4),
             0x8d => self.text(8),
-            b'U' => self.text(1),
-            b'T' => self.text(4),
-            b'}' => {
-                self.waiting_bytes += 128;
-                if self.values.len().saturating_sub(self.marks.last().copied().unwrap_or(0)) > MANY {
-                    self.append_early()?;
-                }
-                self.push(Value::Dict(Box::default()))
-            }
-            b']' => {
-                self.waiting_bytes += 128;
-                self.push(Value::List(Box::default()))
-            }
+            b'}' => self.open_dict(),
+            b']' => self.open(Value::List(Box::default())),
             b'u' => self.set_items(),
             b'e' => self.append_items(),
             b's' => {
@@ -190,12 +152,38 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
         self.values.pop().ok_or_else(no_mark)
     }
 
+    fn mark(&mut self) -> Result<(), String> {
+        self.marks.push(self.values.len());
+        if self.marks.len() > MOST_OPEN {
+            return Err(format!("more than {MOST_OPEN} lists are open, one inside the other"));
+        }
+        Ok(())
+    }
+
+    fn open_dict(&mut self) -> Result<(), String> {
+        if self.values.len().saturating_sub(self.marks.last().copied().unwrap_or(0)) > MANY {
+            self.append_early()?;
+        }
+        self.open(Value::Dict(Box::default()))
+    }
+
+    fn open(&mut self, container: Value) -> Result<(), String> {
+        self.waiting_bytes += CONTAINER_BYTES;
+        self.push(container)
+    }
+
+    /// The number of something that is remembered.
+    #[inline]
+    fn index(&mut self, bytes: usize) -> Result<usize, String> {
+        self.input.number(bytes).map(|at| usize::try_from(at).unwrap_or(usize::MAX))
+    }
+
     fn unsigned(&mut self, bytes: usize) -> Result<(), String> {
         let number = self.input.number(bytes)?;
         self.push(Value::Int(number.cast_signed()))
     }
 
-    fn long(&mut self, bytes: u64) -> Result<(), String> {
+    fn signed(&mut self, bytes: u64) -> Result<(), String> {
         let number = self.input.signed(bytes)?;
         self.push(number.map_or(Value::Other, Value::number))
     }
@@ -267,7 +255,7 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
 
     fn append_items(&mut self) -> Result<(), String> {
         let begin = self.since_mark()?;
-        self.append(begin, self.values.len())
+        self.append(begin)
     }
 
     /// Puts all values since the last mark into their list, before another one comes.
@@ -275,26 +263,26 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
     fn append_early(&mut self) -> Result<(), String> {
         let begin = self.marks.last().copied().unwrap_or(0);
         let is_list = begin.checked_sub(1).is_some_and(|at| matches!(self.values.get(at), Some(Value::List(_))));
-        if is_list { self.append(begin, self.values.len()) } else { Ok(()) }
+        if is_list { self.append(begin) } else { Ok(()) }
     }
 
-    fn append(&mut self, begin: usize, end: usize) -> Result<(), String> {
+    fn append(&mut self, begin: usize) -> Result<(), String> {
         let Some(at) = begin.checked_sub(1) else { return Err(no_mark()) };
         let mut target = std::mem::take(&mut self.values[at]);
-        for item in begin..end {
+        for item in begin..self.values.len() {
             let item = std::mem::take(&mut self.values[item]);
             let item = self.consume(item)?;
             match &mut target {
                 Value::List(list) => {
-                    let before = list.weight;
+                    let before = list.weight();
                     list.push(item, self.sink)?;
-                    self.waiting_bytes = (self.waiting_bytes + list.weight).saturating_sub(before);
+                    self.waiting_bytes = (self.waiting_bytes + list.weight()).saturating_sub(before);
                 }
                 Value::Other => {}
                 _ => return Err(format!("items have no list before byte {}", self.input.position())),
             }
         }
-        self.values.drain(begin..end);
+        self.values.truncate(begin);
         self.values[at] = target;
         Ok(())
     }
@@ -308,12 +296,12 @@ impl<R: Read, S: Sink> Machine<'_, R, S> {
                 (slot, weight, dict.done(self.stacks))
             }
             Value::List(list) => {
-                let List { slot, weight, .. } = *list;
+                let (slot, weight) = (list.slot, list.weight());
                 (slot, weight, list.done(self.stacks))
             }
             known => return Ok(known),
         };
-        self.waiting_bytes = self.waiting_bytes.saturating_sub(weight + 128);
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(weight + CONTAINER_BYTES);
         if let Some(slot) = slot {
             self.memo.set(slot, value.kept());
         }

@@ -13,6 +13,8 @@ use super::stacks::{Frame, NO_LINE, NONE, Stacks};
 /// The most members of a dictionary that are looked at, and frames of a stack.
 const MOST_MEMBERS: usize = 64;
 const MOST_FRAMES: usize = 1 << 12;
+/// What an empty dictionary or list takes, about, and what becomes of one.
+pub(super) const CONTAINER_BYTES: usize = 128;
 /// The most devices of one process.
 pub(super) const MOST_DEVICES: usize = 64;
 
@@ -128,7 +130,7 @@ impl Value {
     pub fn weight(&self) -> usize {
         match self {
             Self::Blocks(blocks) => size_of_val::<[Block]>(blocks),
-            Self::Entry(_) | Self::Block(_) | Self::Segment(_) | Self::Dict(_) | Self::List(_) => 128,
+            Self::Entry(_) | Self::Block(_) | Self::Segment(_) | Self::Dict(_) | Self::List(_) => CONTAINER_BYTES,
             _ => size_of::<u32>(),
         }
     }
@@ -239,8 +241,6 @@ impl Dict {
 pub(super) struct List {
     /// Under which number it is remembered.
     pub slot: Option<usize>,
-    /// The bytes that it takes, about.
-    pub weight: usize,
     items: Items,
     /// Items of no use that came before it was known what the list is of.
     odd: usize,
@@ -266,8 +266,18 @@ impl List {
             Items::None if self.odd == 0 => self.items = Items::Frames(vec![frame]),
             _ => return false,
         }
-        self.weight += size_of::<u32>();
         true
+    }
+
+    /// The bytes that its items take, about. Entries and segments have gone to the sink.
+    #[inline]
+    pub fn weight(&self) -> usize {
+        match &self.items {
+            Items::Frames(frames) => size_of_val(frames.as_slice()),
+            Items::Blocks(blocks) => size_of_val(blocks.as_slice()),
+            Items::Traces(traces) => size_of_val(traces.as_slice()),
+            Items::None | Items::Segments | Items::Trace(_) => 0,
+        }
     }
 
     /// Adds an item. What it is a list of is known by its first item of use; what does not belong there is counted.
@@ -294,13 +304,6 @@ impl List {
             (Items::None, item) => self.begin(item, sink)?,
             _ => sink.skipped(1),
         }
-        // Entries and segments have gone to the sink.
-        self.weight = match &self.items {
-            Items::Frames(frames) => size_of_val(frames.as_slice()),
-            Items::Blocks(blocks) => size_of_val(blocks.as_slice()),
-            Items::Traces(traces) => size_of_val(traces.as_slice()),
-            Items::None | Items::Segments | Items::Trace(_) => 0,
-        };
         Ok(())
     }
 
