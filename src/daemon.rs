@@ -127,7 +127,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 /// The page of a capture, within half the room of a report: the daemon makes it beside everything else.
 fn page_of_capture(path: &Path) -> io::Result<String> {
     let report = Report::open_own(path, Room::of(2)).map_err(io::Error::other)?;
-    Ok(report::page(&[report], None, None))
+    Ok(report::page(&[report], None, None, None))
 }
 
 /// What takes annotations, with the thread that reads senders' processes.

@@ -71,7 +71,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 "job" => self.0.job = members.next_value()?,
                 fairscale::MEMBER => {
                     self.0.begin();
-                    members.next_value_seed(fairscale::Traces(|name: &str, allocated, layer: &_| {
+                    members.next_value_seed(fairscale::Traces(|name: &str, (allocated, _), layer: &_| {
                         self.0.add(name, allocated, layer)
                     }))?;
                     self.0.end(Layers::default());

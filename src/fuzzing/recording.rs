@@ -5,7 +5,7 @@ use super::parts;
 use super::replay::play;
 use crate::recording::schema;
 use crate::recording::{Options, Replay, printable};
-use crate::report::{Comparison, Report, Room, json, page, recorded, summary};
+use crate::report::{Comparison, Report, Room, json, page, ranks, recorded, summary};
 use highwater_core::fuzzing::Numbers;
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -98,8 +98,9 @@ pub(super) fn show(report: &Report) {
     assert!(!text.chars().any(|one| one.is_control() && one != '\n'), "a terminal would obey this: {text:?}");
     let reports = [report.clone(), report.clone()];
     let comparison = Comparison::of(&reports);
-    let shown = json(&reports, comparison.as_ref()).to_string();
-    let page = page(&reports, comparison.as_ref(), Some(1));
+    let ranks = ranks(&reports);
+    let shown = json(&reports, comparison.as_ref(), ranks.as_ref()).to_string();
+    let page = page(&reports, comparison.as_ref(), ranks.as_ref(), Some(1));
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (2, 2), "text became an element");
     assert!(shown.contains("\"recordings\""), "{shown}");
 }

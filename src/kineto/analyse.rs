@@ -74,6 +74,14 @@ pub struct Step {
 /// # Errors
 /// The trace has nothing that ran on a GPU; says so.
 pub fn analyse(trace: &Trace) -> Result<Analysis, String> {
+    analyse_and_draw(trace, |_| ())
+}
+
+/// What the GPUs did, in numbers, and to `draw` as stretches of time: by GPU, and of each activity in the order of time.
+///
+/// # Errors
+/// The trace has nothing that ran on a GPU; says so.
+pub fn analyse_and_draw(trace: &Trace, mut draw: impl FnMut(Stretch)) -> Result<Analysis, String> {
     if trace.ops.is_empty() {
         let why = if trace.is_cut_short { ", and ends before all its events" } else { "" };
         return Err(format!("the trace has no kernel and no copy on any GPU{why}"));
@@ -91,12 +99,51 @@ pub fn analyse(trace: &Trace) -> Result<Analysis, String> {
         let gpu = Gpu::new(trace, device);
         analysis.collectives_outside_steps += gpu.outside;
         analysis.steps.extend(gpu.windows.iter().zip(&gpu.owned).map(|(window, owned)| gpu.step(window, owned)));
+        gpu.draw(&mut draw);
     }
     let unknown = trace.collectives.iter().filter(|collective| collective.kind == Kind::Unknown);
     let names = unknown.filter_map(|collective| trace.names.get(collective.name));
     analysis.unknown_collectives = names.map(str::to_owned).collect();
     Ok(analysis)
 }
+
+/// What a GPU did for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// It worked on a step, or had nothing to do in it.
+    Step,
+    /// Kernels ran.
+    Compute,
+    /// Collectives ran.
+    Communication,
+    /// Memory was copied or filled.
+    Memory,
+    /// Nothing was queued, and the host waited for a data loader.
+    WaitsForData,
+    /// Nothing was queued for another reason.
+    WaitsForHost,
+    /// Work was queued and had not begun, or what launched it is not known.
+    WaitsOtherwise,
+}
+
+/// A while in which a GPU did something. Times are nanoseconds on the clock of the trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// The GPU's number in its process.
+    pub device: u32,
+    /// What it did.
+    pub activity: Activity,
+    /// The step in whose window it began.
+    pub step: Option<u64>,
+    /// When it began.
+    pub begin_ns: i64,
+    /// When it ended.
+    pub end_ns: i64,
+}
+
+/// Kernels follow each other within microseconds: what is closer than this is drawn as one, and idle time that is shorter is
+/// not drawn.
+const CLOSE_NS: u64 = 20_000;
 
 /// One GPU of a trace.
 struct Gpu<'a> {
@@ -173,9 +220,47 @@ impl<'a> Gpu<'a> {
         }
     }
 
+    fn causes(&self) -> Causes<'_> {
+        Causes { ops: &self.ops, loading: &self.loading, has_launches: self.has_launches }
+    }
+
+    fn draw(&self, draw: &mut impl FnMut(Stretch)) {
+        let mut one = |activity, (begin_ns, end_ns), step| {
+            draw(Stretch { device: self.device, activity, step, begin_ns, end_ns });
+        };
+        for Window { step, begin_ns, end_ns } in &self.windows {
+            one(Activity::Step, (*begin_ns, *end_ns), *step);
+        }
+        let step_at = |at_ns: i64| {
+            let last = self.windows.partition_point(|window| window.begin_ns <= at_ns).checked_sub(1)?;
+            self.windows.get(last).filter(|window| at_ns < window.end_ns)?.step
+        };
+        for (times, activity) in [
+            (&self.compute, Activity::Compute),
+            (&self.communication, Activity::Communication),
+            (&self.memory, Activity::Memory),
+        ] {
+            times.joined(CLOSE_NS).into_iter().for_each(|(begin, end)| one(activity, (begin, end), step_at(begin)));
+        }
+        let causes = self.causes();
+        for window in &self.windows {
+            let gaps = self.busy.gaps(window.begin_ns, window.end_ns);
+            for gap in gaps.into_iter().filter(|(begin, end)| end.abs_diff(*begin) >= CLOSE_NS) {
+                let Idle { data_ns, host_ns, other_ns, unexplained_ns } = causes.split(&[gap]);
+                let activity = [
+                    (Activity::WaitsOtherwise, other_ns.unwrap_or(0).saturating_add(unexplained_ns)),
+                    (Activity::WaitsForHost, host_ns.unwrap_or(0)),
+                    (Activity::WaitsForData, data_ns.unwrap_or(0)),
+                ];
+                let longest = activity.into_iter().max_by_key(|(_, ns)| *ns);
+                one(longest.map_or(Activity::WaitsOtherwise, |(activity, _)| activity), gap, window.step);
+            }
+        }
+    }
+
     fn step(&self, window: &Window, owned: &Owned) -> Step {
         let (begin, end) = (window.begin_ns, window.end_ns);
-        let causes = Causes { ops: &self.ops, loading: &self.loading, has_launches: self.has_launches };
+        let causes = self.causes();
         let window_ns = end.abs_diff(begin);
         let busy_ns = self.busy.within_ns(begin, end);
         let communication_ns = self.communication.within_ns(begin, end);

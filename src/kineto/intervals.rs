@@ -47,6 +47,18 @@ impl Intervals {
         rest.take_while(move |(from, _)| *from < end).map(move |(from, to)| ((*from).max(begin), (*to).min(end)))
     }
 
+    /// The times in order. Of two with less than `gap_ns` nanoseconds between them, one is made.
+    pub(super) fn joined(&self, gap_ns: u64) -> Vec<(i64, i64)> {
+        let mut joined: Vec<(i64, i64)> = Vec::new();
+        for (begin, end) in &self.0 {
+            match joined.last_mut() {
+                Some((_, last)) if begin.abs_diff(*last) < gap_ns => *last = *end,
+                _ => joined.push((*begin, *end)),
+            }
+        }
+        joined
+    }
+
     /// How much of the time from `begin` to `end` they cover, nanoseconds.
     pub(super) fn within_ns(&self, begin: i64, end: i64) -> u64 {
         self.between(begin, end).map(|(from, to)| to.abs_diff(from)).sum()
@@ -108,5 +120,8 @@ mod tests {
     fn intervals_that_touch_are_one_and_empty_ones_none() {
         assert_eq!(Intervals::union([(5, 9), (1, 5), (20, 20)]).0, [(1, 9)]);
         assert!(Intervals::union([(3, 3), (4, 2)]).is_empty());
+        let apart = Intervals::union([(0, 10), (15, 20), (24, 30), (40, 41)]);
+        assert_eq!(apart.joined(5), [(0, 10), (15, 30), (40, 41)]);
+        assert_eq!(apart.joined(0), apart.0);
     }
 }

@@ -28,7 +28,7 @@ mod waits;
 use crate::recording::begin_of;
 use std::path::Path;
 
-pub use analyse::{Analysis, Step, analyse};
+pub use analyse::{Activity, Analysis, Step, Stretch, analyse, analyse_and_draw};
 pub use collective::{Collective, Kind};
 pub use idle::Idle;
 pub use ranks::{Clocks, KindShare, RankShare, Ranks, compare};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Different names, numbered in the order in which they were first seen.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     numbers: HashMap<Rc<str>, u32>,
     names: Vec<Rc<str>>,

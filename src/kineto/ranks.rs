@@ -91,7 +91,7 @@ pub struct KindShare {
 ///
 /// # Errors
 /// There are not at least two traces, or two are of the same rank; says which.
-pub fn compare(traces: &[Trace]) -> Result<Ranks, String> {
+pub fn compare(traces: &[&Trace]) -> Result<Ranks, String> {
     let labels = labels(traces)?;
     let found = waits::matches(traces);
     let mut sums = Sums::new(&labels, &found);
@@ -107,7 +107,7 @@ pub fn compare(traces: &[Trace]) -> Result<Ranks, String> {
 }
 
 /// The ranks, by trace.
-fn labels(traces: &[Trace]) -> Result<Vec<u64>, String> {
+fn labels(traces: &[&Trace]) -> Result<Vec<u64>, String> {
     if traces.len() < 2 {
         return Err("the traces of at least two ranks are needed".to_owned());
     }
@@ -121,7 +121,7 @@ fn labels(traces: &[Trace]) -> Result<Vec<u64>, String> {
 }
 
 /// When each trace's clock was 0, nanoseconds since 1970.
-fn clocks(traces: &[Trace], labels: &[u64]) -> Result<Vec<i64>, String> {
+fn clocks(traces: &[&Trace], labels: &[u64]) -> Result<Vec<i64>, String> {
     let clocks = traces.iter().zip(labels);
     let lacks = |rank| format!("the trace of rank {rank} lacks `baseTimeNanoseconds`, so its times have no date");
     clocks.map(|(trace, rank)| trace.clock_ns().ok_or_else(|| lacks(rank))).collect()

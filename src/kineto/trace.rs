@@ -38,7 +38,7 @@ pub struct Op {
 }
 
 /// What one process did while it was profiled.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Trace {
     /// When the clock of the trace was 0, nanoseconds since 1970, if the file has it.
     pub base_ns: Option<i64>,
@@ -68,6 +68,12 @@ impl Trace {
     pub fn clock_ns(&self) -> Option<i64> {
         let is_dated = self.ops.first().is_some_and(|op| op.begin_ns >= A_DATE_NS);
         self.base_ns.or(is_dated.then_some(0))
+    }
+
+    /// What ranks are compared by: the trace without what its GPUs did one by one, which is most of it.
+    #[must_use]
+    pub fn without_work(self) -> Self {
+        Self { base_ns: self.clock_ns(), ops: Vec::new(), loading: Vec::new(), ..self }
     }
 
     /// The GPUs that did something, in order.

@@ -46,7 +46,7 @@ enum Key<'a> {
 }
 
 /// Matches the collectives of several traces.
-pub(super) fn matches(traces: &[Trace]) -> Matches<'_> {
+pub(super) fn matches<'a>(traces: &[&'a Trace]) -> Matches<'a> {
     let (mut found, mut matches) = (BTreeMap::<Key, Vec<Part>>::new(), Matches::default());
     let mut lengths = BTreeMap::<Series, Vec<usize>>::new();
     for (at, trace) in traces.iter().enumerate() {

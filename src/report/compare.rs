@@ -129,16 +129,17 @@ pub struct Comparison {
 const SAME_RATIO: f64 = 0.005;
 
 impl Comparison {
-    /// Compares recordings with the first; `None` if there is only one.
+    /// Compares recordings that have memory with the first of them; `None` if there is only one.
     #[must_use]
     pub fn of(reports: &[Report]) -> Option<Self> {
-        let [first, _, ..] = reports else { return None };
+        let reports: Vec<&Report> = reports.iter().filter(|report| !report.gpus.is_empty()).collect();
+        let [first, _, ..] = *reports.as_slice() else { return None };
         let beside = |measure: Measure, report: &Report| Difference::new(measure.of(report), measure.of(first));
         let compared = |report: &Report| Compared {
             name: report.name.clone(),
             by_name: COMPARED.map(|measure| (measure.name(), beside(measure, report))).into(),
         };
-        let recordings: Vec<Compared> = reports.iter().map(compared).collect();
+        let recordings: Vec<Compared> = reports.into_iter().map(compared).collect();
         let verdict = [Measure::Peak, Measure::Step].into_iter().filter_map(|measure| verdict(measure, &recordings));
         Some(Self { verdict: verdict.collect(), recordings })
     }

@@ -39,5 +39,6 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
         findings: None,
         layers: Layers::default(),
         skipped: SkippedLines::default(),
+        trace: None,
     }
 }

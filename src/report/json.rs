@@ -2,17 +2,27 @@
 
 use super::layers::Profile;
 use super::{Comparison, Report, Row, Span, allocator};
+use crate::kineto::Ranks;
 use crate::recording::{Allocator, Times};
 use serde_json::{Value, json};
 
-/// The reports and their comparison, as one object.
+/// The reports, their comparison, and how long the ranks of several traces waited for each other, as one object.
 #[must_use]
-pub fn json(reports: &[Report], comparison: Option<&Comparison>) -> Value {
+pub fn json(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, String>>) -> Value {
     json!({
         "format": 1,
         "recordings": reports.iter().map(recording).collect::<Vec<_>>(),
         "comparison": comparison,
+        "ranks": ranks.map(self::ranks),
     })
+}
+
+/// What is known of the ranks, or why nothing is.
+pub(super) fn ranks(ranks: &Result<Ranks, String>) -> Value {
+    match ranks {
+        Ok(ranks) => json!(ranks),
+        Err(problem) => json!({"problem": problem}),
+    }
 }
 
 fn recording(report: &Report) -> Value {
@@ -34,6 +44,7 @@ fn recording(report: &Report) -> Value {
         "layers": layers(report),
         "findings": findings(report),
         "skipped_rows": report.skipped.count,
+        "trace": report.trace.as_ref().map(|traced| &traced.analysis),
     })
 }
 

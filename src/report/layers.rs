@@ -113,6 +113,20 @@ impl Layers {
         Ok(layers)
     }
 
+    /// One profile of rank 0, of the records that `read` passes on.
+    pub(super) fn of_one<E>(
+        job: &str,
+        room: Room,
+        read: impl FnOnce(&mut dyn FnMut(&LayerRecord)) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let (mut layers, mut profile) = (Self::new(room), Profile::new(job.to_owned(), 0, None, 0));
+        layers.most = layers.room;
+        read(&mut |record| layers.add(&mut profile, Some(record)))?;
+        profile.finish();
+        layers.profiles.push(profile);
+        Ok(layers)
+    }
+
     /// Adds a rank's profile of a recording that was played.
     pub(super) fn played(&mut self, job: &str, rank: u32, of: &jobs::Profile) {
         let mut profile = Profile::new(job.to_owned(), rank, of.step, of.missing);

@@ -6,12 +6,14 @@
 //! whatever the recording's size: a file in the recordings' own format is read row by row.
 
 mod allocator;
+mod axis;
 mod compare;
 mod condition;
 mod curve;
 #[cfg(test)]
 mod hand;
 mod json;
+mod layered;
 mod layers;
 mod packed;
 mod page;
@@ -21,6 +23,7 @@ pub(crate) mod recorded;
 mod spans;
 mod table;
 mod text;
+mod trace;
 mod usage;
 
 pub use compare::{Comparison, Difference};
@@ -35,7 +38,8 @@ pub use picture::picture;
 pub use spans::{Ended, Row, Span, Spans};
 pub use table::Table;
 pub(crate) use table::size;
-pub use text::summary;
+pub use text::{comparison_of_ranks, summary};
+pub use trace::{Traced, ranks};
 pub use usage::Usage;
 
 use crate::config::Settings;
@@ -97,6 +101,8 @@ pub struct Report {
     pub layers: Layers,
     /// Rows and lines that could not be read.
     pub skipped: SkippedLines,
+    /// What the GPUs did, if this is a trace of PyTorch's profiler.
+    pub trace: Option<Traced>,
 }
 
 /// Where a recording is from. `None` is not known.
@@ -169,7 +175,15 @@ impl Report {
     /// # Errors
     /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
     pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
-        if crate::recording::is_own(path) { recorded::open(path, room) } else { played::open(path, room, settings) }
+        if crate::recording::is_own(path) {
+            recorded::open(path, room)
+        } else if crate::kineto::is_one(path) {
+            trace::open(path, room)
+        } else if layered::is_one(path) {
+            layered::open(path, room)
+        } else {
+            played::open(path, room, settings)
+        }
     }
 
     /// Reads a recording in our own format, as captures are.

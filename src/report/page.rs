@@ -3,7 +3,8 @@
 //! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
 use super::layers::Profile;
-use super::{Comparison, Gpu, Report, packed, text};
+use super::{Comparison, Gpu, Report, axis, packed, text, trace};
+use crate::kineto::Ranks;
 use crate::recording::Times;
 use crate::viewer::Page;
 use serde_json::{Value, json};
@@ -13,18 +14,26 @@ const SCRIPTS: [&str; 2] = [include_str!("page/data.js"), include_str!("page/rep
 
 /// The page. With `align_step`, recordings begin at this step instead of at their begin.
 #[must_use]
-pub fn page(reports: &[Report], comparison: Option<&Comparison>, align_step: Option<u64>) -> String {
+pub fn page(
+    reports: &[Report],
+    comparison: Option<&Comparison>,
+    ranks: Option<&Result<Ranks, String>>,
+    align_step: Option<u64>,
+) -> String {
+    let offsets = axis::offsets(reports);
     let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
     let data = json!({
-        "recordings": reports.iter().map(recording).collect::<Vec<_>>(),
+        "recordings": reports.iter().zip(offsets).map(|(report, offset)| recording(report, offset)).collect::<Vec<_>>(),
         "comparison": comparison,
+        "ranks": ranks.map(super::json::ranks),
         "align_step": align_step,
         "columns": packed::columns(reports),
     });
     Page { title: &names.join(", "), body: BODY, scripts: &SCRIPTS, data: &data, connects: false }.document().html
 }
 
-fn recording(report: &Report) -> Value {
+/// A recording; `offset_ns` is how much later it began than the first on the clock that it shares with others.
+fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
     let origin = &report.origin;
     let rows = report.spans.rows().iter().map(|row| super::json::row(row, report.begin_ns));
     json!({
@@ -37,7 +46,9 @@ fn recording(report: &Report) -> Value {
         "missing": origin.missing,
         "times": super::json::times(report),
         "begin_unix_ms": (origin.times == Times::Unix).then_some(report.begin_ns / 1_000_000),
+        "offset_ns": offset_ns,
         "duration_ns": report.duration_ns(),
+        "trace": report.trace.as_ref().map(|traced| trace::page(traced, report.begin_ns)),
         "headline": text::headline(report),
         "gpus": report.gpus.iter().map(|gpu| gpu_of(gpu, report.begin_ns)).collect::<Vec<_>>(),
         "ranks": report.spans.ranks(),
@@ -126,7 +137,7 @@ mod tests {
         let report = restless();
         let points: usize = report.gpus.iter().map(|gpu| gpu.usage.curve.points().len()).sum();
         assert!(points > Room::of(1).points / 3, "only {points} points are kept");
-        let page = page(&[report], None, None);
+        let page = page(&[report], None, None, None);
         assert!(page.len() < 2_000_000, "{} bytes", page.len());
         assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));
         assert!(

@@ -66,6 +66,7 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
         findings,
         layers,
         skipped,
+        trace: None,
     })
 }
 

@@ -65,6 +65,7 @@ pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         findings: Some(findings),
         layers,
         skipped: file.skipped,
+        trace: None,
     })
 }
 

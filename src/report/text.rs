@@ -2,7 +2,8 @@
 
 use super::layers::Profile;
 use super::table::{Table, milliseconds, size, size_if};
-use super::{Report, Span, allocator};
+use super::{Report, Span, allocator, trace};
+use crate::kineto::Ranks;
 use crate::recording::{Times, printable};
 use highwater_core::wire::Kind;
 use std::collections::BTreeMap;
@@ -16,15 +17,30 @@ pub fn summary(report: &Report) -> String {
     text
 }
 
+/// How long the ranks of several traces waited for each other, or why that is not known.
+#[must_use]
+pub fn comparison_of_ranks(ranks: &Result<Ranks, String>) -> String {
+    let mut text = String::new();
+    let _ = match ranks {
+        Ok(ranks) => trace::write_ranks(ranks, &mut text),
+        Err(problem) => writeln!(text, "The traces are not compared as ranks of one job: {}", printable(problem)),
+    };
+    text
+}
+
 fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     if let Some(headline) = headline(report) {
         writeln!(out, "{}", printable(&headline))?;
     }
-    write!(out, "{}", gpus(report))?;
+    if !report.gpus.is_empty() {
+        write!(out, "{}", gpus(report))?;
+    }
     for gpu in &report.gpus {
         gpu.allocator.iter().try_for_each(|of| allocator::write(report, gpu, of, out))?;
     }
-    if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
+    if let Some(traced) = &report.trace {
+        trace::write_trace(&traced.analysis, out)?;
+    } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {
         write!(out, "{}", phases(report))?;
     }
     if !report.layers.profiles.is_empty() {

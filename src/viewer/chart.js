@@ -32,12 +32,15 @@ class Chart {
     this.draw();
   }
 
+  // The height of the plot: none where no memory is drawn; and where it ends.
+  tall() { return this.series.length ? HEIGHT : 0; }
+  floor() { return TOP + this.tall(); }
   lanesHeight() { return this.lanes.reduce((sum, lane) => sum + lane.height, 0); }
 
   // Where time and bytes lie, in pixels of the page.
   x(seconds) { return AXIS + (seconds - this.view[0]) / (this.view[1] - this.view[0]) * this.width; }
   time(x) { return this.view[0] + (x - AXIS) / this.width * (this.view[1] - this.view[0]); }
-  y(bytes) { return TOP + HEIGHT - (bytes - this.range[0]) / (this.range[1] - this.range[0]) * HEIGHT; }
+  y(bytes) { return this.floor() - (bytes - this.range[0]) / (this.range[1] - this.range[0]) * this.tall(); }
   // The time that a pixel takes.
   pixel() { return (this.view[1] - this.view[0]) / Math.max(this.width ?? 1, 1); }
 
@@ -223,7 +226,7 @@ class Chart {
   }
 
   laneAt(y) {
-    let top = TOP + HEIGHT + STRIP + TICKS;
+    let top = this.floor() + STRIP + TICKS;
     for (const lane of this.lanes) {
       if (y >= top && y < top + lane.height) return lane;
       top += lane.height;

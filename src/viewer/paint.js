@@ -8,7 +8,7 @@ class Painter {
   paint() {
     const { chart } = this, ratio = devicePixelRatio || 1, across = chart.place.clientWidth;
     if (!across) return;
-    const height = TOP + HEIGHT + STRIP + TICKS + chart.lanesHeight() + 6;
+    const height = chart.floor() + STRIP + TICKS + chart.lanesHeight() + 6;
     chart.width = Math.max(across - AXIS - RIGHT, 10);
     chart.height = height;
     this.color = palette();
@@ -44,8 +44,11 @@ class Painter {
 
   axes() {
     const { chart, pen } = this, { range, view, width } = chart;
-    byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
-    let top = TOP + HEIGHT + STRIP + TICKS;
+    pen.fillStyle = this.color("--dim");
+    pen.textBaseline = "middle";
+    pen.textAlign = "right";
+    if (chart.tall()) byteAxis(pen, this.color, range, 8, range[1], width, (bytes) => chart.y(bytes));
+    let top = chart.floor() + STRIP + TICKS;
     for (const lane of chart.lanes) {
       pen.fillText(lane.short, AXIS - 6, top + lane.height / 2 - 1, AXIS - 8);
       top += lane.height;
@@ -59,7 +62,7 @@ class Painter {
     for (let at = Math.ceil(view[0] / tick) * tick; at <= view[1]; at += tick) {
       const x = chart.x(at);
       if (x < AXIS + 14 || x > AXIS + width - 14) continue;
-      pen.fillText(chart.axis.tick(at, digits), x, TOP + HEIGHT + STRIP + 4);
+      pen.fillText(chart.axis.tick(at, digits), x, chart.floor() + STRIP + 4);
     }
   }
 
@@ -73,14 +76,14 @@ class Painter {
       if (left > AXIS + chart.width) break;
       // Of gaps that are narrower than a pixel, one is drawn.
       if (end < drawn && right - left <= least) continue;
-      pen.fillRect(left, TOP + HEIGHT + 1, right - left, STRIP - 1);
+      pen.fillRect(left, chart.floor() + 1, right - left, STRIP - 1);
       drawn = right;
     }
   }
 
   curve(one, step) {
     const { chart, pen } = this, columns = Math.ceil(chart.width / step), { curve } = one;
-    const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = TOP + HEIGHT;
+    const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = chart.floor();
     const color = this.color(one.color), bands = one.allocations.length > 0;
     for (let column = 0; column < columns; column++) {
       const from = chart.view[0] + column * per - one.shift;
@@ -108,7 +111,7 @@ class Painter {
     const { chart, pen } = this, held = one.curve.extremes(from, from).most;
     pen.fillStyle = color;
     pen.globalAlpha = 0.25;
-    pen.fillRect(x, top, step, TOP + HEIGHT - top);
+    pen.fillRect(x, top, step, chart.floor() - top);
     pen.globalAlpha = 0.85;
     for (const { allocation, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
       pen.fillStyle = `hsl(${HUES[allocation.nth % HUES.length]} 55% 55%)`;
@@ -169,7 +172,7 @@ class Painter {
   }
 
   lanes() {
-    let top = TOP + HEIGHT + STRIP + TICKS;
+    let top = this.chart.floor() + STRIP + TICKS;
     for (const lane of this.chart.lanes) {
       this.lane(lane, top);
       top += lane.height;

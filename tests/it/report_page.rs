@@ -274,3 +274,54 @@ fn recordings_are_overlaid_and_allocations_are_stacked() {
     assert_eq!(ends, [json!([gib(0.0), gib(2.0)]), json!([gib(2.0), gib(3.0)]), json!([gib(3.0), gib(3.5)])]);
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
+
+/// Traces of the profiler beside the recording of the same job: each is drawn where it was on the same clock.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn traces_lie_below_the_curve_of_the_same_time_and_layers_alone_are_drawn_without_a_chart() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = folder();
+    let data = |name: &str| tools::root().join("tests/data").join(name).display().to_string();
+    let files = [data("kineto/ddp_tight_rank0.json.gz"), data("kineto/ddp_tight_rank1.json.gz"), data("h200-ddp")];
+    browser.appear(1300, 1000, Theme::Light);
+    browser.open(&page(folder.path(), &files.each_ref().map(String::as_str)), READY);
+    browser.painted();
+    browser.keep("traces");
+    let lanes = "highwaterChart.lanes.map((lane) => [lane.name, lane.begin[0] + lane.shift])";
+    let lanes: Vec<(String, f64)> = serde_json::from_value(browser.value(lanes)).expect("lanes");
+    let begin = |name: &str| lanes.iter().find(|lane| lane.0.starts_with(name)).map(|lane| lane.1).expect(name);
+    let (first, second) = (begin("ddp_tight_rank0.json.gz, GPU 0"), begin("ddp_tight_rank1.json.gz, GPU 1"));
+    assert!((67.6..67.9).contains(&first) && (first - second).abs() < 0.01, "{lanes:?}");
+    // What the profiler saw of collectives lies inside what the job itself marked as communication.
+    let inside = "['GPU 0 rank 0', 'GPU 1 rank 1'].map((gpu, rank) => {
+        const lane = (end) => highwaterChart.lanes.find(({ name }) => name.endsWith(end));
+        const comm = ({ begin, end, of, shift }) => [...begin.keys()].filter((i) => of[i].name === 'comm')
+            .map((i) => [begin[i] + shift, end[i] + shift]);
+        const marked = comm(lane(`h200-ddp rank ${rank}`)), seen = comm(lane(gpu));
+        const sum = (pairs) => pairs.reduce((sum, [from, to]) => sum + Math.max(0, to - from), 0);
+        const both = seen.flatMap(([a, b]) => marked.map(([c, d]) => [Math.max(a, c), Math.min(b, d)]));
+        return [sum(seen), sum(both) / sum(seen)]; })";
+    let inside: Vec<(f64, f64)> = serde_json::from_value(browser.value(inside)).expect("two ranks");
+    assert!(inside.iter().all(|(seconds, part)| *seconds > 0.03 && *part > 0.97), "{inside:?}");
+    let text = browser.value("document.getElementById('report').innerText");
+    let text = text.as_str().expect("text");
+    assert!(text.contains("The others waited for rank 0 the longest.") && text.contains("It began 67."), "{text}");
+    // The same, moved so that a step of the job is at 0: what ran at the same time stays together.
+    let output = command()
+        .current_dir(folder.path())
+        .args(["report", &files[0], &files[2], "-o", "page.html", "--align-step", "100"])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    browser.open(&folder.path().join("page.html"), READY);
+    let moved = browser.value("highwaterChart.lanes[0].shift - highwaterChart.series[0].shift");
+    assert!((moved.as_f64().expect("a number") - first).abs() < 0.01, "{moved}");
+    browser.open(&page(folder.path(), &[&data("torch/resnet50_layer_traces.json.gz")]), READY);
+    let shown = "[document.querySelectorAll('#report > .chart .tools').length, document.getElementById('report').innerText.includes('layer1.0.conv3')]";
+    assert_eq!(browser.value(shown), json!([0, true]), "layers, and no empty chart");
+    browser.open(&page(folder.path(), &[&data("kineto/mlp_kineto.json.gz")]), READY);
+    browser.painted();
+    browser.keep("trace");
+    assert_eq!(browser.value("highwaterChart.tall()"), json!(0), "no plot without memory");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}

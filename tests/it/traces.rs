@@ -21,7 +21,7 @@ fn a_slow_collective_differs_from_one_that_waits() {
     let output = report(&files, &["--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let step = |at: usize, name: &str| found["traces"][at]["trace"]["steps"][0][name].clone();
+    let step = |at: usize, name: &str| found["recordings"][at]["trace"]["steps"][0][name].clone();
     for (name, expected) in [
         ("window_ns", [636_942_522, 637_308_336]),
         ("idle_ns", [68_713_253, 36_344_183]),
@@ -46,7 +46,7 @@ fn a_slow_collective_differs_from_one_that_waits() {
 fn a_step_is_idle_for_data_for_the_host_or_for_other_causes() {
     let output = report(&[data("mlp_kineto.json.gz")], &["--json"]);
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let steps = found["traces"][0]["trace"]["steps"].as_array().expect("a list");
+    let steps = found["recordings"][0]["trace"]["steps"].as_array().expect("a list");
     let idle: Vec<_> = steps.iter().map(|step| (step["step"].clone(), step["idle"]["data_ns"].clone())).collect();
     let expected = [(2, 986_667), (3, 930_024), (4, 545_885), (5, 347_556)];
     assert_eq!(idle, expected.map(|(step, data_ns)| (json!(step), json!(data_ns))));
@@ -75,16 +75,24 @@ fn what_cannot_be_shown_is_refused_with_the_reason() {
     assert!(output.status.success() && text.contains("The file ends in the middle"), "{text}");
     let empty = folder.path().join("empty.json");
     std::fs::write(&empty, "{\"traceEvents\": []}").expect("written");
-    let page = folder.path().join("report.html");
-    let page = page.to_str().expect("UTF-8");
+    let picture = folder.path().join("report.png");
     for (files, flags, because) in [
-        (vec![trace.clone(), other], vec![], "memory_usage.txt is none: report them apart"),
-        (vec![trace], vec!["-o", page], "-o: traces of PyTorch's profiler are shown as text or JSON only"),
-        (vec![data("ddp_tight_rank0.json.gz"); 2], vec![], "two traces are of rank 0"),
+        (
+            vec![trace.clone()],
+            vec!["--png", picture.to_str().expect("UTF-8")],
+            "--png: no file has the memory of a GPU",
+        ),
+        (vec![trace, other], vec!["--fail-if", "peak > 1GiB"], "mlp_kineto.json.gz: peak is not known"),
         (vec![empty], vec![], "the trace has no kernel and no copy on any GPU"),
     ] {
         let output = report(&files, &flags);
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && printed.contains(because), "{flags:?}: {printed}");
     }
+    let twice = report(&vec![data("ddp_tight_rank0.json.gz"); 2], &[]);
+    let text = String::from_utf8_lossy(&twice.stdout);
+    assert!(
+        twice.status.success() && text.contains("not compared as ranks of one job: two traces are of rank 0"),
+        "{text}"
+    );
 }

@@ -5,7 +5,7 @@ use crate::kineto::{Kind, RankShare, Ranks, compare};
 
 /// Two ranks whose clocks began 100 µs apart.
 fn compared(first: &str, second: &str) -> Ranks {
-    compare(&[trace(Some(0), 0, first), trace(Some(100_000), 1, second)]).expect("two ranks")
+    compare(&[&trace(Some(0), 0, first), &trace(Some(100_000), 1, second)]).expect("two ranks")
 }
 
 /// In microseconds: total, waiting, transfer, times last, made others wait.
@@ -118,7 +118,7 @@ fn several_kernels_of_one_collective_are_one() {
 #[test]
 fn without_dates_nobody_was_late() {
     let both = "nccl AllReduce 200..260 group 0 seq 1 bytes 8 of 2";
-    let ranks = compare(&[trace(Some(0), 0, both), trace(None, 1, both)]).expect("two ranks");
+    let ranks = compare(&[&trace(Some(0), 0, both), &trace(None, 1, both)]).expect("two ranks");
     assert!(!ranks.clocks.are_comparable && ranks.kinds.is_empty());
     let problem = ranks.clocks.problem.expect("why");
     assert!(problem.starts_with("the trace of rank 1 lacks `baseTimeNanoseconds`"), "{problem}");
@@ -151,6 +151,6 @@ fn clocks_that_collectives_contradict_are_not_believed() {
 #[test]
 fn traces_that_are_not_of_different_ranks_are_refused() {
     let one = || trace(None, 3, "nccl AllReduce 1..2");
-    assert_eq!(compare(&[one()]).expect_err("one"), "the traces of at least two ranks are needed");
-    assert_eq!(compare(&[one(), one()]).expect_err("twice"), "two traces are of rank 3");
+    assert_eq!(compare(&[&one()]).expect_err("one"), "the traces of at least two ranks are needed");
+    assert_eq!(compare(&[&one(), &one()]).expect_err("twice"), "two traces are of rank 3");
 }

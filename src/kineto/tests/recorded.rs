@@ -182,7 +182,7 @@ fn check_ranks(paths: &[PathBuf; 2]) {
         times
     });
     let latest: Vec<i64> = all[0].iter().zip(&all[1]).map(|(one, other)| one.0.max(other.0)).collect();
-    let ranks = compare(&paths.each_ref().map(|path| trace(path))).expect("two ranks");
+    let ranks = compare(&paths.each_ref().map(|path| trace(path)).each_ref()).expect("two ranks");
     for (share, times) in ranks.ranks.iter().zip(&all) {
         let waiting: i64 = times.iter().zip(&latest).map(|((begin, _), latest)| latest - begin).sum();
         let transfer: i64 = times.iter().zip(&latest).map(|((_, end), latest)| end - latest).sum();

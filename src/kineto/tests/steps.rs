@@ -1,7 +1,7 @@
 //! What is said of steps.
 
 use super::story::trace;
-use crate::kineto::{Analysis, Idle, Kind, Step, analyse};
+use crate::kineto::{Activity, Analysis, Idle, Kind, Step, Stretch, analyse, analyse_and_draw};
 
 fn analysed(lines: &str) -> Analysis {
     analyse(&trace(Some(1_000_000), 0, lines)).expect("work")
@@ -129,4 +129,40 @@ fn a_collective_of_unknown_kind_is_communication_and_named() {
 fn a_trace_without_a_gpu_says_so() {
     let error = analyse(&trace(None, 0, "step 1 0..50\nloading 0..5")).expect_err("no work");
     assert_eq!(error, "the trace has no kernel and no copy on any GPU");
+}
+
+#[test]
+fn what_is_drawn_are_steps_work_that_lies_close_together_and_idle_time_by_its_largest_cause() {
+    let lines = "step 3 0..400
+         loading 0..60
+         kernel gemm 100..110 launched 90
+         kernel norm 125..130 launched 91
+         kernel late 160..170 launched 92
+         copy 160..180 launched 93
+         nccl AllReduce 250..300 launched 240
+         step 4 400..600
+         kernel gemm 420..440 launched 410";
+    let mut drawn = Vec::new();
+    let analysis = analyse_and_draw(&trace(None, 0, lines), |one: Stretch| {
+        drawn.push((one.activity, one.step, one.begin_ns / 1_000, one.end_ns / 1_000));
+    });
+    assert_eq!(analysis, analyse(&trace(None, 0, lines)), "drawing changes no number");
+    let expected = [
+        (Activity::Step, Some(3), 0, 400),
+        (Activity::Step, Some(4), 400, 600),
+        // 15 µs between the first two, 30 to the third.
+        (Activity::Compute, Some(3), 100, 130),
+        (Activity::Compute, Some(3), 160, 170),
+        (Activity::Compute, Some(4), 420, 440),
+        (Activity::Communication, Some(3), 250, 300),
+        (Activity::Memory, Some(3), 160, 180),
+        // 60 of its 100 are the loader's; then work was queued; then none was.
+        (Activity::WaitsForData, Some(3), 0, 100),
+        (Activity::WaitsOtherwise, Some(3), 130, 160),
+        (Activity::WaitsForHost, Some(3), 180, 250),
+        (Activity::WaitsForHost, Some(3), 300, 400),
+        (Activity::WaitsForHost, Some(4), 400, 420),
+        (Activity::WaitsForHost, Some(4), 440, 600),
+    ];
+    assert_eq!(drawn, expected);
 }

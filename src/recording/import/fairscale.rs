@@ -18,6 +18,7 @@ struct Trace {
     module_name: String,
     module_params: Option<u64>,
     allocated: Option<u64>,
+    reserved: Option<u64>,
     is_forward: bool,
     all_gathered: Option<u64>,
     cumul_all_gathered: Option<u64>,
@@ -31,10 +32,13 @@ struct Event {
     memory_activations: Option<u64>,
 }
 
-/// Passes each record to a function: the layer's name, what was in live tensors after it, and what it did.
+/// The bytes in live tensors after a layer, and those that the allocator had reserved then.
+pub(crate) type Counters = (Option<u64>, Option<u64>);
+
+/// Passes each record to a function: the layer's name, the allocator's counters after it, and what it did.
 pub(crate) struct Traces<F>(pub F);
 
-impl<'de, F: FnMut(&str, Option<u64>, &Layer) -> Result<(), String>> DeserializeSeed<'de> for Traces<F> {
+impl<'de, F: FnMut(&str, Counters, &Layer) -> Result<(), String>> DeserializeSeed<'de> for Traces<F> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -42,7 +46,7 @@ impl<'de, F: FnMut(&str, Option<u64>, &Layer) -> Result<(), String>> Deserialize
     }
 }
 
-impl<'de, F: FnMut(&str, Option<u64>, &Layer) -> Result<(), String>> Visitor<'de> for Traces<F> {
+impl<'de, F: FnMut(&str, Counters, &Layer) -> Result<(), String>> Visitor<'de> for Traces<F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +64,7 @@ impl<'de, F: FnMut(&str, Option<u64>, &Layer) -> Result<(), String>> Visitor<'de
                 gathered_sum: trace.cumul_all_gathered,
                 ..Layer::new(if trace.is_forward { Direction::Forward } else { Direction::Backward })
             };
-            (self.0)(&trace.module_name, trace.allocated, &layer).map_err(A::Error::custom)?;
+            (self.0)(&trace.module_name, (trace.allocated, trace.reserved), &layer).map_err(A::Error::custom)?;
         }
         Ok(())
     }

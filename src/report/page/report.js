@@ -11,12 +11,32 @@ const percent = (ratio) => ratio === null ? "" : `${ratio > 0 ? "+" : ""}${(rati
 
 // By how much a recording is moved so that it begins at a step; null if the page does not have that step.
 function shiftOf(recording, step) {
-  if (step === null) return 0;
   const { columns, rows } = recording;
   for (let i = 0; i < recording.spans; i++) {
     if (columns.step[i] === step && rows[columns.row[i]].kind === "step") return -columns.begin[i];
   }
   return null;
+}
+
+// Gives every recording `shift`, by how much it is moved in the chart, and `is_aligned`. Recordings that ran at the same time
+// stay together, also where one of them is aligned with a step.
+function placeAll(report) {
+  const together = report.recordings.filter(({ offset_ns }) => offset_ns !== null);
+  for (const recording of together) recording.shift = seconds(recording.offset_ns);
+  for (const recording of report.recordings) if (!together.includes(recording)) recording.shift = 0;
+  const move = (recordings) => {
+    // What jobs said counts before what a profiler counted.
+    const order = [...recordings].sort((a, b) => Number(a.trace !== null) - Number(b.trace !== null));
+    const found = order.map((recording) => [recording, shiftOf(recording, report.align_step)]).find(([, by]) => by !== null);
+    const by = found ? found[1] - found[0].shift : 0;
+    for (const recording of recordings) {
+      recording.is_aligned = found !== undefined;
+      recording.shift += by;
+    }
+  };
+  if (report.align_step === null) return;
+  move(together);
+  for (const recording of report.recordings) if (!together.includes(recording)) move([recording]);
 }
 
 // Curves that are shown at first: there are as many colors.
@@ -76,7 +96,7 @@ function about(report) {
   const one = report.recordings.length === 1 ? report.recordings[0] : null;
   const parts = one ? [one.format, one.host, one.source,
     one.begin_unix_ms === null ? null : new Date(one.begin_unix_ms).toISOString(),
-    stretch(one, one.duration_ns),
+    one.gpus.length || one.spans ? stretch(one, one.duration_ns) : null,
     one.state === "complete" || one.state === null ? null : `the recording is ${one.state.replace("_", " ")}`] : [];
   const title = one ? one.name : `${report.recordings.length} recordings`;
   return [element("h1", {}, title), parts.length ? element("p", { class: "about" }, ...parts.filter(Boolean).flatMap((part, at) =>
@@ -134,12 +154,13 @@ function tables(report, chart) {
         chart.show(from - long * 0.2, from + long * 1.2);
         chart.place.scrollIntoView({ block: "nearest" });
       }, "aria-label": `Show ${text}` }, text);
-    made.push(element("h2", {}, `GPUs${of}`), table(`Memory of each GPU${of}`,
+    if (recording.gpus.length) made.push(element("h2", {}, `GPUs${of}`), table(`Memory of each GPU${of}`,
       ["GPU", "name", "peak", "reached at", "mean", "lowest", "usable", "unknown for", "changes", "in the chart"],
       recording.gpus.map((gpu) => [gpu.index, gpu.name ?? "not known", bytes(gpu.peak_bytes),
         moment(recording, gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
         bytes(gpu.usable_bytes), stretch(recording, gpu.unknown_ns), gpu.changes.toLocaleString("en"),
         gpu.bucket_ns === null ? "every change" : `extremes of every ${duration(seconds(gpu.bucket_ns))}`]), 2));
+    if (recording.trace) made.push(...traceTables(recording, of, jump));
     const rows = recording.rows.map((row) => {
       const [job, rank] = recording.ranks[row.rank];
       const step = (span) => span === null || span.step === null ? "" : ` in step ${span.step}`;
@@ -156,7 +177,8 @@ function tables(report, chart) {
       return [jump({ after_ns: begin[span] * 1e9, duration_ns: long * 1e9 }, name), job, String(rank), duration(begin[span]), duration(long),
         gib(peak[span])];
     });
-    if (steps.length) made.push(element("h2", {}, `Longest steps${of}`), table(`The longest steps${of}`,
+    // Those of a trace are listed with what the GPUs did in them.
+    if (steps.length && !recording.trace) made.push(element("h2", {}, `Longest steps${of}`), table(`The longest steps${of}`,
       ["step", "job", "rank", "began at", "duration", "peak"], steps, 2));
     for (const gpu of recording.gpus) {
       if (!gpu.largest.length) continue;
@@ -187,11 +209,54 @@ function tables(report, chart) {
     if (several && report.align_step !== null) notes.push(recording.is_aligned
       ? `In the chart, 0 s is the begin of step ${report.align_step}. Tables count from the recording's begin.`
       : `It is not aligned: the page has no step ${report.align_step} of it.`);
+    else if (recording.offset_ns !== null) notes.push(
+      `It began ${duration(recording.shift)} after the first of the files that ran at the same time. The chart counts from that one's begin, tables from this one's.`);
+    else if (report.recordings.some((other) => other.offset_ns !== null) && recording.layer_names.length + recording.spans + recording.gpus.length > 0) notes.push(
+      recording.times === "unix" ? "It ran at another time than the first file: the chart shows it from its begin." : "Its times are not times of day: the chart shows it from its begin.");
     if (recording.missing.length) notes.push(`Not in this file: ${recording.missing.join(", ")}.`);
     if (recording.left_out) notes.push(`${recording.left_out.toLocaleString("en")} of the shortest steps and phases are not in the chart.`);
     if (recording.skipped) notes.push(`${recording.skipped.toLocaleString("en")} lines or rows could not be read: ${recording.skipped_first}`);
     if (notes.length) made.push(element("h2", {}, `About this recording${of}`), ...notes.map((note) => element("p", {}, note)));
   }
+  return made;
+}
+
+const milliseconds = (ns) => ns === null ? "not known" : `${(ns / 1e6).toFixed(2)} ms`;
+const share = (part, whole) => whole ? `${(part / whole * 100).toFixed(1)} %` : "";
+const bandwidth = (perSecond) => perSecond === null ? "not known" : `${(perSecond / 1e9).toFixed(1)} GB/s`;
+
+// What each GPU did in each step of a trace of the profiler, and its collectives.
+function traceTables(recording, of, jump) {
+  const { steps, steps_left_out: more, unusable_events: unusable, unknown_collectives: unknown } = recording.trace;
+  const number = ({ step }) => step === null ? "all" : String(step);
+  const shown = (step) => step.begin_after_ns === null ? number(step)
+    : jump({ after_ns: step.begin_after_ns, duration_ns: step.window_ns }, number(step));
+  const made = [element("h2", {}, `What the GPUs did${of}`), table(`Steps of the trace${of}`,
+    ["step", "GPU", "duration", "busy", "idle", "idle for data", "idle for the host", "idle otherwise", "compute", "collectives", "overlap"],
+    steps.map((step) => [shown(step), String(step.device), milliseconds(step.window_ns), share(step.busy_ns, step.window_ns),
+      milliseconds(step.idle_ns), milliseconds(step.idle.data_ns), milliseconds(step.idle.host_ns), milliseconds(step.idle.other_ns),
+      milliseconds(step.compute_ns), milliseconds(step.communication_ns), step.overlap === null ? "" : share(step.overlap, 1)]), 1)];
+  const collectives = steps.flatMap((step) => step.collectives.map((kind) => [number(step), kind.kind, kind.count.toLocaleString("en"),
+    milliseconds(kind.total_ns), bytes(kind.bytes), bandwidth(kind.bus_bytes_per_second)]));
+  if (collectives.length) made.push(element("h2", {}, `Collectives${of}`), table(`Collectives by step and kind${of}`,
+    ["step", "collective", "count", "time", "messages", "bus bandwidth"], collectives, 2));
+  if (more) made.push(element("p", {}, `${more.toLocaleString("en")} further steps are not listed here; JSON has them.`));
+  if (unusable) made.push(element("p", {}, `${unusable.toLocaleString("en")} events of the trace could not be used.`));
+  if (unknown.length) made.push(element("p", {}, `Collectives of unknown kind: ${unknown.join(", ")}`));
+  return made;
+}
+
+// How long the ranks of several traces waited for each other.
+function rankTables({ ranks }) {
+  if (!ranks) return [];
+  if (ranks.problem) return [element("p", {}, `The traces are not compared as ranks of one job: ${ranks.problem}.`)];
+  const made = [element("h2", {}, "Ranks"), table("Time in collectives by rank",
+    ["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"],
+    ranks.ranks.map((rank) => [String(rank.rank), milliseconds(rank.total_ns), milliseconds(rank.waiting_ns), milliseconds(rank.transfer_ns),
+      rank.times_last === null ? "not known" : rank.times_last.toLocaleString("en"), milliseconds(rank.made_others_wait_ns)]))];
+  if (ranks.most_waited_for !== null) made.push(element("p", {}, `The others waited for rank ${ranks.most_waited_for} the longest.`));
+  if (ranks.clocks.problem) made.push(element("p", {}, `Waiting is not known: ${ranks.clocks.problem}.`));
+  if (ranks.unmatched) made.push(element("p", {}, `${ranks.unmatched.toLocaleString("en")} collectives have no certain counterpart in the other traces.`));
   return made;
 }
 
@@ -238,23 +303,21 @@ async function build() {
     throw new Error("it needs a browser with DecompressionStream, which all have had since 2023");
   }
   decode(await unpacked(report.columns), report.recordings);
-  for (const recording of report.recordings) {
-    const shift = shiftOf(recording, report.align_step);
-    recording.is_aligned = shift !== null;
-    recording.shift = shift ?? 0;
-  }
+  placeAll(report);
   document.getElementById("about").append(...about(report));
   const main = document.getElementById("report"), series = seriesOf(report), lanes = lanesOf(report);
   const length = Math.max(...report.recordings.map((recording) => seconds(recording.duration_ns) + recording.shift));
   const units = new Set(report.recordings.map((recording) => recording.times));
+  const hasChart = series.length > 0 || lanes.length > 0;
   const { region, chart } = chartRegion({ series, lanes: lanes.slice(0, MOST_LANES), findings: marksOf(report),
-    bounds: [Math.min(0, ...series.map((one) => one.shift)), length],
+    bounds: [Math.min(0, ...report.recordings.map((recording) => recording.shift)), length],
     axis: units.size === 1 && units.has("readings") ? READINGS : SECONDS });
-  main.replaceChildren(region);
+  // Layers alone have no times.
+  main.replaceChildren(...hasChart ? [region] : []);
   if (lanes.length > MOST_LANES) region.append(element("p", {}, `${lanes.length - MOST_LANES} of ${lanes.length} ranks are not in the chart; the tables have all.`));
   chart.filled = series.length <= 2;
   chart.draw();
-  main.append(...[...comparison(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
+  main.append(...[...comparison(report), ...rankTables(report), ...findings(report, chart), ...tables(report, chart)].filter((made) => made !== null));
   const [heading, place, draw] = profiles(report);
   if (draw) {
     main.append(heading, place);

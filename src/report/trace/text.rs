@@ -1,56 +1,12 @@
 //! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
 
-use crate::cli::terminal;
-use crate::kineto::{Analysis, MOST_BYTES, MOST_EVENTS, Ranks, Step, analyse, compare, read};
-use crate::recording::{bytes_of, printable};
-use crate::report::{Table, size};
-use anyhow::Context as _;
-use serde_json::json;
+use crate::kineto::{Analysis, Kind, Ranks, Step};
+use crate::recording::printable;
+use crate::report::table::{Table, size};
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
 
-/// The most traces that are compared.
-const MOST_TRACES: usize = 1_024;
-
-/// Prints what traces contain; several as ranks of one job.
-pub(super) fn run(files: &[PathBuf], json: bool) -> anyhow::Result<()> {
-    anyhow::ensure!(files.len() <= MOST_TRACES, "{} traces are more than {MOST_TRACES}", files.len());
-    let (mut traces, mut analyses, mut operations) = (Vec::new(), Vec::new(), 0);
-    for (nth, file) in files.iter().enumerate() {
-        terminal::progress(format_args!("reading {} ({} of {})", file.display(), nth + 1, files.len()));
-        let trace = read(bytes_of(file, MOST_BYTES)?).with_context(|| file.display().to_string());
-        terminal::progress("");
-        let trace = trace?;
-        analyses.push(analyse(&trace).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?);
-        operations += trace.ops.len();
-        anyhow::ensure!(operations <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} operations together");
-        traces.push(trace);
-    }
-    let ranks = if traces.len() > 1 {
-        let names = || files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-        Some(compare(&traces).map_err(|problem| anyhow::anyhow!("{}: {problem}", names()))?)
-    } else {
-        None
-    };
-    if json {
-        let named = files
-            .iter()
-            .zip(&analyses)
-            .map(|(file, analysis)| json!({"name": file.display().to_string(), "trace": analysis}));
-        let all = json!({"format": 1, "traces": named.collect::<Vec<_>>(), "ranks": ranks});
-        return Ok(terminal::print_line(serde_json::to_string_pretty(&all)?)?);
-    }
-    let mut text = String::new();
-    for (file, analysis) in files.iter().zip(&analyses) {
-        write_trace(&file.display().to_string(), analysis, &mut text)?;
-    }
-    ranks.iter().try_for_each(|ranks| write_ranks(ranks, &mut text))?;
-    Ok(terminal::print(text)?)
-}
-
-fn write_trace(name: &str, analysis: &Analysis, out: &mut String) -> fmt::Result {
-    let rank = analysis.rank.map_or_else(String::new, |rank| format!(", rank {rank}"));
-    writeln!(out, "{} (PyTorch profiler trace{rank})", printable(name))?;
+/// The steps and collectives of a trace.
+pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> fmt::Result {
     let mut table =
         Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"]);
     for step in &analysis.steps {
@@ -102,7 +58,8 @@ fn write_collectives(steps: &[Step], out: &mut String) -> fmt::Result {
     if is_empty { Ok(()) } else { write!(out, "{table}") }
 }
 
-fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
+/// How long ranks waited for each other.
+pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
     writeln!(out, "{} collectives of all ranks together", ranks.matched)?;
     let mut table =
         Table::new(["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"]);
@@ -134,7 +91,7 @@ fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
 }
 
 /// A kind as JSON has it.
-fn kind(kind: &crate::kineto::Kind) -> String {
+fn kind(kind: &Kind) -> String {
     serde_json::to_value(kind).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

@@ -1,12 +1,13 @@
 //! `report`: what recordings show, on a terminal, as JSON, or as a page; and whether they exceed a bound.
 
-mod traces;
-
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
 use crate::files::read_at_most;
+use crate::kineto::{MOST_EVENTS, Ranks};
 use crate::recording::printable;
-use crate::report::{Comparison, Condition, Report, Room, json, page, picture, summary};
+use crate::report::{
+    Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
+};
 use anyhow::Context as _;
 use clap::Args;
 use std::io::Write as _;
@@ -16,12 +17,15 @@ use std::process::ExitCode;
 /// Files from this size on take a second or more to read.
 const LONG_MIB: u64 = 32;
 
+/// The most files.
+const MOST_FILES: usize = 1_024;
+
 /// The exit status where a condition of `--fail-if` holds.
 const FAILED_IF: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(super) struct ReportCommand {
-    /// Recordings: of highwater, or of another tool. The first is what the others are compared with.
+    /// Recordings: of highwater, or of another tool. The first with memory is what the others are compared with.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Write a page that opens in a browser without a network. An existing file is replaced.
@@ -46,15 +50,14 @@ impl ReportCommand {
         if let Some(condition) = self.fail_if.iter().find(|condition| condition.needs_two() && self.files.len() < 2) {
             return Err(Misuse(format!("--fail-if '{condition}': needs two recordings or more")).into());
         }
-        if let Some(trace) = self.files.iter().find(|file| crate::kineto::is_one(file)) {
-            self.only_traces(trace)?;
-            return traces::run(&self.files, self.json).map(|()| ExitCode::SUCCESS);
+        if self.files.len() > MOST_FILES {
+            return Err(Misuse(format!("{} files are more than {MOST_FILES}", self.files.len())).into());
         }
         for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
         let settings = settings_of(&[])?;
-        let mut reports = Vec::with_capacity(self.files.len());
+        let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
         for (nth, file) in self.files.iter().enumerate() {
             let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);
             if mib >= LONG_MIB {
@@ -67,46 +70,31 @@ impl ReportCommand {
             }
             let report = Report::open(file, Room::of(self.files.len()), &settings);
             terminal::progress("");
-            reports.push(report?);
+            let report = report?;
+            collectives += report.trace.as_ref().map_or(0, Traced::collectives);
+            anyhow::ensure!(collectives <= MOST_EVENTS, "the traces have more than {MOST_EVENTS} collectives together");
+            reports.push(report);
         }
         distinguish(&mut reports, &self.files);
-        let comparison = Comparison::of(&reports);
+        let (comparison, ranks) = (Comparison::of(&reports), ranks(&reports));
         if let Some(output) = &self.output {
-            let page = page(&reports, comparison.as_ref(), self.align_step);
+            let page = page(&reports, comparison.as_ref(), ranks.as_ref(), self.align_step);
             replace(output, page.as_bytes()).with_context(|| output.display().to_string())?;
         }
         if let Some(png) = &self.png {
+            anyhow::ensure!(
+                reports.iter().any(|report| !report.gpus.is_empty()),
+                "--png: no file has the memory of a GPU"
+            );
             let written = picture(&reports).map_err(anyhow::Error::from).and_then(|png_of| Ok(replace(png, &png_of)?));
             written.with_context(|| png.display().to_string())?;
         }
         if self.json {
-            terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref()))?)?;
+            terminal::print_line(serde_json::to_string_pretty(&json(&reports, comparison.as_ref(), ranks.as_ref()))?)?;
         } else {
-            terminal::print(text(&reports, comparison.as_ref()))?;
+            terminal::print(text(&reports, comparison.as_ref(), ranks.as_ref()))?;
         }
         Ok(self.judge(&reports))
-    }
-
-    /// Traces of the profiler have no memory over time: they are not drawn beside recordings.
-    fn only_traces(&self, trace: &Path) -> Result<(), Misuse> {
-        if let Some(other) = self.files.iter().find(|file| !crate::kineto::is_one(file)) {
-            let (trace, other) = (trace.display(), other.display());
-            return Err(Misuse(format!(
-                "{trace} is a trace of PyTorch's profiler, and {other} is none: report them apart"
-            )));
-        }
-        let flags = [
-            ("-o", self.output.is_some()),
-            ("--png", self.png.is_some()),
-            ("--fail-if", !self.fail_if.is_empty()),
-            ("--align-step", self.align_step.is_some()),
-        ];
-        match flags.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => {
-                Err(Misuse(format!("{flag}: traces of PyTorch's profiler are shown as text or JSON only")))
-            }
-            None => Ok(()),
-        }
     }
 
     fn judge(&self, reports: &[Report]) -> ExitCode {
@@ -123,16 +111,19 @@ impl ReportCommand {
     }
 }
 
-fn text(reports: &[Report], comparison: Option<&Comparison>) -> String {
+fn text(reports: &[Report], comparison: Option<&Comparison>, ranks: Option<&Result<Ranks, String>>) -> String {
     let mut text = String::new();
     for report in reports {
         let (name, format) = (&report.name, report.origin.format);
-        let length = report.stretch(report.duration_ns());
-        text.push_str(&format!("{} ({format}): {length}\n{}", printable(name), summary(report)));
+        // Layers alone have no times.
+        let has_times = !report.gpus.is_empty() || !report.spans.spans().is_empty();
+        let length = if has_times { format!(": {}", report.stretch(report.duration_ns())) } else { String::new() };
+        text.push_str(&format!("{} ({format}){length}\n{}", printable(name), summary(report)));
     }
     if let Some(comparison) = comparison {
         text.push_str(&comparison.to_string());
     }
+    ranks.into_iter().for_each(|ranks| text.push_str(&comparison_of_ranks(ranks)));
     text
 }
 
