@@ -1,10 +1,12 @@
 //! What to change so that a job needs less memory, in numbers.
 //!
-//! Enters: what was recorded of a job's layers. Leaves: where to checkpoint activations, and the memory that this leaves.
+//! Enters: what was recorded of a job's layers, its steps, and its framework's plans. Leaves: where to checkpoint activations,
+//! which batch size fits, which plans to enable, and the memory that this leaves.
 //! Invariants: the divisions are the best that there are; what is not known is absent, never 0. Absent on purpose: where
 //! the answers are shown, which the command line and the API decide.
 
 mod answer;
+pub mod batch;
 mod best;
 mod checkpoints;
 mod file;

@@ -4,14 +4,19 @@ use super::Site;
 use super::api::bad_query;
 use super::json;
 use super::phases::know;
+use super::pieces::ROWS;
 use super::problem::Problem;
+use crate::advise::batch::{self, ATTRIBUTE, Observed, Run};
 use crate::advise::{Checkpoints, Layers, MOST_CHECKPOINTS, checkpoints};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use highwater_core::jobs::{Cursor, Profile};
+use highwater_core::phases::Attributed;
+use highwater_core::wire::{Kind, Scalar};
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
@@ -38,15 +43,19 @@ pub(super) struct AdviceQuery {
 #[cfg_attr(test, derive(ToSchema))]
 pub(super) struct AdviceAnswer {
     job: String,
-    /// Where to checkpoint activations.
-    checkpoints: Checkpoints,
+    /// Where to checkpoint activations; absent if the job has sent no layer profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoints: Option<Checkpoints>,
+    /// Which batch size fits; absent if the steps that are kept do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<batch::Rank>,
 }
 
-/// Where to checkpoint a job's activations, from its last layer profile.
+/// Where to checkpoint a job's activations, from its last layer profile, and which batch size fits, from its last steps.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/advice", tag = "jobs",
     params(("job" = String, Path, description = "Its name."), AdviceQuery),
     responses((status = 200, body = AdviceAnswer), (status = 400, body = super::problem::Body),
-        (status = 404, description = "No such job is known, or it has sent no layer profile.", body = super::problem::Body))))]
+        (status = 404, description = "No such job is known, or it has sent no layer profile, and no two steps of different batch sizes.", body = super::problem::Body))))]
 pub(super) async fn advice(
     State(site): State<Site>,
     Path(job): Path<String>,
@@ -62,26 +71,81 @@ pub(super) async fn advice(
     // Thousands of layers and checkpoints take a tenth of a second: one at a time, also if the client goes away meanwhile. The
     // profile is looked up after that, or those who wait would keep many.
     let alone = site.live.alone().await;
-    let Some((rank, profile)) = profile(&site, &job, rank) else {
-        let whose = rank.map_or_else(|| format!("job `{job}`"), |rank| format!("rank {rank} of job `{job}`"));
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("{whose} has sent no layer profile")));
-    };
+    let profile = profile(&site, &job, rank);
     let name = job.clone();
     let advised = tokio::task::spawn_blocking(move || {
         let _alone = alone;
+        let batch = observed(&site, &name, rank).advise();
+        let Some((rank, profile)) = profile else {
+            let whose = rank.map_or_else(|| format!("job `{name}`"), |rank| format!("rank {rank} of job `{name}`"));
+            let why = |problem| (StatusCode::NOT_FOUND, format!("{whose} has sent no layer profile, and {problem}"));
+            return batch.map(|batch| (site, None, Some(batch))).map_err(why);
+        };
         let mut layers = Layers::of(Some(name), Some(rank), profile.step);
         layers.missing = profile.missing;
         let mut cursor = Cursor::default();
         while let Some(record) = profile.next(&mut cursor) {
-            layers.add(&record.name, record.allocated, &record.layer)?;
+            layers.add(&record.name, record.allocated, &record.layer).map_err(bad)?;
         }
-        checkpoints(&layers, most, skipped)
+        let checkpoints = checkpoints(&layers, most, skipped).map_err(bad)?;
+        Ok((site, Some(checkpoints), batch.ok()))
     });
     let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     let advised = advised.await.map_err(failed)?;
-    let checkpoints = advised.map_err(|problem| Problem::new(StatusCode::BAD_REQUEST, problem))?;
-    let answer = json::line(&AdviceAnswer { job, checkpoints })?;
+    let (site, checkpoints, batch) = advised.map_err(|(status, problem)| Problem::new(status, problem))?;
+    let answer = json::line(&AdviceAnswer { job, checkpoints, batch })?;
     Ok(site.answers.0.keep(answer).response(json::TYPE))
+}
+
+fn bad(problem: String) -> (StatusCode, String) {
+    (StatusCode::BAD_REQUEST, problem)
+}
+
+/// A step that has its batch size and memory: when it began, that size, and its highest memory with the GPU's UUID.
+type Sized = (i64, u64, u64, String);
+
+/// The steps of a job that are kept, of this rank or of all.
+fn observed(site: &Site, job: &str, rank: Option<u32>) -> Observed {
+    let mut steps: BTreeMap<u32, Vec<Sized>> = BTreeMap::new();
+    let mut before = u64::MAX;
+    loop {
+        // Whoever ends a phase waits for the lock.
+        let ledger = &site.known().ledger;
+        let some: Vec<_> = {
+            let log = ledger.ended();
+            log.phases.of_job(job, before).take(ROWS).map(|(number, one)| (number, Arc::clone(one))).collect()
+        };
+        let Some((last, _)) = some.last() else { break };
+        before = *last;
+        for (_, one) in &some {
+            if one.ended.open.kind == Kind::Step && rank.is_none_or(|rank| rank == one.ended.rank) {
+                steps.entry(one.ended.rank).or_default().extend(sized(one));
+            }
+        }
+    }
+    let node = site.known().slot.node();
+    let headroom_bytes = site.known().findings.settings().headroom_bytes;
+    let limit = |uuid: &str| {
+        let gpu = node.as_deref()?.gpus.iter().find(|gpu| gpu.device.uuid == uuid)?;
+        Some(gpu.usable_bytes()?.saturating_sub(headroom_bytes))
+    };
+    let mut observed = Observed::default();
+    for (rank, mut steps) in steps {
+        steps.sort_unstable();
+        let mut run = Run::default();
+        steps.iter().for_each(|(_, size, peak, _)| run.add(*size, *peak));
+        let uuids: BTreeSet<&str> = steps.iter().map(|(.., uuid)| uuid.as_str()).collect();
+        observed.add(rank, run, uuids.into_iter().filter_map(limit).min());
+    }
+    observed
+}
+
+fn sized(step: &Attributed) -> Option<Sized> {
+    let attributes = step.ended.open.attributes.as_deref()?;
+    let Scalar::Int(size) = attributes.iter().find(|(name, _)| &**name == ATTRIBUTE)?.1 else { return None };
+    let memory = step.gpus.iter().filter(|gpu| gpu.peak_bytes.is_some()).max_by_key(|gpu| gpu.peak_bytes)?;
+    let uuid = step.uuid_of(memory)?.to_owned();
+    Some((step.ended.open.begin_ns, u64::try_from(size).ok()?, memory.peak_bytes?, uuid))
 }
 
 /// The last profile of this rank, or of the one with the most activations.

@@ -3,9 +3,12 @@
 
 use crate::daemon::{Daemon, command};
 use crate::layers;
+use crate::process::eventually;
 use crate::tools;
+use rusqlite::Connection;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 fn traces() -> PathBuf {
     tools::root().join("tests/data/torch/resnet50_layer_traces.json.gz")
@@ -71,7 +74,10 @@ fn a_running_job_gets_the_same_advice() {
     for (query, because) in [
         ("?checkpoints=4097", "`checkpoints`: 4097 is more than 4096"),
         ("?skip_layers=126", "126 layers are to be left out, and there are 126"),
-        ("?rank=5", "rank 5 of job `resnet50` has sent no layer profile"),
+        (
+            "?rank=5",
+            "rank 5 of job `resnet50` has sent no layer profile, and no step has the attribute `batch_size` and a known peak",
+        ),
     ] {
         let (_, problem) = daemon.ask(&format!("/api/v1/jobs/resnet50/advice{query}"));
         let problem: Value = serde_json::from_str(&problem).expect("JSON");
@@ -208,4 +214,105 @@ fn the_fewest_recompute_plans_that_save_enough() {
     std::fs::write(&empty, "").expect("written");
     let other = command().args(["advise", "--plans"]).arg(&empty).output().expect("it runs");
     assert!(String::from_utf8_lossy(&other.stderr).contains("empty.log: has no table of plans"), "{other:?}");
+}
+
+const MIB: u64 = 1 << 20;
+
+/// A recording of a job on a GPU of 40 GiB: four steps of growing batches, and one of a small batch after them, whose memory
+/// is what the largest took. A fifth of a second each.
+fn grown(folder: &Path) -> PathBuf {
+    let path = folder.join("it.sqlite");
+    let recorded = command().args(["record", "--source", "sim:spike", "--for", "1s", "-o"]).arg(&path).output();
+    assert!(recorded.as_ref().is_ok_and(|output| output.status.success()), "{recorded:?}");
+    let connection = Connection::open(&path).expect("it opens");
+    let begin_ns: i64 =
+        connection.query_row("SELECT min(at_ns) FROM samples", [], |row| row.get(0)).expect("a reading");
+    let mut rows = String::from(
+        "DELETE FROM samples; DELETE FROM gpus WHERE gpu > 0;
+        UPDATE gpus SET memory_total_bytes = 40 * 1073741824, memory_reserved_bytes = 0, known_until_ns = NULL;",
+    );
+    for (nth, (batch, mib)) in [(4, 1_403), (8, 1_799), (16, 2_593), (24, 3_405), (4, 3_405)].into_iter().enumerate() {
+        let (from, step) = (begin_ns + nth as i64 * 200_000_000, nth + 1);
+        let (to, bytes) = (from + 190_000_000, mib * MIB);
+        // The client knows a step's batch size at its end.
+        rows += &format!(
+            "INSERT INTO samples VALUES (0, {from}, 0, {bytes});
+            INSERT INTO annotations (at_ns, event, kind, name, job, rank, step, gpus, attributes) VALUES
+                ({from} + 1000000, 'begin', 'step', 'step', 'j', 0, {step}, '[\"0\"]', NULL),
+                ({to}, 'end', 'step', 'step', 'j', 0, {step}, NULL, '{{\"batch_size\": {batch}}}');
+            INSERT INTO phases VALUES ({step}, 'j', 0, 'step', 'step', {step}, {from} + 1000000, {to});
+            INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES ({step}, 0, {bytes}, 0);"
+        );
+    }
+    connection.execute_batch(&rows).expect("good SQL");
+    path
+}
+
+/// The line is that of `advise::batch`'s own test, which was computed apart.
+fn fits(of: &Value, limit_mib: u64, largest: u64) {
+    let mib = |name: &str| of[name].as_f64().expect(name) / MIB as f64;
+    assert!(
+        (mib("bytes_per_sample") - 100.050_847).abs() < 1e-4 && (mib("error_bytes") - 6.457_16).abs() < 1e-3,
+        "{of}"
+    );
+    assert_eq!((&of["limit_bytes"], &of["largest_batch_size"]), (&json!(limit_mib * MIB), &json!(largest)), "{of}");
+    assert_eq!(of["left_out_steps"], json!(1), "the small batch after the largest");
+}
+
+#[test]
+fn the_largest_batch_is_advised_from_steps_of_different_ones() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = grown(folder.path());
+    let asked =
+        |flags: &[&str]| command().arg("advise").arg("--batches").arg(&path).args(flags).output().expect("it runs");
+    let output = asked(&["--json", "--headroom", "32960MiB"]);
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    fits(&found, 8_000, 68);
+    let output = asked(&[]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in [
+        "On rank 0, the peak is 999.34 MiB and 100.05 MiB more for each sample, with an error of 6.46 MiB.",
+        "stays below 39.00 GiB",
+        "approach it in steps",
+        "Left out: 1 steps after one with a larger batch",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let other = command().arg("advise").arg("--batches").arg(traces()).output().expect("it runs");
+    assert!(!other.status.success(), "no recording");
+    // The same of a daemon that plays it.
+    let daemon = Daemon::start(&[
+        "serve",
+        "--source",
+        &format!("replay:{}", path.display()),
+        "--set",
+        "detect.headroom=32960MiB",
+    ])
+    .ready();
+    let answer = eventually(Duration::from_secs(30), "all steps to end", || {
+        let (_, answer) = daemon.ask("/api/v1/jobs/j/advice");
+        answer.contains("\"left_out_steps\":1").then_some(answer)
+    });
+    let found: Value = serde_json::from_str(&answer).expect("JSON");
+    fits(&found["batch"], 8_000, 68);
+    assert_eq!(found.get("checkpoints"), None, "no layers are known");
+}
+
+#[test]
+fn plans_are_chosen_for_the_headroom_that_a_recording_lacks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = grown(folder.path());
+    let log = tools::root().join("tests/data/advise/ortmodule.log");
+    let asked = |headroom: &str| {
+        let mut advise = command();
+        advise.args(["advise", "--json", "--plans"]).arg(&log).arg("--observed").arg(&path);
+        let output = advise.args(["--headroom", headroom]).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["choice"].clone()
+    };
+    // Of 40,960 MiB, 3,405 were used.
+    assert_eq!(asked("37555MiB")["enable"], json!([]), "what is free suffices");
+    let chosen = asked("37655MiB");
+    assert!(chosen["saving_bytes"].as_u64() >= Some(100 * MIB), "{chosen}");
+    assert_eq!(chosen["enable"].as_array().map(Vec::len), Some(1), "{chosen}");
 }

@@ -25,6 +25,25 @@ pub fn weight(attributes: &Attributes) -> usize {
     attributes.iter().map(|(name, value)| each + name.len() + text(value)).sum()
 }
 
+/// The attributes of a begin with those of its end: what the end has under another name, as far as all of them weigh no more
+/// than those of one event may.
+#[must_use]
+pub fn joined(begin: Option<Attributes>, end: Option<&Attributes>) -> Option<Attributes> {
+    let most = Limits::default();
+    let (Some(begin), Some(end)) = (&begin, end) else { return begin.or_else(|| end.cloned()) };
+    let bytes =
+        |(name, value): &(Box<str>, Scalar)| name.len() + if let Scalar::Text(text) = value { text.len() } else { 0 };
+    let mut all = begin.to_vec();
+    let mut left = most.attribute_bytes.saturating_sub(all.iter().map(bytes).sum());
+    for one in end.iter().filter(|one| begin.iter().all(|known| known.0 != one.0)) {
+        if all.len() < most.attributes && bytes(one) <= left {
+            left -= bytes(one);
+            all.push(one.clone());
+        }
+    }
+    Some(all.into())
+}
+
 /// An event whose every field is within its bounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {

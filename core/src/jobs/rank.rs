@@ -1,7 +1,7 @@
 //! One process of one job: what it has open, and what its events mean.
 
 use super::account::{Account, Held};
-use super::event::{Attributes, Event};
+use super::event::{Attributes, Event, joined};
 use super::place::Search;
 use super::profile::{Profile, Profiles};
 use super::refusal::Refusal;
@@ -325,6 +325,7 @@ impl Rank {
             let series = ended.series.take();
             self.series.entry(Arc::clone(&ended.name)).or_insert(series);
         }
+        ended.attributes = joined(ended.attributes.take(), event.attributes.as_ref());
         closed.ended = Some(ended);
         closed
     }

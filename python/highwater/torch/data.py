@@ -30,13 +30,16 @@ class Batches:
             batch = next(self._iterator)
             loop.data_begin(began)
             loop.data_end()
+            loop.saw(batch)
             return batch
         self._left -= 1
         loop.data_begin()
         try:
-            return next(self._iterator)
+            batch = next(self._iterator)
         finally:
             loop.data_end()
+        loop.saw(batch)
+        return batch
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]

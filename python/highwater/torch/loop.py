@@ -6,10 +6,11 @@ after a backward pass. Hooks run on several threads, because autograd has its ow
 """
 
 import threading
-from typing import Callable, List, Optional, Set
+from typing import Any, Callable, List, Optional, Set
 
 import torch
 
+from . import tensors
 from .clock import Time
 from .guard import Part, guarded
 from .timeline import Timeline
@@ -82,7 +83,18 @@ class Loop(Part):
                 self.timeline.end("data")
 
     @guarded
-    def forward_begin(self, is_training: bool) -> None:
+    def saw(self, batch: Any) -> None:
+        """What the loader gave, or the model was given."""
+        with self.lock:
+            if threading.get_ident() == self.thread and not self.in_forward:
+                self.count_samples(batch)
+
+    def count_samples(self, batch: Any) -> None:
+        # Of several passes in a step, the largest decides how much memory it needs.
+        self.timeline.batch_size = max(self.timeline.batch_size, tensors.batch_size(batch))
+
+    @guarded
+    def forward_begin(self, is_training: bool, inputs: Any = None) -> None:
         with self.lock:
             if in_backward():
                 return
@@ -99,6 +111,8 @@ class Loop(Part):
             self.thread = threading.get_ident()
             at = self.next_part(is_boundary=True)
             self.timeline.begin("forward", at)
+            if not self.timeline.batch_size:
+                self.count_samples(inputs)
 
     @guarded
     def forward_end(self) -> None:

@@ -2,6 +2,7 @@
 cycles end."""
 
 import dataclasses
+import itertools
 from typing import Any, Iterator, List, Set, Tuple
 
 import torch
@@ -27,6 +28,19 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             waiting.extend(reversed(list(each)))
         elif dataclasses.is_dataclass(each) and not isinstance(each, type):
             waiting.extend(getattr(each, field.name, None) for field in reversed(dataclasses.fields(each)))
+
+
+def batch_size(value: Any, depth: int = 3) -> int:
+    """The first dimension of the first tensor that has one: how many samples a batch has. 0 is not known."""
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.dim() else 0
+    if depth:
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        for each in itertools.islice(members, 8):
+            found = batch_size(each, depth - 1)
+            if found:
+                return found
+    return 0
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

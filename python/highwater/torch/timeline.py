@@ -56,6 +56,8 @@ class Timeline:
         self.counters = counters
         # More attributes of a step, for its end.
         self.attributes: Callable[[int], Dict[str, Any]] = lambda number: {}
+        # The most samples of one pass of this step; 0 is not known.
+        self.batch_size = 0
         self.open: List[str] = []
         self.step: Optional[int] = None
         # Called before each end of a phase and of a step, with whether it is a step's: what else is known by then.
@@ -100,7 +102,7 @@ class Timeline:
         at = self.stamp(is_anchor=True) if at is None else at
         if at is None:
             return
-        self.step = number
+        self.step, self.batch_size = number, 0
         self.put(_encode.step_heads(number)[0], at, self.counters(False))
 
     def end_step(self, at: Optional[Time] = None) -> None:
@@ -114,5 +116,10 @@ class Timeline:
             each(True)
         self.step = None
         attributes = self.attributes(number)
-        tail = _encode.attributes(attributes) if attributes else ""
+        if self.batch_size and attributes:
+            tail = _encode.attributes({"batch_size": self.batch_size, **attributes})
+        elif self.batch_size:
+            tail = f',"attributes":{{"batch_size":{self.batch_size}}}'
+        else:
+            tail = _encode.attributes(attributes) if attributes else ""
         self.put(_encode.step_heads(number)[1], at, tail + self.counters(True))

@@ -195,7 +195,7 @@ class Watch(Part):
 
         def before(module: Any, inputs: Any) -> None:
             if module is model and not is_compiling():
-                loop.forward_begin(module.training and torch.is_grad_enabled())
+                loop.forward_begin(module.training and torch.is_grad_enabled(), inputs)
 
         def after(module: Any, inputs: Any, outputs: Any) -> None:
             if module is model and not is_compiling():
@@ -229,7 +229,7 @@ class Watch(Part):
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or loop.is_off:
                 return function(*args, **kwargs)
-            loop.forward_begin(model.training and torch.is_grad_enabled())
+            loop.forward_begin(model.training and torch.is_grad_enabled(), (args, kwargs))
             outputs = None
             try:
                 outputs = function(*args, **kwargs)

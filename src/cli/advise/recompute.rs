@@ -2,8 +2,9 @@
 
 use crate::advise::recompute::{Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, names, read};
 use crate::cli::terminal;
+use crate::config::Settings;
 use crate::recording::{bytes_of, printable};
-use crate::report::{Table, size};
+use crate::report::{Report, Room, Table, size};
 use anyhow::Context as _;
 use clap::Args;
 use highwater_core::units::parse_bytes;
@@ -12,13 +13,16 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub(super) struct RecomputeFlags {
     /// How much memory the plans are to save, such as 3.2GiB [default: they are only listed].
     #[arg(long, value_name = "SIZE", requires = "plans", conflicts_with = "layers", value_parser = bytes)]
     free: Option<u64>,
+    /// Save what this recording lacks: a GPU's peak must leave the headroom of `--headroom`.
+    #[arg(long, value_name = "FILE", requires = "plans", conflicts_with_all = ["layers", "free"])]
+    observed: Option<PathBuf>,
     /// Compute savings with this value of a dimension instead of the first batch's. May be given several times.
     #[arg(long = "dim", value_name = "NAME=N", requires = "plans", conflicts_with = "layers", value_parser = dim)]
     dims: Vec<(String, u64)>,
@@ -27,7 +31,7 @@ pub(super) struct RecomputeFlags {
     enabled: Option<String>,
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
 
@@ -47,7 +51,7 @@ struct Valued<'a> {
 }
 
 impl RecomputeFlags {
-    pub fn run(&self, file: &Path, json: bool) -> anyhow::Result<()> {
+    pub fn run(&self, file: &Path, headroom_bytes: u64, json: bool) -> anyhow::Result<()> {
         let name = || file.display().to_string();
         let log = read(BufReader::new(bytes_of(file, MOST_LOG_BYTES)?)).with_context(name)?;
         anyhow::ensure!(
@@ -68,12 +72,16 @@ impl RecomputeFlags {
             .map(|valued| Offer { plan: valued.plan, saving_bytes: valued.saving.as_ref().ok().copied().flatten() })
             .collect();
         let in_force = enabled.as_deref().or(log.enabled.as_deref());
+        let free = match &self.observed {
+            Some(observed) => Some(lacking(observed, headroom_bytes)?),
+            None => self.free,
+        };
         let chosen =
-            self.free.map(|need| choose(&offers, in_force, &log.exclusive(), need)).transpose().with_context(name)?;
+            free.map(|need| choose(&offers, in_force, &log.exclusive(), need)).transpose().with_context(name)?;
         if json {
             terminal::print_line(serde_json::to_string_pretty(&as_json(&log, &plans, &dims, chosen.as_ref()))?)?;
         } else {
-            terminal::print(as_text(&log, &plans, chosen.as_ref(), self.free)?)?;
+            terminal::print(as_text(&log, &plans, chosen.as_ref(), free)?)?;
         }
         Ok(())
     }
@@ -96,6 +104,21 @@ impl RecomputeFlags {
         }
         Ok(dims)
     }
+}
+
+/// By how much the GPU of a recording that was fullest lacks the headroom, bytes.
+fn lacking(observed: &Path, headroom_bytes: u64) -> anyhow::Result<u64> {
+    let report = Report::open(observed, Room::of(1), &Settings::default())?;
+    let lacking = report.gpus.iter().filter_map(|gpu| {
+        let (peak, usable) = (gpu.usage.peak?.0, gpu.device.usable_bytes()?);
+        Some(peak.saturating_add(headroom_bytes).saturating_sub(usable))
+    });
+    lacking.max().with_context(|| {
+        format!(
+            "--observed {}: it has no GPU whose size and peak are known: say how much to save by --free",
+            observed.display()
+        )
+    })
 }
 
 /// A JSON file, or a list, in which every id has colons.

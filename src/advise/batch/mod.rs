@@ -1,0 +1,12 @@
+//! Which batch size fits, from the peaks of observed steps.
+
+mod fit;
+mod observed;
+mod recorded;
+
+pub use fit::{Fit, Point, fit};
+pub use observed::{Observed, Rank, Run};
+pub use recorded::read;
+
+/// The attribute of a step that has its batch size.
+pub const ATTRIBUTE: &str = "batch_size";

@@ -1,0 +1,63 @@
+//! Which batch size fits.
+
+use crate::advise::batch::{Observed, Rank, read};
+use crate::cli::terminal;
+use crate::report::{Table, size};
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+
+/// Answers from the steps of these recordings.
+pub(super) fn run(files: &[PathBuf], headroom_bytes: u64, json: bool) -> anyhow::Result<()> {
+    let mut observed = Observed::default();
+    files.iter().try_for_each(|file| read(file, headroom_bytes, &mut observed))?;
+    let names = || files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+    let advised = observed.advise().map_err(|problem| anyhow::anyhow!("{}: {problem}", names()))?;
+    if json {
+        Ok(terminal::print_line(serde_json::to_string_pretty(&advised)?)?)
+    } else {
+        Ok(terminal::print(text(&advised)?)?)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes for people")]
+fn text(advised: &Rank) -> Result<String, fmt::Error> {
+    let (mut out, fit) = (String::new(), &advised.fit);
+    let mut table = Table::new(["batch size", "peak", "steps"]);
+    for point in &fit.points {
+        table.push([point.batch_size.to_string(), size(point.peak_bytes), point.steps.to_string()]);
+    }
+    write!(out, "{table}")?;
+    let fixed = if fit.fixed_bytes >= 0.0 {
+        size(fit.fixed_bytes as u64)
+    } else {
+        format!("-{}", size(-fit.fixed_bytes as u64))
+    };
+    let per_sample = size(fit.bytes_per_sample as u64);
+    write!(out, "On rank {}, the peak is {fixed} and {per_sample} more for each sample", advised.rank)?;
+    match fit.error_bytes {
+        Some(error) => writeln!(out, ", with an error of {}.", size(error as u64))?,
+        None => writeln!(out, ". With two batch sizes, the error of this is not known.")?,
+    }
+    match (fit.largest_batch_size, fit.predicted_peak_bytes) {
+        (Some(largest), Some(peak)) => {
+            writeln!(out, "The largest batch that stays below {} has {largest} samples.", size(fit.limit_bytes))?;
+            write!(out, "Its peak should be {}", size(peak))?;
+            match fit.highest_peak_bytes {
+                Some(highest) => writeln!(out, ", and with a probability of 97.5 % at most {}.", size(highest))?,
+                None => writeln!(out, ".")?,
+            }
+        }
+        _ => writeln!(out, "Not even a batch of one sample stays below {}.", size(fit.limit_bytes))?,
+    }
+    if let Some(times) = fit.times_observed.filter(|times| *times > 2.0) {
+        writeln!(out, "That is {times:.1} times the largest batch that was observed: approach it in steps.")?;
+    }
+    if advised.left_out_steps > 0 {
+        let steps = advised.left_out_steps;
+        writeln!(out, "Left out: {steps} steps after one with a larger batch, whose memory the allocator kept.")?;
+    }
+    for (rank, problem) in &advised.unknown_ranks {
+        writeln!(out, "Rank {rank} is left out: {problem}.")?;
+    }
+    Ok(out)
+}
