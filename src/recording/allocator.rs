@@ -23,6 +23,49 @@ pub struct Allocator {
     pub failures: Vec<Failure>,
     /// How many failures are not among them.
     pub failures_left_out: u64,
+    /// Who held memory over time.
+    pub bands: Bands,
+}
+
+/// The memory of the places in the program that held the most at any time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Bands {
+    /// The places, the one with the highest level first; `None` is one that is not known.
+    pub sites: Vec<Option<String>>,
+    /// In order of time, each until the next begins.
+    pub moments: Vec<BandMoment>,
+}
+
+/// What was held at the highest moment of a stretch of time, bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BandMoment {
+    /// When the stretch begins, nanoseconds, as the times of the recording.
+    pub from_ns: i64,
+    /// By all places, also those that are not listed.
+    pub total: u64,
+    /// By each place.
+    pub held: Vec<u64>,
+}
+
+impl Bands {
+    /// The highest level of a place, bytes.
+    #[must_use]
+    pub fn highest(&self, site: usize) -> u64 {
+        self.moments.iter().filter_map(|moment| moment.held.get(site)).copied().max().unwrap_or(0)
+    }
+
+    /// Those of so many places with the highest levels.
+    #[must_use]
+    pub fn largest(mut self, most: usize) -> Self {
+        let mut order: Vec<usize> = (0..self.sites.len()).collect();
+        order.sort_by_key(|site| std::cmp::Reverse(self.highest(*site)));
+        order.truncate(most);
+        for moment in &mut self.moments {
+            moment.held = order.iter().filter_map(|site| moment.held.get(*site).copied()).collect();
+        }
+        self.sites = order.iter().filter_map(|site| self.sites.get(*site).cloned()).collect();
+        self
+    }
 }
 
 /// One moment of an allocator's history.

@@ -23,7 +23,7 @@ mod tests;
 pub(crate) mod track;
 pub(crate) mod write;
 
-pub use allocator::{Allocator, Failure, Holder, Moment, Place};
+pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
 pub(crate) use import::{begin_of, bytes_of, fairscale, is_own, json_of};
 pub use lines::{Skipped, SkippedLines};
 pub(crate) use lines::{printable, refuse, short};

@@ -2,7 +2,7 @@
 
 use super::table::{Table, size, size_if};
 use super::{Gpu, Report};
-use crate::recording::{Allocator, Failure, Moment, Place, printable};
+use crate::recording::{Allocator, Bands, Failure, Moment, Place, printable};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -29,8 +29,10 @@ fn held_by_others(of: &Allocator, places: &[(&str, u64, u64)]) -> u64 {
 }
 
 fn site(place: &Place) -> &str {
-    place.site.as_deref().unwrap_or("a place that is not known: no stack was recorded")
+    place.site.as_deref().unwrap_or(NOWHERE)
 }
+
+const NOWHERE: &str = "a place that is not known: no stack was recorded";
 
 /// Why there was no memory, as far as that is known.
 pub(super) fn why(failure: &Failure) -> Option<String> {
@@ -132,7 +134,28 @@ pub(super) fn page(of: &Allocator, begin_ns: i64) -> Value {
         "in_use_bytes": of.in_use,
         "requested_bytes": of.requested,
         "failures": failures.collect::<Vec<_>>(),
+        "bands": bands(&of.bands, begin_ns, UNIT_BYTES),
     })
+}
+
+/// What a page counts the levels of places in: a chart has less than a thousand of them in its height.
+const UNIT_BYTES: u64 = 1 << 16;
+
+/// Levels over time by place. They are counted in units, rounded down.
+fn bands(of: &Bands, begin_ns: i64, unit_bytes: u64) -> Value {
+    let moments = of.moments.iter().map(|moment| {
+        json!({
+            "after_ns": moment.from_ns.saturating_sub(begin_ns),
+            "total": moment.total / unit_bytes,
+            "held": moment.held.iter().map(|bytes| bytes / unit_bytes).collect::<Vec<_>>(),
+        })
+    });
+    let sites = of
+        .sites
+        .iter()
+        .enumerate()
+        .map(|(nth, site)| json!({"site": site.as_deref().unwrap_or(NOWHERE), "highest_bytes": of.highest(nth)}));
+    json!({"unit_bytes": unit_bytes, "sites": sites.collect::<Vec<_>>(), "moments": moments.collect::<Vec<_>>()})
 }
 
 /// The same for programs. Times are nanoseconds after the begin.
@@ -162,6 +185,7 @@ pub(super) fn json(of: &Allocator, begin_ns: i64) -> Value {
         "requested_bytes": of.requested,
         "failures": failures.collect::<Vec<_>>(),
         "failures_left_out": of.failures_left_out,
+        "bands": bands(&of.bands, begin_ns, 1),
     })
 }
 

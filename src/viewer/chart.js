@@ -6,7 +6,8 @@ const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
 const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
 
 class Chart {
-  // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown }
+  // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
+  //   holders: { sites, begins, levels }, where known: names, the begins of stretches of time in seconds, and bytes of each in each }
   // lanes: of class Lane
   // findings: { from, to, color, text }
   // bounds: the first and the last time that can be shown, seconds
@@ -236,14 +237,11 @@ class Chart {
 
   allocationAt(seconds, y) {
     for (const one of this.series) {
-      if (!one.shown || !one.allocations.length) continue;
+      if (!one.shown || !(one.allocations.length || one.holders)) continue;
       const at = seconds - one.shift;
       const bands = this.bands(one, seconds, one.curve.extremes(at, at).most);
       const band = bands.find(({ from, to }) => y <= this.y(from) && y > this.y(to));
-      if (band) {
-        const { bytes, begin, end, freed } = band.allocation;
-        return `${gib(bytes)} allocated at ${duration(begin)}, ${freed ? `freed after ${duration(end - begin)}` : "never freed"}`;
-      }
+      if (band) return band.text();
     }
     return null;
   }
@@ -251,9 +249,24 @@ class Chart {
   // The largest allocations that hold at a time, on top of what all others take.
   bands(one, seconds, total) {
     const at = seconds - one.shift;
+    if (one.holders) return this.held(one.holders, at, total);
     const alive = one.allocations.filter(({ begin, end }) => begin <= at && at < end);
     let level = Math.max(0, total - alive.reduce((sum, { bytes }) => sum + bytes, 0));
-    return alive.map((allocation) => ({ allocation, from: level, to: (level += allocation.bytes) }));
+    return alive.map(({ nth, bytes, begin, end, freed }) => ({ nth, from: level, to: (level += bytes), text: () =>
+      `${gib(bytes)} allocated at ${duration(begin)}, ${freed ? `freed after ${duration(end - begin)}` : "never freed"}` }));
+  }
+
+  // What places in the program hold, the largest below; all others are above them. Levels are those of the highest moment of a
+  // stretch of time, so that they may be above what was held when the stretch began.
+  held({ sites, begins, levels }, at, total) {
+    const moment = atMost(begins, at);
+    if (moment < 0) return [];
+    let level = 0;
+    return sites.map((site, nth) => {
+      const bytes = levels[moment][nth], from = Math.min(level, total);
+      level += bytes;
+      return { nth, from, to: Math.min(level, total), text: () => `${gib(bytes)} held by ${site}` };
+    }).filter(({ from, to }) => to > from);
   }
 
   // The bytes that the memory axis shows.

@@ -77,12 +77,10 @@ function listenToKeys(region, chart, actions) {
 
 function drawLegend(legend, chart) {
   legend.replaceChildren(...chart.series.map((one) => {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = `var(${one.color})`;
     const box = element("input", { type: "checkbox", onchange: () => { one.shown = box.checked; chart.draw(); chart.moved(chart.view); } });
     box.checked = one.shown;
     one.value = element("span", { class: "value" });
-    return element("li", {}, element("label", {}, box, swatch, one.name, " ", one.value));
+    return element("li", {}, element("label", {}, box, swatch(`var(${one.color})`), one.name, " ", one.value));
   }));
 }
 

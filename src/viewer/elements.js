@@ -11,6 +11,13 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// The color of what is named beside it.
+function swatch(color) {
+  const made = element("span", { class: "swatch" });
+  made.style.background = color;
+  return made;
+}
+
 // The first `words` columns are words and aligned left, the others numbers. A caption that says what the heading before
 // the table says is only read out.
 function table(caption, header, rows, words = 1, isHeaded = false) {

@@ -222,9 +222,7 @@ function layerRegion({ title, records, missing, left_out: leftOut, totals }) {
   const readout = element("p", { class: "readout", role: "status" });
   const chart = new LayerChart(place, records, (text) => { readout.textContent = text; });
   const swatches = chart.graphs.flatMap(({ lines, bars }) => [...lines, ...bars]).map(([key, name, color]) => {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = `var(${color})`;
-    return element("li", {}, swatch, name);
+    return element("li", {}, swatch(`var(${color})`), name);
   });
   const notes = GRAPHS.filter((graph) => !chart.graphs.includes(graph)).map((graph) => chart.instead(graph));
   if (leftOut) notes.push(`${leftOut.toLocaleString("en")} records are not drawn; the tables have them.`);

@@ -2,6 +2,9 @@
 // Draws a chart on its canvas. Each column of pixels shows the least and the most of its time, so that no reading is
 // lost at any zoom.
 
+// Bands of allocations, or of who made them.
+const bandColor = (nth) => `hsl(${HUES[nth % HUES.length]} 55% ${nth < HUES.length ? 55 : 72}%)`;
+
 class Painter {
   constructor(chart) { this.chart = chart; }
 
@@ -84,7 +87,7 @@ class Painter {
   curve(one, step) {
     const { chart, pen } = this, columns = Math.ceil(chart.width / step), { curve } = one;
     const per = (chart.view[1] - chart.view[0]) * step / chart.width, thick = Math.max(1.4, step), floor = chart.floor();
-    const color = this.color(one.color), bands = one.allocations.length > 0;
+    const color = this.color(one.color), bands = one.allocations.length > 0 || Boolean(one.holders);
     for (let column = 0; column < columns; column++) {
       const from = chart.view[0] + column * per - one.shift;
       if (from > curve.end || from + per <= curve.begin) continue;
@@ -113,8 +116,8 @@ class Painter {
     pen.globalAlpha = 0.25;
     pen.fillRect(x, top, step, chart.floor() - top);
     pen.globalAlpha = 0.85;
-    for (const { allocation, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
-      pen.fillStyle = `hsl(${HUES[allocation.nth % HUES.length]} 55% 55%)`;
+    for (const { nth, from: low, to } of held === -Infinity ? [] : chart.bands(one, from + one.shift, held)) {
+      pen.fillStyle = bandColor(nth);
       pen.fillRect(x, chart.y(to), step, chart.y(low) - chart.y(to));
     }
     pen.globalAlpha = 1;

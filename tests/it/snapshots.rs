@@ -112,6 +112,25 @@ fn reported(path: &Path) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
+/// The highest of the moments that are drawn is the peak, with the memory of each place as its holders have it.
+fn bands_are_right_at_the_peak(allocator: &Value, name: &str) {
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let moments = list(&allocator["bands"]["moments"]);
+    let highest = moments.iter().rev().max_by_key(|moment| moment["total"].as_u64()).expect("a moment");
+    assert_eq!(highest["total"], allocator["peak"]["allocated_bytes"], "{name}");
+    let mut held: BTreeMap<String, u64> = BTreeMap::new();
+    for holder in list(&allocator["holders"]) {
+        let site = holder["place"]["site"].as_str().unwrap_or("a place that is not known: no stack was recorded");
+        *held.entry(site.to_owned()).or_default() += holder["bytes"].as_u64().expect("bytes");
+    }
+    let sites = list(&allocator["bands"]["sites"]);
+    assert!(sites.len() > 5 || moments.len() < 5, "{name}: {sites:?}");
+    for (site, bytes) in sites.iter().zip(list(&highest["held"])) {
+        let site = site["site"].as_str().expect("a name");
+        assert_eq!(bytes.as_u64(), Some(held.get(site).copied().unwrap_or(0)), "{name}: {site}");
+    }
+}
+
 #[test]
 fn the_peak_and_its_holders_are_those_of_pytorchs_visualiser() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -138,6 +157,9 @@ fn the_peak_and_its_holders_are_those_of_pytorchs_visualiser() {
             });
             let holders: serde_json::Map<String, Value> = holders.collect();
             assert_eq!(Value::Object(holders), expected["held"], "{name}");
+            if of["events"] != json!(0) {
+                bands_are_right_at_the_peak(of, &name);
+            }
         }
         assert_eq!(report["recordings"][0]["gpus"].as_array().map(Vec::len), Some(3), "{name}");
     }

@@ -55,6 +55,7 @@ function seriesOf(report) {
       series.push({ name, color: `--c${series.length % 8}`, curve: gpu.curve, shift: recording.shift, capacity: gpu.usable_bytes,
         peak: gpu.peak_bytes === null ? null : [gpu.peak_bytes, seconds(gpu.peak_after_ns)],
         namesPeak: count <= 8 && (several || gpu.peak_bytes === most || count <= 2), namesCapacity: false, shown: true,
+        holders: holdersOf(gpu),
         allocations: gpu.largest.map((one, nth) => ({ nth, bytes: one.bytes, freed: one.freed,
           begin: seconds(one.after_ns), end: seconds(one.after_ns + one.lasted_ns) })) });
     }
@@ -62,7 +63,7 @@ function seriesOf(report) {
   const sized = series.find((one) => one.capacity);
   if (sized) sized.namesCapacity = true;
   // Bands of several GPUs would hide each other: one is shown at first.
-  if (series.some((one) => one.allocations.length)) {
+  if (series.some((one) => one.allocations.length || one.holders)) {
     const top = series.reduce((best, one) => (one.peak?.[0] ?? 0) > (best.peak?.[0] ?? 0) ? one : best);
     series.forEach((one) => { one.shown = one === top; });
   } else if (series.length > MOST_SHOWN) {
@@ -70,6 +71,14 @@ function seriesOf(report) {
     series.forEach((one) => { one.shown = highest.includes(one); });
   }
   return series;
+}
+
+// Who held memory over time, if the recording has it.
+function holdersOf({ allocator }) {
+  if (!allocator?.bands.moments.length) return null;
+  const { sites, moments, unit_bytes: unit } = allocator.bands;
+  return { sites: sites.map(({ site }) => site), begins: Float64Array.from(moments, (moment) => seconds(moment.after_ns)),
+    levels: moments.map(({ held }) => held.map((units) => units * unit)) };
 }
 
 function lanesOf(report) {
@@ -198,6 +207,11 @@ function tables(report, chart) {
           + `${unused !== null && unused >= 0 ? `; ${gib(unused)} were not in use` : ""}. At the end it had reserved ${gib(allocator.reserved_bytes)}: ${gib(less(allocator.reserved_bytes, allocator.in_use_bytes))} `
           + `not in use, ${gib(less(allocator.in_use_bytes, allocator.requested_bytes))} lost to rounding.`),
         table(`Memory at the peak by place in the program, GPU ${index}${of}`, ["place", "held", "allocations"], rows, 1));
+      const { sites, moments } = allocator.bands;
+      if (sites.length) made.push(element("h2", {}, `Who held memory over time on GPU ${index}${of}`),
+        element("p", {}, `The bands in the chart, from below; all others are above them. There are ${moments.length.toLocaleString("en")} stretches of time, and each shows its highest moment.`),
+        table(`Memory over time by place in the program, GPU ${index}${of}`, ["place", "most"], sites.map(({ site, highest_bytes: most }, nth) =>
+          [element("span", {}, swatch(bandColor(nth)), ` ${site}`), gib(most)]), 1));
       if (failures.length) made.push(element("h2", {}, `No memory on GPU ${index}${of}`), table(`Allocations that failed on GPU ${index}${of}`,
         ["asked for by", "why", "after", "asked for", "allocated", "reserved", "free on the GPU"], failures.map((one) => [one.site, one.why, duration(seconds(one.after_ns)),
           gib(one.requested_bytes), gib(one.allocated_bytes), gib(one.reserved_bytes), gib(one.device_free_bytes)]), 2));

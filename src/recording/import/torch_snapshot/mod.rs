@@ -5,6 +5,7 @@
 //! grows with what is allocated at a time, and not with the file; the peak and its holders are those of PyTorch's own
 //! visualiser.
 
+mod bands;
 mod curve;
 mod input;
 mod members;
@@ -14,7 +15,7 @@ mod replay;
 mod stacks;
 mod values;
 
-use crate::recording::allocator::{Allocator, Failure, Holder, Moment, Place};
+use crate::recording::allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
 use crate::recording::lines::{File, refuse};
 use crate::recording::points::Track;
 use crate::recording::tape::{Format, READING_NS, Tape, Times};
@@ -35,6 +36,9 @@ const MOST_BYTES: u64 = 64 << 30;
 /// Stacks that are listed of one device, and of all: holders, and failures.
 const MOST_HOLDERS: usize = 100;
 const MOST_LISTED: usize = 512;
+/// The most places whose memory is kept over time, and GPUs of which it is: they are most of a page.
+const MOST_SITES: usize = 12;
+const MOST_BANDED: usize = 8;
 /// The most frames of a stack that are listed, and the longest name of a file or function, characters.
 const MOST_FRAMES: usize = 64;
 const LONGEST_NAME: usize = 150;
@@ -146,7 +150,36 @@ fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing
         others: (others.len(), others.iter().fold(0, |sum, holder| sum.saturating_add(holder.bytes))),
         failures: failures.collect(),
         failures_left_out: device.trace.failures_left_out.saturating_add(more),
+        bands: if gpu < MOST_BANDED { bands(&device.banded, stacks, times) } else { Bands::default() },
     }
+}
+
+/// Who held memory over time, by place in the program.
+fn bands(of: &bands::Banded, stacks: &Stacks, times: Timing) -> Bands {
+    let mut sites: Vec<Option<String>> = Vec::new();
+    let site_of: Vec<usize> = of
+        .holders
+        .iter()
+        .map(|stack| {
+            let site = place(*stack, stacks).site;
+            sites.iter().position(|known| *known == site).unwrap_or_else(|| {
+                sites.push(site);
+                sites.len() - 1
+            })
+        })
+        .collect();
+    let mut last_ns = i64::MIN;
+    let moments = of.moments.iter().filter_map(|moment| {
+        // A history's times may go back; a chart's do not.
+        last_ns = last_ns.max(times.at_ns(moment.begin_event, moment.begin_us)?);
+        let mut held = vec![0_u64; sites.len()];
+        for (site, bytes) in site_of.iter().zip(&moment.held) {
+            held[*site] = held[*site].saturating_add(*bytes);
+        }
+        Some(BandMoment { from_ns: last_ns, total: moment.total, held })
+    });
+    let moments: Vec<BandMoment> = moments.collect();
+    Bands { sites, moments }.largest(MOST_SITES)
 }
 
 /// Code that is not the program's own: of Python's frames, those of PyTorch.

@@ -5,6 +5,7 @@
 //! without having been allocated in the trace, and blocks that never were, have been there from the begin; everything is done
 //! in one pass, in memory that grows with what is allocated at a time and not with the trace.
 
+use super::bands::{Banded, Bands};
 use super::curve::{Curve, Level};
 use super::stacks::{NONE, Stacks};
 use super::values::{Entry, MOST_DEVICES, Segment, Sink, Top};
@@ -57,6 +58,9 @@ pub(super) struct Trace {
     /// How many peaks there were.
     peaks: u32,
     pub curve: Curve,
+    bands: Bands,
+    /// Of `freed_before`, what each stack had.
+    before: HashMap<u32, u64>,
     pub failures: Vec<Failure>,
     pub failures_left_out: u64,
 }
@@ -133,7 +137,12 @@ pub(super) struct Device {
     pub segments: Option<Segments>,
     /// Whoever held memory at the peak, the most first.
     pub holders: Vec<Holder>,
+    /// Whoever held the most at any time, over time.
+    pub banded: Banded,
 }
+
+/// The most stacks whose levels over time are kept of a device.
+const MOST_BANDED: usize = 64;
 
 impl Replay {
     pub fn new(stacks: &mut Stacks) -> Self {
@@ -222,6 +231,9 @@ fn sum(level: i64, bytes: i64) -> Result<i64, String> {
 
 impl Trace {
     fn add(&mut self, actions: &Actions, entry: &Entry) -> Result<(), String> {
+        if self.events == 0 {
+            self.bands.change(0, entry.time_us, NONE, 0);
+        }
         self.events += 1;
         if entry.time_us.is_some() {
             self.begin_us = self.begin_us.or(entry.time_us);
@@ -235,6 +247,7 @@ impl Trace {
         if action == actions.alloc {
             self.allocated = sum(self.allocated, size)?;
             self.hold(entry.stack, size, 1);
+            self.bands.change(self.events, time_us, entry.stack, size);
             if let Some(address) = entry.address {
                 self.live.insert(address, (entry.size, entry.stack));
             }
@@ -247,9 +260,13 @@ impl Trace {
                 let bytes = i64::try_from(bytes).map_err(|error| error.to_string())?;
                 self.allocated = sum(self.allocated, -bytes)?;
                 self.hold(stack, -bytes, -1);
+                self.bands.change(self.events, time_us, stack, -bytes);
             } else {
                 self.allocated = sum(self.allocated, -size)?;
                 self.freed_before = sum(self.freed_before, size)?;
+                self.bands.change(self.events, time_us, entry.stack, -size);
+                let before = self.before.entry(entry.stack).or_default();
+                *before = before.saturating_add(entry.size);
                 // It was there at the peak, as that lies before.
                 let held = self.touch(entry.stack);
                 held.at_peak = (held.at_peak.0.saturating_add(size), held.at_peak.1 + 1);
@@ -313,6 +330,7 @@ impl Device {
         }
         // What is in use and was not allocated in the trace was there all the time.
         let mut allocated_before = trace.freed_before;
+        let mut before = std::mem::take(&mut trace.before);
         let mut seen = HashSet::new();
         for block in blocks {
             let is_traced =
@@ -320,6 +338,8 @@ impl Device {
             if !is_traced {
                 let bytes = i64::try_from(block.requested).unwrap_or(i64::MAX);
                 allocated_before = allocated_before.saturating_add(bytes);
+                let level = before.entry(block.stack).or_default();
+                *level = level.saturating_add(block.requested);
                 let held = held.entry(block.stack).or_default();
                 held.at_peak = (held.at_peak.0.saturating_add(bytes), held.at_peak.1 + 1);
             }
@@ -335,6 +355,7 @@ impl Device {
         holders.sort_unstable_by_key(|holder| (std::cmp::Reverse(holder.bytes), holder.stack));
         let reserved_before =
             segments.and_then(|segments| i64::try_from(segments.reserved).ok()?.checked_sub(trace.reserved));
-        Self { device, trace, allocated_before, reserved_before, segments, holders }
+        let banded = std::mem::take(&mut trace.bands).finish(&before, MOST_BANDED);
+        Self { device, trace, allocated_before, reserved_before, segments, holders, banded }
     }
 }
