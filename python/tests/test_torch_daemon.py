@@ -46,6 +46,7 @@ class WatchedByTheDaemon(TorchCase):
         phases = list(reversed(daemon.phases("watched")))
         steps = [phase for phase in phases if phase["kind"] == "step"]
         self.assertEqual([step["step"] for step in steps], list(range(6)))
+        self.assertEqual([step["attributes"]["batch_size"] for step in steps], [4] * 6)
         for step in steps:
             inside = [phase["phase"] for phase in phases if phase["kind"] == "phase" and phase["step"] == step["step"]]
             self.assertEqual(inside[:4], ["data", "forward", "backward", "optimizer"])

@@ -93,9 +93,23 @@ class Steps(TorchCase):
         count = sum(parameter.numel() for parameter in self.model.parameters()) * 4
         ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
         self.assertEqual(ends[0]["attributes"], {
-            "parameter_bytes": count, "gradient_bytes": count, "optimizer_bytes": 2 * count + 4 * 4,
+            "batch_size": 3, "parameter_bytes": count, "gradient_bytes": count, "optimizer_bytes": 2 * count + 4 * 4,
         })
-        self.assertNotIn("attributes", ends[1])
+        self.assertEqual(ends[1]["attributes"], {"batch_size": 3})
+
+    def test_a_step_says_its_largest_batch(self):
+        from highwater.torch.tensors import batch_size
+
+        self.assertEqual(batch_size({"ids": [torch.tensor(1.0), torch.zeros(5, 2)], "more": torch.zeros(9)}), 5)
+        self.assertEqual([batch_size(value) for value in ([], None, "text", torch.tensor(3), [[[[torch.zeros(4)]]]])], [0] * 5)
+        loader = torch.utils.data.DataLoader(torch.randn(7, 4), batch_size=3)
+        self.watch(self.model, self.optimizer, loader)
+        for batch in loader:
+            # What the loader gave counts, and not what the model was given of it.
+            self.model(batch[:1]).sum().backward()
+            self.optimizer.step()
+        ends = [event for event in self.sent(self.daemon) if event.get("kind") == "step" and event["event"] == "end"]
+        self.assertEqual([end["attributes"]["batch_size"] for end in ends], [3, 3, 1])
 
     def test_a_view_keeps_its_storage(self):
         from highwater.torch.holdings import bytes_of

@@ -404,4 +404,24 @@ mod tests {
             assert!(check(&json!({"time_unix_nano": far})).is_err(), "{far}");
         }
     }
+
+    #[test]
+    fn an_end_adds_attributes_up_to_those_of_one_event() {
+        let of = |all: &[(&str, &str)]| -> Attributes {
+            all.iter().map(|(name, text)| ((*name).into(), Scalar::Text((*text).to_owned()))).collect()
+        };
+        assert_eq!(joined(None, None), None);
+        assert_eq!(joined(None, Some(&of(&[("a", "1")]))), Some(of(&[("a", "1")])));
+        assert_eq!(joined(Some(of(&[("a", "1")])), None), Some(of(&[("a", "1")])));
+        let both = joined(Some(of(&[("a", "1"), ("b", "2")])), Some(&of(&[("b", "3"), ("c", "4")])));
+        assert_eq!(both, Some(of(&[("a", "1"), ("b", "2"), ("c", "4")])), "what was said at the begin stays");
+        let names: Vec<String> = (0..30).map(|nth| format!("n{nth}")).collect();
+        let many = |range: std::ops::Range<usize>| {
+            of(&names[range].iter().map(|name| (name.as_str(), "")).collect::<Vec<_>>())
+        };
+        assert_eq!(joined(Some(many(0..10)), Some(&many(10..26))), Some(many(0..16)));
+        let long = "x".repeat(600);
+        let both = joined(Some(of(&[("a", &long)])), Some(&of(&[("b", &long), ("c", "small")])));
+        assert_eq!(both, Some(of(&[("a", &long), ("c", "small")])));
+    }
 }

@@ -41,6 +41,7 @@ impl Run {
 pub struct Observed {
     ranks: BTreeMap<u32, Of>,
     left_out: u64,
+    several_in_one_process: bool,
 }
 
 /// The runs of one rank.
@@ -62,6 +63,8 @@ pub struct Rank {
     pub fit: Fit,
     /// Steps that do not count: they came after a step with a larger batch, whose memory the allocator kept.
     pub left_out_steps: u64,
+    /// Whether a process had several batch sizes. Its allocator keeps blocks of each, so that memory seems to grow faster.
+    pub several_in_one_process: bool,
     /// Why nothing is known of other ranks.
     pub unknown_ranks: BTreeMap<u32, String>,
 }
@@ -70,6 +73,7 @@ impl Observed {
     /// Adds a run of a rank, whose GPU may have so many bytes in use.
     pub fn add(&mut self, rank: u32, run: Run, limit_bytes: Option<u64>) {
         self.left_out += run.left_out;
+        self.several_in_one_process |= run.sizes.len() > 1;
         if self.ranks.len() >= MOST_RANKS && !self.ranks.contains_key(&rank) {
             return;
         }
@@ -84,10 +88,10 @@ impl Observed {
     ///
     /// # Errors
     /// It is known of none; says why.
-    pub fn advise(self) -> Result<Rank, String> {
+    pub fn advise(mut self) -> Result<Rank, String> {
         let mut unknown_ranks = BTreeMap::new();
         let mut best: Option<(u32, Fit)> = None;
-        for (rank, of) in self.ranks {
+        for (rank, of) in std::mem::take(&mut self.ranks) {
             let limit = of.limit_bytes.ok_or_else(|| "the size of its GPU is not known".to_owned());
             match limit.and_then(|limit_bytes| fit(of.points, limit_bytes)) {
                 Ok(fit) => {
@@ -104,7 +108,8 @@ impl Observed {
                 why.unwrap_or_else(|| format!("no step has the attribute `{}` and a known peak", super::ATTRIBUTE))
             );
         };
-        Ok(Rank { rank, fit, left_out_steps: self.left_out, unknown_ranks })
+        let Self { left_out: left_out_steps, several_in_one_process, .. } = self;
+        Ok(Rank { rank, fit, left_out_steps, several_in_one_process, unknown_ranks })
     }
 }
 
@@ -141,6 +146,10 @@ mod tests {
             advised.fit.points.iter().map(|point| (point.batch_size, point.peak_bytes, point.steps)).collect();
         assert_eq!(points, [(4, 40, 2), (8, 80, 2), (16, 160, 1), (16, 164, 1)]);
         assert_eq!(advised.fit.limit_bytes, 900, "of the smaller GPU");
+        assert!(advised.several_in_one_process);
+        let mut apart = Observed::default();
+        [[(4, 40)], [(8, 80)]].iter().for_each(|steps| apart.add(0, run(steps), Some(1_000)));
+        assert!(!apart.advise().expect("known").several_in_one_process);
         assert_eq!(
             Observed::default().advise().expect_err("none"),
             "no step has the attribute `batch_size` and a known peak"

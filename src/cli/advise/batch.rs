@@ -52,6 +52,12 @@ fn text(advised: &Rank) -> Result<String, fmt::Error> {
     if let Some(times) = fit.times_observed.filter(|times| *times > 2.0) {
         writeln!(out, "That is {times:.1} times the largest batch that was observed: approach it in steps.")?;
     }
+    if advised.several_in_one_process {
+        writeln!(
+            out,
+            "Several batch sizes ran in one process, whose allocator keeps blocks of each: with a process for each, more may fit."
+        )?;
+    }
     if advised.left_out_steps > 0 {
         let steps = advised.left_out_steps;
         writeln!(out, "Left out: {steps} steps after one with a larger batch, whose memory the allocator kept.")?;
