@@ -1,7 +1,7 @@
 //! A report as JSON, for programs: `docs/reports.md` describes every field. What is not known is `null`.
 
 use super::layers::Profile;
-use super::{Comparison, Report, Row, Span, allocator};
+use super::{Comparison, Report, Row, Span, advised, allocator};
 use crate::kineto::Ranks;
 use crate::recording::{Allocator, Times};
 use serde_json::{Value, json};
@@ -43,6 +43,7 @@ fn recording(report: &Report) -> Value {
         "phases": phases(report),
         "layers": layers(report),
         "findings": findings(report),
+        "advice": advised(report),
         "skipped_rows": report.skipped.count,
         "trace": report.trace.as_ref().map(|traced| &traced.analysis),
     })

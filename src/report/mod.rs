@@ -5,6 +5,7 @@
 //! is thinned, and then every extreme is kept; what a recording does not contain is absent, never 0. Memory is bounded
 //! whatever the recording's size: a file in the recordings' own format is read row by row.
 
+mod advised;
 mod allocator;
 mod axis;
 mod compare;
@@ -26,6 +27,7 @@ mod text;
 mod trace;
 mod usage;
 
+pub use advised::{Advised, advised};
 pub use compare::{Comparison, Difference};
 pub use condition::{Condition, Failed};
 pub use curve::{Curve, Point};

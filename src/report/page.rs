@@ -3,7 +3,7 @@
 //! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
 use super::layers::Profile;
-use super::{Comparison, Gpu, Report, axis, packed, text, trace};
+use super::{Comparison, Gpu, Report, advised, axis, packed, text, trace};
 use crate::kineto::Ranks;
 use crate::recording::Times;
 use crate::viewer::Page;
@@ -58,6 +58,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "layer_names": report.layers.names,
         "profiles": report.layers.profiles.iter().map(|one| profile(one, report.layers.top())).collect::<Vec<_>>(),
         "findings": super::json::findings(report).unwrap_or_default(),
+        "advice": advised(report).into_iter().map(|advised| advised.text).collect::<Vec<_>>(),
         "skipped": report.skipped.count,
         "skipped_first": report.skipped.first.first().map(ToString::to_string),
     })

@@ -2,7 +2,7 @@
 
 use super::layers::Profile;
 use super::table::{Table, milliseconds, size, size_if};
-use super::{Report, Span, allocator, trace};
+use super::{Report, Span, advised, allocator, trace};
 use crate::kineto::Ranks;
 use crate::recording::{Times, printable};
 use highwater_core::wire::Kind;
@@ -53,6 +53,9 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
         writeln!(out, "{}", printable(&line))?;
         writeln!(out, "    {}", printable(&found.why))?;
         writeln!(out, "    {}", printable(&found.advice))?;
+    }
+    for advised in advised(report) {
+        writeln!(out, "advice: {}", printable(&advised.text))?;
     }
     if !report.origin.missing.is_empty() {
         writeln!(out, "not in this file: {}", report.origin.missing.join(", "))?;

@@ -316,3 +316,44 @@ fn plans_are_chosen_for_the_headroom_that_a_recording_lacks() {
     assert!(chosen["saving_bytes"].as_u64() >= Some(100 * MIB), "{chosen}");
     assert_eq!(chosen["enable"].as_array().map(Vec::len), Some(1), "{chosen}");
 }
+
+#[test]
+fn a_report_on_a_job_that_lacked_memory_says_where_to_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = grown(folder.path());
+    let connection = Connection::open(&path).expect("it opens");
+    let finding =
+        "INSERT INTO findings (kind, severity, certainty, gpu_uuid, job, rank, begin_ns, what, why, advice, evidence)
+        SELECT '{kind}', 'warning', 'observed', NULL, 'j', 0, min(at_ns), 'w', 'y', 'a', '{}' FROM samples";
+    let mut rows = finding.replace("{kind}", "low_headroom");
+    rows += ";INSERT INTO layer_profiles SELECT 1, 'j', 0, 2, min(at_ns), min(at_ns), 0 FROM samples;";
+    for nth in 0..10 {
+        let of = "INSERT INTO layer_records (profile, nth, name, direction, at_ns, allocated_bytes, growth_bytes, activation_bytes)";
+        let allocated = (nth + 1) * 100 * MIB;
+        rows += &format!(
+            "{of} SELECT 1, {nth}, 'layer{nth}', 'forward', min(at_ns), {allocated}, {0}, {0} FROM samples;",
+            100 * MIB
+        );
+    }
+    connection.execute_batch(&rows).expect("good SQL");
+    let report = |flags: &[&str]| {
+        let output = command().arg("report").arg(&path).args(flags).output().expect("it runs");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let (text, json) = (report(&[]), report(&["--json"]));
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let advice = &json["recordings"][0]["advice"];
+    let layers = ["layer2", "layer4", "layer6", "layer8"];
+    assert_eq!(advice[0]["checkpoints"]["split_modules"], json!(layers), "{advice}");
+    let sentence = "advice: Activations of job j, rank 0, step 2: with 4 checkpoints, at layer2, layer4, layer6, layer8, at \
+                    most 200.00 MiB are held at a time instead of 1000.00 MiB.";
+    assert!(text.contains(sentence), "{text}");
+    // Memory was not what a lagging rank lacked, and of a part of the layers nothing follows.
+    for change in [
+        "UPDATE findings SET kind = 'straggler'",
+        "UPDATE findings SET kind = 'low_headroom'; UPDATE layer_profiles SET missing = 1",
+    ] {
+        connection.execute_batch(change).expect("good SQL");
+        assert!(!report(&[]).contains("advice: "), "{change}");
+    }
+}

@@ -150,6 +150,10 @@ function findings(report, chart) {
           element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
     }
   }
+  for (const recording of report.recordings) {
+    for (const text of recording.advice) made.push(element("section", { class: "found info" },
+      element("p", {}, element("strong", {}, report.recordings.length > 1 ? `${recording.name}: advice` : "Advice")), element("p", {}, text)));
+  }
   return made.length ? [element("h2", {}, "Findings"), ...made] : [];
 }
 

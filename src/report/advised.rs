@@ -1,0 +1,72 @@
+//! Beside findings of too little memory, what to change: where to checkpoint, if the recording has the job's layers.
+//!
+//! Enters: a report with findings and layer profiles. Leaves: for each job that lacked memory, advice with numbers. Invariant:
+//! nothing is advised from a profile of which records are missing.
+
+use super::layers::Profile;
+use super::table::size;
+use super::{Found, Report};
+use crate::advise::{Checkpoints, Layers, checkpoints};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// Findings that less memory would mend.
+const KINDS: [&str; 3] = ["low_headroom", "allocator_thrash", "comm_starvation"];
+/// Checkpoints that are placed, as in the API's advice. More cost more and gain less.
+const CHECKPOINTS: usize = 4;
+/// Jobs that are advised.
+const MOST_JOBS: usize = 16;
+
+/// What to change in one job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Advised {
+    /// The sentence for people.
+    pub text: String,
+    /// Where to checkpoint.
+    pub checkpoints: Checkpoints,
+}
+
+/// The advice for each job that a finding says lacks memory.
+#[must_use]
+pub fn advised(report: &Report) -> Vec<Advised> {
+    let lacking = report.found().iter().filter(|found| KINDS.contains(&found.kind.as_str()));
+    let named: Vec<&Found> = lacking.collect();
+    // A GPU may be too full without a job that is known to be on it.
+    let is_meant =
+        |profile: &Profile| named.iter().any(|found| found.job.as_ref().is_none_or(|job| *job == profile.job));
+    let mut jobs = BTreeSet::new();
+    let mut profiles: Vec<&Profile> = report.layers.profiles.iter().filter(|profile| is_meant(profile)).collect();
+    // Of each job, the rank with the most activations.
+    profiles.sort_by_key(|profile| std::cmp::Reverse(profile.totals.activations));
+    profiles.retain(|profile| jobs.len() < MOST_JOBS && jobs.insert(&profile.job));
+    profiles.into_iter().filter_map(|profile| of(report, profile)).collect()
+}
+
+fn of(report: &Report, profile: &Profile) -> Option<Advised> {
+    if profile.left_out > 0 || profile.missing > 0 {
+        return None;
+    }
+    let mut layers = Layers::of(Some(profile.job.clone()), Some(profile.rank), profile.step);
+    for record in &profile.records {
+        layers.add(report.layers.names.get(record.name)?, record.allocated, &record.layer).ok()?;
+    }
+    let checkpoints = checkpoints(&layers, CHECKPOINTS, 0).ok().filter(|found| !found.split_modules.is_empty())?;
+    Some(Advised { text: sentence(&checkpoints, &layers), checkpoints })
+}
+
+fn sentence(advice: &Checkpoints, layers: &Layers) -> String {
+    let (count, at) = (advice.split_modules.len(), advice.split_modules.join(", "));
+    let mut text = format!(
+        "Activations of {}: with {count} checkpoints, at {at}, at most {} are held at a time instead of {}.",
+        layers.whose(),
+        size(advice.max_memory),
+        size(layers.activations()),
+    );
+    if let Some((observed, predicted)) = advice.observed_peak_bytes.zip(advice.predicted_peak_bytes) {
+        text.push_str(&format!(" The allocator's peak, {}, should fall to {}.", size(observed), size(predicted)));
+    }
+    if let Some(seconds) = advice.recomputed_seconds.filter(|seconds| *seconds > 0.0) {
+        text.push_str(&format!(" Each step runs forward passes of {:.1} ms a second time.", seconds * 1e3));
+    }
+    text
+}
