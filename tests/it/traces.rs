@@ -35,9 +35,11 @@ fn a_slow_collective_differs_from_one_that_waits() {
     assert_eq!((&ranks[0]["waiting_ns"], &ranks[1]["waiting_ns"]), (&json!(4_849_126), &json!(45_441_806)));
     assert_eq!(found["ranks"]["most_waited_for"], json!(0));
     let text = String::from_utf8(report(&files, &[]).stdout).expect("text");
-    for part in
-        ["all_reduce: 735 in 33.46 ms of transfer, 204.1 GB/s on the bus", "The others waited for rank 0 the longest."]
-    {
+    for part in [
+        "Rank 1 of 2.",
+        "all_reduce: 735 in 33.46 ms of transfer, 204.1 GB/s on the bus",
+        "The others waited for rank 0 the longest.",
+    ] {
         assert!(text.contains(part), "{text}");
     }
 }

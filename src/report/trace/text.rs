@@ -7,6 +7,10 @@ use std::fmt::{self, Write as _};
 
 /// The steps and collectives of a trace.
 pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> fmt::Result {
+    if let Some(rank) = analysis.rank {
+        let of = analysis.world_size.map_or_else(String::new, |size| format!(" of {size}"));
+        writeln!(out, "Rank {rank}{of}.")?;
+    }
     let mut table =
         Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"]);
     for step in &analysis.steps {
