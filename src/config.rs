@@ -37,6 +37,8 @@ pub struct Settings {
     pub period_ns: i64,
     /// The longest period that it backs off to, nanoseconds.
     pub max_period_ns: i64,
+    /// The period of GPUs on which nothing runs, nanoseconds; `None` for the full rate.
+    pub idle_period_ns: Option<i64>,
     /// Share of wall time that sweeps may take.
     pub budget: f64,
     /// How long a call may take before sampling continues without its GPU, nanoseconds.
@@ -88,6 +90,7 @@ impl Default for Settings {
             health_listen: None,
             period_ns: MILLISECOND_NS,
             max_period_ns: 100 * MILLISECOND_NS,
+            idle_period_ns: Some(50 * MILLISECOND_NS),
             budget: 0.15,
             hang_after_ns: SECOND_NS,
             medium_period_ns: 100 * MILLISECOND_NS,

@@ -145,14 +145,20 @@ fn intake(
     Ok(intake)
 }
 
+/// Makes every annotation of a job a sign that its GPUs are in use, so that they are read at the full rate.
+fn name_gpus(intake: &Intake, slot: &Arc<Slot>) {
+    let slot = Arc::clone(slot);
+    intake.on_gpus(Box::new(move |positions, at_ns| {
+        let Some(node) = slot.node() else { return };
+        positions.iter().filter_map(|position| node.gpus.get(*position)).for_each(|gpu| gpu.name(at_ns));
+    }));
+}
+
 /// The state before the source is open.
 fn known(settings: &Settings, intake: &Intake, clock: Arc<dyn Clock>) -> Known {
-    Known {
-        slot: Arc::new(Slot::empty(settings.source == SourceSpec::Nvml)),
-        ledger: Arc::clone(intake.ledger()),
-        findings: Arc::new(Detect::new(settings.detect.clone())),
-        clock,
-    }
+    let slot = Arc::new(Slot::empty(settings.source == SourceSpec::Nvml));
+    name_gpus(intake, &slot);
+    Known { slot, ledger: Arc::clone(intake.ledger()), findings: Arc::new(Detect::new(settings.detect.clone())), clock }
 }
 
 /// Starts the thread that asks the kubelet, if it is to be asked. Its answers are about the present, whatever is played
@@ -381,6 +387,6 @@ impl Shared {
             max_period_ns: settings.max_period_ns,
             busy_ratio: settings.budget,
         };
-        FastLane { budget, hang_after_ns: settings.hang_after_ns }
+        FastLane { budget, idle_period_ns: settings.idle_period_ns, hang_after_ns: settings.hang_after_ns }
     }
 }

@@ -48,7 +48,7 @@ def make(highwater, path, seconds, restless):
     for key, value in (("begin_ns", BEGIN), ("end_ns", end)):
         file.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
     ticks = ((BEGIN + ms * MILLISECOND, BEGIN + ms * MILLISECOND + 90_000) for ms in range(seconds * 1000))
-    file.executemany("INSERT INTO ticks VALUES (?, ?)", ticks)
+    file.executemany("INSERT INTO ticks VALUES (?, ?, 0)", ticks)
     for gpu in range(GPUS):
         row = (gpu, str(gpu), f"GPU-{gpu}", "NVIDIA H200", 150 * GIB, GIB // 2, end)
         file.execute("INSERT INTO gpus (gpu, gpu_index, uuid, name, memory_total_bytes, memory_reserved_bytes, "

@@ -75,7 +75,7 @@ impl Rig {
             Node::new(Arc::clone(&script) as _, Arc::clone(&clock) as _, config, Periods::default(), None).unwrap();
         node.ticks.keep_log(60_000, 600);
         let mut sampler = node.sampler(writers);
-        sampler.set_gap_after(3 * MILLISECOND_NS);
+        sampler.set_periods(None, MILLISECOND_NS);
         let limits = LogLimits { keep_ns: 600 * SECOND_NS, bytes: 1 << 20 };
         let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(limits);
         intake.set_devices(&script.devices);

@@ -61,6 +61,8 @@ keys! {
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
     "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver is overloaded.",
         |s, v| { s.max_period_ns = duration(v, 50_000, 10_000_000_000)?; Ok(()) };
+    "sampling.idle_period" = "50ms", "Period of the fast lane for a GPU on which no process has a context, until the first sign that one has; `none` for the full rate.",
+        |s, v| { s.idle_period_ns = duration_or_none(v, 1_000_000, 1_000_000_000)?; Ok(()) };
     "sampling.budget" = "0.15", "Share of wall time that the fast lane may spend inside the driver before it backs off.",
         |s, v| { s.budget = ratio(v)?; Ok(()) };
     "sampling.hang_after" = "1s", "A call that takes longer is given up, and sampling continues without its GPU.",
@@ -190,6 +192,10 @@ fn duration(text: &str, least_ns: i64, most_ns: i64) -> Result<i64, String> {
     }
     let shown = |ns: i64| format!("{:?}", std::time::Duration::from_nanos(ns.unsigned_abs()));
     Err(format!("is not between {} and {}", shown(least_ns), shown(most_ns)))
+}
+
+fn duration_or_none(text: &str, least_ns: i64, most_ns: i64) -> Result<Option<i64>, String> {
+    if text == "none" { Ok(None) } else { duration(text, least_ns, most_ns).map(Some) }
 }
 
 fn bytes(text: &str, least: u64, most: u64) -> Result<usize, String> {

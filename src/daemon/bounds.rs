@@ -65,7 +65,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ("rings (`ring.max_bytes` a GPU)", GPUS * settings.ring_max_bytes),
         ("power and utilization", GPUS * gpu::MOST_POINTS * POINT),
         ("changes of GPUs' health, and XIDs", gpu::most_change_bytes(GPUS)),
-        ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 12),
+        ("times of sweeps", settings.captures.sweeps(settings.period_ns) * 20),
         ("events for captures", settings.captures.event_log().bytes),
         ("what jobs have open (`annotations.max_bytes`)", limits.bytes),
         ("what has ended (`annotations.max_ended_bytes`)", limits.ended_bytes),

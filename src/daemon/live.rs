@@ -25,6 +25,8 @@ pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 const RETRY_NS: i64 = 5 * SECOND_NS;
 /// How often the join runs while there is no job: for pressure, flushes and lost GPUs.
 const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
+/// How often it runs while there is also no process on any GPU, whose memory therefore cannot change.
+const RESTING_JOIN_PERIOD_NS: i64 = SECOND_NS;
 /// How often jobs are updated while there is no node.
 const WITHOUT_NODE_PERIOD_NS: i64 = 200 * MILLISECOND_NS;
 /// The longest wait before devices that have changed are checked again: instances are created one by one.
@@ -113,6 +115,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
         shared.known.slot.clear(end);
     }
     lanes.stop.store(true, Ordering::Relaxed);
+    lanes.threads.iter().for_each(|lane| lane.thread().unpark());
     if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
         tracing::warn!("a lane hangs in the driver and is left behind");
     }
@@ -198,7 +201,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     let node = &lanes.node;
     let roll = Arc::new(RollCall::new(&node.gpus, &node.calls, Arc::clone(&node.ticks), lane.hang_after_ns));
     let watched_roll = Arc::clone(&roll);
-    lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane.budget, stop))?;
+    lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane, stop))?;
     lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, &watched_roll, stop))?;
     for number in 0..roll.units().len() {
         start_unit(shared, lanes, Arc::clone(&roll), number)?;
@@ -241,9 +244,13 @@ fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
         shared.join(node, &mut log, now_ns);
-        let period_ns = if shared.intake.jobs().by_name().is_empty() { IDLE_JOIN_PERIOD_NS } else { JOIN_PERIOD_NS };
+        let period_ns = match shared.intake.jobs().by_name().is_empty() {
+            false => JOIN_PERIOD_NS,
+            true if node.gpus.iter().all(GpuState::is_idle) => RESTING_JOIN_PERIOD_NS,
+            true => IDLE_JOIN_PERIOD_NS,
+        };
         next_ns = (next_ns + period_ns).max(node.clock.now_ns());
-        node.clock.sleep_until(next_ns);
+        node.clock.wait_until(next_ns);
     }
     // A last turn, for phases and steps that ended since the previous one.
     shared.join(node, &mut log, node.clock.now_ns());

@@ -69,6 +69,10 @@ pub struct Refused {
 /// Called for each mark when it is taken, on the endpoint's thread, so it must not wait.
 pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
 
+/// Gets the positions of the GPUs of each rank that sent an annotation, and when that arrived, nanoseconds of the
+/// timeline.
+pub type GpuListener = Box<dyn Fn(&[usize], i64) + Send + Sync>;
+
 /// Takes annotations from any number of threads.
 pub struct Intake {
     limits: Limits,
@@ -92,6 +96,7 @@ pub struct Intake {
     complaints: Mutex<Complaints>,
     log: EventLog,
     on_mark: OnceLock<MarkListener>,
+    on_gpus: OnceLock<GpuListener>,
     /// Senders' processes that are watched for their end, set when an endpoint does so.
     ends: OnceLock<Ends>,
     /// How many events had each outcome.
@@ -120,6 +125,7 @@ impl Intake {
             complaints: Mutex::default(),
             log: EventLog::default(),
             on_mark: OnceLock::new(),
+            on_gpus: OnceLock::new(),
             ends: OnceLock::new(),
             counts: OutcomeCounts::default(),
             lost: AtomicU64::new(0),
@@ -157,6 +163,12 @@ impl Intake {
     pub fn on_mark(&self, listener: MarkListener) {
         // Refused if a listener exists, which stays.
         let _ = self.on_mark.set(listener);
+    }
+
+    /// Registers a listener for the GPUs of ranks that send annotations. Only the first call has an effect.
+    pub fn on_gpus(&self, listener: GpuListener) {
+        // Refused if a listener exists, which stays.
+        let _ = self.on_gpus.set(listener);
     }
 
     /// Sets the devices that jobs' names for GPUs and positions refer to.
@@ -384,7 +396,7 @@ impl Intake {
         let (job, rank) = if raw.job.is_none() { self.job_of(peer, arrival) } else { (None, None) };
         let lost = raw.lost;
         let mut event = context.check(raw, job, rank)?;
-        let (taken, search) = {
+        let (taken, mut gpus, search) = {
             let mut jobs = self.jobs();
             if !self.are_still(devices) {
                 // Its positions refer to the previous devices: they are dropped, as without a source, until it names
@@ -395,7 +407,7 @@ impl Intake {
             if let Some(listed) = self.listed_at(&event, &jobs) {
                 jobs.set_listed(&event.job, event.rank, &listed);
             }
-            (taken, jobs.search(&event.job, event.rank))
+            (taken, jobs.gpus_of(&event.job, event.rank), jobs.search(&event.job, event.rank))
         };
         self.lost.fetch_add(lost.unwrap_or(0).into(), Ordering::Relaxed);
         // Records of layers are hundreds in a step: recordings contain whole profiles instead.
@@ -413,8 +425,13 @@ impl Intake {
             && let Some(found) = self.find_gpus(event.pid, account, &search)
             && let Some(mut jobs) = self.jobs_of(devices)
         {
-            jobs.set_found(&event.job, event.rank, &search, &found.into());
+            let found = found.into();
+            jobs.set_found(&event.job, event.rank, &search, &found);
+            gpus = Some(found);
             knows_gpus = true;
+        }
+        if let (Some(gpus), Some(listener)) = (gpus, self.on_gpus.get()) {
+            listener(&gpus, now_ns);
         }
         if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get())
             && ends.watch(pid, account)

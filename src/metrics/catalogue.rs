@@ -41,6 +41,8 @@ metrics! {
         "Static facts of a GPU or MIG instance, always 1. From NVML, read at startup.";
     GPU_UP = Gauge "highwater_gpu_up" ["gpu", "uuid"]
         "Whether the GPU answers: 0 when the driver calls it lost, a call on it hangs, or it cannot be opened (then without `uuid`).";
+    GPU_SAMPLING_PERIOD = Gauge "highwater_gpu_sampling_period_seconds" ["gpu", "uuid"]
+        "The period in which the GPU's memory is read: `sampling.idle_period` while nothing runs on it, else the fast lane's. Absent in a replay.";
     GPU_MEMORY_TOTAL = Gauge "highwater_gpu_memory_total_bytes" ["gpu", "uuid"]
         "Framebuffer size. From NVML memory info, every 30 s.";
     GPU_MEMORY_USED = Gauge "highwater_gpu_memory_used_bytes" ["gpu", "uuid"]
@@ -192,11 +194,11 @@ metrics! {
     TICKS_DUE = Counter "highwater_sampler_ticks_due_total" []
         "Deadlines of the fast lane that passed: taken plus missed.";
     TICKS_TAKEN = Counter "highwater_sampler_ticks_taken_total" []
-        "Deadlines at which every GPU that is up was asked. Readings that failed are in highwater_nvml_call_failures_total.";
+        "Deadlines at which every GPU that is up was asked, except those that are idle and not due. Readings that failed are in highwater_nvml_call_failures_total.";
     TICKS_MISSED = Counter "highwater_sampler_ticks_missed_total" ["cause"]
         "Deadlines at which memory was not read: because the thread woke late, or because the driver did not answer in time.";
     SAMPLER_PERIOD = Gauge "highwater_sampler_period_seconds" []
-        "The fast lane's period in force; longer than configured while it backs off.";
+        "The fast lane's period in force: the time between ticks. Longer than configured while it backs off, or while no process has a context on any GPU (`sampling.idle_period`).";
     SAMPLER_LATENESS = Histogram "highwater_sampler_lateness_seconds" []
         "How long after its deadline each tick began.";
     NVML_CALL_DURATION = Histogram "highwater_nvml_call_duration_seconds" ["call"]

@@ -75,6 +75,10 @@ fn info(view: &View, out: &mut Families) {
     out.number(&c::GPU_INFO, &labels, Some(1.0));
     let up = view.state.health() == Health::Up;
     out.count(&c::GPU_UP, &view.labels, Some(u64::from(up)));
+    let period_ns = view.state.sampling_period_ns().filter(|_| up);
+    #[allow(clippy::cast_precision_loss, reason = "nanoseconds of at most a few seconds")]
+    let period_s = period_ns.map(|period_ns| period_ns as f64 * 1e-9);
+    out.number(&c::GPU_SAMPLING_PERIOD, &view.labels, period_s);
 }
 
 fn memory(view: &View, out: &mut Families) {

@@ -39,7 +39,8 @@ CREATE TABLE gpus (
     mig_profile TEXT, driver_version TEXT, memory_total_bytes INTEGER, memory_reserved_bytes INTEGER,
     known_until_ns INTEGER
 );
-CREATE TABLE ticks (begin_ns INTEGER PRIMARY KEY, end_ns INTEGER NOT NULL);
+-- `skipped` has bit n for GPU n if that was not read, as nothing ran on it.
+CREATE TABLE ticks (begin_ns INTEGER PRIMARY KEY, end_ns INTEGER NOT NULL, skipped INTEGER NOT NULL);
 CREATE TABLE turns (at_ns INTEGER PRIMARY KEY);
 CREATE TABLE samples (
     gpu INTEGER NOT NULL, at_ns INTEGER NOT NULL, nth INTEGER NOT NULL, used_bytes INTEGER,
@@ -98,7 +99,7 @@ SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
     WHERE s.gpu = g.gpu AND s.at_ns <= t.end_ns AND NOT (s.used_bytes IS NULL AND s.at_ns > t.begin_ns - 1000)
     ORDER BY s.at_ns DESC, s.nth DESC LIMIT 1
 ) AS used_bytes
-FROM gpus g CROSS JOIN ticks t;
+FROM gpus g CROSS JOIN ticks t WHERE g.gpu > 63 OR (t.skipped >> g.gpu) & 1 = 0;
 ";
 
 /// How every file is opened: by one thread, and through no link; its path must have none at all.

@@ -183,7 +183,8 @@ impl File {
 
     pub fn tick(&self, sweep: Sweep) -> rusqlite::Result<()> {
         let (begin_ns, end_ns) = (self.unix(sweep.begin_ns), self.unix(sweep.end_ns));
-        self.put("INSERT OR IGNORE INTO ticks VALUES (?1, ?2)", params![begin_ns, end_ns])
+        let row = params![begin_ns, end_ns, sweep.skipped.cast_signed()];
+        self.put("INSERT OR IGNORE INTO ticks VALUES (?1, ?2, ?3)", row)
     }
 
     pub fn turn(&self, at_ns: i64) -> rusqlite::Result<()> {

@@ -8,8 +8,6 @@ use highwater_core::clock::{Clock, MILLISECOND_NS, Manual};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
-const GAP_AFTER_PERIODS: i64 = 3;
 /// The longest time from one tick of a replay to the next: the period of the join over live readings.
 const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 
@@ -18,23 +16,27 @@ const REPLAY_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 pub struct FastLane {
     /// Its period, and its limits.
     pub budget: Budget,
+    /// The period of GPUs on which nothing runs, nanoseconds; `None` for the full rate.
+    pub idle_period_ns: Option<i64>,
     /// How long a call may take before sampling continues without its GPU, nanoseconds.
     pub hang_after_ns: i64,
 }
 
 /// Samples at absolute deadlines until `stop` or until another thread has taken over.
-pub fn run_paced(sampler: Sampler, budget: Budget, stop: &AtomicBool) {
-    run(sampler, Backoff::new(budget), stop);
+pub fn run_paced(sampler: Sampler, lane: FastLane, stop: &AtomicBool) {
+    run(sampler, Backoff::new(lane.budget), lane.idle_period_ns, stop);
 }
 
 /// As [`run_paced`], starting at the period of `backoff`. The whole hot path is here and in [`Sampler::tick`].
-pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, stop: &AtomicBool) {
+pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Option<i64>, stop: &AtomicBool) {
     // Without this the kernel may delay each wake-up by 50 µs. Only sandboxes refuse it, at the cost of those 50 µs.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let started_ns = sampler.clock().now_ns();
-    let mut deadlines = Deadlines::starting(started_ns, backoff.period_ns());
+    sampler.set_periods(idle_period_ns, backoff.period_ns());
+    let mut period_ns = sampler.period_ns();
+    let mut deadlines = Deadlines::starting(started_ns, period_ns);
     sampler.stats().accounted_ns.store(started_ns, Ordering::Relaxed);
-    set_period(&mut sampler, backoff.period_ns());
+    publish(&sampler, period_ns, backoff.period_ns());
     while !stop.load(Ordering::Relaxed) {
         sampler.clock().sleep_until(deadlines.next_ns());
         let begin_ns = sampler.clock().now_ns();
@@ -54,17 +56,27 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, stop: &AtomicBool)
             Ticked::Blocked => stats.miss(Cause::Driver, 1 + outcome.missed_late + outcome.missed_driver),
             Ticked::Nothing | Ticked::Replaced => {}
         }
-        stats.accounted_ns.store(deadlines.next_ns() - backoff.period_ns(), Ordering::Relaxed);
-        if let Some(period_ns) = backoff.sweep(begin_ns, end_ns) {
-            deadlines.set_period(period_ns);
-            set_period(&mut sampler, period_ns);
+        let backed_off = backoff.sweep(begin_ns, end_ns);
+        if let Some(full_ns) = backed_off {
+            sampler.set_full(full_ns);
         }
+        if backed_off.is_some() || sampler.period_ns() != period_ns {
+            period_ns = sampler.period_ns();
+            if backed_off.is_some() {
+                deadlines.set_period(period_ns);
+            } else {
+                // GPUs that became idle, or one that no longer is: what was due until now was due at the old period.
+                deadlines = Deadlines::starting(end_ns, period_ns);
+            }
+            publish(&sampler, period_ns, backoff.period_ns());
+        }
+        sampler.stats().accounted_ns.store(deadlines.next_ns() - period_ns, Ordering::Relaxed);
     }
 }
 
-fn set_period(sampler: &mut Sampler, period_ns: i64) {
-    sampler.set_gap_after(GAP_AFTER_PERIODS * period_ns);
+fn publish(sampler: &Sampler, period_ns: i64, full_ns: i64) {
     sampler.stats().period_ns.store(period_ns, Ordering::Relaxed);
+    sampler.stats().full_period_ns.store(full_ns, Ordering::Relaxed);
 }
 
 /// Samples a recording at its own times until its end, with `clock` set to each. Calls `before` with each time before

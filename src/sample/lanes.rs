@@ -3,10 +3,10 @@
 //! Each physical GPU has a thread of its own for its medium and slow lanes, so that a hanging GPU does not delay the
 //! others. The slow turns of several GPUs are spread over the period, so that they do not query the driver all at once.
 
-use super::roll::RollCall;
+use super::roll::{RollCall, Unit};
 use crate::source::{Call, CallStats, Error, Event, Source};
 use highwater_core::clock::{Clock, SECOND_NS};
-use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Process, Processes};
+use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, IDLE_PERIOD_NS, OnGpus, Process, Processes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -68,9 +68,15 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
     while !stop.load(Ordering::Relaxed) {
         roll.look(lanes.clock.now_ns());
         roll.answer(unit, lanes.gpus, lanes.source, lanes.clock.now_ns());
-        if lanes.clock.now_ns() >= medium_ns {
+        let is_idle = lanes.are_idle(unit);
+        // With the slow turn, so that one wake-up does both.
+        let idle_ns = if is_idle { medium_ns - lanes.medium_period_ns + IDLE_PERIOD_NS } else { i64::MIN };
+        let medium_due_ns = medium_ns.max(idle_ns.min(slow_ns));
+        if lanes.clock.now_ns() >= medium_due_ns {
             unit.positions.iter().for_each(|position| lanes.read_medium(*position));
-            medium_ns = (medium_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
+            medium_ns = (medium_due_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
+            // The next one's time is needed below.
+            continue;
         }
         if lanes.clock.now_ns() >= slow_ns {
             lanes.slow_turn(&unit.positions, &mut turns);
@@ -80,8 +86,8 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
             }
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
         }
-        wait_in_steps(lanes.clock, medium_ns.min(slow_ns), || {
-            stop.load(Ordering::Relaxed) || unit.is_called(lanes.gpus)
+        wait_in_steps(lanes.clock, medium_due_ns.min(slow_ns), || {
+            stop.load(Ordering::Relaxed) || unit.is_called(lanes.gpus) || is_idle != lanes.are_idle(unit)
         });
     }
 }
@@ -159,6 +165,12 @@ impl Turns {
 }
 
 impl Lanes<'_> {
+    /// Whether nothing runs on the devices of a unit.
+    fn are_idle(&self, unit: &Unit) -> bool {
+        let with_memory = unit.positions.iter().filter_map(|position| self.gpus.get(*position));
+        with_memory.filter(|gpu| !gpu.is_without_memory()).all(GpuState::is_idle)
+    }
+
     fn read_medium(&self, position: usize) {
         let Some(gpu) = self.gpus.get(position).filter(|gpu| gpu.health() == Health::Up) else { return };
         let at_ns = self.clock.now_ns();
@@ -245,7 +257,7 @@ impl Lanes<'_> {
 /// Waits until `until_ns` in steps short enough for a shutdown, or until there is other work.
 fn wait_in_steps(clock: &dyn Clock, until_ns: i64, is_wanted: impl Fn() -> bool) {
     while !is_wanted() && clock.now_ns() < until_ns {
-        clock.wait_until(until_ns.min(clock.now_ns() + SECOND_NS / 2));
+        clock.wait_until(until_ns.min(clock.now_ns() + SECOND_NS));
     }
 }
 

@@ -8,6 +8,9 @@
 mod backoff;
 mod deadlines;
 mod fast;
+#[cfg(test)]
+mod hand;
+mod idle;
 mod lanes;
 mod roll;
 mod sweep;

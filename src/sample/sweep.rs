@@ -1,6 +1,7 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
-use super::ticks::TickLog;
+use super::idle::Idle;
+use super::ticks::{Sweep, TickLog};
 use crate::source::{Call, CallStats, Error, Source};
 use highwater_core::clock::Clock;
 use highwater_core::gpu::GpuState;
@@ -43,8 +44,10 @@ pub struct TickStats {
     pub missed_late: AtomicU64,
     /// Deadlines missed because the driver blocked.
     pub missed_driver: AtomicU64,
-    /// The current period, nanoseconds.
+    /// The time between ticks, nanoseconds: the full rate's period, or a longer one while all GPUs are idle.
     pub period_ns: AtomicI64,
+    /// The period of the full rate, nanoseconds: the configured one, or a longer one while the fast lane backs off.
+    pub full_period_ns: AtomicI64,
     /// How late ticks began.
     pub lateness: Histogram,
     /// The times of the last sweeps, if enabled.
@@ -85,6 +88,7 @@ impl TickStats {
             missed_late: AtomicU64::new(0),
             missed_driver: AtomicU64::new(0),
             period_ns: AtomicI64::new(period_ns),
+            full_period_ns: AtomicI64::new(period_ns),
             lateness: Histogram::new(LATENESS_BOUNDS_S),
             log: OnceLock::new(),
             turns: OnceLock::new(),
@@ -105,7 +109,8 @@ impl TickStats {
 
     /// Records that the detectors run now. Only the thread of the join may call this.
     pub fn note_turn(&self, now_ns: i64) {
-        self.turns.get().into_iter().for_each(|turns| turns.note(now_ns, now_ns));
+        let turn = Sweep { begin_ns: now_ns, end_ns: now_ns, skipped: 0 };
+        self.turns.get().into_iter().for_each(|turns| turns.note(turn));
     }
 
     /// The times of the detectors' last turns; `None` unless enabled.
@@ -175,7 +180,7 @@ impl TickStats {
 /// The result of one tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ticked {
-    /// Every GPU that is up was read, except those that are skipped for now.
+    /// Every GPU that is up and due was read, except those that are skipped for now.
     Taken,
     /// Every GPU that is up is skipped for now: the driver answers for none of them.
     Blocked,
@@ -183,6 +188,17 @@ pub enum Ticked {
     Nothing,
     /// Another thread has taken over: this one must end.
     Replaced,
+}
+
+/// What a sweep has of one GPU.
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    /// It was not due, as it is idle.
+    NotDue,
+    /// There was none, or it failed.
+    Failed,
+    /// The bytes in use, when, and after how long without a reading that time is a gap. Nanoseconds of the timeline.
+    Used { at_ns: i64, used_bytes: u64, gap_after_ns: i64 },
 }
 
 /// One ring's writer, with the state needed to detect a gap.
@@ -194,6 +210,9 @@ struct Sink {
 /// The writing ends of all rings. A sampling thread holds the lock only while it pushes what it has already read, so
 /// that a thread that hangs in the driver holds no lock, and its successor can take over.
 type Sinks = Vec<Sink>;
+
+/// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
+const GAP_AFTER_PERIODS: i64 = 3;
 
 /// A GPU without a good reading for this long counts as lost, whatever error it returns.
 const FAILING_NS: i64 = 2 * highwater_core::clock::SECOND_NS;
@@ -207,11 +226,11 @@ pub struct Sampler {
     gpus: Arc<[GpuState]>,
     sinks: Arc<Mutex<Sinks>>,
     generation: u64,
-    /// Spacing of good readings beyond which the time between them is a gap, nanoseconds.
-    gap_after_ns: i64,
-    readings: Vec<(i64, Option<u64>)>,
-    /// When the last sweep began, nanoseconds of the timeline.
-    swept_ns: i64,
+    idle: Idle,
+    readings: Vec<Reading>,
+    sweep: Sweep,
+    /// Whether the last sweep found only idle GPUs.
+    is_idle: bool,
     /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
     failing_since_ns: Vec<Option<i64>>,
 }
@@ -228,29 +247,34 @@ impl Sampler {
         writers: Vec<ring::Writer>,
     ) -> Self {
         let sinks = writers.into_iter().map(|writer| Sink { writer, last_good_ns: None }).collect::<Vec<_>>();
-        let (readings, failing_since_ns) = (Vec::with_capacity(sinks.len()), vec![None; sinks.len()]);
         // A thread of the previous node may still hang in the driver: what it writes when it returns is discarded too.
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
         stats.end_call();
-        let (gap_after_ns, swept_ns) = (i64::MAX, 0);
-        Self {
-            source,
-            clock,
-            calls,
-            stats,
-            gpus,
-            sinks,
-            generation,
-            gap_after_ns,
-            readings,
-            swept_ns,
-            failing_since_ns,
+        Self::of_generation(generation, source, clock, calls, stats, gpus, sinks)
+    }
+
+    /// Sets the period of idle GPUs, `None` for the full rate, and the period of the full rate, nanoseconds. Without this
+    /// call all GPUs are read in every tick, and no time between two readings is a gap.
+    pub fn set_periods(&mut self, idle_ns: Option<i64>, full_ns: i64) {
+        self.idle.set_periods(idle_ns, full_ns);
+        self.publish_periods();
+    }
+
+    /// Sets the period of the full rate, nanoseconds.
+    pub(super) fn set_full(&mut self, full_ns: i64) {
+        self.idle.set_full(full_ns);
+        self.publish_periods();
+    }
+
+    fn publish_periods(&self) {
+        for (position, gpu) in self.gpus.iter().enumerate() {
+            gpu.set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
         }
     }
 
-    /// Sets the spacing of good readings above which the time between them is a gap.
-    pub fn set_gap_after(&mut self, gap_after_ns: i64) {
-        self.gap_after_ns = gap_after_ns;
+    /// The time until the next tick is due, nanoseconds: the shortest period of the GPUs that the last sweep found up.
+    pub(super) fn period_ns(&self) -> i64 {
+        if self.is_idle { self.idle.period_ns_of_idle() } else { self.idle.full_ns() }
     }
 
     /// The same sampler for another thread. From now on the sweeps of the caller's generation are discarded: its thread
@@ -268,19 +292,10 @@ impl Sampler {
     /// The same sampler in the same generation, from which the watchdog can make a successor.
     #[must_use]
     pub fn share(&self) -> Self {
-        Self {
-            source: Arc::clone(&self.source),
-            clock: Arc::clone(&self.clock),
-            calls: Arc::clone(&self.calls),
-            stats: Arc::clone(&self.stats),
-            gpus: Arc::clone(&self.gpus),
-            sinks: Arc::clone(&self.sinks),
-            generation: self.generation,
-            gap_after_ns: self.gap_after_ns,
-            readings: Vec::with_capacity(self.gpus.len()),
-            swept_ns: 0,
-            failing_since_ns: vec![None; self.gpus.len()],
-        }
+        let (source, clock, calls) = (Arc::clone(&self.source), Arc::clone(&self.clock), Arc::clone(&self.calls));
+        let stats = Arc::clone(&self.stats);
+        let (gpus, sinks) = (Arc::clone(&self.gpus), Arc::clone(&self.sinks));
+        Self::of_generation(self.generation, source, clock, calls, stats, gpus, sinks)
     }
 
     pub(super) fn stats(&self) -> &TickStats {
@@ -299,6 +314,32 @@ impl Sampler {
         &*self.source
     }
 
+    fn of_generation(
+        generation: u64,
+        source: Arc<dyn Source>,
+        clock: Arc<dyn Clock>,
+        calls: Arc<CallStats>,
+        stats: Arc<TickStats>,
+        gpus: Arc<[GpuState]>,
+        sinks: Arc<Mutex<Sinks>>,
+    ) -> Self {
+        let count = gpus.len();
+        Self {
+            source,
+            clock,
+            calls,
+            stats,
+            gpus,
+            sinks,
+            generation,
+            idle: Idle::new(count),
+            readings: Vec::with_capacity(count),
+            sweep: Sweep::default(),
+            is_idle: false,
+            failing_since_ns: vec![None; count],
+        }
+    }
+
     /// Reads every GPU that is up and pushes the readings. Calls `observe` with each call's duration.
     pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> Ticked {
         match self.read(at_ns, &mut observe) {
@@ -315,19 +356,25 @@ impl Sampler {
 
     fn read(&mut self, at_ns: i64, observe: &mut impl FnMut(i64)) -> Ticked {
         self.readings.clear();
+        let mut busy = 0;
         let mut ticked = Ticked::Nothing;
         let mut begin_ns = self.clock.now_ns();
-        self.swept_ns = begin_ns;
+        self.sweep = Sweep { begin_ns, end_ns: begin_ns, skipped: 0 };
         for position in 0..self.gpus.len() {
             let gpu = &self.gpus[position];
             if !gpu.is_sampled() || gpu.is_left_alone() {
                 if gpu.is_sampled() && ticked == Ticked::Nothing {
                     ticked = Ticked::Blocked;
                 }
-                self.readings.push((begin_ns, None));
+                self.readings.push(Reading::Failed);
                 continue;
             }
             ticked = Ticked::Taken;
+            if !self.idle.is_due(position, at_ns) {
+                self.readings.push(Reading::NotDue);
+                self.sweep.skip(position);
+                continue;
+            }
             self.stats.begin_call(position, begin_ns);
             gpu.begin_fast_call();
             let answer = self.source.memory_used(position, at_ns);
@@ -340,13 +387,17 @@ impl Sampler {
             let end_ns = self.clock.now_ns();
             self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
             observe(end_ns - begin_ns);
-            self.note(position, answer, end_ns);
+            self.note(position, answer, at_ns, end_ns);
+            busy += usize::from(!self.idle.is_idle(position));
+            self.sweep.end_ns = end_ns;
             begin_ns = end_ns;
         }
+        // A GPU that is left alone may be in use.
+        self.is_idle = ticked == Ticked::Taken && busy == 0;
         ticked
     }
 
-    fn note(&mut self, position: usize, answer: Result<u64, Error>, at_ns: i64) {
+    fn note(&mut self, position: usize, answer: Result<u64, Error>, due_ns: i64, at_ns: i64) {
         let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
         match &answer {
             Ok(_) => {
@@ -365,7 +416,16 @@ impl Sampler {
                 }
             }
         }
-        self.readings.push((at_ns, answer.ok()));
+        let used_bytes = answer.ok();
+        // The time since the reading before is judged by the period that was in force during it.
+        let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_PERIODS);
+        if self.idle.note(position, gpu, due_ns, used_bytes) {
+            gpu.set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
+        }
+        self.readings.push(match used_bytes {
+            Some(used_bytes) => Reading::Used { at_ns, used_bytes, gap_after_ns },
+            None => Reading::Failed,
+        });
     }
 
     fn is_current(&self) -> bool {
@@ -378,15 +438,16 @@ impl Sampler {
         if !self.is_current() {
             return false;
         }
-        for (sink, (at_ns, used_bytes)) in sinks.iter_mut().zip(&self.readings) {
-            match used_bytes {
-                Some(used_bytes) => sink.push(*at_ns, *used_bytes, self.gap_after_ns),
-                None => sink.fail(),
+        for (sink, reading) in sinks.iter_mut().zip(&self.readings) {
+            match *reading {
+                Reading::Used { at_ns, used_bytes, gap_after_ns } => sink.push(at_ns, used_bytes, gap_after_ns),
+                Reading::Failed => sink.fail(),
+                Reading::NotDue => {}
             }
         }
         // After the readings, so that a reader that sees a sweep in the log finds its readings in the rings.
-        if let (Ticked::Taken, Some(log), Some((end_ns, _))) = (ticked, self.stats.log(), self.readings.last()) {
-            log.note(self.swept_ns, *end_ns);
+        if let (Ticked::Taken, Some(log)) = (ticked, self.stats.log()) {
+            log.note(self.sweep);
         }
         true
     }

@@ -2,18 +2,36 @@
 //! only changes.
 //!
 //! Enters: each sweep, from the one thread that samples. Leaves: the sweeps of an interval, for any number of readers.
-//! Invariants: recording a sweep is three stores, without a lock or an allocation; a reader never makes the writer
+//! Invariants: recording a sweep is four stores, without a lock or an allocation; a reader never makes the writer
 //! wait, and drops sweeps that were overwritten while it read. Absent on purpose: memory, which the rings have.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// One sweep over all GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sweep {
     /// When it began, nanoseconds of the timeline.
     pub begin_ns: i64,
     /// When its last GPU had answered, nanoseconds of the timeline.
     pub end_ns: i64,
+    /// The GPUs that were not due in it, as they are idle: bit n for position n.
+    pub skipped: u64,
+}
+
+/// The GPUs that can be left out of a sweep: the bits of [`Sweep::skipped`].
+pub(super) const MOST_SKIPPED: usize = u64::BITS as usize;
+
+impl Sweep {
+    /// Records that the GPU at this position was not due.
+    pub(super) fn skip(&mut self, position: usize) {
+        self.skipped |= 1 << position;
+    }
+
+    /// Whether the GPU at this position was due.
+    #[must_use]
+    pub fn has(&self, position: usize) -> bool {
+        position >= MOST_SKIPPED || self.skipped >> position & 1 == 0
+    }
 }
 
 /// The last sweeps, or turns of the detectors, which begin and end at once. One thread writes, any number read.
@@ -22,30 +40,33 @@ pub struct TickLog {
     begins_ns: Box<[AtomicI64]>,
     /// How long each took, nanoseconds, capped at 4.29 s.
     lengths_ns: Box<[AtomicU32]>,
+    skipped: Box<[AtomicU64]>,
     /// Sweeps recorded so far, which gives the slot of the next one.
     head: AtomicU64,
 }
 
 impl TickLog {
-    /// A log of the last `sweeps` sweeps, 12 bytes each. With 0 it keeps none.
+    /// A log of the last `sweeps` sweeps, 20 bytes each. With 0 it keeps none.
     #[must_use]
     pub fn new(sweeps: usize) -> Self {
         Self {
             begins_ns: (0..sweeps).map(|_| AtomicI64::new(0)).collect(),
             lengths_ns: (0..sweeps).map(|_| AtomicU32::new(0)).collect(),
+            skipped: (0..sweeps).map(|_| AtomicU64::new(0)).collect(),
             head: AtomicU64::new(0),
         }
     }
 
     /// Records a sweep. Only one thread at a time may call this: the sampling thread, or the join's.
-    pub(super) fn note(&self, begin_ns: i64, end_ns: i64) {
+    pub(super) fn note(&self, sweep: Sweep) {
         let head = self.head.load(Ordering::Relaxed);
         let Some(place) = self.place(head) else { return };
-        let length_ns = u32::try_from(end_ns.saturating_sub(begin_ns).max(0)).unwrap_or(u32::MAX);
+        let length_ns = u32::try_from(sweep.end_ns.saturating_sub(sweep.begin_ns).max(0)).unwrap_or(u32::MAX);
         // Each with release ordering, so that a reader that sees one of these values also sees the head of the previous
         // sweep.
-        self.begins_ns[place].store(begin_ns, Ordering::Release);
+        self.begins_ns[place].store(sweep.begin_ns, Ordering::Release);
         self.lengths_ns[place].store(length_ns, Ordering::Release);
+        self.skipped[place].store(sweep.skipped, Ordering::Release);
         self.head.store(head + 1, Ordering::Release);
     }
 
@@ -64,7 +85,8 @@ impl TickLog {
             let place = self.place(number)?;
             let begin_ns = self.begins_ns[place].load(Ordering::Acquire);
             let length_ns = self.lengths_ns[place].load(Ordering::Acquire);
-            Some(Sweep { begin_ns, end_ns: begin_ns.saturating_add(length_ns.into()) })
+            let skipped = self.skipped[place].load(Ordering::Acquire);
+            Some(Sweep { begin_ns, end_ns: begin_ns.saturating_add(length_ns.into()), skipped })
         };
         let mut sweeps: Vec<Sweep> = (first..head).filter_map(read).collect();
         // The writer may have wrapped around meanwhile, and may be writing the slot of the next sweep.
@@ -89,7 +111,7 @@ mod tests {
     fn the_last_sweeps_are_kept_in_order() {
         let log = TickLog::new(4);
         for n in 0..6 {
-            log.note(n * 10, n * 10 + 3);
+            log.note(Sweep { begin_ns: n * 10, end_ns: n * 10 + 3, skipped: 0 });
         }
         let (sweeps, next) = log.since(0);
         // One slot is always given up, because the next sweep may be being written there.
@@ -104,7 +126,7 @@ mod tests {
     #[test]
     fn a_log_of_nothing_keeps_nothing() {
         let log = TickLog::new(0);
-        log.note(1, 2);
+        log.note(Sweep { begin_ns: 1, end_ns: 2, skipped: 0 });
         assert_eq!(log.since(0), (vec![], 0));
     }
 
@@ -114,8 +136,9 @@ mod tests {
         let (log, stop) = (TickLog::new(64), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for n in 0..400_000 {
-                    log.note(n * 1_000, n * 1_000 + n % 1_000);
+                for n in 0..400_000_i64 {
+                    let skipped = n.unsigned_abs();
+                    log.note(Sweep { begin_ns: n * 1_000, end_ns: n * 1_000 + n % 1_000, skipped });
                 }
                 stop.store(true, Ordering::Release);
             });
@@ -126,6 +149,7 @@ mod tests {
                 }
                 for sweep in sweeps {
                     assert_eq!(sweep.end_ns - sweep.begin_ns, sweep.begin_ns / 1_000 % 1_000);
+                    assert_eq!(sweep.skipped, (sweep.begin_ns / 1_000).unsigned_abs());
                 }
             }
         });

@@ -54,8 +54,8 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
 /// Starts a thread for a sampler. Returns the sampler if the system cannot create a thread.
 fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
     let (runner, stop) = (sampler.share(), Arc::clone(stop));
-    let backoff = Backoff::resumed(lane.budget, sampler.stats().period_ns.load(Ordering::Relaxed));
-    let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, &stop)).err()?;
+    let backoff = Backoff::resumed(lane.budget, sampler.stats().full_period_ns.load(Ordering::Relaxed));
+    let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, lane.idle_period_ns, &stop)).err()?;
     tracing::error!(%error, "cannot start a new sampling thread; retrying");
     Some(sampler)
 }

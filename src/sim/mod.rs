@@ -156,7 +156,8 @@ impl Source for Sim {
     fn processes(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<Vec<Process>> {
         let since_ns = self.since_start(at_ns);
         calls.time(Call::Processes, || {
-            self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).collect())
+            let bursting = (!self.spikes[gpu].is_empty()).then_some(BURSTING);
+            self.read(gpu, since_ns, |device| device.processes(since_ns).filter_map(process).chain(bursting).collect())
         })
     }
 
@@ -304,6 +305,10 @@ fn xids_of(xids: Vec<Xid>, fleet: &Fleet) -> Vec<(Xid, usize, i64)> {
     let place = |xid: Xid| fleet.find(&xid.gpu).map(|gpu| (xid, gpu, i64::MIN));
     xids.into_iter().filter_map(place).collect()
 }
+
+/// The process whose memory spikes are: memory of a GPU changes only where a process has a context. No process of the
+/// system has this number, which is above Linux's limit of 4,194,304.
+const BURSTING: Process = Process { pid: (1 << 22) + 1, used_bytes: None };
 
 /// A simulated job sends its annotations from this process, so this is the process that the driver would list for it.
 fn process(state: job::State) -> Option<Process> {

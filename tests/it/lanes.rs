@@ -267,6 +267,62 @@ fn an_expensive_driver_is_backed_off_from() {
     node.until("the share", |metrics| value(metrics, "highwater_nvml_busy_ratio").is_some_and(|ratio| ratio > 0.0));
 }
 
+fn period(gpu: usize) -> String {
+    format!("highwater_gpu_sampling_period_seconds{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}")
+}
+
+#[test]
+fn a_gpu_on_which_nothing_runs_is_read_seldom_until_the_first_sign() {
+    const FULL: Option<f64> = Some(0.001);
+    const SELDOM: Option<f64> = Some(0.05);
+    let mut control = gpus(2);
+    let idle = control["gpus"].as_array_mut().expect("GPUs");
+    idle.iter_mut().for_each(|gpu| gpu["used"] = json!(0));
+    let node = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    let periods = |metrics: &str| [0, 1].map(|gpu| value(metrics, &period(gpu)));
+    let sampler = |metrics: &str| value(metrics, "highwater_sampler_period_seconds");
+    node.until("both idle", |metrics| periods(metrics) == [SELDOM, SELDOM] && sampler(metrics) == SELDOM);
+    // An annotation that names one brings back its full rate, and not the other's.
+    let event = json!({"event": "begin", "name": "forward", "job": "story", "gpu": 1});
+    assert_eq!(node.daemon.post("/api/v1/annotations", &event).0, 200);
+    let metrics = node.until("the named one", |metrics| periods(metrics) == [SELDOM, FULL]);
+    assert_eq!(sampler(&metrics), FULL);
+    node.until("no sign for a while", |metrics| periods(metrics) == [SELDOM, SELDOM]);
+    // Memory, as a context takes it.
+    control["gpus"][0]["used"] = json!(527 << 20);
+    node.control.put(&control);
+    node.until("memory", |metrics| {
+        value(metrics, &used(0)) == Some((527_u64 << 20) as f64) && periods(metrics) == [FULL, SELDOM]
+    });
+    control["gpus"][0]["used"] = json!(0);
+    node.control.put(&control);
+    node.until("its release", |metrics| periods(metrics) == [SELDOM, SELDOM]);
+    // A process without memory that would show it.
+    control["gpus"][1]["processes"] = json!([{"pid": 4242, "used": 0, "compute": true}]);
+    node.control.put(&control);
+    let metrics = node.until("a process", |metrics| periods(metrics) == [SELDOM, FULL]);
+    // What is due follows the period: none is missed for the time at which nothing was due.
+    let count = |name: &str| value(&metrics, &format!("highwater_sampler_ticks_{name}")).expect(name);
+    let missed = ["late", "driver_blocked"].map(|cause| count(&format!("missed_total{{cause=\"{cause}\"}}")));
+    assert_eq!(count("due_total"), count("taken_total") + missed.iter().sum::<f64>());
+}
+
+#[test]
+fn a_gpu_is_never_read_seldom_if_that_is_off_or_its_processes_are_not_known() {
+    let mut control = gpus(1);
+    control["gpus"][0]["used"] = json!(0);
+    let off = Node::start(&control, &["--set", "sampling.idle_period=none", "--set", "sampling.slow_period=100ms"]);
+    control["gpus"][0]["errors"] = json!({"nvmlDeviceGetComputeRunningProcesses_v3": 999});
+    let unknown = Node::start(&control, &["--set", "sampling.slow_period=100ms"]);
+    for node in [off, unknown] {
+        let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total");
+        node.until("three seconds at the full rate", |metrics| {
+            assert_ne!(value(metrics, &period(0)), Some(0.05));
+            ticks(metrics) > Some(3_000.0)
+        });
+    }
+}
+
 #[test]
 fn a_driver_that_comes_later_is_found() {
     let node = Node::start(&json!({"errors": {"nvmlInit_v2": 9, "nvmlInitWithFlags": 9}}), &[]);

@@ -6,7 +6,7 @@ use super::series::{Series, UsagePoint};
 use super::{Device, Medium, Pcie, Process, Rare, Slow};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 crate::labels! {
@@ -58,6 +58,12 @@ pub struct GpuState {
     fast_calls: AtomicU32,
     /// Whether its own thread has yet to read its memory before the fast lane asks it again.
     doubted: AtomicBool,
+    /// The time between two readings of its memory, nanoseconds; 0 before the first.
+    sampling_period_ns: AtomicI64,
+    /// Whether nothing runs on it, so that its lanes read it seldom.
+    idle: AtomicBool,
+    /// When an annotation last named it, nanoseconds of the timeline.
+    named_ns: AtomicI64,
     /// Why it does not answer.
     trouble: Mutex<String>,
     medium: ArcSwapOption<Latest<Medium>>,
@@ -99,6 +105,9 @@ impl GpuState {
             memory: AtomicU8::new(Memory::Unknown as u8),
             fast_calls: AtomicU32::new(0),
             doubted: AtomicBool::new(false),
+            sampling_period_ns: AtomicI64::new(0),
+            idle: AtomicBool::new(false),
+            named_ns: AtomicI64::new(i64::MIN),
             trouble: Mutex::default(),
             medium: ArcSwapOption::empty(),
             slow: ArcSwapOption::empty(),
@@ -247,6 +256,36 @@ impl GpuState {
     #[must_use]
     pub fn slow(&self) -> Option<std::sync::Arc<Latest<Slow>>> {
         self.slow.load_full()
+    }
+
+    /// The period in which its memory is read, nanoseconds: longer than that of other GPUs while nothing runs on it.
+    /// `None` before the first reading, and in a replay.
+    #[must_use]
+    pub fn sampling_period_ns(&self) -> Option<i64> {
+        Some(self.sampling_period_ns.load(Ordering::Relaxed)).filter(|period_ns| *period_ns > 0)
+    }
+
+    /// Sets the period in which its memory is read, nanoseconds, and whether that is because nothing runs on it.
+    pub fn set_sampling_period_ns(&self, period_ns: i64, is_idle: bool) {
+        self.sampling_period_ns.store(period_ns, Ordering::Relaxed);
+        self.idle.store(is_idle, Ordering::Relaxed);
+    }
+
+    /// Whether nothing runs on it, so that its lanes read it seldom.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.idle.load(Ordering::Relaxed)
+    }
+
+    /// Records that a job that runs on it sent an annotation at this time, nanoseconds of the timeline.
+    pub fn name(&self, at_ns: i64) {
+        self.named_ns.fetch_max(at_ns, Ordering::Relaxed);
+    }
+
+    /// When an annotation of a job on it arrived last, nanoseconds of the timeline; the least number if none did.
+    #[must_use]
+    pub fn named_ns(&self) -> i64 {
+        self.named_ns.load(Ordering::Relaxed)
     }
 
     /// Its processes, as they were listed last; nothing where the driver would not say.

@@ -7,6 +7,9 @@ use std::sync::{Mutex, PoisonError};
 /// Points kept at most: 10 minutes at 30 ms, 0.8 MB.
 pub const MOST_POINTS: usize = 20_000;
 
+/// The medium lane's period on a GPU on which nothing runs, unless the configured one is longer, nanoseconds.
+pub const IDLE_PERIOD_NS: i64 = SECOND_NS;
+
 /// What an interval cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
@@ -110,13 +113,18 @@ const MILLI: f64 = 1e3;
 const MICRO: f64 = 1e6;
 
 impl Series {
-    /// Keeps the readings of the last `keep_ns`, each of which holds for three periods of its lane.
+    /// Keeps the readings of the last `keep_ns`, each of which holds for three periods of its lane, and for one and a half
+    /// of the lane's period on idle GPUs.
     #[must_use]
     pub fn new(keep_ns: i64, period_ns: i64) -> Self {
         // The room for all of them at once: growing by doubling would end with half as much again. What is not used yet
         // is not resident.
         let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS);
-        Self { keep_ns, hold_ns: 3 * period_ns, points: Mutex::new(VecDeque::with_capacity(points)) }
+        Self {
+            keep_ns,
+            hold_ns: (3 * period_ns).max(IDLE_PERIOD_NS * 3 / 2),
+            points: Mutex::new(VecDeque::with_capacity(points)),
+        }
     }
 
     /// Adds a reading; one that is not later than the last is ignored.
@@ -270,9 +278,18 @@ mod tests {
 
     #[test]
     fn a_reading_holds_for_three_periods_only() {
+        let series = Series::new(600 * SECOND_NS, SECOND_NS);
+        let (power_watts, utilization_ratio) = (Some(100.0), Some(0.0));
+        series.push(UsagePoint { at_ns: at_ms(0), power_watts, utilization_ratio, throttle_reasons: None });
+        assert!(series.usage(at_ms(0), at_ms(3_000)).energy_joules.is_some());
+        assert_eq!(series.usage(at_ms(0), at_ms(3_001)).energy_joules, None);
+    }
+
+    #[test]
+    fn a_reading_of_a_short_period_holds_as_long_as_an_idle_gpu_is_not_read() {
         let series = series(&[(0, Some(100.0), Some(0.0))]);
-        assert!(series.usage(at_ms(0), at_ms(300)).energy_joules.is_some());
-        assert_eq!(series.usage(at_ms(0), at_ms(301)).energy_joules, None);
+        assert!(series.usage(at_ms(0), at_ms(1_500)).energy_joules.is_some());
+        assert_eq!(series.usage(at_ms(0), at_ms(1_501)).energy_joules, None);
     }
 
     #[test]

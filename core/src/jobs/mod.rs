@@ -334,6 +334,12 @@ impl Jobs {
         true
     }
 
+    /// Positions of the GPUs of a rank, where known.
+    #[must_use]
+    pub fn gpus_of(&self, job: &str, rank: u32) -> Option<Arc<[usize]>> {
+        self.rank(job, rank)?.gpus.clone()
+    }
+
     /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
     /// still waits for its memory.
     pub fn set_found(&mut self, job: &str, rank: u32, search: &Search, gpus: &Arc<[usize]>) {

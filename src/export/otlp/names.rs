@@ -61,6 +61,7 @@ macro_rules! names {
 names! {
     GPU_INFO => "highwater.gpu.info" "1" GaugeInt;
     GPU_UP => "highwater.gpu.up" "1" GaugeInt;
+    GPU_SAMPLING_PERIOD => "highwater.gpu.sampling.period" "s" Gauge;
     GPU_MEMORY_TOTAL => "hw.gpu.memory.limit" "By" UpDown;
     GPU_MEMORY_USED => "hw.gpu.memory.usage" "By" UpDown;
     GPU_MEMORY_FREE => "highwater.gpu.memory.free" "By" UpDown;

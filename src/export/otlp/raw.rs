@@ -13,7 +13,7 @@ use super::names::MEMORY_RAW;
 use super::resource::{resource, scope};
 use crate::node::Node;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::Device;
+use highwater_core::gpu::{Device, GpuState};
 use highwater_core::ring::Point;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
@@ -85,11 +85,12 @@ impl RawPoints {
             self.follow.begin(node);
             self.curves = node.gpus.iter().map(|gpu| Curve::of(gpu.device.clone())).collect();
         }
-        let period_ns = node.ticks.period_ns.load(Relaxed).max(1);
+        let tick_ns = node.ticks.period_ns.load(Relaxed).max(1);
         let shift_ns = node.clock.unix_shift_ns();
-        (self.shift_ns, self.period_ns) = (shift_ns, period_ns);
+        (self.shift_ns, self.period_ns) = (shift_ns, tick_ns);
         for (position, curve) in self.curves.iter_mut().enumerate() {
             let mut points = Vec::new();
+            let period_ns = node.gpus.get(position).and_then(GpuState::sampling_period_ns).unwrap_or(tick_ns);
             match self.follow.advance(position) {
                 Some(stretch) => curve.draw(&stretch, period_ns, &mut points),
                 None => curve.rest(node.clock.now_ns(), period_ns, &mut points),
