@@ -1,0 +1,302 @@
+"""An idle GPU: what it costs to watch it, and that no peak of a process that starts on it is missed.
+
+Runs a daemon on an idle machine, scraped each second, beside the floor in the same run; then records memory while CUDA
+processes start, allocate as soon as they can and end, beside a log of every reading at 1 kHz. Fails if a peak differs, or if
+the full rate comes back later than one idle period after the first change.
+
+    HIGHWATER=target/release/highwater python3 benches/gpu/idle.py --out results/
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import measure
+import pollers
+import rig
+
+GIB = 1 << 30
+IDLE_NS = 50_000_000
+# A tick may begin late, and the two logs read at different times within a millisecond.
+SLACK_NS = 3_000_000
+
+
+def start_cuda(hold_s: float) -> None:
+    """The process under test: allocates 2 GiB as soon as it can, then a gigabyte more for 5 ms, and prints when."""
+    begin = time.time_ns()
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: Any) -> None:
+        status = getattr(cuda, name)(*arguments)
+        if status != 0:
+            raise SystemExit(f"{name}: error {status}")
+
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+    created = time.time_ns()
+    blocks = [ctypes.c_uint64(), ctypes.c_uint64()]
+    call("cuMemAlloc_v2", ctypes.byref(blocks[0]), ctypes.c_size_t(2 * GIB))
+    allocated = time.time_ns()
+    time.sleep(hold_s)
+    call("cuMemAlloc_v2", ctypes.byref(blocks[1]), ctypes.c_size_t(GIB))
+    time.sleep(0.005)
+    call("cuMemFree_v2", blocks[1])
+    print(
+        json.dumps(
+            {
+                "begin": begin,
+                "created": created,
+                "allocated": allocated,
+                "end": time.time_ns(),
+            }
+        )
+    )
+
+
+class Memory(ctypes.Structure):
+    """`nvmlMemory_v2_t`."""
+
+    _fields_ = [("version", ctypes.c_uint)] + [
+        (name, ctypes.c_ulonglong) for name in ["total", "reserved", "free", "used"]
+    ]
+
+
+class RawLog(threading.Thread):
+    """Memory of GPU 0 at 1 kHz by NVML alone: (Unix time in nanoseconds, bytes)."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.readings: list[tuple[int, int]] = []
+        self.stopped = threading.Event()
+        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self._device = ctypes.c_void_p()
+        status = self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByIndex_v2(
+            0, ctypes.byref(self._device)
+        )
+        if status != 0:
+            raise RuntimeError(f"NVML: error {status}")
+
+    def run(self) -> None:
+        memory = Memory(version=ctypes.sizeof(Memory) | 2 << 24)
+        due = time.time_ns()
+        while not self.stopped.is_set():
+            if (
+                self._nvml.nvmlDeviceGetMemoryInfo_v2(
+                    self._device, ctypes.byref(memory)
+                )
+                == 0
+            ):
+                self.readings.append((time.time_ns(), memory.used))
+            due += 1_000_000
+            time.sleep(max(0, due - time.time_ns()) / 1e9)
+
+
+def cost(binary: Path, folder: Path, seconds: float) -> dict[str, Any]:
+    """CPU of an idle daemon that is scraped each second, and of the floor, in percent of a core."""
+    daemon = measure.Daemon(binary, folder)
+    try:
+        deadline = time.monotonic() + 40
+        while (
+            measure.total(daemon.metrics(), "highwater_sampler_period_seconds") or 0
+        ) < 0.05:
+            if time.monotonic() > deadline:
+                print(daemon.get("/metrics").decode()[:3000])
+                raise SystemExit("the daemon does not find the GPUs idle")
+            time.sleep(0.5)
+        with measure.scraped(daemon):
+            time.sleep(2)
+            idle = pollers.window(daemon.child.pid, seconds)
+        resident = measure.resident_bytes(daemon.child.pid)
+    finally:
+        daemon.stop()
+    result: dict[str, Any] = {"idle": idle, "resident": resident}
+    floor = measure.find_floor(Path(__file__).resolve().parent, folder)
+    if floor is not None:
+        child = subprocess.Popen(
+            [str(floor), "loop", "1000", str(int(seconds) + 5)],
+            stdout=subprocess.DEVNULL,
+        )
+        time.sleep(2)
+        result["floor"] = pollers.window(child.pid, seconds / 2)
+        child.kill()
+        child.wait()
+    return result
+
+
+def starts(count: int, hold_s: float, pause_s: float) -> list[dict[str, int]]:
+    """Starts the process this many times, with the GPU idle between."""
+    command = [sys.executable, __file__, "--start", str(hold_s)]
+    done = []
+    for _ in range(count):
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        )
+        done.append({**json.loads(answer.stdout), "gone": time.time_ns()})
+        time.sleep(pause_s)
+    return done
+
+
+def judge(
+    runs: list[dict[str, int]], raw: list[tuple[int, int]], recording: Path
+) -> dict[str, Any]:
+    """Each start's peaks in both logs, and how long the full rate took to come back."""
+    file = sqlite3.connect(recording)
+    ticks = file.execute(
+        "SELECT begin_ns, end_ns FROM ticks WHERE skipped & 1 = 0 ORDER BY begin_ns"
+    ).fetchall()
+    samples = file.execute(
+        "SELECT at_ns, used_bytes FROM samples WHERE gpu = 0 ORDER BY at_ns, nth"
+    ).fetchall()
+    result: dict[str, Any] = {
+        "starts": len(runs),
+        "peaks_differ": [],
+        "was_idle": 0,
+        "to_full_ms": [],
+    }
+    for run in runs:
+        lower, upper = run["begin"], run["gone"]
+        seen = [(at, used) for at, used in raw if lower <= at <= upper]
+        begun, allocated = seen[0][1], run["allocated"]
+        first = next((at for at, used in seen if used != begun), None)
+        raw_peak = max(used for at, used in seen if at >= allocated)
+        own_peak = max(
+            used
+            for at, used in samples
+            if allocated - 1_000_000 <= at <= upper and used is not None
+        )
+        if raw_peak != own_peak:
+            result["peaks_differ"].append([raw_peak, own_peak])
+        if first is None:
+            continue
+        before = [begin for begin, _ in ticks if first - 4 * IDLE_NS <= begin < first]
+        result["was_idle"] += len(before) <= 6
+        # While a context is created the driver makes calls wait, so the rate is judged from a reading's end to the next.
+        after = [
+            tick for tick in ticks if first - SLACK_NS <= tick[0] <= first + 6 * IDLE_NS
+        ]
+        pairs = itertools.pairwise(after)
+        full = next((one[0] for one, two in pairs if two[0] - one[1] < SLACK_NS), None)
+        waits = [two - one for (one, _), (two, _) in itertools.pairwise(seen)]
+        result.setdefault("raw_gap_ms", []).append(max(waits) / 1e6)
+        result["to_full_ms"].append(None if full is None else (full - first) / 1e6)
+        result.setdefault("first_change_ms", []).append((first - run["begin"]) / 1e6)
+        result.setdefault("to_allocated_ms", []).append((allocated - first) / 1e6)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="a folder for the results")
+    parser.add_argument(
+        "--starts", type=int, default=100, help="starts of the process (100)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=40, help="seconds of the idle cost (40)"
+    )
+    parser.add_argument("--start", type=float, metavar="HOLD_S", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.start is not None:
+        start_cuda(given.start)
+        return 0
+    binary = rig.find_highwater()
+    folder = Path(tempfile.mkdtemp())
+    try:
+        results: dict[str, Any] = {"cost": cost(binary, folder, given.seconds)}
+        recording = folder / "idle.sqlite"
+        # The list of processes each second, so that the GPU is idle again before the next start.
+        command: list[object] = [
+            binary,
+            "record",
+            "-o",
+            recording,
+            "--set",
+            "sampling.slow_period=100ms",
+        ]
+        recorder, log = rig.start_recorder(command), RawLog()
+        log.start()
+        time.sleep(6)
+        runs = {
+            "2 GiB at once": starts(given.starts, 0.2, 2.6),
+            "300 ms of life": starts(given.starts, 0.0, 2.6),
+        }
+        log.stopped.set()
+        log.join()
+        recorder.send_signal(2)
+        recorder.wait(30)
+        results["runs"] = {
+            name: judge(done, log.readings, recording) for name, done in runs.items()
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "idle.json").write_text(json.dumps(results))
+    costs = results["cost"]
+    print(
+        f"idle, scraped each second: {costs['idle']['cpu_percent']:.3f} % of a core",
+        end="",
+    )
+    print(
+        f", floor {costs['floor']['cpu_percent']:.3f} %"
+        if "floor" in costs
+        else ", no floor (no compiler)"
+    )
+    print(
+        "  "
+        + ", ".join(
+            f"{name} {used:.3f}"
+            for name, used in costs["idle"]["thread_percent"].items()
+        )
+    )
+    failed = False
+    for name, run in results["runs"].items():
+        known = [ms for ms in run["to_full_ms"] if ms is not None]
+        worst = max(known, default=float("nan"))
+        late = [
+            ms
+            for ms in run["to_full_ms"]
+            if ms is None or ms * 1e6 > IDLE_NS + SLACK_NS
+        ]
+        failed |= bool(run["peaks_differ"] or late)
+        print(
+            f"{name}: {run['starts']} starts, {run['was_idle']} of them on an idle GPU,",
+            end="",
+        )
+        print(
+            f" {len(run['peaks_differ'])} peaks differ, full rate after at most {worst:.1f} ms, {len(late)} later than one period;",
+            end="",
+        )
+        changes, allocations = (
+            run.get("first_change_ms", []),
+            run.get("to_allocated_ms", []),
+        )
+        if changes:
+            print(
+                f" longest gap of the raw log {max(run['raw_gap_ms']):.0f} ms;", end=""
+            )
+            print(
+                f" first change {min(changes):.0f} ms after begin, 2 GiB at least {min(allocations):.0f} ms later",
+                end="",
+            )
+        print()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
