@@ -71,9 +71,8 @@ impl Profile {
     fn advance(&mut self) -> io::Result<()> {
         let sweeps = new_within(self.view.ticks(), &mut self.next_tick, self.begin_ns, i64::MAX);
         for sweep in sweeps {
-            for (gpu, ring) in self.view.rings().iter().enumerate() {
-                let used = if sweep.has(gpu) { reading(ring, sweep.begin_ns, sweep.end_ns) } else { None };
-                if let Some(used) = used {
+            for (gpu, ring) in self.view.rings().iter().enumerate().filter(|(gpu, _)| sweep.has(*gpu)) {
+                if let Some(used) = reading(ring, sweep.begin_ns, sweep.end_ns) {
                     writeln!(self.file, "{gpu} {} {used}", sweep.end_ns - self.begin_ns)?;
                 }
             }

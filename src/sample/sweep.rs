@@ -250,7 +250,21 @@ impl Sampler {
         // A thread of the previous node may still hang in the driver: what it writes when it returns is discarded too.
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
         stats.end_call();
-        Self::of_generation(generation, source, clock, calls, stats, gpus, sinks)
+        let count = gpus.len();
+        Self {
+            source,
+            clock,
+            calls,
+            stats,
+            gpus,
+            sinks,
+            generation,
+            idle: Idle::new(count),
+            readings: Vec::with_capacity(count),
+            sweep: Sweep::default(),
+            is_idle: false,
+            failing_since_ns: vec![None; count],
+        }
     }
 
     /// Sets the period of idle GPUs, `None` for the full rate, and the period of the full rate, nanoseconds. Without this
@@ -292,10 +306,21 @@ impl Sampler {
     /// The same sampler in the same generation, from which the watchdog can make a successor.
     #[must_use]
     pub fn share(&self) -> Self {
-        let (source, clock, calls) = (Arc::clone(&self.source), Arc::clone(&self.clock), Arc::clone(&self.calls));
-        let stats = Arc::clone(&self.stats);
-        let (gpus, sinks) = (Arc::clone(&self.gpus), Arc::clone(&self.sinks));
-        Self::of_generation(self.generation, source, clock, calls, stats, gpus, sinks)
+        let count = self.gpus.len();
+        Self {
+            source: Arc::clone(&self.source),
+            clock: Arc::clone(&self.clock),
+            calls: Arc::clone(&self.calls),
+            stats: Arc::clone(&self.stats),
+            gpus: Arc::clone(&self.gpus),
+            sinks: Arc::clone(&self.sinks),
+            generation: self.generation,
+            idle: Idle::new(count),
+            readings: Vec::with_capacity(count),
+            sweep: Sweep::default(),
+            is_idle: false,
+            failing_since_ns: vec![None; count],
+        }
     }
 
     pub(super) fn stats(&self) -> &TickStats {
@@ -312,32 +337,6 @@ impl Sampler {
 
     pub(super) fn source(&self) -> &dyn Source {
         &*self.source
-    }
-
-    fn of_generation(
-        generation: u64,
-        source: Arc<dyn Source>,
-        clock: Arc<dyn Clock>,
-        calls: Arc<CallStats>,
-        stats: Arc<TickStats>,
-        gpus: Arc<[GpuState]>,
-        sinks: Arc<Mutex<Sinks>>,
-    ) -> Self {
-        let count = gpus.len();
-        Self {
-            source,
-            clock,
-            calls,
-            stats,
-            gpus,
-            sinks,
-            generation,
-            idle: Idle::new(count),
-            readings: Vec::with_capacity(count),
-            sweep: Sweep::default(),
-            is_idle: false,
-            failing_since_ns: vec![None; count],
-        }
     }
 
     /// Reads every GPU that is up and pushes the readings. Calls `observe` with each call's duration.
