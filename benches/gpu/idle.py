@@ -29,6 +29,8 @@ import rig
 
 GIB = 1 << 30
 IDLE_NS = 50_000_000
+# How long a process keeps its 2 GiB before it takes a gigabyte more, seconds: without a wait it lives some 300 ms.
+KINDS = {"at-once": 0.2, "short": 0.0}
 # A tick may begin late, and the two logs read at different times within a millisecond.
 SLACK_NS = 3_000_000
 
@@ -106,7 +108,7 @@ class RawLog(threading.Thread):
 
 
 def cost(binary: Path, folder: Path, seconds: float) -> dict[str, Any]:
-    """CPU of an idle daemon that is scraped each second, and of the floor, in percent of a core."""
+    """CPU of an idle daemon that is scraped each second, and of the floor at 1 kHz and at an idle GPU's period."""
     daemon = measure.Daemon(binary, folder)
     try:
         deadline = time.monotonic() + 40
@@ -126,14 +128,15 @@ def cost(binary: Path, folder: Path, seconds: float) -> dict[str, Any]:
     result: dict[str, Any] = {"idle": idle, "resident": resident}
     floor = measure.find_floor(Path(__file__).resolve().parent, folder)
     if floor is not None:
-        child = subprocess.Popen(
-            [str(floor), "loop", "1000", str(int(seconds) + 5)],
-            stdout=subprocess.DEVNULL,
-        )
-        time.sleep(2)
-        result["floor"] = pollers.window(child.pid, seconds / 2)
-        child.kill()
-        child.wait()
+        for name, period_us in [("floor", 1_000), ("idle_floor", IDLE_NS // 1_000)]:
+            child = subprocess.Popen(
+                [str(floor), "loop", str(period_us), str(int(seconds) + 5)],
+                stdout=subprocess.DEVNULL,
+            )
+            time.sleep(2)
+            result[name] = pollers.window(child.pid, seconds / 2)
+            child.kill()
+            child.wait()
     return result
 
 
@@ -198,6 +201,48 @@ def judge(
     return result
 
 
+def recorded(
+    binary: Path, folder: Path, kinds: list[str], count: int
+) -> dict[str, Any]:
+    """What a recording and the raw log have of this many starts of each kind."""
+    recording = folder / "idle.sqlite"
+    # Processes are listed often, so that the GPU is idle again before the next start.
+    command: list[object] = [
+        binary,
+        "record",
+        "-o",
+        recording,
+        "--set",
+        "sampling.slow_period=100ms",
+    ]
+    recorder, log = rig.start_recorder(command), RawLog()
+    log.start()
+    time.sleep(6)
+    runs = {kind: starts(count, KINDS[kind], 2.6) for kind in kinds}
+    log.stopped.set()
+    log.join()
+    recorder.send_signal(2)
+    recorder.wait(30)
+    return {kind: judge(done, log.readings, recording) for kind, done in runs.items()}
+
+
+def print_cost(cost: dict[str, Any]) -> None:
+    """One line for the daemon, one for its threads."""
+    floors = {"floor": "floor at 1 kHz", "idle_floor": "floor every 50 ms"}
+    beside = [
+        f"{text} {cost[name]['cpu_percent']:.3f} %"
+        for name, text in floors.items()
+        if name in cost
+    ]
+    print(
+        f"idle, scraped each second: {cost['idle']['cpu_percent']:.3f} % of a core, ",
+        end="",
+    )
+    print(", ".join(beside) or "no floor (no compiler)")
+    used = cost["idle"]["thread_percent"].items()
+    print("  " + ", ".join(f"{name} {percent:.3f}" for name, percent in used))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -209,6 +254,13 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=40, help="seconds of the idle cost (40)"
     )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=["cost", *KINDS],
+        default=["cost", *KINDS],
+        help="what is run (everything)",
+    )
     parser.add_argument("--start", type=float, metavar="HOLD_S", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.start is not None:
@@ -217,55 +269,21 @@ def main() -> int:
     binary = rig.find_highwater()
     folder = Path(tempfile.mkdtemp())
     try:
-        results: dict[str, Any] = {"cost": cost(binary, folder, given.seconds)}
-        recording = folder / "idle.sqlite"
-        # The list of processes each second, so that the GPU is idle again before the next start.
-        command: list[object] = [
-            binary,
-            "record",
-            "-o",
-            recording,
-            "--set",
-            "sampling.slow_period=100ms",
-        ]
-        recorder, log = rig.start_recorder(command), RawLog()
-        log.start()
-        time.sleep(6)
-        runs = {
-            "2 GiB at once": starts(given.starts, 0.2, 2.6),
-            "300 ms of life": starts(given.starts, 0.0, 2.6),
-        }
-        log.stopped.set()
-        log.join()
-        recorder.send_signal(2)
-        recorder.wait(30)
-        results["runs"] = {
-            name: judge(done, log.readings, recording) for name, done in runs.items()
-        }
+        results = {}
+        if "cost" in given.parts:
+            results["cost"] = cost(binary, folder, given.seconds)
+        kinds = [kind for kind in KINDS if kind in given.parts]
+        if kinds:
+            results["runs"] = recorded(binary, folder, kinds, given.starts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "idle.json").write_text(json.dumps(results))
-    costs = results["cost"]
-    print(
-        f"idle, scraped each second: {costs['idle']['cpu_percent']:.3f} % of a core",
-        end="",
-    )
-    print(
-        f", floor {costs['floor']['cpu_percent']:.3f} %"
-        if "floor" in costs
-        else ", no floor (no compiler)"
-    )
-    print(
-        "  "
-        + ", ".join(
-            f"{name} {used:.3f}"
-            for name, used in costs["idle"]["thread_percent"].items()
-        )
-    )
+    if "cost" in results:
+        print_cost(results["cost"])
     failed = False
-    for name, run in results["runs"].items():
+    for name, run in results.get("runs", {}).items():
         known = [ms for ms in run["to_full_ms"] if ms is not None]
         worst = max(known, default=float("nan"))
         late = [

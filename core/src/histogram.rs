@@ -10,8 +10,8 @@ use atomic::Atomic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Every fourth upper bound of step, phase and call durations is a coarse one, beginning with the first: the coarse ones
-/// alone are the buckets of a node with many series.
+/// Every fourth upper bound of step and phase durations is a coarse one, beginning with the first: the coarse ones alone
+/// are the buckets of a node with many series.
 pub const BOUNDS_TO_A_COARSE_ONE: usize = 4;
 
 /// How often a histogram that is being written is read again, so that all its counts are of the same observations. A
