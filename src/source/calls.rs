@@ -35,9 +35,8 @@ highwater_core::labels! {
 /// Upper bounds of the call histogram, seconds: from a cached answer to a driver that blocks for a second. They are few,
 /// because they are series of every node for each call: four times as many were most of an idle node's series, and of the
 /// cost of its scrape. Native and exponential histograms are finer.
-pub const BOUNDS_S: &[f64] = &[
-    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0,
-];
+pub const BOUNDS_S: &[f64] =
+    &[1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
 
 /// Durations and failures of every call, written by the lanes and read by scrapes, without locks.
 #[derive(Debug, Default)]
