@@ -21,7 +21,7 @@ const STEPS: usize = 400;
 
 #[test]
 fn a_scraper_gets_the_format_that_it_prefers() {
-    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
+    let daemon = Daemon::start(&["serve", "--source", "sim:spike"]).ready();
     let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
     let (text, delimited) = ("text/plain; version=0.0.4", protobuf.replace(';', "; "));
     for (accept, expected) in [
