@@ -10,6 +10,7 @@ the full rate comes back later than one idle period after the first change.
 from __future__ import annotations
 
 import argparse
+import bisect
 import ctypes
 import itertools
 import json
@@ -18,11 +19,11 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import check_peaks
 import measure
 import pollers
 import rig
@@ -69,47 +70,9 @@ def start_cuda(hold_s: float) -> None:
     )
 
 
-class Memory(ctypes.Structure):
-    """`nvmlMemory_v2_t`."""
-
-    _fields_ = [("version", ctypes.c_uint)] + [
-        (name, ctypes.c_ulonglong) for name in ["total", "reserved", "free", "used"]
-    ]
-
-
-class RawLog(threading.Thread):
-    """Memory of GPU 0 at 1 kHz by NVML alone: (Unix time in nanoseconds, bytes)."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.readings: list[tuple[int, int]] = []
-        self.stopped = threading.Event()
-        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        self._device = ctypes.c_void_p()
-        status = self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByIndex_v2(
-            0, ctypes.byref(self._device)
-        )
-        if status != 0:
-            raise RuntimeError(f"NVML: error {status}")
-
-    def run(self) -> None:
-        memory = Memory(version=ctypes.sizeof(Memory) | 2 << 24)
-        due = time.time_ns()
-        while not self.stopped.is_set():
-            if (
-                self._nvml.nvmlDeviceGetMemoryInfo_v2(
-                    self._device, ctypes.byref(memory)
-                )
-                == 0
-            ):
-                self.readings.append((time.time_ns(), memory.used))
-            due += 1_000_000
-            time.sleep(max(0, due - time.time_ns()) / 1e9)
-
-
-def cost(binary: Path, folder: Path, seconds: float) -> dict[str, Any]:
+def cost(machine: rig.Rig, seconds: float) -> dict[str, Any]:
     """CPU of an idle daemon that is scraped each second, and of the floor at 1 kHz and at an idle GPU's period."""
-    daemon = measure.Daemon(binary, folder)
+    daemon = measure.Daemon(machine.highwater, machine.folder)
     try:
         deadline = time.monotonic() + 40
         while (
@@ -126,7 +89,7 @@ def cost(binary: Path, folder: Path, seconds: float) -> dict[str, Any]:
     finally:
         daemon.stop()
     result: dict[str, Any] = {"idle": idle, "resident": resident}
-    floor = measure.find_floor(Path(__file__).resolve().parent, folder)
+    floor = machine.floor
     if floor is not None:
         for name, period_us in [("floor", 1_000), ("idle_floor", IDLE_NS // 1_000)]:
             child = subprocess.Popen(
@@ -154,7 +117,7 @@ def starts(count: int, hold_s: float, pause_s: float) -> list[dict[str, int]]:
 
 
 def judge(
-    runs: list[dict[str, int]], raw: list[tuple[int, int]], recording: Path
+    runs: list[dict[str, int]], raw: check_peaks.Series, recording: Path
 ) -> dict[str, Any]:
     """Each start's peaks in both logs, and how long the full rate took to come back."""
     file = sqlite3.connect(recording)
@@ -172,10 +135,10 @@ def judge(
     }
     for run in runs:
         lower, upper = run["begin"], run["gone"]
-        seen = [(at, used) for at, used in raw if lower <= at <= upper]
-        begun, allocated = seen[0][1], run["allocated"]
-        first = next((at for at, used in seen if used != begun), None)
-        raw_peak = max(used for at, used in seen if at >= allocated)
+        allocated = run["allocated"]
+        next_change = bisect.bisect(raw.times, lower)
+        first = next((at for at in raw.times[next_change:] if at <= upper), None)
+        raw_peak = max(raw.over(allocated, upper))
         own_peak = max(
             used
             for at, used in samples
@@ -193,37 +156,35 @@ def judge(
         ]
         pairs = itertools.pairwise(after)
         full = next((one[0] for one, two in pairs if two[0] - one[1] < SLACK_NS), None)
-        waits = [two - one for (one, _), (two, _) in itertools.pairwise(seen)]
-        result.setdefault("raw_gap_ms", []).append(max(waits) / 1e6)
+        waits = [to - since for since, to in raw.gaps if lower <= since <= upper]
+        result.setdefault("raw_gap_ms", []).append(max(waits, default=0) / 1e6)
         result["to_full_ms"].append(None if full is None else (full - first) / 1e6)
         result.setdefault("first_change_ms", []).append((first - run["begin"]) / 1e6)
         result.setdefault("to_allocated_ms", []).append((allocated - first) / 1e6)
     return result
 
 
-def recorded(
-    binary: Path, folder: Path, kinds: list[str], count: int
-) -> dict[str, Any]:
+def recorded(machine: rig.Rig, kinds: list[str], count: int) -> dict[str, Any]:
     """What a recording and the raw log have of this many starts of each kind."""
-    recording = folder / "idle.sqlite"
+    recording, raw_log = machine.folder / "idle.sqlite", machine.folder / "raw.csv"
     # Processes are listed often, so that the GPU is idle again before the next start.
     command: list[object] = [
-        binary,
+        machine.highwater,
         "record",
         "-o",
         recording,
         "--set",
         "sampling.slow_period=100ms",
     ]
-    recorder, log = rig.start_recorder(command), RawLog()
-    log.start()
+    recorder = rig.start_recorder(command)
+    floor = machine.floor_loop(60 + 10 * count * len(kinds), raw_log)
     time.sleep(6)
     runs = {kind: starts(count, KINDS[kind], 2.6) for kind in kinds}
-    log.stopped.set()
-    log.join()
+    floor.stop()
     recorder.send_signal(2)
     recorder.wait(30)
-    return {kind: judge(done, log.readings, recording) for kind, done in runs.items()}
+    raw = check_peaks.read_raw(raw_log)[0]
+    return {kind: judge(done, raw, recording) for kind, done in runs.items()}
 
 
 def print_cost(cost: dict[str, Any]) -> None:
@@ -266,16 +227,17 @@ def main() -> int:
     if given.start is not None:
         start_cuda(given.start)
         return 0
-    binary = rig.find_highwater()
     folder = Path(tempfile.mkdtemp())
+    machine = rig.Rig(folder, gpus=1, dry_run=False, job_arguments=[])
     try:
         results = {}
         if "cost" in given.parts:
-            results["cost"] = cost(binary, folder, given.seconds)
+            results["cost"] = cost(machine, given.seconds)
         kinds = [kind for kind in KINDS if kind in given.parts]
         if kinds:
-            results["runs"] = recorded(binary, folder, kinds, given.starts)
+            results["runs"] = recorded(machine, kinds, given.starts)
     finally:
+        machine.end_all()
         shutil.rmtree(folder, ignore_errors=True)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)

@@ -61,13 +61,13 @@ keys! {
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
     "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver is overloaded.",
         |s, v| { s.max_period_ns = duration(v, 50_000, 10_000_000_000)?; Ok(()) };
-    "sampling.idle_period" = "50ms", "Period of the fast lane for a GPU on which no process has a context, until the first sign that one has; `none` for the full rate.",
+    "sampling.idle_period" = "50ms", "Period of the fast lane for a GPU on which no process has a context, until the first sign that one has; `none` for the full rate, as for a period that is not longer than `sampling.period`.",
         |s, v| { s.idle_period_ns = duration_or_none(v, 1_000_000, 1_000_000_000)?; Ok(()) };
     "sampling.budget" = "0.15", "Share of wall time that the fast lane may spend inside the driver before it backs off.",
         |s, v| { s.budget = ratio(v)?; Ok(()) };
     "sampling.hang_after" = "1s", "A call that takes longer is given up, and sampling continues without its GPU.",
         |s, v| { s.hang_after_ns = duration(v, 100_000_000, 600_000_000_000)?; Ok(()) };
-    "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons.",
+    "sampling.medium_period" = "100ms", "Period of utilization, power, temperature, clocks and throttle reasons; one second for a GPU on which no process has a context.",
         |s, v| { s.medium_period_ns = duration(v, 10_000_000, 60_000_000_000)?; Ok(()) };
     "sampling.slow_period" = "1s", "Period of ECC and remapped rows. PCIe bytes are read every 5th turn and at least once in 5s, processes every 10th, NVLink bytes, BAR1, total memory and the limits of power and temperature every 30th.",
         |s, v| { s.slow_period_ns = duration(v, 100_000_000, 5_000_000_000)?; Ok(()) };

@@ -391,7 +391,7 @@ impl Sampler {
             self.sweep.end_ns = end_ns;
             begin_ns = end_ns;
         }
-        // A GPU that is left alone may be in use.
+        // A GPU that is left alone needs no ticks: once it answers, the next one reads it, at most an idle period later.
         self.is_idle = ticked == Ticked::Taken && busy == 0;
         ticked
     }
