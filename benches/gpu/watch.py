@@ -3,7 +3,8 @@
 Four parts, in one command, in a few minutes:
 
 - truth: a DDP job, the same with rank 1 slowed in its backward pass, and an FSDP2 job run under `watch` and torch.profiler at
-  once. Phases are compared with the kernels that were launched in them, `comm` with the union of NCCL's kernels.
+  once. Phases are compared with the work that was launched in them, `comm` with the union of the times at which collectives
+  were in flight, and for information (`nccl`) with the union of NCCL's kernels.
 - cost: step times with and without `watch`, in interleaved blocks in random order: a step of about a millisecond, a large
   one, and DDP. The ratio is the median over rounds, with its bootstrap 95 % interval.
 - layers: resnet50, batch 16, against the records of FairScale's tracker.
@@ -11,9 +12,11 @@ Four parts, in one command, in a few minutes:
 
     python3 watch.py --gpus 2 --out results/
     python3 watch.py --gpus 2 --share-gpu --out results/
+    python3 watch.py --gpus 2 --parts truth --keep --out results/
     python3 watch.py --dry-run --out /tmp/results
 
-The other parts' marks go to a socket of this program. It prints tables and writes results.json.
+The other parts' marks go to a socket of this program. It prints tables and writes results.json; with --keep also the marks
+and the profiler's traces of the part truth.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import contextlib
+import gzip
 import json
 import os
 import socket
@@ -40,6 +44,7 @@ import measure  # noqa: E402
 from listeners import Listener  # noqa: E402
 
 Span = tuple[int, int]
+PARTS = ["truth", "cost", "cost-ddp", "layers", "named"]
 PHASES = ("forward", "backward", "optimizer")
 GAP_NS = 20_000
 WARM_STEPS, TRUE_STEPS = 8, 10
@@ -159,8 +164,11 @@ def true_job(name: str, arguments: argparse.Namespace) -> None:
     highwater.flush(5)
     path = Path(arguments.out) / f"trace-{name}-{rank}.json"
     profiler.export_chrome_trace(str(path))
-    truth = truth_of(json.loads(path.read_text()), is_cpu=arguments.dry_run)
+    text = path.read_text()
+    truth = truth_of(json.loads(text), is_cpu=arguments.dry_run)
     path.unlink()
+    if arguments.keep:
+        (Path(arguments.out) / f"{path.name}.gz").write_bytes(gzip.compress(text.encode(), 6))
     (Path(arguments.out) / f"truth-{name}-{rank}.json").write_text(json.dumps(truth))
 
 
@@ -214,10 +222,11 @@ def late_job(arguments: argparse.Namespace) -> None:
 
 
 def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[Any]]]:
-    """By step and phase, Unix nanoseconds of its work on the GPU: from its first kernel, but not before the computation of the
-    phase before it is over, to the end of its last one on any stream, since a pass is over once its reductions are. What is
-    gathered ahead of a pass on a stream of its own is so no part of it, and what its computation waits for is. And `comm`, the
-    intervals of NCCL's kernels. On a CPU, the ranges themselves."""
+    """By step and phase, Unix nanoseconds: from where the host is in the phase and the one before is over, to the end of its last
+    work on any stream, since a pass is over once its reductions are. The one before is over with its work, or earlier, where work
+    of this one begins after its computation: what is gathered ahead of a pass on a stream of its own is no part of it. `comm` has the times at which collectives were
+    in flight, from when their input was ready, and `nccl` those of NCCL's kernels, which begin once the job's own kernels leave
+    them room. On a CPU, the ranges themselves."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
@@ -230,7 +239,7 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[An
         for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("hw#")
     )
     begins = [each[0] for each in ranges]
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, list[Any]]] = {}
     if is_cpu:
         for begin, end, phase, step in ranges:
             found.setdefault(step, {})[phase] = [begin, end]
@@ -239,29 +248,43 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[An
         event["args"]["correlation"]: span(event)[0] for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
-    comm: dict[str, list[Span]] = {}
     work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     computation = statistics.mode(event["args"]["stream"] for event in work)
-    # By range, the work that was launched in it, and when the last of its computation ended.
-    spans_of: dict[int, list[Span]] = {}
+    # In the order of the host: when each was launched, its times, its stream, whether it is NCCL's.
+    launched = sorted(
+        (launches[event["args"]["correlation"]], *span(event), event["args"]["stream"], "nccl" in event["name"].lower())
+        for event in work if event["args"].get("correlation") in launches
+    )
+    # By range, when the first of its work began and the last ended, also of its computation; by step, its collectives.
+    began: dict[int, int] = {}
+    ended: dict[int, int] = {}
     computed: dict[int, int] = {}
-    for event in work:
-        launched = launches.get(event["args"].get("correlation"))
-        at = -1 if launched is None else bisect.bisect_right(begins, launched) - 1
-        if launched is None or at < 0 or launched > ranges[at][1]:
+    in_flight: dict[str, list[Span]] = {}
+    kernels: dict[str, list[Span]] = {}
+    # What was launched last that is not NCCL's makes a collective's input; collectives of one stream wait for each other.
+    ready, free = 0, {}
+    for at_host, begin, end, stream, is_nccl in launched:
+        input_ready = max(at_host, ready, free.get(stream, 0))
+        if is_nccl:
+            free[stream] = end
+        else:
+            ready = end
+        at = bisect.bisect_right(begins, at_host) - 1
+        if at < 0 or at_host > ranges[at][1]:
             continue
-        begin, end = span(event)
-        spans_of.setdefault(at, []).append((begin, end))
-        if "nccl" in event["name"].lower():
-            comm.setdefault(ranges[at][3], []).append((begin, end))
-        if event["args"]["stream"] == computation:
+        began[at], ended[at] = min(began.get(at, begin), begin), max(ended.get(at, 0), end)
+        if is_nccl:
+            kernels.setdefault(ranges[at][3], []).append((begin, end))
+            in_flight.setdefault(ranges[at][3], []).append((min(input_ready, begin), end))
+        if stream == computation:
             computed[at] = max(computed.get(at, 0), end)
-    for at, spans in spans_of.items():
+    for at, end in ended.items():
         phase, step = ranges[at][2:]
-        begin = max(min(begin for begin, _ in spans), computed.get(at - 1, 0))
-        found.setdefault(step, {})[phase] = [begin, max(end for _, end in spans)]
-    for step, spans in comm.items():
-        found.setdefault(step, {})["comm"] = union(spans)
+        over = max(computed.get(at - 1, 0), min(began[at], ended.get(at - 1, 0)))
+        found.setdefault(step, {})[phase] = [max(begins[at], over), end]
+    for name, by_step in (("comm", in_flight), ("nccl", kernels)):
+        for step, spans in by_step.items():
+            found.setdefault(step, {})[name] = union(spans)
     return found
 
 
@@ -379,17 +402,18 @@ def worker(arguments: argparse.Namespace) -> None:
         late_job(arguments)
         dist.destroy_process_group()
     elif arguments.worker == "many":
-        for name in ("ddp", "ddp-slow", "fsdp2"):
-            true_job(name, arguments)
-            dist.barrier()
-        found["same"] = same_job(arguments)
+        if "truth" in arguments.parts:
+            for name in ("ddp", "ddp-slow", "fsdp2"):
+                true_job(name, arguments)
+                dist.barrier()
+            found["same"] = same_job(arguments)
         # Of two processes that take turns on one GPU, the time of a step says nothing of cost.
-        found["costs"] = [] if arguments.share_gpu else costs(arguments, is_ddp=True)
+        found["costs"] = costs(arguments, is_ddp=True) if "cost-ddp" in arguments.parts and not arguments.share_gpu else []
         dist.barrier()
         dist.destroy_process_group()
     else:
-        found["costs"] = costs(arguments, is_ddp=False)
-        found["resnet"] = resnet(arguments)
+        found["costs"] = costs(arguments, is_ddp=False) if "cost" in arguments.parts else []
+        found["resnet"] = resnet(arguments) if "layers" in arguments.parts else {"skipped": "not asked for"}
     if rank == 0:
         (Path(arguments.out) / f"{arguments.worker}.json").write_text(json.dumps(found))
 
@@ -402,8 +426,9 @@ def launch(kind: str, ranks: int, arguments: argparse.Namespace, path: str, limi
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, str(HERE), "--worker", kind, "--out", str(arguments.out)]
+    command = [sys.executable, str(HERE), "--worker", kind, "--out", str(arguments.out), "--parts", *arguments.parts]
     command += ["--dry-run"] if arguments.dry_run else []
+    command += ["--keep"] if arguments.keep else []
     common = {**os.environ, "HIGHWATER_ANNOTATIONS_SOCKET": path, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = port
     common.setdefault("OMP_NUM_THREADS", "1")
@@ -433,7 +458,7 @@ def launch(kind: str, ranks: int, arguments: argparse.Namespace, path: str, limi
 def named(arguments: argparse.Namespace, folder: str, wrong: list[str]) -> list[dict[str, Any]] | None:
     """What the daemon in HIGHWATER finds in the late job; none without a daemon or without a second rank."""
     binary = os.environ.get("HIGHWATER")
-    if binary is None or arguments.gpus < 2:
+    if binary is None or arguments.gpus < 2 or "named" not in arguments.parts:
         return None
     source = "sim" if arguments.dry_run else "nvml"
     daemon = measure.Daemon(Path(binary), Path(folder), arguments=["--source", source])
@@ -489,17 +514,19 @@ def apart(said: list[Span], truth: list[Span]) -> list[Span]:
 
 def compare(said: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
     """By phase: the medians over steps, their ratio, and how far the begins lie apart; of `comm`, also the ends, and how often
-    they could be compared. The first profiled step is left out: the profiler itself starts in it."""
+    they could be compared. `nccl` compares `comm` with NCCL's kernels alone. The first profiled step is left out: the profiler
+    itself starts in it."""
     rows: dict[str, Any] = {}
     steps = sorted(set(said) & set(truth), key=int)[1:]
-    for phase in (*PHASES, "comm"):
-        pairs = [(said[step][phase], truth[step][phase]) for step in steps if phase in said[step] and phase in truth[step]]
+    for phase in (*PHASES, "comm", "nccl"):
+        own = "comm" if phase == "nccl" else phase
+        pairs = [(said[step][own], truth[step][phase]) for step in steps if own in said[step] and phase in truth[step]]
         if not pairs:
             continue
-        lengths = [[total_ns(one if phase == "comm" else [one]) for one in pair] for pair in pairs]
+        lengths = [[total_ns(one if own == "comm" else [one]) for one in pair] for pair in pairs]
         ours, theirs = (statistics.median(each[side] for each in lengths) for side in (0, 1))
         rows[phase] = {"watch_ms": ours / 1e6, "profiler_ms": theirs / 1e6, "ratio": ours / theirs if theirs else None}
-        if phase != "comm":
+        if own != "comm":
             rows[phase]["begin_apart_us"] = statistics.median(one[0] - other[0] for one, other in pairs) / 1e3
         elif compared := [each for pair in pairs for each in apart(*pair)]:
             rows[phase]["begin_apart_us"] = -statistics.median(begin for begin, _ in compared) / 1e3
@@ -541,7 +568,7 @@ def show(results: dict[str, Any]) -> None:
     print(f"\ngradients of DDP equal, bit for bit: {results['same']}")
     print(f"\nresnet50: {json.dumps(results['resnet'])}")
     if results["named"] is None:
-        print("late rank: not tried (it takes HIGHWATER and two ranks)")
+        print("late rank: not tried (it takes HIGHWATER, two ranks and the part named)")
     for one in results["named"] or []:
         print(f"late rank: {one['finding']} ({one['severity']}), rank {one['rank']}: {one['what']} {one['why']}")
     for wrong in results["wrong"]:
@@ -552,6 +579,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Truth and cost of highwater.torch.watch.")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is run (everything)")
+    parser.add_argument("--keep", action="store_true", help="keep the marks and the profiler's traces of the part truth")
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, over NCCL's sockets (where there is only one)")
     parser.add_argument("--limit", type=float, default=170.0, help="seconds for each of the two sets of processes")
@@ -564,7 +593,10 @@ def main() -> int:
     results: dict[str, Any] = {"truth": [], "costs": [], "resnet": {"skipped": "did not run"}, "same": None, "wrong": []}
     with tempfile.TemporaryDirectory() as folder:
         daemon = Listener(os.path.join(folder, "annotations.sock"))
-        for kind, ranks in (("many", arguments.gpus), ("one", 1)):
+        sets = {"many": (arguments.gpus, {"truth", "cost-ddp"}), "one": (1, {"cost", "layers"})}
+        for kind, (ranks, parts) in sets.items():
+            if not parts & set(arguments.parts):
+                continue
             wrong = launch(kind, ranks, arguments, daemon.path, arguments.limit)
             results["wrong"] += [wrong] if wrong else []
             path = arguments.out / f"{kind}.json"
@@ -576,6 +608,9 @@ def main() -> int:
                 path.unlink()
         time.sleep(0.2)
         events = daemon.events()
+        if arguments.keep:
+            lines = "".join(json.dumps(event) + "\n" for event in events)
+            (arguments.out / "marks.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 6))
         results["named"] = named(arguments, folder, results["wrong"])
     for path in sorted(arguments.out.glob("truth-*.json")):
         name, rank = path.stem[len("truth-"):].rsplit("-", 1)
@@ -586,12 +621,13 @@ def main() -> int:
     if not results["resnet"].get("skipped"):
         results["resnet"] = layers_of([event for event in events if event["job"] == "resnet"])
     results["agree"] = all(
-        abs(each["ratio"] - 1) <= 0.05 for row in results["truth"] for each in row["phases"].values() if each["ratio"]
+        abs(each["ratio"] - 1) <= 0.05
+        for row in results["truth"] for phase, each in row["phases"].items() if phase != "nccl" and each["ratio"]
     )
     results["lost"] = sum(event.get("lost", 0) for event in events)
     (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
     show(results)
-    print(f"within 5 %: {results['agree']}; marks lost: {results['lost']}")
+    print(f"within 5 %: {results['agree'] if results['truth'] else 'not compared'}; marks lost: {results['lost']}")
     return 1 if results["wrong"] else 0
 
 

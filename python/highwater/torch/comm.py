@@ -1,8 +1,9 @@
 """The phase `comm`: when collectives ran, as the union of their times.
 
-A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one mark, and of what
-is left the smallest gaps are closed until there are MOST_INTERVALS. They are sent with the end of the phase during which they
-ended.
+A job with FSDP issues hundreds of collectives a step. Times that overlap or lie closer than GAP_NS are one interval. Of more
+than MOST_INTERVALS, those with the smallest gaps between them become one that begins with the first and lasts as long as they
+do together, so that the time spent in communication stays what it was. They are sent with the end of the phase during which
+they ended.
 """
 
 import threading
@@ -42,11 +43,7 @@ class Op:
 def union(intervals: Sequence[Interval]) -> List[Interval]:
     """Intervals without overlap, in order: at most MOST_INTERVALS, with gaps shorter than GAP_NS closed."""
     merged = closed(intervals, GAP_NS)
-    if len(merged) > MOST_INTERVALS:
-        gaps = sorted(after[0] - before[1] for before, after in zip(merged, merged[1:]))
-        # The largest gaps stay. Of equal ones, all are closed.
-        merged = closed(merged, gaps[-MOST_INTERVALS] + 1)
-    return merged
+    return fewer(merged) if len(merged) > MOST_INTERVALS else merged
 
 
 def closed(intervals: Sequence[Interval], gap_ns: int) -> List[Interval]:
@@ -58,6 +55,20 @@ def closed(intervals: Sequence[Interval], gap_ns: int) -> List[Interval]:
         else:
             merged.append((begin, max(begin, end)))
     return merged
+
+
+def fewer(intervals: Sequence[Interval]) -> List[Interval]:
+    """MOST_INTERVALS of more that do not overlap, or fewer. Those that are one end early by the gaps that it had."""
+    gaps = [after[0] - before[1] for before, after in zip(intervals, intervals[1:])]
+    # The largest gaps stay. Of equal ones, all go.
+    largest = sorted(gaps)[-MOST_INTERVALS]
+    found = [intervals[0]]
+    for gap, (begin, end) in zip(gaps, intervals[1:]):
+        if gap > largest:
+            found.append((begin, end))
+        else:
+            found[-1] = found[-1][0], found[-1][1] + end - begin
+    return found
 
 
 class Sent:
