@@ -24,7 +24,7 @@ pub(crate) mod track;
 pub(crate) mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
-pub(crate) use import::{begin_of, bytes_of, fairscale, is_own, json_of};
+pub(crate) use import::{begin_of, bytes_of, fairscale, is_own, json_of, ort_memory};
 pub use lines::{Skipped, SkippedLines};
 pub(crate) use lines::{printable, refuse, short};
 #[cfg(test)]

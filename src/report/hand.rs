@@ -40,5 +40,6 @@ pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
         layers: Layers::default(),
         skipped: SkippedLines::default(),
         trace: None,
+        logged: Vec::new(),
     }
 }

@@ -46,6 +46,7 @@ fn recording(report: &Report) -> Value {
         "advice": advised(report),
         "skipped_rows": report.skipped.count,
         "trace": report.trace.as_ref().map(|traced| &traced.analysis),
+        "logged": report.logged,
     })
 }
 

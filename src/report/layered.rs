@@ -56,6 +56,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         layers,
         skipped: SkippedLines::default(),
         trace: None,
+        logged: Vec::new(),
     })
 }
 

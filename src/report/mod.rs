@@ -16,6 +16,7 @@ mod hand;
 mod json;
 mod layered;
 mod layers;
+mod logged;
 mod packed;
 mod page;
 mod picture;
@@ -105,6 +106,8 @@ pub struct Report {
     pub skipped: SkippedLines,
     /// What the GPUs did, if this is a trace of PyTorch's profiler.
     pub trace: Option<Traced>,
+    /// What each rank printed of its memory, if this is a training log.
+    pub(crate) logged: Vec<logged::Logged>,
 }
 
 /// Where a recording is from. `None` is not known.
@@ -183,6 +186,8 @@ impl Report {
             trace::open(path, room)
         } else if layered::is_one(path) {
             layered::open(path, room)
+        } else if logged::is_one(path) {
+            logged::open(path, room)
         } else {
             played::open(path, room, settings)
         }

@@ -3,7 +3,7 @@
 //! Enters: reports. Leaves: the page, with its style, its script and its data inside. Invariant: it makes no request.
 
 use super::layers::Profile;
-use super::{Comparison, Gpu, Report, advised, axis, packed, text, trace};
+use super::{Comparison, Gpu, Report, advised, axis, logged, packed, text, trace};
 use crate::kineto::Ranks;
 use crate::recording::Times;
 use crate::viewer::Page;
@@ -49,6 +49,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "offset_ns": offset_ns,
         "duration_ns": report.duration_ns(),
         "trace": report.trace.as_ref().map(|traced| trace::page(traced, report.begin_ns)),
+        "logged": report.logged.iter().map(logged::page).collect::<Vec<_>>(),
         "headline": text::headline(report),
         "gpus": report.gpus.iter().map(|gpu| gpu_of(gpu, report.begin_ns)).collect::<Vec<_>>(),
         "ranks": report.spans.ranks(),

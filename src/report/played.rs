@@ -67,6 +67,7 @@ pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Repor
         layers,
         skipped,
         trace: None,
+        logged: Vec::new(),
     })
 }
 

@@ -66,6 +66,7 @@ pub(crate) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         layers,
         skipped: file.skipped,
         trace: None,
+        logged: Vec::new(),
     })
 }
 

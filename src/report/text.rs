@@ -2,7 +2,7 @@
 
 use super::layers::Profile;
 use super::table::{Table, milliseconds, size, size_if};
-use super::{Report, Span, advised, allocator, trace};
+use super::{Report, Span, advised, allocator, logged, trace};
 use crate::kineto::Ranks;
 use crate::recording::{Times, printable};
 use highwater_core::wire::Kind;
@@ -38,6 +38,7 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     for gpu in &report.gpus {
         gpu.allocator.iter().try_for_each(|of| allocator::write(report, gpu, of, out))?;
     }
+    report.logged.iter().try_for_each(|of| logged::write(of, out))?;
     if let Some(traced) = &report.trace {
         trace::write_trace(&traced.analysis, out)?;
     } else if report.spans.rows().iter().any(|row| row.kind != Kind::Layer) {

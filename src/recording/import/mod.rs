@@ -10,6 +10,7 @@ mod nsight;
 mod nvidia_smi;
 mod nvprof;
 mod onnx_runtime;
+pub(crate) mod ort_memory;
 mod readings;
 mod torch_snapshot;
 

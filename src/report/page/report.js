@@ -173,6 +173,10 @@ function tables(report, chart) {
         moment(recording, gpu.peak_after_ns), bytes(gpu.mean_bytes), bytes(gpu.lowest_bytes),
         bytes(gpu.usable_bytes), stretch(recording, gpu.unknown_ns), gpu.changes.toLocaleString("en"),
         gpu.bucket_ns === null ? "every change" : `extremes of every ${duration(seconds(gpu.bucket_ns))}`]), 2));
+    for (const { rank, sentences, columns, rows } of recording.logged) {
+      made.push(element("h2", {}, `Memory as rank ${rank} printed it${of}`), element("p", {}, sentences.join(" ")),
+        table(`What rank ${rank} printed at each phase${of}`, columns, rows, 1));
+    }
     if (recording.trace) made.push(...traceTables(recording, of, jump));
     const rows = recording.rows.map((row) => {
       const [job, rank] = recording.ranks[row.rank];

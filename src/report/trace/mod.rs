@@ -88,6 +88,7 @@ pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
         layers: Layers::default(),
         skipped: SkippedLines::default(),
         trace: Some(Traced { analysis, trace }),
+        logged: Vec::new(),
     })
 }
 
