@@ -165,6 +165,30 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
+/// The demo's second job lacks memory and sends its layers.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn the_page_of_a_finding_of_too_little_memory_says_where_to_checkpoint() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = Daemon::start(&["demo"]).ready();
+    let advice = "/api/v1/jobs/moe-tight/advice";
+    let advised = || agent().get(format!("http://{}{advice}", daemon.address())).call().is_ok();
+    let lacking = eventually(Duration::from_secs(90), "a finding of too little memory, and layers", || {
+        let found = findings(&daemon).into_iter().find(|found| found["finding"] == "allocator_thrash")?;
+        advised().then_some(found)
+    });
+    let answer: Value = serde_json::from_str(&daemon.get(advice)).expect("JSON");
+    let layers: Vec<&str> =
+        answer["checkpoints"]["split_modules"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    browser.appear(1400, 1000, Theme::Dark);
+    visit(&mut browser, &daemon, &format!("#/finding/{}", lacking["id"]), "document.querySelector('.advice') !== null");
+    let said = text(&mut browser, "document.querySelector('.advice').innerText");
+    let wanted = format!("Checkpoint activations of moe-tight before {}: at most ", layers.join(", "));
+    assert!(layers.len() == 4 && said.starts_with(&wanted), "{said}");
+    browser.keep("live-advice");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
 #[test]
 #[ignore = "needs a peer: make test-peers"]
 fn an_accessibility_checker_finds_nothing_on_any_page() {

@@ -51,6 +51,21 @@ function findingPanel(feed, found, show) {
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));
 }
 
+// Findings that less memory would mend.
+const LACKS_MEMORY = ["low_headroom", "allocator_thrash", "comm_starvation"];
+
+// What to change so that a job needs less memory, in sentences; none where nothing is known.
+function adviceOf(job, { checkpoints, batch }) {
+  const said = [];
+  if (checkpoints?.split_modules.length && !checkpoints.missing_records) {
+    const { split_modules: at, max_memory: most, activation_bytes: all, observed_peak_bytes: observed, predicted_peak_bytes: predicted } = checkpoints;
+    said.push(`Checkpoint activations of ${job} before ${at.join(", ")}: at most ${gib(most)} of them are then held at a time instead of ${gib(all)}.`
+      + (observed === null || predicted === null ? "" : ` The allocator's peak, ${gib(observed)}, should fall to ${gib(predicted)}.`));
+  }
+  if (batch?.largest_batch_size) said.push(`The largest batch of ${job} that stays below ${gib(batch.limit_bytes)} has ${batch.largest_batch_size} samples on each rank.`);
+  return said;
+}
+
 // Captures of a finding: taken for its kind, and of its time.
 function capturesOf(feed, found) {
   const end = found.ended_unix_nano ?? Infinity;

@@ -280,10 +280,14 @@ class Live {
     this.chart((gpu) => gpus.size === 0 || gpus.has(gpu.uuid), (rank) => rank.job === found.job || rank.gpus.some((uuid) => gpus.has(uuid)), (one) => one.id === id);
     this.show(found);
     const now = () => feed.findings.find((one) => one.id === id) ?? found;
+    let advice = [];
     const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)),
+      ...advice.length ? [element("h2", {}, "What to change"), ...advice.map((said) => element("p", { class: "advice" }, said))] : [],
       element("h2", {}, "Evidence"), table("Evidence", ["measured", "value"], Object.entries(now().evidence).map(([name, value]) => [name, measured(name, value)]), 1, true)
         ?? element("p", {}, "There are no numbers."),
       ...capturesPart(feed, capturesOf(feed, now()))]);
+    if (LACKS_MEMORY.includes(found.finding) && found.job !== null) request(`api/v1/jobs/${encodeURIComponent(found.job)}/advice`)
+      .then((answer) => { advice = adviceOf(found.job, answer); text(); }, () => { /* It has no layers and no batch sizes, or has ended. */ });
     return { title: `${found.finding} ${id}`, lists: text };
   }
 
