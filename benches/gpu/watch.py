@@ -225,7 +225,7 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[An
     """By step and phase, Unix nanoseconds: from where the host is in the phase and the one before is over, to the end of its last
     work on any stream, since a pass is over once its reductions are. The one before is over with its work, or earlier, where work
     of this one begins after its computation: what is gathered ahead of a pass on a stream of its own is no part of it. `comm` has the times at which collectives were
-    in flight, from when their input was ready, and `nccl` those of NCCL's kernels, which begin once the job's own kernels leave
+    in flight, from when the job had called them and their input was ready, and `nccl` those of NCCL's kernels, which begin once the job's own kernels leave
     them room. On a CPU, the ranges themselves."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
@@ -261,10 +261,17 @@ def truth_of(trace: dict[str, Any], is_cpu: bool) -> dict[str, dict[str, list[An
     computed: dict[int, int] = {}
     in_flight: dict[str, list[Span]] = {}
     kernels: dict[str, list[Span]] = {}
+    calls = sorted(span(event) for event in events if event.get("cat") == "cpu_op" and event["name"].startswith("c10d::"))
+
+    def called(at_host: int) -> int:
+        """When the host began the call that launched a collective."""
+        begin, end = calls[max(0, bisect.bisect_right(calls, (at_host, at_host)) - 1)] if calls else (0, 0)
+        return begin if begin <= at_host <= end else at_host
+
     # What was launched last that is not NCCL's makes a collective's input; collectives of one stream wait for each other.
     ready, free = 0, {}
     for at_host, begin, end, stream, is_nccl in launched:
-        input_ready = max(at_host, ready, free.get(stream, 0))
+        input_ready = max(called(at_host), ready, free.get(stream, 0))
         if is_nccl:
             free[stream] = end
         else:

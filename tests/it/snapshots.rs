@@ -103,8 +103,14 @@ for seed in range(4):
                 # The pickler written in Python writes frames and memo as the one written in C, but for SETITEM and APPEND.
                 (pickle._dump if pack else pickle.dump)(snapshot, file, protocol)
             found[name] = {str(device): visualised(snapshot, device) for device in range(3)}
+for path in sys.argv[2:]:
+    snapshot = pickle.loads(gzip.open(path).read())
+    found[path] = {str(device): visualised(snapshot, device) for device, trace in enumerate(snapshot['device_traces']) if trace}
 print(json.dumps(found))
 "#;
+
+/// Written on an H200 by PyTorch 2.11's own pickler, in C++ (`torch::cuda::_memory_snapshot_pickled`).
+const OF_CPP: &str = "tests/data/torch/cpp_snapshot.pickle.gz";
 
 fn reported(path: &Path) -> Value {
     let output = command().arg("report").arg(path).arg("--json").output().expect("it runs");
@@ -113,7 +119,7 @@ fn reported(path: &Path) -> Value {
 }
 
 /// The highest of the moments that are drawn is the peak, with the memory of each place as its holders have it.
-fn bands_are_right_at_the_peak(allocator: &Value, name: &str) {
+fn bands_are_right_at_the_peak(allocator: &Value, name: &str, least: usize) {
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let moments = list(&allocator["bands"]["moments"]);
     let highest = moments.iter().rev().max_by_key(|moment| moment["total"].as_u64()).expect("a moment");
@@ -124,7 +130,7 @@ fn bands_are_right_at_the_peak(allocator: &Value, name: &str) {
         *held.entry(site.to_owned()).or_default() += holder["bytes"].as_u64().expect("bytes");
     }
     let sites = list(&allocator["bands"]["sites"]);
-    assert!(sites.len() > 5 || moments.len() < 5, "{name}: {sites:?}");
+    assert!(sites.len() >= least || moments.len() < 5, "{name}: {sites:?}");
     for (site, bytes) in sites.iter().zip(list(&highest["held"])) {
         let site = site["site"].as_str().expect("a name");
         assert_eq!(bytes.as_u64(), Some(held.get(site).copied().unwrap_or(0)), "{name}: {site}");
@@ -134,11 +140,14 @@ fn bands_are_right_at_the_peak(allocator: &Value, name: &str) {
 #[test]
 fn the_peak_and_its_holders_are_those_of_pytorchs_visualiser() {
     let folder = tempfile::tempdir().expect("a folder");
-    let oracle = Command::new("python3").args(["-c", ORACLE]).arg(folder.path()).output().expect("python3 runs");
+    let of_cpp = tools::root().join(OF_CPP);
+    let oracle =
+        Command::new("python3").args(["-c", ORACLE]).args([folder.path(), &of_cpp]).output().expect("python3 runs");
     assert!(oracle.status.success(), "{}", String::from_utf8_lossy(&oracle.stderr));
     let expected: BTreeMap<String, Value> = serde_json::from_slice(&oracle.stdout).expect("JSON");
-    assert_eq!(expected.len(), 32, "four histories, protocols 2 to 5, packed and not");
+    assert_eq!(expected.len(), 33, "four histories, protocols 2 to 5, packed and not; and PyTorch's own");
     for (name, devices) in expected {
+        let (gpus, least) = if name.ends_with(OF_CPP) { (1, 4) } else { (3, 6) };
         let report = reported(&folder.path().join(&name));
         let begin_ns = report["recordings"][0]["begin_unix_nano"].as_i64();
         for gpu in report["recordings"][0]["gpus"].as_array().expect("a list") {
@@ -156,12 +165,22 @@ fn the_peak_and_its_holders_are_those_of_pytorchs_visualiser() {
                 (frames.join(" "), json!([holder["bytes"], holder["allocations"]]))
             });
             let holders: serde_json::Map<String, Value> = holders.collect();
-            assert_eq!(Value::Object(holders), expected["held"], "{name}");
+            if name.ends_with(OF_CPP) {
+                // Names of C++ templates are shortened.
+                let sorted = |of: &serde_json::Map<String, Value>| {
+                    let mut held: Vec<String> = of.values().map(Value::to_string).collect();
+                    held.sort();
+                    held
+                };
+                assert_eq!(sorted(&holders), sorted(expected["held"].as_object().expect("an object")), "{name}");
+            } else {
+                assert_eq!(Value::Object(holders), expected["held"], "{name}");
+            }
             if of["events"] != json!(0) {
-                bands_are_right_at_the_peak(of, &name);
+                bands_are_right_at_the_peak(of, &name, least);
             }
         }
-        assert_eq!(report["recordings"][0]["gpus"].as_array().map(Vec::len), Some(3), "{name}");
+        assert_eq!(report["recordings"][0]["gpus"].as_array().map(Vec::len), Some(gpus), "{name}");
     }
 }
 

@@ -55,6 +55,9 @@ Time = Union[int, Stamp]
 class Clock:
     """Takes times on the job's threads, and says later what they are."""
 
+    # Whose times they are; None is the host.
+    device: Any = None
+
     def stamp(self, stream: Any = None, is_anchor: bool = False) -> Optional[Time]:
         """The time of now; None where nothing may be recorded. `is_anchor` is for the first of a step."""
         raise NotImplementedError
@@ -87,6 +90,7 @@ class CudaClock(Clock):
         synchronize: Optional[Callable[[], None]] = None,
         enter_thread: Optional[Callable[[], None]] = None,
     ) -> None:
+        self.device = device
         self.make_event = make_event or (lambda: torch.cuda.Event(enable_timing=True))
         self.current_stream = current_stream or _current_stream_of(device)
         self.is_capturing = is_capturing or torch.cuda.is_current_stream_capturing

@@ -46,18 +46,16 @@ class Collectives(Part):
 
     name = "phase comm"
 
-    def __init__(self, comm: Comm, model: Any, device: Callable[[], Any], with_group_hooks: bool = True) -> None:
+    def __init__(self, comm: Comm, model: Any, with_group_hooks: bool = True) -> None:
         self.comm = comm
         # As the reducer is a part of what torch.compile wraps.
         self.model = getattr(model, "_orig_mod", model)
-        self.device = device
         self.with_group_hooks = with_group_hooks
         self.undo: List[Callable[[], None]] = []
         # Asynchronous collectives that the job has not waited for, by their Work.
         self.waiting: Dict[int, Tuple[Op, bool]] = {}
         # Of the group's hooks, by the group's number of the operation.
         self.issued: Dict[Tuple[int, int], Op] = {}
-        self.side: Any = None
         # Futures that will call this process back.
         self.due = 0
         self.has_followed = False
@@ -114,10 +112,10 @@ class Collectives(Part):
 
     @guarded
     def called(self, is_gather: bool, args: Any, kwargs: Any) -> Optional[Op]:
-        op = self.comm.begin()
         if is_gather:
             self.count(args[0] if args else next(iter(kwargs.values()), None))
-        return op
+        # Last, as it begins with what follows.
+        return self.comm.begin()
 
     @guarded
     def count(self, outputs: Any) -> None:
@@ -168,14 +166,7 @@ class Collectives(Part):
         if torch.cuda.is_current_stream_capturing():
             op.is_lost = True
             return
-        with torch.cuda.stream(self.stream()):
-            own(work)
-            self.comm.end(op, self.side)
-
-    def stream(self) -> Any:
-        if self.side is None:
-            self.side = torch.cuda.Stream(self.device())
-        return self.side
+        self.comm.end_after(op, lambda: own(work))
 
     # Hooks of process groups.
 
@@ -219,10 +210,8 @@ class Collectives(Part):
         if self.comm.is_on_host and said.work is not None:
             self.follow(op, said.work, False)
         elif said.async_op and said.work is not None:
-            with torch.cuda.stream(self.stream()):
-                # Unlike the Work's, the future's wait gives nothing free.
-                said.work.get_future().wait()
-                self.comm.end(op, self.side)
+            # Unlike the Work's, the future's wait gives nothing free.
+            self.comm.end_after(op, said.work.get_future().wait)
         else:
             self.comm.end(op)
 

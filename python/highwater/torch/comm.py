@@ -8,7 +8,9 @@ they ended.
 
 import threading
 import time
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
 
 from .._marks import Later, Mark, client
 from .clock import Clock, HostClock, Time
@@ -132,6 +134,7 @@ class Comm(Part):
         self.ops: List[Op] = []
         self.flush_at = MANY_OPS
         self.sent = Sent()
+        self.side: Any = None
 
     @property
     def is_on_host(self) -> bool:
@@ -152,6 +155,18 @@ class Comm(Part):
             # What has not ended must not be looked at again each time.
             self.flush_at = len(self.ops) + MANY_OPS
         return op
+
+    @guarded
+    def end_after(self, op: Optional[Op], wait: Callable[[], object]) -> None:
+        """It has ended on CUDA when `wait` is over, which has the current stream wait and not the host. It is a stream of ours:
+        an event on a stream that the job waits for made each bucket of DDP 15 us longer on two H200s."""
+        if op is None:
+            return
+        if self.side is None:
+            self.side = torch.cuda.Stream(self.timeline.clock.device)
+        with torch.cuda.stream(self.side):
+            wait()
+            self.end(op, self.side)
 
     @guarded
     def end(self, op: Optional[Op], stream: object = None) -> None:

@@ -88,16 +88,20 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
     comm = known()
     op = None if comm is None else comm.begin()
     del comm
-    work = state.group.allreduce([buffer], options)
+    reduced = state.group.allreduce([buffer], options).get_future()
+    if buffer.is_cuda:
+        comm = known()
+        if comm is not None:
+            comm.end_after(op, reduced.wait)
+        return reduced.then(lambda future: future.value()[0])
 
     def ended(future: Any) -> Any:
-        # On CUDA, the current stream is here one that waits for the collective.
         here = known()
         if here is not None:
             here.end(op)
         return future.value()[0]
 
-    return work.get_future().then(ended)
+    return reduced.then(ended)
 
 
 def attach(model: Any, comm: Comm) -> None:

@@ -118,7 +118,7 @@ class Watch(Part):
     def attach_comm(self) -> None:
         from .collectives import Collectives
 
-        self.seen = seen = Collectives(self.comm, self.model, weakly(self.get_device), self.options.group_hooks)
+        self.seen = seen = Collectives(self.comm, self.model, self.options.group_hooks)
         self.undo.append(seen.close)
         seen.attach()
         self.timeline.before_end.append(weakly(self.comm.flush))
