@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint map bench fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
+.PHONY: help demo test test-peers lint map bench instructions fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -49,6 +49,9 @@ map: ## Print the modules and the modules that each imports
 
 bench: ## Run the benchmarks, each compared with its bound
 	cargo bench --locked
+
+instructions: ## Count the instructions of what runs all the time; fails on 3 % more than committed; MOVE=1 commits to new numbers
+	cargo bench --locked --bench instructions $(if $(MOVE),-- --move)
 
 soak: MINUTES ?= 60
 soak: ## Run a daemon with everything on for MINUTES=60; its memory, files and threads must not grow

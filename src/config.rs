@@ -90,7 +90,7 @@ impl Default for Settings {
             health_listen: None,
             period_ns: MILLISECOND_NS,
             max_period_ns: 100 * MILLISECOND_NS,
-            idle_period_ns: Some(50 * MILLISECOND_NS),
+            idle_period_ns: Some(100 * MILLISECOND_NS),
             budget: 0.15,
             hang_after_ns: SECOND_NS,
             medium_period_ns: 100 * MILLISECOND_NS,

@@ -1,6 +1,7 @@
 //! Benchmarks of the core, with the target beside each figure. `make bench` runs all of them; docs/performance.md has
 //! the results with their date and machine.
 
+#[allow(dead_code, reason = "each benchmark needs a part of it")]
 mod node;
 mod senders;
 
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 const TEN_MINUTES: i64 = 600_000;
+const MINUTE_MS: i64 = 60_000;
 /// The default of `ring.max_bytes`.
 const RING_BYTES: usize = 2 << 20;
 
@@ -115,7 +117,7 @@ fn print_tail(what: &str, figure_us: f64, mut took: Vec<Duration>) {
 }
 
 fn attribution(c: &mut Criterion) {
-    let node = node::busy(8);
+    let node = node::busy(8, MINUTE_MS);
     let ended = node.ended();
     let uuids: Arc<[String]> = node.node.gpus.iter().map(|gpu| gpu.device.uuid.clone()).collect();
     c.bench_function("attribution of one phase of 100 ms", |b| {
@@ -128,7 +130,7 @@ fn attribution(c: &mut Criterion) {
 }
 
 fn scrape(c: &mut Criterion) {
-    let node = node::busy(8);
+    let node = node::busy(8, MINUTE_MS);
     let exposition = || {
         let families = node.snapshots.collect();
         export::prometheus::encode(families).expect("encoded")
@@ -146,7 +148,7 @@ fn scrape(c: &mut Criterion) {
 /// Runs scrapes and annotations concurrently while every slot for phase series is in use.
 fn scrape_beside_annotations(_: &mut Criterion) {
     const SCRAPES: usize = 500;
-    let node = node::busy(8);
+    let node = node::busy(8, MINUTE_MS);
     // The rank that annotates gets its series before all slots are in use.
     for kind in ["begin", "end"] {
         node.intake.take_json(senders::event(kind, 0).as_bytes(), &highwater_core::jobs::Sender::DAEMON);
@@ -205,7 +207,7 @@ fn scrape_beside_annotations(_: &mut Criterion) {
 }
 
 fn annotations(c: &mut Criterion) {
-    let node = node::busy(8);
+    let node = node::busy(8, MINUTE_MS);
     let mut group = c.benchmark_group("annotations");
     group.throughput(Throughput::Elements(2));
     let mut pairs = 0_u64;

@@ -1,4 +1,4 @@
-//! A simulated node that exports as much of the catalogue as it can: every GPU runs a job, one minute into its work.
+//! A simulated node that exports as much of the catalogue as it can: every GPU runs a job. And one that is idle.
 
 use highwater::intake::{Intake, due};
 use highwater::known::Known;
@@ -27,10 +27,19 @@ pub struct Busy {
     pub intake: Arc<Intake>,
 }
 
-/// A node with this many GPUs, one rank on each, after a minute.
-pub fn busy(gpus: usize) -> Busy {
+/// A node with this many GPUs, one rank on each, after so many milliseconds.
+pub fn busy(gpus: usize, lasting_ms: i64) -> Busy {
+    after(&scenario(gpus), lasting_ms)
+}
+
+/// A node with one GPU, and nothing on it.
+pub fn idle(lasting_ms: i64) -> Busy {
+    after("[[gpus]]\ncount = 1\n", lasting_ms)
+}
+
+fn after(scenario: &str, lasting_ms: i64) -> Busy {
     let start_ns = 1_800_000_000 * SECOND_NS;
-    let scenario = Scenario::parse(&scenario(gpus), "bench").expect("a scenario");
+    let scenario = Scenario::parse(scenario, "bench").expect("a scenario");
     let clock = Arc::new(Manual::at(start_ns));
     let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, start_ns));
     let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
@@ -42,7 +51,7 @@ pub fn busy(gpus: usize) -> Busy {
     intake.set_devices(source.devices());
     let mut sampler = node.sampler(writers);
     let mut annotations = source.annotations().peekable();
-    for n in 1..=60_000 {
+    for n in 1..=lasting_ms {
         clock.advance_to(start_ns + n * MILLISECOND_NS);
         sampler.tick(clock.now_ns(), |_| ());
         for annotation in due(&mut annotations, clock.now_ns()) {

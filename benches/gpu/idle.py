@@ -5,6 +5,7 @@ processes start, allocate as soon as they can and end, beside a log of every rea
 the full rate comes back later than one idle period after the first change.
 
     HIGHWATER=target/release/highwater python3 benches/gpu/idle.py --out results/
+    HIGHWATER=target/release/highwater python3 benches/gpu/idle.py --simulated 1 2 4 8    # the cost alone, without a GPU
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ import pollers
 import rig
 
 GIB = 1 << 30
-IDLE_NS = 50_000_000
+# `sampling.idle_period`.
+IDLE_NS = 100_000_000
+# The most that an idle daemon may take, percent of a core.
+MOST_PERCENT = 0.3
 # How long a process keeps its 2 GiB before it takes a gigabyte more, seconds: without a wait it lives some 300 ms.
 KINDS = {"at-once": 0.2, "short": 0.0}
 # A tick may begin late, and the two logs read at different times within a millisecond.
@@ -70,14 +74,22 @@ def start_cuda(hold_s: float) -> None:
     )
 
 
-def cost(machine: rig.Rig, seconds: float) -> dict[str, Any]:
-    """CPU of an idle daemon that is scraped each second, and of the floor at 1 kHz and at an idle GPU's period."""
-    daemon = measure.Daemon(machine.highwater, machine.folder)
+def cost(
+    machine: rig.Rig, seconds: float, simulated: int | None = None
+) -> dict[str, Any]:
+    """CPU of an idle daemon that is scraped each second, and of the floor at 1 kHz and at an idle GPU's period. With so many
+    simulated GPUs there is no floor."""
+    arguments: list[str] = []
+    if simulated is not None:
+        scenario = machine.folder / f"idle-{simulated}.toml"
+        scenario.write_text(f"[[gpus]]\ncount = {simulated}\n")
+        arguments = ["--source", f"sim:{scenario}"]
+    daemon = measure.Daemon(machine.highwater, machine.folder, arguments=arguments)
     try:
         deadline = time.monotonic() + 40
         while (
             measure.total(daemon.metrics(), "highwater_sampler_period_seconds") or 0
-        ) < 0.05:
+        ) < IDLE_NS / 1e9:
             if time.monotonic() > deadline:
                 print(daemon.get("/metrics").decode()[:3000])
                 raise SystemExit("the daemon does not find the GPUs idle")
@@ -89,7 +101,7 @@ def cost(machine: rig.Rig, seconds: float) -> dict[str, Any]:
     finally:
         daemon.stop()
     result: dict[str, Any] = {"idle": idle, "resident": resident}
-    floor = machine.floor
+    floor = machine.floor if simulated is None else None
     if floor is not None:
         for name, period_us in [("floor", 1_000), ("idle_floor", IDLE_NS // 1_000)]:
             child = subprocess.Popen(
@@ -187,19 +199,18 @@ def recorded(machine: rig.Rig, kinds: list[str], count: int) -> dict[str, Any]:
     return {kind: judge(done, raw, recording) for kind, done in runs.items()}
 
 
-def print_cost(cost: dict[str, Any]) -> None:
+def print_cost(gpus: str, cost: dict[str, Any]) -> None:
     """One line for the daemon, one for its threads."""
-    floors = {"floor": "floor at 1 kHz", "idle_floor": "floor every 50 ms"}
+    floors = {"floor": "floor at 1 kHz", "idle_floor": "floor at an idle GPU's period"}
     beside = [
         f"{text} {cost[name]['cpu_percent']:.3f} %"
         for name, text in floors.items()
         if name in cost
     ]
-    print(
-        f"idle, scraped each second: {cost['idle']['cpu_percent']:.3f} % of a core, ",
-        end="",
-    )
-    print(", ".join(beside) or "no floor (no compiler)")
+    percent = cost["idle"]["cpu_percent"]
+    print(f"{gpus} idle, scraped each second: {percent:.3f} % of a core, ", end="")
+    print("within" if percent <= MOST_PERCENT else "NOT within", MOST_PERCENT, end="")
+    print("".join(f", {each}" for each in beside))
     used = cost["idle"]["thread_percent"].items()
     print("  " + ", ".join(f"{name} {percent:.3f}" for name, percent in used))
 
@@ -222,6 +233,9 @@ def main() -> int:
         default=["cost", *KINDS],
         help="what is run (everything)",
     )
+    parser.add_argument(
+        "--simulated", nargs="+", type=int, default=[], help="numbers of simulated GPUs, whose cost alone is measured"
+    )
     parser.add_argument("--start", type=float, metavar="HOLD_S", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.start is not None:
@@ -230,10 +244,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp())
     machine = rig.Rig(folder, gpus=1, dry_run=False, job_arguments=[])
     try:
-        results = {}
-        if "cost" in given.parts:
+        results: dict[str, Any] = {}
+        parts = [] if given.simulated else given.parts
+        results["simulated"] = {
+            gpus: cost(machine, given.seconds, gpus) for gpus in given.simulated
+        }
+        if "cost" in parts:
             results["cost"] = cost(machine, given.seconds)
-        kinds = [kind for kind in KINDS if kind in given.parts]
+        kinds = [kind for kind in KINDS if kind in parts]
         if kinds:
             results["runs"] = recorded(machine, kinds, given.starts)
     finally:
@@ -242,8 +260,10 @@ def main() -> int:
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "idle.json").write_text(json.dumps(results))
+    for gpus, of in results["simulated"].items():
+        print_cost(f"{gpus} simulated GPUs", of)
     if "cost" in results:
-        print_cost(results["cost"])
+        print_cost("GPUs", results["cost"])
     failed = False
     for name, run in results.get("runs", {}).items():
         known = [ms for ms in run["to_full_ms"] if ms is not None]

@@ -61,7 +61,7 @@ keys! {
         |s, v| { s.period_ns = duration(v, 50_000, 1_000_000_000)?; Ok(()) };
     "sampling.max_period" = "100ms", "The longest period that the fast lane backs off to while the driver is overloaded.",
         |s, v| { s.max_period_ns = duration(v, 50_000, 10_000_000_000)?; Ok(()) };
-    "sampling.idle_period" = "50ms", "Period of the fast lane for a GPU on which no process has a context, until the first sign that one has; `none` for the full rate, as for a period that is not longer than `sampling.period`.",
+    "sampling.idle_period" = "100ms", "Period of the fast lane for a GPU on which no process has a context, until the first sign that one has; `none` for the full rate, as for a period that is not longer than `sampling.period`.",
         |s, v| { s.idle_period_ns = duration_or_none(v, 1_000_000, 1_000_000_000)?; Ok(()) };
     "sampling.budget" = "0.15", "Share of wall time that the fast lane may spend inside the driver before it backs off.",
         |s, v| { s.budget = ratio(v)?; Ok(()) };

@@ -24,7 +24,7 @@ pub const MOST_DATAGRAM_BYTES: usize = 64 << 10;
 const LOOK_FOR_ENDS: usize = 1_024;
 /// How long a turn waits at most. This is also the longest that the thread delays a shutdown if [`Socket::close`] does
 /// not wake it.
-const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// How long to wait after receiving has failed.
 const RETRY: Duration = Duration::from_millis(200);
 /// The user id that the kernel substitutes for one that has no number here.

@@ -69,13 +69,10 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
         roll.look(lanes.clock.now_ns());
         roll.answer(unit, lanes.gpus, lanes.source, lanes.clock.now_ns());
         let is_idle = lanes.are_idle(unit);
-        // With the slow turn, so that one wake-up does both.
-        let idle_ns = if is_idle { medium_ns - lanes.medium_period_ns + IDLE_PERIOD_NS } else { i64::MIN };
-        let medium_due_ns = medium_ns.max(idle_ns.min(slow_ns));
+        let medium_due_ns = if is_idle { with_slow_turn(medium_ns, slow_ns) } else { medium_ns };
         if lanes.clock.now_ns() >= medium_due_ns {
             unit.positions.iter().for_each(|position| lanes.read_medium(*position));
             medium_ns = (medium_due_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
-            // The next one's time is needed below.
             continue;
         }
         if lanes.clock.now_ns() >= slow_ns {
@@ -85,11 +82,19 @@ pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &Atomic
                 lanes.processes.set(process_table(lanes.gpus));
             }
             slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
+            // When the medium lane of an idle unit is due depends on it.
+            continue;
         }
         wait_in_steps(lanes.clock, medium_due_ns.min(slow_ns), || {
             stop.load(Ordering::Relaxed) || unit.is_called(lanes.gpus) || is_idle != lanes.are_idle(unit)
         });
     }
+}
+
+/// When the medium lane of an idle unit is due, whose next turn is due at `medium_ns` otherwise: with the slow turn, so that
+/// one wake-up does both, but not much later than an idle period after the last.
+fn with_slow_turn(medium_ns: i64, slow_ns: i64) -> i64 {
+    medium_ns.max((medium_ns + IDLE_PERIOD_NS).min(slow_ns))
 }
 
 /// The offset, within a period, of the turn with this number out of `count` turns.
@@ -339,6 +344,30 @@ mod tests {
             due
         };
         (0..turns).filter(is_due).collect()
+    }
+
+    #[test]
+    fn an_idle_gpu_is_looked_at_once_a_second() {
+        const MEDIUM_NS: i64 = 100 * MILLISECOND_NS;
+        for (slow_ns, most) in [(SECOND_NS, 1), (5 * SECOND_NS, 1), (SECOND_NS / 2, 2)] {
+            // However the two lay when it became idle.
+            let (mut medium_ns, mut slow_due_ns) = (30 * MILLISECOND_NS, slow_ns / 3);
+            let mut wakes_ns = Vec::new();
+            while medium_ns.min(slow_due_ns) < 60 * SECOND_NS {
+                let now_ns = with_slow_turn(medium_ns, slow_due_ns).min(slow_due_ns);
+                wakes_ns.push(now_ns);
+                if now_ns >= with_slow_turn(medium_ns, slow_due_ns) {
+                    medium_ns = now_ns + MEDIUM_NS;
+                }
+                if now_ns >= slow_due_ns {
+                    slow_due_ns += slow_ns;
+                }
+            }
+            let late = wakes_ns.iter().filter(|at_ns| **at_ns >= 10 * SECOND_NS && **at_ns < 60 * SECOND_NS).count();
+            assert!(late <= 51 * most, "{late} wake-ups in 50 s, with a slow turn every {slow_ns} ns");
+            let longest = wakes_ns.windows(2).map(|pair| pair[1] - pair[0]).max();
+            assert!(longest <= Some(IDLE_PERIOD_NS + MEDIUM_NS), "{longest:?}");
+        }
     }
 
     #[test]

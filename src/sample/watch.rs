@@ -13,13 +13,15 @@ use super::fast::{self, FastLane};
 use super::roll::RollCall;
 use super::sweep::{Cause, Sampler, Stuck};
 use crate::thread;
-use highwater_core::clock::MILLISECOND_NS;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest time between two checks of the watchdog, which also look for a stop.
 const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
+/// The same while nothing runs on any GPU.
+const IDLE_WATCH_PERIOD_NS: i64 = SECOND_NS;
 /// How long the fast lane's call may take to return once another GPU has answered. If the driver was busy as a whole,
 /// all calls return at once, in any order.
 const GRACE_NS: i64 = 2 * MILLISECOND_NS;
@@ -33,7 +35,13 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
     // The successor for which no thread could be started yet.
     let mut waiting: Option<Sampler> = None;
     while !stop.load(Ordering::Relaxed) {
-        sampler.clock().wait_until(sampler.clock().now_ns() + period_ns.max(1));
+        // Idle GPUs have no curve to lose, and a thread of one that is not sees a stuck lane ten times a second.
+        let wait_ns = if sampler.gpus().iter().all(GpuState::is_idle) {
+            IDLE_WATCH_PERIOD_NS.min(lane.hang_after_ns)
+        } else {
+            period_ns
+        };
+        sampler.clock().wait_until(sampler.clock().now_ns() + wait_ns.max(1));
         let now_ns = sampler.clock().now_ns();
         if let Some(successor) = waiting.take() {
             sampler.stats().account_missed(now_ns, Cause::Late);

@@ -274,7 +274,7 @@ fn period(gpu: usize) -> String {
 #[test]
 fn a_gpu_on_which_nothing_runs_is_read_seldom_until_the_first_sign() {
     const FULL: Option<f64> = Some(0.001);
-    const SELDOM: Option<f64> = Some(0.05);
+    const SELDOM: Option<f64> = Some(0.1);
     let mut control = gpus(2);
     let idle = control["gpus"].as_array_mut().expect("GPUs");
     idle.iter_mut().for_each(|gpu| gpu["used"] = json!(0));
@@ -317,7 +317,7 @@ fn a_gpu_is_never_read_seldom_if_that_is_off_or_its_processes_are_not_known() {
     for node in [off, unknown] {
         let ticks = |metrics: &str| value(metrics, "highwater_sampler_ticks_due_total");
         node.until("three seconds at the full rate", |metrics| {
-            assert_ne!(value(metrics, &period(0)), Some(0.05));
+            assert_ne!(value(metrics, &period(0)), Some(0.1));
             ticks(metrics) > Some(3_000.0)
         });
     }

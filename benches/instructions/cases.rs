@@ -1,0 +1,294 @@
+//! What is counted. Each case prepares itself and then repeats one thing, on one thread.
+
+use crate::node;
+use axum::body::Body;
+use highwater::capture::Recorder;
+use highwater::config::Settings;
+use highwater::intake::{Intake, datagram, seqpacket};
+use highwater::known::Known;
+use highwater::metrics::Snapshots;
+use highwater::node::{Node, Periods};
+use highwater::recording::{Options, Replay};
+use highwater::sample::Sampler;
+use highwater::source::{Error, Source};
+use highwater::web::annotations::Access;
+use highwater::web::gate::{Gate, Refusals};
+use highwater::web::hosts::Hosts;
+use highwater::web::{self, Site, counts};
+use highwater::{export, offline};
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::gpu::Device;
+use highwater_core::jobs::Limits;
+use highwater_core::ring;
+use http_body_util::BodyExt as _;
+use std::hint::black_box;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tower_service::Service as _;
+
+/// One thing that is counted.
+pub struct Case {
+    /// What it is called in the baseline.
+    pub name: &'static str,
+    /// How often it is repeated.
+    pub repetitions: u64,
+    /// Prepares it and repeats it so often.
+    pub run: fn(u64),
+}
+
+/// All of them.
+pub const CASES: &[Case] = &[
+    Case { name: "tick, 8 GPUs", repetitions: 2_000, run: tick },
+    Case { name: "tick, 8 idle GPUs", repetitions: 2_000, run: idle_tick },
+    Case { name: "ring write", repetitions: 20_000, run: ring_write },
+    Case { name: "interval query, 15 s", repetitions: 500, run: interval_query },
+    Case { name: "scrape as text, 8 GPUs and ranks", repetitions: 10, run: scrape_text },
+    Case { name: "scrape as protobuf, 8 GPUs and ranks", repetitions: 10, run: scrape_protobuf },
+    Case { name: "scrape as text, 1 idle GPU", repetitions: 20, run: scrape_idle },
+    Case { name: "annotation over HTTP", repetitions: 200, run: over_http },
+    Case { name: "annotation as datagram", repetitions: 200, run: as_datagram },
+    Case { name: "annotation over seqpacket", repetitions: 200, run: over_seqpacket },
+    Case { name: "replay of 78 s of 2 GPUs", repetitions: 1, run: replay },
+];
+
+const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+/// How long the node of the scrapes has run, milliseconds.
+const RUN_MS: i64 = 3_000;
+/// What the kernel keeps of datagrams that are not read yet, often.
+const AT_ONCE: u64 = 8;
+
+/// Eight GPUs. Each has another value every hundredth millisecond, as an allocator does that is at work.
+struct Steady(Vec<Device>);
+
+impl Source for Steady {
+    fn description(&self) -> String {
+        "steady".to_owned()
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.0
+    }
+
+    fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
+        let turn = (at_ns / MILLISECOND_NS).unsigned_abs() + 12 * gpu as u64;
+        Ok((20_000 + turn / 100 % 7 * 64) << 21)
+    }
+}
+
+/// A sampler of eight GPUs, with its clock.
+fn sampler() -> (Sampler, Arc<Manual>, Arc<Node>) {
+    let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
+    let source = Arc::new(Steady((0..8).map(device).collect()));
+    let clock = Arc::new(Manual::at(START_NS));
+    let (node, writers) =
+        Node::new(source, Arc::clone(&clock) as _, ring_config(), Periods::default(), None).expect("rings");
+    (node.sampler(writers), clock, Arc::new(node))
+}
+
+fn ring_config() -> ring::Config {
+    ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 }
+}
+
+fn tick(repetitions: u64) {
+    let (mut sampler, clock, _node) = sampler();
+    for n in 0..repetitions.cast_signed() {
+        let at_ns = START_NS + n * MILLISECOND_NS;
+        clock.advance_to(at_ns);
+        black_box(sampler.tick(at_ns, |_| ()));
+    }
+}
+
+/// Sweeps of the full rate in which no GPU is due.
+fn idle_tick(repetitions: u64) {
+    struct Empty(Steady);
+    impl Source for Empty {
+        fn description(&self) -> String {
+            self.0.description()
+        }
+        fn devices(&self) -> &[Device] {
+            self.0.devices()
+        }
+        fn memory_used(&self, _: usize, _: i64) -> Result<u64, Error> {
+            Ok(0)
+        }
+    }
+    let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
+    let source = Arc::new(Empty(Steady((0..8).map(device).collect())));
+    let clock = Arc::new(Manual::at(START_NS));
+    let (node, writers) =
+        Node::new(source, Arc::clone(&clock) as _, ring_config(), Periods::default(), None).expect("rings");
+    let mut sampler = node.sampler(writers);
+    sampler.set_periods(Some(50 * MILLISECOND_NS), MILLISECOND_NS);
+    // Two seconds without a sign make them idle.
+    let mut at_ns = START_NS;
+    let mut sweep = |times: i64| {
+        for _ in 0..times {
+            at_ns += MILLISECOND_NS;
+            clock.advance_to(at_ns);
+            black_box(sampler.tick(at_ns, |_| ()));
+        }
+    };
+    sweep(2);
+    for gpu in node.gpus.iter() {
+        gpu.set_processes(clock.now_ns(), Some(Vec::new()));
+    }
+    sweep(3_000);
+    assert!(node.gpus.iter().all(highwater_core::gpu::GpuState::is_idle), "they are idle");
+    sweep(repetitions.cast_signed());
+}
+
+fn ring_write(repetitions: u64) {
+    let (mut writer, _reader) = ring::ring(ring_config()).expect("a ring");
+    for n in 0..repetitions {
+        let at_ns = START_NS + n.cast_signed() * MILLISECOND_NS;
+        black_box(writer.push(at_ns, (20_000 + n / 100 % 7 * 64) << 21)).expect("in order");
+    }
+}
+
+fn interval_query(repetitions: u64) {
+    let (mut writer, reader) = ring::ring(ring_config()).expect("a ring");
+    for n in 0..100_000 {
+        writer.push(START_NS + n * MILLISECOND_NS, (n.unsigned_abs() * 7919 % 4096) << 21).expect("in order");
+    }
+    let newest_ns = reader.newest_ns().expect("samples");
+    for n in 0..repetitions.cast_signed() {
+        let end_ns = newest_ns - n * 977 % 60_000 * MILLISECOND_NS;
+        black_box(reader.summary(end_ns - 15 * SECOND_NS, end_ns)).expect("kept");
+    }
+}
+
+fn scrape_text(repetitions: u64) {
+    let node = node::busy(8, RUN_MS);
+    for _ in 0..repetitions {
+        black_box(export::prometheus::encode(node.snapshots.collect()).expect("encoded"));
+    }
+}
+
+fn scrape_protobuf(repetitions: u64) {
+    let node = node::busy(8, RUN_MS);
+    for _ in 0..repetitions {
+        black_box(export::prometheus::protobuf::encode(node.snapshots.collect()));
+    }
+}
+
+fn scrape_idle(repetitions: u64) {
+    let node = node::idle(RUN_MS);
+    for _ in 0..repetitions {
+        black_box(export::prometheus::encode(node.snapshots.collect()).expect("encoded"));
+    }
+}
+
+/// An intake of eight GPUs.
+fn intake() -> Arc<Intake> {
+    let intake = Intake::new(Limits::default(), Arc::new(Manual::at(START_NS)), Arc::default());
+    let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
+    intake.set_devices(&(0..8).map(device).collect::<Vec<_>>());
+    Arc::new(intake)
+}
+
+/// An event as jobs send it; every second one ends what the one before began.
+fn event(n: u64) -> String {
+    let event = if n.is_multiple_of(2) { "begin" } else { "end" };
+    format!(
+        r#"{{"event":"{event}","name":"forward","job":"sender","rank":0,"gpu":0,"step":1234,"memory":{{"allocated":12345678901,"reserved":23456789012,"alloc_retries":0}}}}"#
+    )
+}
+
+/// What ends a batch of a door.
+const LAST: &str = r#"{"event":"mark","name":"last","job":"sender","rank":0,"gpu":0}"#;
+
+fn over_http(repetitions: u64) {
+    let intake = intake();
+    let node = node::idle(100);
+    let (stats, recorder) = (Arc::<counts::Stats>::default(), Recorder::default());
+    let gate = Gate {
+        hosts: Hosts::default(),
+        guard: None,
+        access: Access::Open,
+        stats: Arc::clone(&stats),
+        refusals: Refusals::default(),
+    };
+    let snapshots = Snapshots {
+        known: Known::of(&node.node, intake.ledger()),
+        processes: false,
+        parts: vec![Arc::clone(&intake) as _],
+    };
+    let mut routes = web::router(Site::new(snapshots, intake, recorder, |_| Ok(String::new())), Arc::new(gate), true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    for n in 0..repetitions {
+        let request = http::Request::post("/api/v1/annotations").body(Body::from(event(n))).expect("a request");
+        runtime.block_on(async {
+            let Ok(answer) = routes.call(request).await;
+            let status = answer.status();
+            let body = answer.into_body().collect().await.expect("whole").to_bytes();
+            assert!(status.is_success(), "{status}: {body:?}");
+        });
+    }
+}
+
+/// Runs a door over batches of annotations that wait at it.
+fn through(repetitions: u64, path: &Path, intake: &Intake, send: impl Fn(&str), run: impl Fn(&Intake, &AtomicBool)) {
+    let stop: Arc<AtomicBool> = Arc::default();
+    let seen = Arc::clone(&stop);
+    intake.on_mark(Box::new(move |_| seen.store(true, Ordering::Relaxed)));
+    for batch in 0..repetitions / AT_ONCE {
+        (0..AT_ONCE).for_each(|n| send(&event(batch * AT_ONCE + n)));
+        send(LAST);
+        stop.store(false, Ordering::Relaxed);
+        run(intake, &stop);
+        assert!(stop.load(Ordering::Relaxed), "{}", path.display());
+    }
+}
+
+fn as_datagram(repetitions: u64) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("annotations.sock");
+    let door = datagram::Socket::bind(&path).expect("bound");
+    let socket = UnixDatagram::unbound().expect("a socket");
+    socket.connect(&path).expect("it listens");
+    let send = |text: &str| {
+        socket.send(text.as_bytes()).expect("there is room");
+    };
+    through(repetitions, &path, &intake(), send, |intake, stop| door.run(intake, stop));
+}
+
+fn over_seqpacket(repetitions: u64) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("annotations.sock");
+    let door = seqpacket::Listener::beside(&path).expect("bound");
+    // Each run of the door has new connections, and ends those that it had.
+    let send = |text: &str| {
+        SENDER.with_borrow_mut(|sender| {
+            let socket = sender.get_or_insert_with(|| connected(door.path()));
+            rustix::net::send(&*socket, text.as_bytes(), rustix::net::SendFlags::empty()).expect("there is room");
+        })
+    };
+    through(repetitions, &path, &intake(), send, |intake, stop| {
+        door.run(intake, stop);
+        SENDER.with_borrow_mut(Option::take);
+    });
+}
+
+thread_local!(static SENDER: std::cell::RefCell<Option<rustix::fd::OwnedFd>> = const { std::cell::RefCell::new(None) });
+
+fn connected(path: &Path) -> rustix::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+    let sender = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    connect(&sender, &SocketAddrUnix::new(path).expect("a short path")).expect("it listens");
+    sender
+}
+
+fn replay(repetitions: u64) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/h200-ddp");
+    for _ in 0..repetitions {
+        let replay = Arc::new(Replay::open(&folder, Options::default()).expect("a recording"));
+        let played = offline::play(&replay, &settings(), |_, _, _| ()).expect("played");
+        assert_eq!(played.refused, 0);
+    }
+}
+
+fn settings() -> Settings {
+    Settings::default()
+}
