@@ -138,8 +138,9 @@ def _phases():
 
 
 def _held():
-    return lines("Kept for jobs", "Bytes that the daemons keep for jobs that go on and for what has ended, the highest of the selected "
-                 "nodes.", [query(f"max by (kind) (highwater_annotations_held_bytes{{{NODE}}})", "{{kind}}")], "bytes")
+    return lines("Memory by part", "What the daemons' resident memory is for, of each part the highest of the selected nodes. "
+                 "`other` is what no part accounts for: the heap at rest, stacks, connections.",
+                 [query(f"max by (part) (highwater_memory_bytes{{{NODE}}})", "{{part}}")], "bytes")
 
 
 def _memory():

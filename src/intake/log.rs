@@ -92,6 +92,14 @@ impl EventLog {
         inner.open = Block { first: inner.count, arrived_ns: (now_ns, now_ns), ..Block::default() };
     }
 
+    /// Bytes that it keeps.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        // Full blocks have about as many bytes each, and the open one its room.
+        inner.closed.len() * BLOCK_BYTES + inner.open.bytes.capacity()
+    }
+
     /// The kept events from number `from` on, in the order in which they were taken.
     #[must_use]
     pub fn since(&self, from: u64) -> Taken {

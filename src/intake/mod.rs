@@ -20,7 +20,7 @@ pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use log::{EventLog, LogLimits, Taken};
 pub use speak::{due, speak};
 
-use crate::metrics::{Collect, Families, catalogue as c};
+use crate::metrics::{Collect, Families, Part, catalogue as c};
 use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
 use complaints::{Complaints, detail};
 use ends::Ends;
@@ -534,6 +534,9 @@ impl Collect for Intake {
         for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
             out.count(&c::ANNOTATIONS_HELD, &[kind], Some(self.accounts.held(resource) as u64));
         }
+        out.memory(Part::Open, self.accounts.held(Resource::Bytes));
+        out.memory(Part::Profiles, self.accounts.held(Resource::Layers));
+        out.memory(Part::Events, self.log.bytes());
     }
 }
 

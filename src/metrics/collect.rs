@@ -1,7 +1,7 @@
 //! All samples of one moment.
 
 use super::families::Families;
-use super::{catalogue as c, found, gpu, job, own};
+use super::{catalogue as c, found, gpu, job, memory, own};
 use crate::known::Known;
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ impl Snapshots {
         found::collect(&self.known.findings, &mut out);
         own::process(&mut out);
         self.parts.iter().for_each(|part| part.collect(&mut out));
+        memory::collect(&self.known.ledger, node.as_deref(), &mut out);
         out
     }
 }

@@ -93,6 +93,17 @@ impl Families {
         self.push(metric, labels.into(), Value::Histogram(Box::new(counts)));
     }
 
+    /// The sum of all samples of a metric that are numbers.
+    #[must_use]
+    pub fn sum(&self, metric: &'static Metric) -> f64 {
+        let family = self.families.iter().find(|family| std::ptr::eq(family.metric, metric));
+        let number = |sample: &Sample| match sample.value {
+            Value::Number(value) => value,
+            Value::Histogram(_) => 0.0,
+        };
+        family.map_or(0.0, |family| family.samples.iter().map(number).sum())
+    }
+
     fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
         let sample = Sample { labels, value };

@@ -9,9 +9,11 @@ mod families;
 mod found;
 mod gpu;
 mod job;
+mod memory;
 mod own;
 
 pub use collect::{Collect, Snapshots};
 pub use families::{Families, Family, Labels, Sample, Value};
 #[cfg(test)]
 pub(crate) use job::MOST_LAYERS;
+pub(crate) use memory::Part;

@@ -35,3 +35,9 @@ pub use source::{Options, Replay};
 pub use state::State;
 pub(crate) use tape::is_too_long;
 pub use tape::{Allocation, Format, READING_NS, Times};
+
+/// What SQLite has allocated in this process, bytes.
+pub(crate) fn sqlite_bytes() -> usize {
+    // SAFETY: it reads a counter, under a lock of SQLite's own, whether or not SQLite was used before.
+    usize::try_from(unsafe { rusqlite::ffi::sqlite3_memory_used() }).unwrap_or(0)
+}

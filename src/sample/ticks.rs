@@ -57,6 +57,12 @@ impl TickLog {
         }
     }
 
+    /// Bytes that it takes, used or not.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.begins_ns.len() * (size_of::<AtomicI64>() + size_of::<AtomicU32>() + size_of::<AtomicU64>())
+    }
+
     /// Records a sweep. Only one thread at a time may call this: the sampling thread, or the join's.
     pub(super) fn note(&self, sweep: Sweep) {
         let head = self.head.load(Ordering::Relaxed);

@@ -40,6 +40,7 @@ mod layers;
 mod lifecycle;
 mod live_page;
 mod live_stream;
+mod memory;
 mod nvml_source;
 mod openapi;
 mod otlp;

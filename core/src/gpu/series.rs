@@ -127,6 +127,12 @@ impl Series {
         }
     }
 
+    /// Bytes that its readings take.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.points.lock().unwrap_or_else(PoisonError::into_inner).len() * size_of::<Point>()
+    }
+
     /// Adds a reading; one that is not later than the last is ignored.
     pub fn push(&self, reading: UsagePoint) {
         let UsagePoint { at_ns, power_watts, utilization_ratio, throttle_reasons } = reading;

@@ -169,6 +169,12 @@ impl Shelf {
         Self { most, most_bytes, entries: Shares::default(), count: 0, kept: 0 }
     }
 
+    /// Bytes of all that it keeps.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.entries.bytes()
+    }
+
     /// How many have come so far.
     #[must_use]
     pub fn count(&self) -> u64 {

@@ -144,6 +144,7 @@ names! {
     NVML_CALL_DURATION => "highwater.nvml.call.duration" "s" Histogram;
     NVML_CALL_FAILURES => "highwater.nvml.call.failures" "{call}" CountInt;
     NVML_BUSY => "highwater.nvml.busy" "1" Gauge;
+    MEMORY => "highwater.memory.usage" "By" UpDown;
     RING_BYTES => "highwater.ring.usage" "By" UpDown;
     RING_SPAN => "highwater.ring.span" "s" Gauge;
     CAPTURES => "highwater.captures" "{trigger}" CountInt;

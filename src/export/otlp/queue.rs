@@ -265,7 +265,8 @@ impl State {
     }
 
     fn publish(&self, stats: &Stats) {
-        stats.set_queued_bytes(self.bytes as u64);
+        let bytes = self.bytes as u64;
+        stats.set_queued_bytes(bytes, if self.disk.is_some() { 0 } else { bytes });
         for signal in Signal::ALL {
             stats.set_queued(signal, self.lanes[signal as usize].points);
         }

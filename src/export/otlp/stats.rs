@@ -1,6 +1,6 @@
 //! What became of every point: counted where it happens, exported as the catalogue's `highwater_otlp_*`.
 
-use crate::metrics::{Collect, Families, catalogue as c};
+use crate::metrics::{Collect, Families, Part, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 highwater_core::labels! {
@@ -53,6 +53,7 @@ highwater_core::labels! {
 pub struct Stats {
     signals: [OfSignal; Signal::ALL.len()],
     queued_bytes: AtomicU64,
+    memory_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -100,8 +101,10 @@ impl Stats {
         self.signals[signal as usize].queued.store(points, Relaxed);
     }
 
-    pub(super) fn set_queued_bytes(&self, bytes: u64) {
+    /// Of the bytes that wait, those in memory and not in files.
+    pub(super) fn set_queued_bytes(&self, bytes: u64, in_memory: u64) {
         self.queued_bytes.store(bytes, Relaxed);
+        self.memory_bytes.store(in_memory, Relaxed);
     }
 
     pub(super) fn add_dropped(&self, signal: Signal, reason: Reason, points: u64) {
@@ -161,5 +164,6 @@ impl Collect for Stats {
             }
         }
         out.count(&c::OTLP_QUEUED_BYTES, &[], Some(self.queued_bytes()));
+        out.memory(Part::Otlp, usize::try_from(self.memory_bytes.load(Relaxed)).unwrap_or(usize::MAX));
     }
 }

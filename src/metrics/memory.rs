@@ -1,0 +1,96 @@
+//! What the daemon's own memory is for.
+//!
+//! Enters: what each part says that it keeps, and what the kernel says that the process takes. Leaves: the bytes of each
+//! part, of which `other` is what no part accounts for, so that all together are the resident memory.
+
+use super::catalogue as c;
+use super::families::Families;
+use crate::node::Node;
+use crate::source::Resident;
+use highwater_core::phases::Ledger;
+
+/// What memory is for. docs/prometheus.md describes each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Pages of the program and of its libraries, which the kernel can take back.
+    Program,
+    /// What opening the driver's library added.
+    Nvml,
+    /// Samples of memory.
+    Rings,
+    /// Readings of power and utilization.
+    Readings,
+    /// Times of sweeps and of the detectors' turns.
+    Sweeps,
+    /// Events for captures.
+    Events,
+    /// What jobs have open.
+    Open,
+    /// Steps and phases that have ended, for the API.
+    Ended,
+    /// Their times, for charts.
+    Trail,
+    /// Layers that have ended, for captures.
+    Layers,
+    /// The last profile of each rank's layers.
+    Profiles,
+    /// SQLite's, while a capture is written.
+    Sqlite,
+    /// Requests that wait to be sent over OTLP.
+    Otlp,
+    /// The heap at rest, stacks, connections, findings, and what the allocator keeps free.
+    Other,
+}
+
+impl Part {
+    /// The label value.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Part::Program => "program",
+            Part::Nvml => "nvml",
+            Part::Rings => "rings",
+            Part::Readings => "readings",
+            Part::Sweeps => "sweeps",
+            Part::Events => "events",
+            Part::Open => "open",
+            Part::Ended => "ended",
+            Part::Trail => "trail",
+            Part::Layers => "layers",
+            Part::Profiles => "profiles",
+            Part::Sqlite => "sqlite",
+            Part::Otlp => "otlp",
+            Part::Other => "other",
+        }
+    }
+}
+
+impl Families {
+    /// Adds what a part keeps.
+    pub(crate) fn memory(&mut self, part: Part, bytes: usize) {
+        self.count(&c::MEMORY, &[part.label()], Some(bytes as u64));
+    }
+}
+
+/// Adds the parts that have no collector of their own, and what is left, after all others.
+pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, out: &mut Families) {
+    let Some(Resident { bytes: resident, of_files }) = Resident::now() else { return };
+    if let Some(node) = node {
+        out.memory(Part::Rings, node.rings.iter().map(|ring| ring.bytes()).sum());
+        out.memory(Part::Readings, node.gpus.iter().map(|gpu| gpu.series.bytes()).sum());
+        let logs = [node.ticks.log(), node.ticks.turns()];
+        out.memory(Part::Sweeps, logs.into_iter().flatten().map(|log| log.bytes()).sum());
+    }
+    {
+        let log = ledger.ended();
+        out.memory(Part::Ended, log.phases.bytes());
+        out.memory(Part::Trail, log.trail.bytes());
+        out.memory(Part::Layers, log.layers.bytes());
+    }
+    out.memory(Part::Sqlite, crate::recording::sqlite_bytes());
+    let opened = node.map(|node| node.source.opening()).unwrap_or_default();
+    out.memory(Part::Nvml, opened.bytes);
+    out.memory(Part::Program, of_files.saturating_sub(opened.of_files));
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of sizes is a size")]
+    let known = out.sum(&c::MEMORY) as usize;
+    out.memory(Part::Other, resident.saturating_sub(known));
+}
