@@ -10,7 +10,7 @@ use super::recent::Recent;
 use std::sync::Arc;
 
 /// How far a reader may look back without a replay.
-const KEEP_NS: i64 = 3_000_000_000;
+const KEEP_NS: i64 = 1_000_000_000;
 /// The span over which utilization is taken: that of NVML's own counter on an H200.
 const UTILIZATION_SPAN_NS: i64 = 100_000_000;
 
