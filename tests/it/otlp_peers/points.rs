@@ -90,8 +90,9 @@ const UNKNOWN_AFTER_A_STALL: [&str; 2] =
 const NOT_HERE: [&str; 2] = ["highwater_annotations_refused_total", "highwater_web_config_reads_total"];
 
 /// Gauges that rise and fall between two scrapes by themselves.
-const BREATHING: [&str; 7] = [
+const BREATHING: [&str; 8] = [
     "highwater_http_open_connections",
+    "highwater_memory_bytes",
     "highwater_nvml_busy_ratio",
     "highwater_otlp_queued",
     "highwater_otlp_queued_bytes",
