@@ -251,7 +251,7 @@ pub(super) fn index(value: f64, scale: i32) -> i32 {
 }
 
 /// A value as mantissa, from 1 to below 2, and exponent. A subnormal counts as the smallest normal one.
-fn split(value: f64) -> (f64, i32) {
+pub(super) fn split(value: f64) -> (f64, i32) {
     let bits = value.max(f64::MIN_POSITIVE).to_bits();
     let exponent = i32::try_from(bits >> 52 & 0x7ff).unwrap_or(0) - 1023;
     (f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52), exponent)
