@@ -9,6 +9,7 @@ mod allocator;
 mod folder;
 mod import;
 mod lines;
+pub(crate) mod log_lines;
 mod meters;
 mod points;
 mod profiles;

@@ -76,6 +76,8 @@ pub(crate) struct Logged {
     gradient_bytes: Option<u64>,
     buffer_bytes: Option<u64>,
     phases: Vec<Phase>,
+    /// Lines of phases beyond the most of one rank.
+    lines_of_more_phases: u64,
     /// The last line; the job was started again if the next has an earlier step.
     #[serde(skip)]
     last: At,
@@ -203,6 +205,7 @@ impl Logged {
             gradient_bytes: None,
             buffer_bytes: None,
             phases: Vec::new(),
+            lines_of_more_phases: 0,
             last: at,
             max_allocated: line.max_allocated,
         };
@@ -218,6 +221,10 @@ impl Logged {
         if line.max_allocated > self.peak.bytes {
             let after = (!has_restarted).then(|| self.last.clone());
             self.peak = Peak { bytes: line.max_allocated, after, before: at.clone() };
+        }
+        if has_restarted {
+            // What grew is judged within one run.
+            self.phases.iter_mut().for_each(|phase| (phase.first, phase.last) = (None, None));
         }
         self.count(line);
         (self.last, self.max_allocated) = (at, line.max_allocated);
@@ -244,8 +251,9 @@ impl Logged {
                 self.phases.len() - 1
             })
         });
-        if let Some(phase) = place.and_then(|place| self.phases.get_mut(place)) {
-            phase.add(line);
+        match place.and_then(|place| self.phases.get_mut(place)) {
+            Some(phase) => phase.add(line),
+            None => self.lines_of_more_phases += 1,
         }
     }
 
@@ -284,6 +292,10 @@ impl Logged {
                 size_if(self.gradient_bytes),
                 size_if(self.buffer_bytes)
             ));
+        }
+        if self.lines_of_more_phases > 0 {
+            let (lines, most) = (self.lines_of_more_phases, MOST_PHASES);
+            said.push(format!("Of its phases, the first {most} are listed; {lines} lines are of others."));
         }
         said
     }
@@ -410,6 +422,37 @@ mod tests {
         let points: Vec<_> =
             report.gpus[0].usage.curve.points().iter().map(|point| point.used.map(|used| used >> 20)).collect();
         assert_eq!(points[..4], [Some(100), Some(10), Some(95), Some(90)]);
+    }
+
+    #[test]
+    fn phases_that_are_not_listed_are_told() {
+        let text: String = (0..20).map(|phase| line(0, &format!("p{phase}"), [1, 1, 1], "")).collect();
+        let report = opened(&text).expect("a log");
+        let said = report.logged[0].sentences().join(" ");
+        assert!(said.ends_with("Of its phases, the first 16 are listed; 4 lines are of others."), "{said}");
+    }
+
+    #[test]
+    fn growth_is_that_of_the_last_run() {
+        let of = |step: u64, mib: u64| line(step, "pre_forward", [mib, mib, mib], "");
+        // A second run with a larger batch, which does not leak.
+        let text: String = (0..9).map(|step| of(step, 100)).chain((0..17).map(|step| of(step, 300))).collect();
+        let report = opened(&text).expect("a log");
+        let said = report.logged[0].sentences().join(" ");
+        assert!(said.contains("At pre_forward, 300.00 MiB were allocated in step 16, as much as in step 2."), "{said}");
+    }
+
+    #[test]
+    fn other_lines_cost_nothing_whatever_they_are() {
+        let (first, second) = (line(0, "pre_forward", [1, 1, 1], ""), line(1, "pre_forward", [2, 2, 2], ""));
+        let bar = " 50%|#####     | 500/1000 [00:10<00:10]\r".repeat(40_000);
+        let mut text = format!("{first}{bar}{second}{}\n", "x".repeat(3 << 20)).into_bytes();
+        text.extend_from_slice(b"\xff\xfe no text\nloss 0.1");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("train.log");
+        std::fs::write(&path, text).expect("written");
+        let report = Report::open(&path, Room::of(1), &Settings::default()).expect("a log");
+        assert_eq!((report.skipped.count, report.logged[0].lines, report.logged[0].last_step), (0, 2, 1));
     }
 
     #[test]

@@ -7,10 +7,9 @@
 
 use super::expression::{self, Dims};
 use super::plans::{self, Combination, Id, MOST_PLANS, Plan, quoted};
-use std::io::{self, BufRead, Read as _};
+use crate::recording::log_lines::LogLines;
+use std::io::{self, BufRead};
 
-/// The longest line, bytes. Longer ones are skipped and counted.
-pub const MOST_LINE_BYTES: usize = 64 << 10;
 /// The most bytes of one table: twelve times that are kept, as its plans are in parts.
 const MOST_TABLE_BYTES: usize = 4 << 20;
 /// How many rows that cannot be read are kept to be shown.
@@ -66,35 +65,15 @@ impl Log {
 ///
 /// # Errors
 /// The reader fails.
-pub fn read(mut log: impl BufRead) -> io::Result<Log> {
-    let (mut found, mut line) = (Reader::default(), Vec::new());
-    let mut number = 0;
-    while let Some(is_whole) = next_line(&mut log, &mut line)? {
-        number += 1;
-        match is_whole {
-            true => found.line(number, &String::from_utf8_lossy(&line)),
-            false => found.log.long_lines += 1,
+pub fn read(log: impl BufRead) -> io::Result<Log> {
+    let (mut found, mut lines) = (Reader::default(), LogLines::new(log));
+    while let Some(line) = lines.next()? {
+        match line.text {
+            Some(text) => found.line(line.number, &String::from_utf8_lossy(text)),
+            None => found.log.long_lines += 1,
         }
     }
     Ok(found.log)
-}
-
-/// Reads a line, and says whether it is whole or too long; `None` at the end.
-fn next_line(log: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
-    let mut part = |line: &mut Vec<u8>| {
-        line.clear();
-        // One byte more than there may be: the line feed, or what shows that the line is too long.
-        (&mut *log).take(MOST_LINE_BYTES as u64 + 1).read_until(b'\n', line)
-    };
-    if part(line)? == 0 {
-        return Ok(None);
-    }
-    let is_whole = line.ends_with(b"\n") || line.len() <= MOST_LINE_BYTES;
-    let mut is_over = is_whole;
-    while !is_over {
-        is_over = part(line)? == 0 || line.ends_with(b"\n");
-    }
-    Ok(Some(is_whole))
 }
 
 #[derive(Default)]

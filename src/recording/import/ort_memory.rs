@@ -1,12 +1,14 @@
 //! The lines about memory that `ORTModule` of ONNX Runtime prints into a training log (`ORTMODULE_PRINT_MEMORY_STATS=1`).
 //!
 //! Enters: a log, line by line. Leaves: what each such line says. Invariants: whatever stands before it on its line is
-//! ignored but for the rank, as are all other lines; a line of this form with a value that cannot be read is counted, and
-//! no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
+//! ignored but for the rank, as are all other lines, however long; a line of this form with a value that cannot be read is
+//! counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
 
-use crate::recording::SkippedLines;
-use crate::recording::lines::{Fault, File, short};
+use crate::recording::lines::{File, short};
+use crate::recording::log_lines::LogLines;
+use crate::recording::{SkippedLines, refuse};
 use crate::source::OpenError;
+use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 
 /// Every line of this kind has it.
@@ -59,12 +61,33 @@ pub(crate) fn each(
     path: &Path,
     mut take: impl FnMut(Statistics) -> Result<(), String>,
 ) -> Result<SkippedLines, OpenError> {
-    let mut skipped = SkippedLines::default();
-    super::each_line(path, &File::open(path)?, &mut skipped, |line| match line.split_once(MARK) {
-        Some((before, values)) => take(parse(before, values).map_err(Fault::Line)?).map_err(Fault::File),
-        None => Ok(()),
-    })?;
-    Ok(skipped)
+    let (mut skipped, mut last) = (SkippedLines::default(), 0);
+    let mut lines = LogLines::new(BufReader::new(File::open(path)?.bytes()));
+    loop {
+        let line = match lines.next() {
+            Ok(Some(line)) => line,
+            Ok(None) => return Ok(skipped),
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => {
+                return Err(refuse("recording_too_large", path, error));
+            }
+            Err(error) => {
+                skipped.add(path, last + 1, &format!("the file cannot be read from here on: {error}"));
+                return Ok(skipped);
+            }
+        };
+        last = line.number;
+        // One that is too long is none of these.
+        let text = String::from_utf8_lossy(line.text.unwrap_or_default());
+        let Some((before, values)) = text.split_once(MARK) else { continue };
+        let parsed = match line.is_ended {
+            true => parse(before, values),
+            false => Err("it does not end with a newline, so it may be cut off".to_owned()),
+        };
+        match parsed {
+            Ok(statistics) => take(statistics).map_err(|problem| refuse("recording_unreadable", path, problem))?,
+            Err(problem) => skipped.add(path, line.number, &problem),
+        }
+    }
 }
 
 /// `… rank-0 step 12` and `pre_forward | allocated: 1024 | …`.

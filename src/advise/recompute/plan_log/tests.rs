@@ -1,4 +1,5 @@
 use super::*;
+use crate::recording::log_lines::MOST_LINE_BYTES;
 
 /// ONNX Runtime's `docs/Memory_Optimizer.md`, in the form of 2024.
 const DOCUMENTED: &str = "\
