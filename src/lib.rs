@@ -13,6 +13,7 @@ pub mod daemon;
 pub mod dial;
 pub mod export;
 pub mod files;
+pub mod footprint;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[doc(hidden)]
 pub mod fuzzing;

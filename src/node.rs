@@ -4,6 +4,7 @@
 //! fixed; when the driver goes away, the node goes with it and a new one replaces it. Absent on purpose: threads, which
 //! [`daemon`](crate::daemon) starts.
 
+use crate::footprint::Footprint;
 use crate::sample::{Sampler, TickStats};
 use crate::source::{CallStats, OpenError, Source};
 use arc_swap::ArcSwapOption;
@@ -12,7 +13,7 @@ use highwater_core::gpu::{ChangeLog, Device, Energy, GpuState, Health, Medium, X
 use highwater_core::phases::{Derived, Join, Ledger};
 use highwater_core::ring;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// One open source with everything that is read from it.
 pub struct Node {
@@ -196,13 +197,14 @@ pub struct Slot {
     node: ArcSwapOption<Node>,
     trouble: ArcSwapOption<OpenError>,
     is_nvml: bool,
+    library: OnceLock<Footprint>,
 }
 
 impl Slot {
     /// An empty slot. `is_nvml`: whether the configured source is the driver.
     #[must_use]
     pub fn empty(is_nvml: bool) -> Self {
-        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml }
+        Self { node: ArcSwapOption::empty(), trouble: ArcSwapOption::empty(), is_nvml, library: OnceLock::new() }
     }
 
     /// The current node.
@@ -221,6 +223,20 @@ impl Slot {
     #[must_use]
     pub fn is_nvml(&self) -> bool {
         self.is_nvml
+    }
+
+    /// What the driver's library added to the process's memory when it was opened first; `None` before. The process keeps
+    /// it while there is no node.
+    #[must_use]
+    pub fn library(&self) -> Option<Footprint> {
+        self.library.get().copied()
+    }
+
+    /// Sets what the driver's library added. Only the first time counts: opened again it adds little, because most of what
+    /// it had is still there.
+    pub fn set_library(&self, added: Footprint) {
+        // Refused if it is known.
+        let _ = self.library.set(added);
     }
 
     /// Sets the current node.

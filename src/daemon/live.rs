@@ -6,6 +6,7 @@
 use super::finding_log::FindingLog;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
+use crate::footprint::Footprint;
 use crate::node::{Counted, Node};
 use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
@@ -76,7 +77,14 @@ fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>,
             let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
             Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
         }
-        None => Ok(Arc::new(crate::nvml::open(shared.settings.nvml_library.as_deref())?)),
+        None => {
+            let before = Footprint::now();
+            let nvml = crate::nvml::open(shared.settings.nvml_library.as_deref())?;
+            if let Some((before, now)) = before.zip(Footprint::now()) {
+                shared.known.slot.set_library(now.since(before));
+            }
+            Ok(Arc::new(nvml))
+        }
     }
 }
 

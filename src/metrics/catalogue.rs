@@ -208,7 +208,7 @@ metrics! {
     NVML_BUSY = Gauge "highwater_nvml_busy_ratio" []
         "Share of wall time that all lanes together spent inside the driver since the last second began.";
     MEMORY = Gauge "highwater_memory_bytes" ["part"]
-        "Resident memory of the daemon by what it is for; docs/prometheus.md describes the parts. All together are process_resident_memory_bytes.";
+        "Resident memory of the daemon by what it is for; docs/prometheus.md describes the parts. `other` is what no part accounts for, so that all together are process_resident_memory_bytes.";
     RING_BYTES = Gauge "highwater_ring_bytes" ["gpu", "uuid"]
         "Bytes that the samples of this GPU take.";
     RING_SPAN = Gauge "highwater_ring_span_seconds" ["gpu", "uuid"]

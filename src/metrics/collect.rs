@@ -2,6 +2,7 @@
 
 use super::families::Families;
 use super::{catalogue as c, found, gpu, job, memory, own};
+use crate::footprint::Footprint;
 use crate::known::Known;
 use std::sync::Arc;
 
@@ -40,9 +41,12 @@ impl Snapshots {
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         job::collect(&self.known.ledger, node.as_deref(), now_ns, shift_ns, &mut out);
         found::collect(&self.known.findings, &mut out);
-        own::process(&mut out);
+        let footprint = Footprint::now();
+        own::process(footprint, &mut out);
         self.parts.iter().for_each(|part| part.collect(&mut out));
-        memory::collect(&self.known.ledger, node.as_deref(), &mut out);
+        if let Some(footprint) = footprint {
+            memory::collect(footprint, &self.known, node.as_deref(), &mut out);
+        }
         out
     }
 }

@@ -1,13 +1,14 @@
 //! What the daemon's own memory is for.
 //!
 //! Enters: what each part says that it keeps, and what the kernel says that the process takes. Leaves: the bytes of each
-//! part, of which `other` is what no part accounts for, so that all together are the resident memory.
+//! part, of which `other` is what no part accounts for, so that all together are the resident memory. Where the parts claim
+//! more than there is, because the kernel took pages back since they were counted, `other` is 0.
 
 use super::catalogue as c;
 use super::families::Families;
+use crate::footprint::Footprint;
+use crate::known::Known;
 use crate::node::Node;
-use crate::source::Resident;
-use highwater_core::phases::Ledger;
 
 /// What memory is for. docs/prometheus.md describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) enum Part {
     Trail,
     /// Layers that have ended, for captures.
     Layers,
-    /// The last profile of each rank's layers.
+    /// The last profile of each rank's layers, and their statistics.
     Profiles,
     /// SQLite's, while a capture is written.
     Sqlite,
@@ -72,8 +73,7 @@ impl Families {
 }
 
 /// Adds the parts that have no collector of their own, and what is left, after all others.
-pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, out: &mut Families) {
-    let Some(Resident { bytes: resident, of_files }) = Resident::now() else { return };
+pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, out: &mut Families) {
     if let Some(node) = node {
         out.memory(Part::Rings, node.rings.iter().map(|ring| ring.bytes()).sum());
         out.memory(Part::Readings, node.gpus.iter().map(|gpu| gpu.series.bytes()).sum());
@@ -81,16 +81,19 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, out: &mut Families) 
         out.memory(Part::Sweeps, logs.into_iter().flatten().map(|log| log.bytes()).sum());
     }
     {
-        let log = ledger.ended();
+        let log = known.ledger.ended();
         out.memory(Part::Ended, log.phases.bytes());
         out.memory(Part::Trail, log.trail.bytes());
         out.memory(Part::Layers, log.layers.bytes());
     }
     out.memory(Part::Sqlite, crate::recording::sqlite_bytes());
-    let opened = node.map(|node| node.source.opening()).unwrap_or_default();
-    out.memory(Part::Nvml, opened.bytes);
-    out.memory(Part::Program, of_files.saturating_sub(opened.of_files));
+    // Without the driver's library, or before it is opened, all pages of files are the program's.
+    let library = known.slot.library();
+    if let Some(library) = library {
+        out.memory(Part::Nvml, library.resident);
+    }
+    out.memory(Part::Program, footprint.of_files.saturating_sub(library.unwrap_or_default().of_files));
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of sizes is a size")]
-    let known = out.sum(&c::MEMORY) as usize;
-    out.memory(Part::Other, resident.saturating_sub(known));
+    let accounted = out.sum(&c::MEMORY) as usize;
+    out.memory(Part::Other, footprint.resident.saturating_sub(accounted));
 }

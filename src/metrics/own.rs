@@ -2,6 +2,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
+use crate::footprint::Footprint;
 use crate::node::Node;
 use crate::source::Call;
 use std::sync::OnceLock;
@@ -36,16 +37,13 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
 }
 
 /// Collects the process's version and resource use.
-pub(super) fn process(out: &mut Families) {
+pub(super) fn process(footprint: Option<Footprint>, out: &mut Families) {
     out.number(&c::BUILD_INFO, &[env!("CARGO_PKG_VERSION"), env!("BUILT_BY_RUSTC")], Some(1.0));
     let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     #[allow(clippy::cast_precision_loss, reason = "seconds to a microsecond")]
     out.number(&c::PROCESS_CPU, &[], Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9));
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = |position| statm.split(' ').nth(position)?.parse::<u64>().ok();
-    let bytes = |pages: Option<u64>| Some(pages? * rustix::param::page_size() as u64);
-    out.count(&c::PROCESS_VIRTUAL, &[], bytes(pages(0)));
-    out.count(&c::PROCESS_RESIDENT, &[], bytes(pages(1)));
+    out.count(&c::PROCESS_VIRTUAL, &[], footprint.map(|footprint| footprint.mapped as u64));
+    out.count(&c::PROCESS_RESIDENT, &[], footprint.map(|footprint| footprint.resident as u64));
     out.count(&c::PROCESS_FDS, &[], open_files());
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     out.count(&c::PROCESS_MAX_FDS, &[], limit);
@@ -66,21 +64,28 @@ fn open_files() -> Option<u64> {
 /// file `stat` has the number too, with the times of every thread, which the kernel adds up for a twentieth of a scrape.
 fn threads() -> Option<u64> {
     #[allow(clippy::useless_conversion, reason = "its size depends on the processor")]
-    u64::try_from(rustix::fs::stat("/proc/self/task").ok()?.st_nlink).ok()?.checked_sub(2)
+    let links = u64::try_from(rustix::fs::stat("/proc/self/task").ok()?.st_nlink).ok()?;
+    // A kernel that does not count these links has two, or one.
+    links.checked_sub(2).filter(|threads| *threads > 0)
 }
 
-/// When the process was started, Unix time in seconds. It is found once.
+/// When the process was started, Unix time in seconds. Once found, it is kept.
 fn start_time() -> Option<f64> {
-    static START_S: OnceLock<Option<f64>> = OnceLock::new();
-    *START_S.get_or_init(|| {
-        // Fields after the command's closing parenthesis, which may itself hold spaces: the start is the 20th.
-        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        let (_, fields) = stat.rsplit_once(") ")?;
-        let ticks: u64 = fields.split(' ').nth(19)?.parse().ok()?;
-        #[allow(clippy::cast_precision_loss, reason = "seconds to a hundredth")]
-        let since_boot_s = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        Some(boot_s()? + since_boot_s)
+    static START_S: OnceLock<f64> = OnceLock::new();
+    START_S.get().copied().or_else(|| {
+        let started_s = started_s()?;
+        Some(*START_S.get_or_init(|| started_s))
     })
+}
+
+fn started_s() -> Option<f64> {
+    // Fields after the command's closing parenthesis, which may itself hold spaces: the start is the 20th.
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks: u64 = fields.split(' ').nth(19)?.parse().ok()?;
+    #[allow(clippy::cast_precision_loss, reason = "seconds to a hundredth")]
+    let since_boot_s = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Some(boot_s()? + since_boot_s)
 }
 
 /// When the machine was started, Unix time in seconds.

@@ -18,7 +18,7 @@ mod processes;
 mod raw;
 mod unit;
 
-use crate::source::{Call, CallStats, Error, Event, OpenError, Resident, Skipped, Source};
+use crate::source::{Call, CallStats, Error, Event, OpenError, Skipped, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
@@ -26,7 +26,6 @@ use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use raw::{Handle, MemoryVersion, Raw};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use unit::{Ask, Unit};
 
@@ -44,7 +43,6 @@ pub struct Nvml {
     units: Vec<Unit>,
     skipped: Vec<Skipped>,
     driver_version: Option<String>,
-    opening: Resident,
     library: nvml_wrapper::Nvml,
 }
 
@@ -55,7 +53,6 @@ pub struct Nvml {
 /// `no_permission`, `no_gpus`, `init_failed`, and a message that says how to fix it. A single GPU that cannot be opened
 /// is not an error: it is listed in [skipped](Source::skipped).
 pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
-    let before = Resident::now();
     let mut builder = nvml_wrapper::Nvml::builder();
     if let Some(path) = library {
         builder.lib_path(path.as_os_str());
@@ -76,20 +73,7 @@ pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
     let events = Events::open(opened.lib(), &found.units);
     let gpm = Gpm::of(opened.lib());
     let devices::Found { devices, units, skipped, .. } = found;
-    let opening = opening_since(before);
-    Ok(Nvml { events, raw, gpm, devices, units, skipped, driver_version, opening, library: opened })
-}
-
-/// What opening the library has added to the process's memory. Opened again it adds little, because the process keeps most
-/// of what it had: the most of any time is the library's share.
-fn opening_since(before: Option<Resident>) -> Resident {
-    static MOST: Mutex<Resident> = Mutex::new(Resident { bytes: 0, of_files: 0 });
-    let grown = Resident::now().zip(before).map(|(now, before)| now.since(before)).unwrap_or_default();
-    let mut most = MOST.lock().unwrap_or_else(PoisonError::into_inner);
-    if grown.bytes > most.bytes {
-        *most = grown;
-    }
-    *most
+    Ok(Nvml { events, raw, gpm, devices, units, skipped, driver_version, library: opened })
 }
 
 fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
@@ -149,10 +133,6 @@ impl Nvml {
 }
 
 impl Source for Nvml {
-    fn opening(&self) -> Resident {
-        self.opening
-    }
-
     fn description(&self) -> String {
         let version = self.driver_version.as_deref().unwrap_or("of unknown version");
         let older = self.units.iter().any(|unit| unit.memory_version() == MemoryVersion::V1);

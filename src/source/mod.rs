@@ -70,32 +70,6 @@ pub enum NextTick {
     End,
 }
 
-/// Resident memory of this process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Resident {
-    /// All of it, bytes.
-    pub bytes: usize,
-    /// Of it, the pages of files: of the program, and of libraries.
-    pub of_files: usize,
-}
-
-impl Resident {
-    /// What it is now; `None` if the kernel does not say.
-    #[must_use]
-    pub fn now() -> Option<Self> {
-        let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-        let mut bytes =
-            statm.split(' ').skip(1).map(|pages| Some(pages.parse::<usize>().ok()? * rustix::param::page_size()));
-        Some(Self { bytes: bytes.next()??, of_files: bytes.next()?? })
-    }
-
-    /// By how much it has grown since.
-    #[must_use]
-    pub fn since(self, before: Self) -> Self {
-        Self { bytes: self.bytes.saturating_sub(before.bytes), of_files: self.of_files.saturating_sub(before.of_files) }
-    }
-}
-
 /// The GPUs of one node. Every method may be called from several threads at once, and `gpu` is always a position in
 /// [`devices`](Self::devices). `at_ns` is the time of the tick: the simulator and replays return the values of that
 /// time; NVML uses it only for the time between two readings of PCIe bytes.
@@ -167,11 +141,6 @@ pub trait Source: Send + Sync {
     fn energy_joules(&self, gpu: usize, at_ns: i64, calls: &CallStats) -> Option<f64> {
         let _ = (gpu, at_ns, calls);
         None
-    }
-
-    /// What opening it added to the process's resident memory.
-    fn opening(&self) -> Resident {
-        Resident::default()
     }
 
     /// Devices that are present but could not be opened, except those that this process may not access. They stay out

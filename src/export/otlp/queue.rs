@@ -46,6 +46,8 @@ pub struct Queue {
 struct State {
     cap_bytes: usize,
     bytes: usize,
+    /// Of these, bytes of requests that are in no file.
+    memory_bytes: usize,
     next_number: u64,
     lanes: [Lane; Signal::ALL.len()],
     disk: Option<Disk>,
@@ -67,12 +69,19 @@ struct Entry {
     payload: Option<Bytes>,
 }
 
+impl Entry {
+    /// The bytes that it takes in memory.
+    fn in_memory(&self) -> usize {
+        self.payload.as_ref().map_or(0, Bytes::len)
+    }
+}
+
 impl Queue {
     /// An empty queue of at most `cap_bytes`, or one with the requests that `disk` has from an earlier process.
     #[must_use]
     pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<Stats>) -> Self {
         let lanes = std::array::from_fn(|_| Lane::default());
-        let mut state = State { cap_bytes, bytes: 0, next_number: 0, lanes, disk };
+        let mut state = State { cap_bytes, bytes: 0, memory_bytes: 0, next_number: 0, lanes, disk };
         state.restore(&stats);
         state.publish(&stats);
         Self { state: Mutex::new(state), arrived: std::array::from_fn(|_| Notify::new()), stats }
@@ -148,6 +157,7 @@ impl Queue {
             lane.waiting = kept.into();
             for entry in lost {
                 state.bytes -= entry.bytes;
+                state.memory_bytes -= entry.in_memory();
                 state.lanes[signal as usize].points -= entry.points;
                 lost_points += entry.points;
                 self.stats.add_dropped(signal, Reason::Shutdown, entry.points);
@@ -188,9 +198,11 @@ impl State {
         self.bytes += bytes;
         let written = self.disk.as_mut().is_some_and(|disk| disk.write(number, signal, points, &payload));
         let payload = (!written).then_some(payload);
+        let entry = Entry { number, points, bytes, payload };
+        self.memory_bytes += entry.in_memory();
         let lane = &mut self.lanes[signal as usize];
         lane.points += points;
-        lane.waiting.push_back(Entry { number, points, bytes, payload });
+        lane.waiting.push_back(entry);
     }
 
     /// Drops the oldest request that is not being sent; returns whether there was one.
@@ -242,6 +254,7 @@ impl State {
 
     fn forget(&mut self, signal: Signal, entry: &Entry) {
         self.bytes -= entry.bytes;
+        self.memory_bytes -= entry.in_memory();
         self.lanes[signal as usize].points -= entry.points;
         if let (None, Some(disk)) = (&entry.payload, &mut self.disk) {
             disk.remove(entry.number);
@@ -266,7 +279,7 @@ impl State {
 
     fn publish(&self, stats: &Stats) {
         let bytes = self.bytes as u64;
-        stats.set_queued_bytes(bytes, if self.disk.is_some() { 0 } else { bytes });
+        stats.set_queued_bytes(bytes, self.memory_bytes as u64);
         for signal in Signal::ALL {
             stats.set_queued(signal, self.lanes[signal as usize].points);
         }

@@ -127,6 +127,12 @@ impl Stats {
         self.queued_bytes.load(Relaxed)
     }
 
+    /// Of these, the bytes in memory and not in files.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.load(Relaxed)
+    }
+
     /// Points that were lost for this reason.
     #[must_use]
     pub fn dropped(&self, signal: Signal, reason: Reason) -> u64 {
@@ -164,6 +170,6 @@ impl Collect for Stats {
             }
         }
         out.count(&c::OTLP_QUEUED_BYTES, &[], Some(self.queued_bytes()));
-        out.memory(Part::Otlp, usize::try_from(self.memory_bytes.load(Relaxed)).unwrap_or(usize::MAX));
+        out.memory(Part::Otlp, usize::try_from(self.memory_bytes()).unwrap_or(usize::MAX));
     }
 }

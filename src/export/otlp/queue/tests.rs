@@ -55,6 +55,7 @@ proptest! {
         for act in acts {
             perform(&queue, act);
             prop_assert!(stats.queued_bytes() <= 1_000);
+            prop_assert_eq!(stats.memory_bytes(), if on_disk { 0 } else { stats.queued_bytes() });
             for signal in Signal::ALL {
                 let accounted = stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal);
                 prop_assert_eq!(stats.produced(signal), accounted);
@@ -117,11 +118,13 @@ fn a_disk_that_refuses_costs_no_point() {
     let queue = Queue::new(1_000, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
     queue.push(batch(Signal::Raw, 1, 10));
     std::fs::remove_dir_all(folder.path()).expect("removed");
-    queue.push(batch(Signal::Raw, 2, 10));
+    queue.push(batch(Signal::Raw, 2, 9));
+    assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (19, 9), "it stays in memory");
     assert_eq!(taken(&queue, Signal::Raw), Some(2), "the file of the first is gone");
     assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 1);
     queue.give_back(Signal::Raw);
     assert_eq!(queue.abandon(), 2, "what is only in memory ends with the process");
+    assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (0, 0));
 }
 
 #[test]
