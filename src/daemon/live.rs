@@ -12,11 +12,11 @@ use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{GpuState, Health};
+use highwater_core::gpu::{GpuState, Health, Processes};
 use highwater_core::ring;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
             return None;
         }
     };
-    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new() };
+    let mut lanes = Lanes { node: Arc::clone(&node), stop: Arc::default(), threads: Vec::new(), apart: Arc::default() };
     shared.put_in_place(&node);
     // A node with only some of its lanes would look alive and show stale values.
     let started = start_lanes(shared, &mut lanes, writers);
@@ -123,6 +123,7 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
         shared.known.slot.clear(end);
     }
     lanes.stop.store(true, Ordering::Relaxed);
+    lanes.threads.append(&mut lanes.apart.lock().unwrap_or_else(PoisonError::into_inner));
     lanes.threads.iter().for_each(|lane| lane.thread().unpark());
     if !join_all(lanes.threads, DRAIN - Duration::from_millis(300)) {
         tracing::warn!("a lane hangs in the driver and is left behind");
@@ -192,6 +193,8 @@ struct Lanes {
     node: Arc<Node>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    /// Those of GPUs that have one of their own.
+    apart: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 impl Lanes {
@@ -211,12 +214,10 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     let watched_roll = Arc::clone(&roll);
     lanes.start("hw-fast", move |_, stop| sample::run_paced(sampler, lane, stop))?;
     lanes.start("hw-watch", move |_, stop| sample::watch(&watched, lane, &watched_roll, stop))?;
-    for number in 0..roll.units().len() {
-        start_unit(shared, lanes, Arc::clone(&roll), number)?;
-    }
+    start_units(shared, lanes, &roll)?;
     lanes.start("hw-events", |node, stop| sample::run_events(&*node.source, &*node.clock, &node.gpus, stop))?;
     let shared_by_join = shared.clone();
-    lanes.start("hw-join", move |node, stop| run_join(node, &shared_by_join, stop))?;
+    lanes.start("hw-join", move |node, stop| run_join(node, &roll, &shared_by_join, stop))?;
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
@@ -226,31 +227,69 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     Ok(())
 }
 
-/// Starts the thread of one physical GPU.
-fn start_unit(shared: &Shared, lanes: &mut Lanes, roll: Arc<RollCall>, number: usize) -> anyhow::Result<()> {
-    let (processes, periods) = (Arc::clone(&shared.processes), shared.settings.periods());
-    let processes_always = shared.settings.processes;
-    lanes.start("hw-gpu", move |node, stop| {
-        let Some(unit) = roll.units().get(number) else { return };
-        let lanes = sample::Lanes {
-            source: &*node.source,
-            clock: &*node.clock,
-            calls: &unit.calls,
-            gpus: &node.gpus,
-            processes: &processes,
-            processes_always,
-            medium_period_ns: periods.medium_ns,
-            slow_period_ns: periods.slow_ns,
-        };
-        sample::run_unit(&lanes, &roll, number, stop);
-    })
+/// What the threads of the medium and slow lanes share.
+struct Slower {
+    node: Arc<Node>,
+    processes: Arc<Processes>,
+    processes_always: bool,
+    schedules: sample::Schedules,
 }
 
-fn run_join(node: &Node, shared: &Shared, stop: &AtomicBool) {
+impl Slower {
+    fn lanes<'a>(&'a self, roll: &'a RollCall) -> sample::Lanes<'a> {
+        sample::Lanes {
+            source: &*self.node.source,
+            clock: &*self.node.clock,
+            gpus: &self.node.gpus,
+            processes: &self.processes,
+            processes_always: self.processes_always,
+            schedules: &self.schedules,
+            roll,
+        }
+    }
+}
+
+/// Starts the thread that reads all physical GPUs, and says how one of them gets its own.
+fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyhow::Result<()> {
+    let (node, periods) = (Arc::clone(&lanes.node), shared.settings.periods());
+    let begin_ns = node.clock.now_ns();
+    let slower = Arc::new(Slower {
+        processes: Arc::clone(&shared.processes),
+        processes_always: shared.settings.processes,
+        schedules: sample::Schedules::new(roll.units(), begin_ns, periods.medium_ns, periods.slow_ns),
+        node,
+    });
+    let (apart, stop) = (Arc::clone(&lanes.apart), Arc::clone(&lanes.stop));
+    let (of_one, weak) = (Arc::clone(&slower), Arc::downgrade(roll));
+    roll.units().on_parting(Box::new(move |number| {
+        let Some(roll) = weak.upgrade() else { return false };
+        let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock: whoever ends the node sets this and then takes the threads.
+        if stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        apart.retain(|thread| !thread.is_finished());
+        let (slower, stop) = (Arc::clone(&of_one), Arc::clone(&stop));
+        match spawn("hw-gpu", move || sample::run_unit(&slower.lanes(&roll), number, &stop)) {
+            Ok(thread) => apart.push(thread),
+            Err(error) => {
+                tracing::error!("a GPU waits for another that hangs: {error:#}");
+                return false;
+            }
+        }
+        true
+    }));
+    let roll = Arc::clone(roll);
+    lanes.start("hw-gpu", move |_, stop| sample::run_units(&slower.lanes(&roll), stop))
+}
+
+fn run_join(node: &Node, roll: &RollCall, shared: &Shared, stop: &AtomicBool) {
     let mut next_ns = node.clock.now_ns();
     let mut log = FindingLog::default();
     while !stop.load(Ordering::Relaxed) {
         let now_ns = node.clock.now_ns();
+        // The thread of the slower lanes may wait for the same GPU as the fast lane.
+        roll.look(now_ns);
         shared.join(node, &mut log, now_ns);
         let period_ns = match shared.intake.jobs().by_name().is_empty() {
             false => JOIN_PERIOD_NS,

@@ -44,7 +44,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         if ticked == Ticked::Replaced {
             return;
         }
-        let end_ns = sampler.clock().now_ns();
+        let end_ns = sampler.end_ns();
         let outcome = deadlines.taken(begin_ns, end_ns);
         let stats = sampler.stats();
         match ticked {

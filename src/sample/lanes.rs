@@ -1,14 +1,17 @@
 //! The medium, slow and event lanes, which run beside the fast lane and never block it.
 //!
-//! Each physical GPU has a thread of its own for its medium and slow lanes, so that a hanging GPU does not delay the
-//! others. The slow turns of several GPUs are spread over the period, so that they do not query the driver all at once.
+//! One thread runs the medium and slow lanes of all physical GPUs, unless one may hang: `units` says which thread reads
+//! which GPU, and here each is read.
 
-use super::roll::{RollCall, Unit};
+use super::roll::RollCall;
+use super::sweep::Stuck;
+use super::units::{Unit, Units};
 use crate::source::{Call, CallStats, Error, Event, Source};
-use highwater_core::clock::{Clock, SECOND_NS};
+use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, IDLE_PERIOD_NS, OnGpus, Process, Processes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How often a GPU's energy counter is read: each reading blocks the driver for all callers for 3 to 15 ms.
@@ -23,6 +26,10 @@ const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
 pub const PROCESS_TURNS: i64 = 10;
 /// A process holds only a context on a GPU only if it holds at least this many times as much memory on another GPU.
 const CONTEXT_PART: u64 = 4;
+/// How long a slow turn waits for a medium one.
+const MOST_WAIT_NS: i64 = 100 * MILLISECOND_NS;
+/// For how long no calls are made on several GPUs while the fast lane waits for one.
+const PAUSE_NS: i64 = 20 * MILLISECOND_NS;
 /// How long the event lane waits at a time, which is the longest that it delays a shutdown.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
@@ -40,61 +47,154 @@ pub struct Lanes<'a> {
     pub source: &'a dyn Source,
     /// The clock.
     pub clock: &'a dyn Clock,
-    /// Statistics of the calls.
-    pub calls: &'a CallStats,
     /// Where the readings are stored.
     pub gpus: &'a [GpuState],
     /// The table of processes and their GPUs.
     pub processes: &'a Processes,
     /// Whether processes are listed at every slow turn, because their memory is exported.
     pub processes_always: bool,
-    /// Period of the medium lane, nanoseconds.
-    pub medium_period_ns: i64,
-    /// Period of the slow lane, nanoseconds.
-    pub slow_period_ns: i64,
+    /// When each physical GPU is read next.
+    pub schedules: &'a Schedules,
+    /// The physical GPUs, and the watchdog to wake.
+    pub roll: &'a RollCall,
 }
 
-/// Runs the medium and slow lanes of the physical GPU with this number until `stop`.
-pub fn run_unit(lanes: &Lanes<'_>, roll: &RollCall, number: usize, stop: &AtomicBool) {
-    let Some(unit) = roll.units().get(number) else { return };
-    unit.begin();
-    let begin_ns = lanes.clock.now_ns();
-    // Each unit's turns have an offset, so that the driver is not queried for all GPUs at once, and so that with many
-    // threads one soon notices that the fast lane is stuck.
-    let offset_ns = |period_ns: i64| offset_ns(period_ns, number, roll.units().len());
-    let mut medium_ns = begin_ns - lanes.medium_period_ns + offset_ns(lanes.medium_period_ns);
-    let mut slow_ns = begin_ns + offset_ns(lanes.slow_period_ns);
-    let mut turns = Turns::new(unit.positions.len(), lanes.slow_period_ns);
+/// When the medium and slow lanes of each physical GPU are due next. Whichever thread reads a GPU has its lock meanwhile.
+pub struct Schedules {
+    begin_ns: i64,
+    medium_period_ns: i64,
+    slow_period_ns: i64,
+    each: Vec<Mutex<Schedule>>,
+}
+
+impl Schedules {
+    /// All are due from `begin_ns` on, with these periods, nanoseconds. The slow turns of GPUs that are not idle are spread
+    /// over the period, so that the driver is not queried for all GPUs at once.
+    #[must_use]
+    pub fn new(units: &Units, begin_ns: i64, medium_period_ns: i64, slow_period_ns: i64) -> Self {
+        let count = units.all().len();
+        let schedule = |(number, unit): (usize, &Unit)| {
+            let offset_ns = offset_ns(slow_period_ns, number, count);
+            let turns = Turns::new(unit.positions.len(), slow_period_ns);
+            Mutex::new(Schedule { medium_ns: begin_ns, slow_ns: begin_ns, offset_ns, turns })
+        };
+        let each = units.all().iter().enumerate().map(schedule).collect();
+        Self { begin_ns, medium_period_ns, slow_period_ns, each }
+    }
+
+    /// The first turn of this period after one at `at_ns`.
+    fn after(&self, at_ns: i64, period_ns: i64) -> i64 {
+        let next_ns = self.begin_ns + ((at_ns - self.begin_ns).div_euclid(period_ns) + 1) * period_ns;
+        // Soon after one that was late there is no other.
+        if next_ns - at_ns < period_ns / 2 { next_ns + period_ns } else { next_ns }
+    }
+}
+
+/// When the lanes of one physical GPU are due.
+#[derive(Debug)]
+struct Schedule {
+    /// When the medium lane is due unless the GPU is idle. All units have it at the same times, for one wake-up.
+    medium_ns: i64,
+    /// When the slow lane is due, less the offset.
+    slow_ns: i64,
+    /// Its offset unless the GPU is idle: nobody waits for the driver then.
+    offset_ns: i64,
+    turns: Turns,
+}
+
+impl Schedule {
+    fn slow_due_ns(&self, is_idle: bool) -> i64 {
+        self.slow_ns + if is_idle { 0 } else { self.offset_ns }
+    }
+
+    fn medium_due_ns(&self, is_idle: bool, period_ns: i64) -> i64 {
+        if is_idle { with_slow_turn(self.medium_ns, self.slow_due_ns(true), period_ns) } else { self.medium_ns }
+    }
+
+    /// When there is something to do. A slow turn waits a little for the medium one, for one wake-up.
+    fn due_ns(&self, is_idle: bool, medium_period_ns: i64, most_wait_ns: i64) -> i64 {
+        let (medium_ns, slow_ns) = (self.medium_due_ns(is_idle, medium_period_ns), self.slow_due_ns(is_idle));
+        if (0..=most_wait_ns).contains(&(medium_ns - slow_ns)) { medium_ns } else { medium_ns.min(slow_ns) }
+    }
+}
+
+/// Runs the medium and slow lanes of all physical GPUs that have no thread of their own, until `stop`.
+pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
+    let units = lanes.roll.units();
+    units.i_am_common();
+    let mut doubts = Doubts::default();
+    // Where the last round that was not finished broke off: the next begins there, so that each GPU has its turn.
+    let mut first = 0;
     while !stop.load(Ordering::Relaxed) {
-        roll.look(lanes.clock.now_ns());
-        roll.answer(unit, lanes.gpus, lanes.source, lanes.clock.now_ns());
-        let is_idle = lanes.are_idle(unit);
-        let medium_due_ns = if is_idle { with_slow_turn(medium_ns, slow_ns) } else { medium_ns };
-        if lanes.clock.now_ns() >= medium_due_ns {
-            unit.positions.iter().for_each(|position| lanes.read_medium(*position));
-            medium_ns = (medium_due_ns + lanes.medium_period_ns).max(lanes.clock.now_ns());
-            continue;
-        }
-        if lanes.clock.now_ns() >= slow_ns {
-            lanes.slow_turn(&unit.positions, &mut turns);
-            // A thread that hung in the driver while others took over must not overwrite their table.
-            if !stop.load(Ordering::Relaxed) {
-                lanes.processes.set(process_table(lanes.gpus));
+        let version = units.version();
+        let own = units.common();
+        lanes.roll.look(lanes.clock.now_ns());
+        // Before the turns: whoever is idle no more afterwards has another turn at once.
+        let idle: Vec<bool> = own.iter().map(|number| lanes.are_idle(*number)).collect();
+        let (begin, mut due_ns) = (first, i64::MAX);
+        for place in (0..own.len()).map(|place| (begin + place) % own.len()) {
+            let now_ns = lanes.clock.now_ns();
+            // Where no thread could be started for those that the fast lane asks for, they are asked all the same.
+            let may_pause = own.len() > 1 && !own.iter().any(|number| lanes.is_called(*number));
+            if may_pause && doubts.has(lanes.roll.doubtful(now_ns)) {
+                (due_ns, first) = (now_ns + PAUSE_NS, place);
+                break;
             }
-            slow_ns = (slow_ns + lanes.slow_period_ns).max(lanes.clock.now_ns());
-            // When the medium lane of an idle unit is due depends on it.
-            continue;
+            if let (false, Some(_turn)) = (stop.load(Ordering::Relaxed), units.enter(own[place])) {
+                due_ns = due_ns.min(lanes.turn(own[place], stop));
+            }
         }
-        wait_in_steps(lanes.clock, medium_due_ns.min(slow_ns), || {
-            stop.load(Ordering::Relaxed) || unit.is_called(lanes.gpus) || is_idle != lanes.are_idle(unit)
+        let has_changed =
+            |(number, is_idle): (&usize, &bool)| lanes.is_called(*number) || lanes.are_idle(*number) != *is_idle;
+        wait_in_steps(lanes.clock, due_ns, || {
+            stop.load(Ordering::Relaxed) || units.version() != version || own.iter().zip(&idle).any(has_changed)
+        });
+    }
+}
+
+/// Whether to make no call on a GPU now because the fast lane waits for one: what keeps it waiting may be a GPU that hangs,
+/// and the next may hang too.
+#[derive(Debug, Default)]
+struct Doubts {
+    /// The call of the fast lane because of which no call was made.
+    about: Option<Stuck>,
+}
+
+impl Doubts {
+    /// Whether to wait, given the call for which the fast lane waits. If it has gone on to another since, the driver is slow
+    /// and hangs nowhere.
+    fn has(&mut self, call: Option<Stuck>) -> bool {
+        let before = std::mem::replace(&mut self.about, call);
+        let has_gone_on = before.is_some() && before != call;
+        if has_gone_on {
+            self.about = None;
+        }
+        call.is_some() && !has_gone_on
+    }
+}
+
+/// Runs those of one physical GPU while it is apart, until `stop`.
+pub fn run_unit(lanes: &Lanes<'_>, number: usize, stop: &AtomicBool) {
+    let units = lanes.roll.units();
+    units.i_am_apart(number);
+    while !stop.load(Ordering::Relaxed) {
+        lanes.roll.look(lanes.clock.now_ns());
+        let is_idle = lanes.are_idle(number);
+        let due_ns = lanes.turn(number, stop);
+        let now_ns = lanes.clock.now_ns();
+        if lanes.roll.doubtful(now_ns).is_none() && units.come_back(number, now_ns) {
+            return;
+        }
+        wait_in_steps(lanes.clock, due_ns, || {
+            stop.load(Ordering::Relaxed) || lanes.is_called(number) || is_idle != lanes.are_idle(number)
         });
     }
 }
 
 /// When the medium lane of an idle unit is due, whose next turn is due at `medium_ns` otherwise: with the slow turn, so that
-/// one wake-up does both, but not much later than an idle period after the last.
-fn with_slow_turn(medium_ns: i64, slow_ns: i64) -> i64 {
-    medium_ns.max((medium_ns + IDLE_PERIOD_NS).min(slow_ns))
+/// one wake-up does both, but not later than an idle period after the last.
+fn with_slow_turn(medium_ns: i64, slow_ns: i64, medium_period_ns: i64) -> i64 {
+    medium_ns.max((medium_ns - medium_period_ns + IDLE_PERIOD_NS).min(slow_ns))
 }
 
 /// The offset, within a period, of the turn with this number out of `count` turns.
@@ -170,26 +270,59 @@ impl Turns {
 }
 
 impl Lanes<'_> {
+    fn unit(&self, number: usize) -> Option<&Unit> {
+        self.roll.units().all().get(number)
+    }
+
     /// Whether nothing runs on the devices of a unit.
-    fn are_idle(&self, unit: &Unit) -> bool {
-        let with_memory = unit.positions.iter().filter_map(|position| self.gpus.get(*position));
+    fn are_idle(&self, number: usize) -> bool {
+        let positions = self.unit(number).into_iter().flat_map(|unit| &unit.positions);
+        let with_memory = positions.filter_map(|position| self.gpus.get(*position));
         with_memory.filter(|gpu| !gpu.is_without_memory()).all(GpuState::is_idle)
     }
 
-    fn read_medium(&self, position: usize) {
-        let Some(gpu) = self.gpus.get(position).filter(|gpu| gpu.health() == Health::Up) else { return };
-        let at_ns = self.clock.now_ns();
-        gpu.set_medium(at_ns, self.source.medium(position, at_ns, self.calls));
+    /// Whether the fast lane is waiting for an answer of one of its devices.
+    fn is_called(&self, number: usize) -> bool {
+        self.unit(number).is_some_and(|unit| unit.is_called(self.gpus))
     }
 
-    fn slow_turn(&self, unit: &[usize], turns: &mut Turns) {
+    /// Answers for a unit and reads what is due. Returns when there is more to do.
+    fn turn(&self, number: usize, stop: &AtomicBool) -> i64 {
+        let schedules = self.schedules;
+        let (Some(unit), Some(schedule)) = (self.unit(number), schedules.each.get(number)) else { return i64::MAX };
+        let mut schedule = schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        self.roll.answer(unit, self.gpus, self.source, self.clock.now_ns());
+        let (is_idle, medium_period_ns) = (self.are_idle(number), schedules.medium_period_ns);
+        if self.clock.now_ns() >= schedule.medium_due_ns(is_idle, medium_period_ns) {
+            unit.positions.iter().for_each(|position| self.read_medium(unit, *position));
+            schedule.medium_ns = schedules.after(self.clock.now_ns(), medium_period_ns);
+        }
+        if self.clock.now_ns() >= schedule.slow_due_ns(is_idle) {
+            let offset_ns = schedule.slow_due_ns(is_idle) - schedule.slow_ns;
+            self.slow_turn(unit, &mut schedule.turns);
+            // A thread that hung in the driver while others took over must not overwrite their table.
+            if !stop.load(Ordering::Relaxed) {
+                self.processes.set(process_table(self.gpus));
+            }
+            schedule.slow_ns = schedules.after(self.clock.now_ns() - offset_ns, schedules.slow_period_ns);
+        }
+        schedule.due_ns(self.are_idle(number), medium_period_ns, MOST_WAIT_NS.min(schedules.slow_period_ns / 10))
+    }
+
+    fn read_medium(&self, unit: &Unit, position: usize) {
+        let Some(gpu) = self.gpus.get(position).filter(|gpu| gpu.health() == Health::Up) else { return };
+        let at_ns = self.clock.now_ns();
+        gpu.set_medium(at_ns, self.source.medium(position, at_ns, &unit.calls));
+    }
+
+    fn slow_turn(&self, unit: &Unit, turns: &mut Turns) {
         let due = turns.due(self.clock.now_ns(), self.processes.missed(), self.processes_always);
         let mut changed = false;
-        for (number, position) in unit.iter().enumerate() {
+        for (number, position) in unit.positions.iter().enumerate() {
             if let Some(logged) = turns.logged.get_mut(number) {
                 self.log_change(*position, logged);
             }
-            changed |= self.read_slow(*position, due);
+            changed |= self.read_slow(&unit.calls, *position, due);
         }
         if due.processes {
             turns.listed(changed);
@@ -197,7 +330,7 @@ impl Lanes<'_> {
     }
 
     /// Reads what is due for one device, and whatever has no value yet. Returns whether its processes changed.
-    fn read_slow(&self, position: usize, due: Due) -> bool {
+    fn read_slow(&self, calls: &CallStats, position: usize, due: Due) -> bool {
         let Some(gpu) = self.gpus.get(position) else { return false };
         match gpu.health() {
             Health::Hung => {
@@ -206,13 +339,13 @@ impl Lanes<'_> {
             }
             Health::Lost => {
                 gpu.forget();
-                if self.calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
+                if calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
                     return false;
                 }
                 gpu.set_back();
             }
             Health::Up if gpu.is_without_memory() => {
-                if let Err(Error::Lost(why)) = self.source.presence(position, self.calls) {
+                if let Err(Error::Lost(why)) = self.source.presence(position, calls) {
                     gpu.lose(&why);
                     return false;
                 }
@@ -221,24 +354,24 @@ impl Lanes<'_> {
         }
         let now_ns = || self.clock.now_ns();
         let at_ns = now_ns();
-        gpu.set_slow(at_ns, self.source.slow(position, at_ns, self.calls));
+        gpu.set_slow(at_ns, self.source.slow(position, at_ns, calls));
         if due.pcie || gpu.pcie().is_none() {
             let at_ns = now_ns();
-            gpu.set_pcie(at_ns, self.source.pcie(position, at_ns, self.calls));
+            gpu.set_pcie(at_ns, self.source.pcie(position, at_ns, calls));
         }
         if due.rare || gpu.rare().is_none() {
             let at_ns = now_ns();
-            gpu.set_rare(at_ns, self.source.rare(position, at_ns, self.calls));
+            gpu.set_rare(at_ns, self.source.rare(position, at_ns, calls));
         }
         if due.energy || !gpu.energy.is_known() {
             let at_ns = now_ns();
-            if let Some(joules) = self.source.energy_joules(position, at_ns, self.calls) {
+            if let Some(joules) = self.source.energy_joules(position, at_ns, calls) {
                 gpu.energy.set(at_ns, joules);
             }
         }
         if due.processes || gpu.processes().is_none() {
             let at_ns = now_ns();
-            return gpu.set_processes(at_ns, self.source.processes(position, at_ns, self.calls));
+            return gpu.set_processes(at_ns, self.source.processes(position, at_ns, calls));
         }
         false
     }
@@ -330,7 +463,9 @@ pub fn run_events(source: &dyn Source, clock: &dyn Clock, gpus: &[GpuState], sto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use highwater_core::clock::MILLISECOND_NS;
+    use crate::sample::TickStats;
+    use highwater_core::clock::Manual;
+    use highwater_core::gpu::{Device, Medium, Slow};
 
     /// The turns, of the first `turns`, in which processes are listed, given each turn's count of failed lookups and
     /// whether each list shows other processes.
@@ -346,28 +481,201 @@ mod tests {
         (0..turns).filter(is_due).collect()
     }
 
-    #[test]
-    fn an_idle_gpu_is_looked_at_once_a_second() {
-        const MEDIUM_NS: i64 = 100 * MILLISECOND_NS;
-        for (slow_ns, most) in [(SECOND_NS, 1), (5 * SECOND_NS, 1), (SECOND_NS / 2, 2)] {
-            // However the two lay when it became idle.
-            let (mut medium_ns, mut slow_due_ns) = (30 * MILLISECOND_NS, slow_ns / 3);
-            let mut wakes_ns = Vec::new();
-            while medium_ns.min(slow_due_ns) < 60 * SECOND_NS {
-                let now_ns = with_slow_turn(medium_ns, slow_due_ns).min(slow_due_ns);
-                wakes_ns.push(now_ns);
-                if now_ns >= with_slow_turn(medium_ns, slow_due_ns) {
-                    medium_ns = now_ns + MEDIUM_NS;
-                }
-                if now_ns >= slow_due_ns {
-                    slow_due_ns += slow_ns;
-                }
-            }
-            let late = wakes_ns.iter().filter(|at_ns| **at_ns >= 10 * SECOND_NS && **at_ns < 60 * SECOND_NS).count();
-            assert!(late <= 51 * most, "{late} wake-ups in 50 s, with a slow turn every {slow_ns} ns");
-            let longest = wakes_ns.windows(2).map(|pair| pair[1] - pair[0]).max();
-            assert!(longest <= Some(IDLE_PERIOD_NS + MEDIUM_NS), "{longest:?}");
+    /// A driver that notes when each GPU's lanes are read.
+    struct Noting {
+        devices: Vec<Device>,
+        medium: Mutex<Vec<(i64, usize)>>,
+        slow: Mutex<Vec<(i64, usize)>>,
+    }
+
+    impl Source for Noting {
+        fn description(&self) -> String {
+            "a driver that notes".to_owned()
         }
+
+        fn devices(&self) -> &[Device] {
+            &self.devices
+        }
+
+        fn memory_used(&self, _gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+            Ok(0)
+        }
+
+        fn medium(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Medium {
+            self.medium.lock().expect("whole").push((at_ns, gpu));
+            Medium::default()
+        }
+
+        fn slow(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Slow {
+            self.slow.lock().expect("whole").push((at_ns, gpu));
+            Slow::default()
+        }
+    }
+
+    /// A clock whose time passes while someone waits, until the end.
+    struct Waits<'a> {
+        now: Manual,
+        wakes_ns: Mutex<Vec<i64>>,
+        end_ns: i64,
+        stop: &'a AtomicBool,
+    }
+
+    impl Clock for Waits<'_> {
+        fn now_ns(&self) -> i64 {
+            self.now.now_ns()
+        }
+
+        fn unix_shift_ns(&self) -> i64 {
+            0
+        }
+
+        fn sleep_until(&self, at_ns: i64) {
+            // Each wake-up is 70 µs late.
+            self.now.advance_to(at_ns + 70_000);
+            self.wakes_ns.lock().expect("whole").push(at_ns);
+            self.stop.store(at_ns >= self.end_ns, Ordering::Relaxed);
+        }
+    }
+
+    const BEGIN_NS: i64 = 1_000 * SECOND_NS;
+    const RUN_S: i64 = 60;
+
+    /// Runs lanes over eight GPUs until the end, or until `run` returns. The first `busy` are not idle. Returns when they woke up,
+    /// and the driver.
+    fn run_lanes(
+        busy: usize,
+        slow_ns: i64,
+        run: impl FnOnce(&Lanes<'_>, &AtomicBool, &TickStats),
+    ) -> (Vec<i64>, Noting) {
+        let device = |number| Device { uuid: format!("GPU-{number}"), ..Device::default() };
+        let driver = Noting { devices: (0..8).map(device).collect(), medium: Mutex::default(), slow: Mutex::default() };
+        let gpus: Vec<_> =
+            driver.devices.iter().map(|device| GpuState::new(device.clone(), SECOND_NS, SECOND_NS)).collect();
+        gpus.iter().enumerate().for_each(|(number, gpu)| gpu.set_sampling_period_ns(MILLISECOND_NS, number >= busy));
+        let stop = AtomicBool::new(false);
+        let clock = Waits {
+            now: Manual::at(BEGIN_NS),
+            wakes_ns: Mutex::default(),
+            end_ns: BEGIN_NS + RUN_S * SECOND_NS,
+            stop: &stop,
+        };
+        let ticks = std::sync::Arc::new(TickStats::new(MILLISECOND_NS));
+        let roll = RollCall::new(&gpus, &CallStats::default(), std::sync::Arc::clone(&ticks), SECOND_NS);
+        let schedules = Schedules::new(roll.units(), BEGIN_NS, 100 * MILLISECOND_NS, slow_ns);
+        let processes = Processes::default();
+        let lanes = Lanes {
+            source: &driver,
+            clock: &clock,
+            gpus: &gpus,
+            processes: &processes,
+            processes_always: false,
+            schedules: &schedules,
+            roll: &roll,
+        };
+        run(&lanes, &stop, &ticks);
+        (clock.wakes_ns.into_inner().expect("whole"), driver)
+    }
+
+    /// What one thread reads in a minute.
+    fn a_minute(busy: usize, slow_ns: i64) -> (Vec<i64>, Noting) {
+        run_lanes(busy, slow_ns, |lanes, stop, _| run_units(lanes, stop))
+    }
+
+    /// How often each of the eight GPUs is in this list, and the most of them at one time.
+    fn counted(read: &Mutex<Vec<(i64, usize)>>) -> (Vec<i64>, usize) {
+        let read = read.lock().expect("whole");
+        let counts = (0..8).map(|gpu| read.iter().filter(|(_, of)| *of == gpu).count() as i64).collect();
+        let mut at_once = std::collections::BTreeMap::<i64, usize>::new();
+        read.iter().for_each(|(at_ns, _)| *at_once.entry(*at_ns).or_default() += 1);
+        (counts, at_once.into_values().max().unwrap_or(0))
+    }
+
+    #[test]
+    fn idle_gpus_are_looked_at_once_a_second_and_all_at_once() {
+        for (slow_ns, most) in [(SECOND_NS, 1), (5 * SECOND_NS, 1), (SECOND_NS / 2, 2)] {
+            let (wakes_ns, driver) = a_minute(0, slow_ns);
+            let longest = wakes_ns.windows(2).map(|pair| pair[1] - pair[0]).max();
+            assert!(longest <= Some(IDLE_PERIOD_NS + 100 * MILLISECOND_NS), "{longest:?}");
+            let wakes = wakes_ns.len() as i64;
+            assert!(wakes <= (RUN_S + 2) * most, "{wakes} wake-ups with a slow turn every {slow_ns} ns");
+            let slow = counted(&driver.slow).0;
+            assert!(slow.iter().all(|count| (count - RUN_S * SECOND_NS / slow_ns).abs() <= 1), "{slow:?}");
+            let medium = counted(&driver.medium).0;
+            assert!(medium.iter().all(|count| (RUN_S * 9 / 10..=(RUN_S + 2) * most).contains(count)), "{medium:?}");
+        }
+    }
+
+    #[test]
+    fn gpus_at_work_are_read_in_the_same_wake_ups_and_their_slow_turns_are_spread() {
+        for busy in [1, 2, 8] {
+            let (wakes_ns, driver) = a_minute(busy, SECOND_NS);
+            let wakes = wakes_ns.len() as i64;
+            assert!((RUN_S * 10 - 5..=RUN_S * 10 + 5).contains(&wakes), "{wakes} wake-ups, {busy} GPUs at work");
+            let (medium, at_once) = counted(&driver.medium);
+            assert!(medium[..busy].iter().all(|count| (count - RUN_S * 10).abs() <= 5), "{medium:?}");
+            assert!(medium[busy..].iter().all(|count| (count - RUN_S).abs() <= 2), "{medium:?}");
+            assert_eq!(at_once, 8);
+            let (slow, at_once) = counted(&driver.slow);
+            assert!(slow.iter().all(|count| (count - RUN_S).abs() <= 1), "{slow:?}");
+            // Those of idle GPUs come together, beside at most one other.
+            assert!(at_once <= (8 - busy) + 1, "{at_once} slow turns at once, {busy} GPUs at work");
+        }
+    }
+
+    #[test]
+    fn no_call_is_made_on_several_gpus_while_the_fast_lane_waits_for_one() {
+        for (apart, wanted) in [(false, 0), (true, RUN_S * 10)] {
+            let (_, driver) = run_lanes(8, SECOND_NS, |lanes, stop, ticks| {
+                if apart {
+                    // The thread that is left with one GPU keeps no other waiting.
+                    lanes.roll.units().on_parting(Box::new(|number| number != 3));
+                    lanes.roll.units().part(BEGIN_NS);
+                }
+                ticks.begin_call(0, BEGIN_NS - SECOND_NS);
+                run_units(lanes, stop);
+            });
+            let (medium, _) = counted(&driver.medium);
+            assert!((medium[3] - wanted).abs() <= 5, "{medium:?}");
+            assert_eq!([0, 1, 2, 4, 5, 6, 7].map(|gpu| medium[gpu]), [0; 7]);
+        }
+    }
+
+    #[test]
+    fn a_slow_driver_is_asked_again_and_a_call_that_hangs_is_not() {
+        let ticks = TickStats::new(MILLISECOND_NS);
+        let (mut doubts, mut call) = (Doubts::default(), 0);
+        let mut next = || {
+            call += 1;
+            ticks.begin_call(0, call);
+            ticks.stuck_since(i64::MAX)
+        };
+        assert!(!doubts.has(None));
+        let first = next();
+        assert!(first.is_some());
+        assert_eq!([first, first, first].map(|call| doubts.has(call)), [true; 3]);
+        // One pause for each call that is made.
+        let calls = [next(), next(), next(), next()];
+        assert_eq!(calls.map(|call| doubts.has(call)), [false, true, false, true]);
+        assert_eq!([None, next()].map(|call| doubts.has(call)), [false, true]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_apart_comes_back_after_a_minute() {
+        let (_, driver) = run_lanes(8, SECOND_NS, |lanes, stop, _| {
+            let units = lanes.roll.units();
+            units.on_parting(Box::new(|_| true));
+            units.part(BEGIN_NS - 20 * SECOND_NS);
+            assert_eq!(units.common(), [] as [usize; 0]);
+            run_unit(lanes, 5, stop);
+            assert!(!stop.load(Ordering::Relaxed), "it ended by itself");
+            assert_eq!(units.common(), [5]);
+            run_units(lanes, stop);
+        });
+        // The same turns, whichever thread had it.
+        let (medium, _) = counted(&driver.medium);
+        assert_eq!([0, 4, 6, 7].map(|gpu| medium[gpu]), [0; 4]);
+        assert!((medium[5] - RUN_S * 10).abs() <= 5, "{medium:?}");
+        assert!((counted(&driver.slow).0[5] - RUN_S).abs() <= 1);
     }
 
     #[test]

@@ -15,13 +15,15 @@ mod lanes;
 mod roll;
 mod sweep;
 mod ticks;
+mod units;
 mod watch;
 
 pub use backoff::{Backoff, Budget};
 pub use deadlines::{Deadlines, Outcome};
 pub use fast::{FastLane, run_paced, run_replay};
-pub use lanes::{Lanes, PROCESS_TURNS, RARE_TURNS, pcie_turns, run_events, run_unit};
-pub use roll::{RollCall, Unit};
+pub use lanes::{Lanes, PROCESS_TURNS, RARE_TURNS, Schedules, pcie_turns, run_events, run_unit, run_units};
+pub use roll::RollCall;
 pub use sweep::{Cause, Sampler, TickStats, Ticked};
 pub use ticks::{Sweep, TickLog};
+pub use units::{Unit, Units};
 pub use watch::watch;

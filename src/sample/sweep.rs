@@ -327,6 +327,11 @@ impl Sampler {
         &self.stats
     }
 
+    /// When the last call of the last tick returned, nanoseconds of the timeline.
+    pub(super) fn end_ns(&self) -> i64 {
+        self.sweep.end_ns
+    }
+
     pub(super) fn clock(&self) -> &dyn Clock {
         &*self.clock
     }
@@ -339,7 +344,8 @@ impl Sampler {
         &*self.source
     }
 
-    /// Reads every GPU that is up and pushes the readings. Calls `observe` with each call's duration.
+    /// Reads every GPU that is up and pushes the readings. It is now `at_ns`: the clock is read after each call only. Calls
+    /// `observe` with each call's duration.
     pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> Ticked {
         match self.read(at_ns, &mut observe) {
             Ticked::Replaced => Ticked::Replaced,
@@ -357,7 +363,7 @@ impl Sampler {
         self.readings.clear();
         let mut busy = 0;
         let mut ticked = Ticked::Nothing;
-        let mut begin_ns = self.clock.now_ns();
+        let mut begin_ns = at_ns;
         self.sweep = Sweep { begin_ns, end_ns: begin_ns, skipped: 0 };
         for position in 0..self.gpus.len() {
             let gpu = &self.gpus[position];

@@ -2,7 +2,7 @@
 //! answer.
 //!
 //! A call that takes long is either for a GPU that hangs, or it waits together with all others because the driver is
-//! busy. After a tenth of a second the watchdog therefore doubts every GPU, and each GPU's own thread reads its memory
+//! busy. After a tenth of a second the watchdog therefore doubts every GPU, and a thread for each GPU reads its memory
 //! once. The first answer while the call still has not returned proves that the driver is not busy as a whole. A new
 //! thread then samples the GPUs that have answered, and each further GPU from its answer on. A GPU on which no call
 //! returns for `hang_after` is hung. So k GPUs that hang at once cost the others one delay, not k, and a driver that
@@ -18,7 +18,7 @@ use highwater_core::gpu::GpuState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest time between two checks of the watchdog, which also look for a stop.
+/// The longest time between two checks of the watchdog unless all GPUs are idle. They also look for a stop.
 const WATCH_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
 /// The same while nothing runs on any GPU.
 const IDLE_WATCH_PERIOD_NS: i64 = SECOND_NS;
@@ -35,7 +35,8 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
     // The successor for which no thread could be started yet.
     let mut waiting: Option<Sampler> = None;
     while !stop.load(Ordering::Relaxed) {
-        // Idle GPUs have no curve to lose, and a thread of one that is not sees a stuck lane ten times a second.
+        // Idle GPUs have no curve to lose. If a call on one hangs just as a job starts on another, the lane goes on without
+        // it a second later than otherwise.
         let wait_ns = if sampler.gpus().iter().all(GpuState::is_idle) {
             IDLE_WATCH_PERIOD_NS.min(lane.hang_after_ns)
         } else {
@@ -75,7 +76,7 @@ struct Watchdog<'a> {
     hang_after_ns: i64,
     /// The call that caused the last roll call, and the devices doubted because of it.
     called: Option<(Stuck, Vec<bool>)>,
-    /// The call in which each unit's own thread is, by its progress, and when it was first seen.
+    /// The call in progress on each unit outside the fast lane, by its progress, and when it was first seen.
     own: Vec<(u64, i64)>,
     /// Since when a call of a replaced thread has been in progress, by the device's position.
     replaced_since_ns: Vec<Option<i64>>,
@@ -83,20 +84,21 @@ struct Watchdog<'a> {
 
 impl<'a> Watchdog<'a> {
     fn new(sampler: &'a Sampler, hang_after_ns: i64, roll: &'a RollCall) -> Self {
-        let (own, replaced_since_ns) = (vec![(0, 0); roll.units().len()], vec![None; sampler.gpus().len()]);
+        let (own, replaced_since_ns) = (vec![(0, 0); roll.units().all().len()], vec![None; sampler.gpus().len()]);
         Self { sampler, roll, hang_after_ns, called: None, own, replaced_since_ns }
     }
 
     /// Checks every call in progress. Returns the fast lane's call if another thread should continue without it.
     fn look(&mut self, now_ns: i64) -> Option<Stuck> {
         self.note_own_calls(now_ns);
+        self.relieve(now_ns);
         self.hang_silent(now_ns);
         let Some(stuck) = self.roll.stuck(now_ns) else {
             self.called = None;
             return None;
         };
         if self.called.as_ref().is_none_or(|(called, _)| *called != stuck) {
-            self.call_roll(stuck);
+            self.call_roll(stuck, now_ns);
         }
         if stuck.since_ns <= now_ns - self.hang_after_ns {
             self.sampler.gpus().get(stuck.gpu)?.hang();
@@ -105,9 +107,9 @@ impl<'a> Watchdog<'a> {
         self.has_an_answer(stuck).then_some(stuck)
     }
 
-    /// Records the call in which each unit's thread is.
+    /// Records the call that is in progress on each unit.
     fn note_own_calls(&mut self, now_ns: i64) {
-        for (unit, own) in self.roll.units().iter().zip(&mut self.own) {
+        for (unit, own) in self.roll.units().all().iter().zip(&mut self.own) {
             let progress = unit.calls.progress();
             if own.0 != progress {
                 *own = (progress, now_ns);
@@ -115,15 +117,24 @@ impl<'a> Watchdog<'a> {
         }
     }
 
-    /// Since when a device's own thread has been in one call, if it is in one.
+    /// Has the GPUs part if a call of the slower lanes does not return, which the common thread makes.
+    fn relieve(&self, now_ns: i64) {
+        let call = self.roll.units().current().and_then(|number| self.own.get(number));
+        let before_ns = now_ns - self.roll.stuck_after_ns();
+        if call.is_some_and(|(progress, since_ns)| progress % 2 == 1 && *since_ns <= before_ns) {
+            self.roll.units().part(now_ns);
+        }
+    }
+
+    /// Since when a call of the slower lanes on a device's unit has been in progress, if one is.
     fn own_since_ns(&self, position: usize) -> Option<i64> {
-        let (progress, since_ns) = *self.own.get(self.roll.unit_of(position)?)?;
+        let (progress, since_ns) = *self.own.get(self.roll.units().of(position)?)?;
         (progress % 2 == 1).then_some(since_ns)
     }
 
-    /// Doubts every GPU whose own thread can check whether it answers. Skips a GPU whose thread has been in another
-    /// call since long before, because the fast lane has read that GPU in the meantime.
-    fn call_roll(&mut self, stuck: Stuck) {
+    /// Doubts every GPU on which another thread can check whether it answers. Skips a GPU on which another call has been
+    /// in progress since long before, because the fast lane has read that GPU in the meantime.
+    fn call_roll(&mut self, stuck: Stuck, now_ns: i64) {
         let long_before_ns = stuck.since_ns - self.roll.stuck_after_ns();
         let is_doubted = |(position, gpu): (usize, &GpuState)| {
             let can_answer = self.own_since_ns(position).is_none_or(|since_ns| since_ns > long_before_ns);
@@ -135,7 +146,7 @@ impl<'a> Watchdog<'a> {
         };
         let doubted = self.sampler.gpus().iter().enumerate().map(is_doubted).collect();
         self.called = Some((stuck, doubted));
-        self.roll.call();
+        self.roll.call(now_ns);
     }
 
     /// Whether a doubted GPU has answered, other than the one whose call does not return.

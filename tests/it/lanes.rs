@@ -115,6 +115,28 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
 }
 
+/// The fast lane goes on; the slower lanes of all GPUs have one thread.
+#[test]
+fn a_gpu_that_hangs_in_a_slower_call_keeps_no_other_waiting() {
+    let mut control = gpus(3);
+    let node = Node::start(&control, &["--set", "sampling.hang_after=200ms"]);
+    let temperature = |gpu: usize| format!("highwater_gpu_temperature_celsius{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}");
+    node.until("the first turn", |metrics| (0..3).all(|gpu| value(metrics, &temperature(gpu)).is_some()));
+    assert_eq!(threads(&node, "hw-gpu"), 1);
+    control["gpus"][1]["hang"] = json!(["nvmlDeviceGetUtilizationRates"]);
+    for gpu in 0..3 {
+        control["gpus"][gpu]["temperature"] = json!(77);
+    }
+    node.control.put(&control);
+    let metrics = node
+        .until("the other GPUs", |metrics| [0, 2].iter().all(|gpu| value(metrics, &temperature(*gpu)) == Some(77.0)));
+    assert_eq!(value(&metrics, &up(1)), Some(1.0), "its memory is read");
+    assert_eq!(threads(&node, "hw-gpu"), 3);
+    control["gpus"][1]["hang"] = json!([]);
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &temperature(1)) == Some(77.0));
+}
+
 /// Functions of the fast and of the medium lane. Each GPU's own thread hangs in its first call.
 const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"];
 /// Every second of 64 GPUs.
@@ -158,9 +180,14 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
 
 /// How many threads of the daemon are sampling, or hang in it.
 fn sampling_threads(node: &Node) -> usize {
+    threads(node, "hw-fast")
+}
+
+/// How many threads of the daemon have this name.
+fn threads(node: &Node, name: &str) -> usize {
     let threads = std::fs::read_dir(format!("/proc/{}/task", node.daemon.pid())).expect("threads");
     let names = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim() == "hw-fast").count()
+    names.filter(|of| of.trim() == name).count()
 }
 
 /// Deadlines are counted by outcome. The clock shows that none is missing: as many are due as periods have passed, also

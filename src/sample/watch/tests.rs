@@ -91,12 +91,12 @@ impl Rig {
 
     /// Every GPU's own thread answers the roll call. Returns once each has answered or is blocked.
     fn answer<'scope>(&'scope self, threads: &'scope std::thread::Scope<'scope, '_>) {
-        for unit in self.roll.units() {
+        for unit in self.roll.units().all() {
             threads.spawn(|| self.roll.answer(unit, &self.gpus, &*self.driver, SECOND_NS));
         }
         let kept = self.driver.keeps.lock().expect("whole").clone();
         until(|| {
-            self.roll.units().iter().enumerate().all(|(gpu, unit)| {
+            self.roll.units().all().iter().enumerate().all(|(gpu, unit)| {
                 if kept.contains(&gpu) { unit.calls.progress() % 2 == 1 } else { !self.gpus[gpu].is_doubted() }
             })
         });
