@@ -47,6 +47,7 @@ pub const CASES: &[Case] = &[
     Case { name: "scrape as text, 8 GPUs and ranks", repetitions: 10, run: scrape_text },
     Case { name: "scrape as protobuf, 8 GPUs and ranks", repetitions: 10, run: scrape_protobuf },
     Case { name: "scrape as text, 1 idle GPU", repetitions: 20, run: scrape_idle },
+    Case { name: "scrape as text again, 1 idle GPU", repetitions: 20, run: scrape_again },
     Case { name: "annotation over HTTP", repetitions: 200, run: over_http },
     Case { name: "annotation as datagram", repetitions: 200, run: as_datagram },
     Case { name: "annotation over seqpacket", repetitions: 200, run: over_seqpacket },
@@ -100,7 +101,7 @@ fn tick(repetitions: u64) {
     }
 }
 
-/// Sweeps of the full rate in which no GPU is due.
+/// Sweeps of the full rate while all GPUs are idle: in one of a hundred they are read.
 fn idle_tick(repetitions: u64) {
     struct Empty(Steady);
     impl Source for Empty {
@@ -120,7 +121,7 @@ fn idle_tick(repetitions: u64) {
     let (node, writers) =
         Node::new(source, Arc::clone(&clock) as _, ring_config(), Periods::default(), None).expect("rings");
     let mut sampler = node.sampler(writers);
-    sampler.set_periods(Some(50 * MILLISECOND_NS), MILLISECOND_NS);
+    sampler.set_periods(Some(100 * MILLISECOND_NS), MILLISECOND_NS);
     // Two seconds without a sign make them idle.
     let mut at_ns = START_NS;
     let mut sweep = |times: i64| {
@@ -177,6 +178,14 @@ fn scrape_idle(repetitions: u64) {
     let node = node::idle(RUN_MS);
     for _ in 0..repetitions {
         black_box(export::prometheus::encode(node.snapshots.collect()).expect("encoded"));
+    }
+}
+
+/// As a scraper finds it that asks each second, but that here only the process's own numbers change.
+fn scrape_again(repetitions: u64) {
+    let (node, mut written) = (node::idle(RUN_MS), export::prometheus::Written::default());
+    for _ in 0..repetitions {
+        black_box(written.encode(node.snapshots.collect()).expect("encoded"));
     }
 }
 

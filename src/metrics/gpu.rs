@@ -1,13 +1,14 @@
 //! The samples of GPUs and MIG instances.
 
 use super::catalogue as c;
-use super::families::Families;
+use super::families::{Families, Labels};
 use crate::node::{Node, Periods};
 use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health, THROTTLE_REASONS};
 use highwater_core::phases::{THRESHOLDS, WINDOWS};
 use highwater_core::ring;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A reading is exported as current until it is older than this and than three periods of its lane. So a driver that
@@ -20,19 +21,16 @@ struct View<'a> {
     ring: &'a ring::Reader,
     now_ns: i64,
     periods: Periods,
-    labels: [&'a str; 2],
-}
-
-impl<'a> View<'a> {
-    fn with<'b>(&self, label: &'b str) -> [&'b str; 3]
-    where
-        'a: 'b,
-    {
-        [self.labels[0], self.labels[1], label]
-    }
+    /// Its index and UUID, which all its samples share.
+    labels: Labels,
 }
 
 impl View<'_> {
+    fn with(&self, label: &str) -> Labels {
+        let [gpu, uuid] = [0, 1].map(|position| Arc::clone(&self.labels[position]));
+        Labels::from([gpu, uuid, Arc::from(label)])
+    }
+
     /// Whether a reading of a lane with this period is current.
     fn is_present(&self, at_ns: i64, period_ns: i64) -> bool {
         self.state.health() == Health::Up && self.now_ns - at_ns <= STALE_NS.max(3 * period_ns)
@@ -50,7 +48,7 @@ pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     }
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
-        let labels = [state.device.index.as_str(), state.device.uuid.as_str()];
+        let labels = Labels::from(&[state.device.index.as_str(), state.device.uuid.as_str()]);
         let view = View { state, ring, now_ns, periods, labels };
         info(&view, out);
         memory(&view, out);
@@ -71,7 +69,7 @@ fn info(view: &View, out: &mut Families) {
     let text = |value: &'_ Option<String>| value.clone().unwrap_or_default();
     let (name, bus_id, driver) = (text(&device.name), text(&device.pci_bus_id), text(&device.driver_version));
     let (parent, profile) = (text(&device.parent_uuid), text(&device.mig_profile));
-    let labels = [view.labels[0], view.labels[1], &name, &bus_id, &driver, &parent, &profile];
+    let labels = [&*view.labels[0], &*view.labels[1], &name, &bus_id, &driver, &parent, &profile];
     out.number(&c::GPU_INFO, &labels, Some(1.0));
     let up = view.state.health() == Health::Up;
     out.count(&c::GPU_UP, &view.labels, Some(u64::from(up)));
@@ -100,7 +98,7 @@ fn memory(view: &View, out: &mut Families) {
         let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
         out.count(&c::GPU_MEMORY_USED_MIN, &labels, summary.min);
-        out.number(&c::GPU_MEMORY_USED_AVG, &labels, summary.mean);
+        out.number(&c::GPU_MEMORY_USED_AVG, labels, summary.mean);
     }
 }
 
@@ -109,7 +107,7 @@ fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
     out.count(&c::GPU_MEMORY_FLUSHES, &view.labels, Some(derived.flushes));
     if view.state.usable_bytes().is_some() {
         for (threshold, above_ns) in THRESHOLDS.iter().zip(derived.pressure.above_ns()) {
-            out.number(&c::GPU_MEMORY_PRESSURE, &view.with(threshold.label), Some(seconds(above_ns)));
+            out.number(&c::GPU_MEMORY_PRESSURE, view.with(threshold.label), Some(seconds(above_ns)));
         }
     }
 }
@@ -129,7 +127,7 @@ fn medium(view: &View, out: &mut Families) {
     out.number(&c::GPU_ENERGY, &view.labels, view.state.energy.joules(latest.at_ns, &view.state.series));
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
-            out.count(&c::GPU_THROTTLE, &view.with(reason), Some(u64::from(reasons & bit != 0)));
+            out.count(&c::GPU_THROTTLE, view.with(reason), Some(u64::from(reasons & bit != 0)));
         }
     }
 }
@@ -141,10 +139,10 @@ fn slow(view: &View, out: &mut Families) {
         return;
     };
     let reading = &latest.reading;
-    out.count(&c::GPU_ECC_ERRORS, &view.with("corrected"), reading.ecc_corrected);
-    out.count(&c::GPU_ECC_ERRORS, &view.with("uncorrected"), reading.ecc_uncorrected);
-    out.count(&c::GPU_REMAPPED_ROWS, &view.with("corrected"), reading.remapped_rows_corrected);
-    out.count(&c::GPU_REMAPPED_ROWS, &view.with("uncorrected"), reading.remapped_rows_uncorrected);
+    out.count(&c::GPU_ECC_ERRORS, view.with("corrected"), reading.ecc_corrected);
+    out.count(&c::GPU_ECC_ERRORS, view.with("uncorrected"), reading.ecc_uncorrected);
+    out.count(&c::GPU_REMAPPED_ROWS, view.with("corrected"), reading.remapped_rows_corrected);
+    out.count(&c::GPU_REMAPPED_ROWS, view.with("uncorrected"), reading.remapped_rows_uncorrected);
 }
 
 fn pcie(view: &View, out: &mut Families) {
@@ -158,7 +156,7 @@ fn processes(view: &View, out: &mut Families) {
     let period_ns = 10 * view.periods.slow_ns;
     let Some(latest) = view.state.processes().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
     for process in &latest.reading {
-        out.count(&c::PROCESS_MEMORY_USED, &view.with(&process.pid.to_string()), process.used_bytes);
+        out.count(&c::PROCESS_MEMORY_USED, view.with(&process.pid.to_string()), process.used_bytes);
     }
 }
 
@@ -170,15 +168,15 @@ fn rare(view: &View, out: &mut Families) {
     out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
     out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
     out.number(&c::GPU_POWER_LIMIT, &view.labels, reading.power_limit_watts);
-    out.number(&c::GPU_TEMPERATURE_LIMIT, &view.with("slowdown"), reading.slowdown_celsius);
-    out.number(&c::GPU_TEMPERATURE_LIMIT, &view.with("shutdown"), reading.shutdown_celsius);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, view.with("slowdown"), reading.slowdown_celsius);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, view.with("shutdown"), reading.shutdown_celsius);
 }
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {
     for (number, xid) in view.state.xids() {
         let number = number.to_string();
-        out.count(&c::GPU_XID_ERRORS, &view.with(&number), Some(xid.count));
-        out.number(&c::GPU_XID_LAST, &view.with(&number), Some(seconds(xid.last_ns + unix_shift_ns)));
+        out.count(&c::GPU_XID_ERRORS, view.with(&number), Some(xid.count));
+        out.number(&c::GPU_XID_LAST, view.with(&number), Some(seconds(xid.last_ns + unix_shift_ns)));
     }
 }
 
