@@ -48,7 +48,7 @@ map: ## Print the modules and the modules that each imports
 	@cargo test --workspace --locked -q --test it -- house::no_modules --nocapture
 
 bench: ## Run the benchmarks, each compared with its bound
-	cargo bench --locked
+	cargo bench --locked --bench core --bench otlp
 
 instructions: ## Count the instructions of what runs all the time; fails on 3 % more than committed; MOVE=1 commits to new numbers
 	cargo bench --locked --bench instructions $(if $(MOVE),-- --move)

@@ -260,11 +260,12 @@ def main() -> int:
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "idle.json").write_text(json.dumps(results))
-    for gpus, of in results["simulated"].items():
-        print_cost(f"{gpus} simulated GPUs", of)
+    costs = {f"{gpus} simulated GPUs": of for gpus, of in results["simulated"].items()}
     if "cost" in results:
-        print_cost("GPUs", results["cost"])
-    failed = False
+        costs["GPUs"] = results["cost"]
+    for gpus, of in costs.items():
+        print_cost(gpus, of)
+    failed = any(of["idle"]["cpu_percent"] > MOST_PERCENT for of in costs.values())
     for name, run in results.get("runs", {}).items():
         known = [ms for ms in run["to_full_ms"] if ms is not None]
         worst = max(known, default=float("nan"))

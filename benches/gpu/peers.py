@@ -1,6 +1,6 @@
 """Every exporter at hand beside each other: what it costs, how often it reads, and what it shows of spikes of 5 ms.
 
-Each runs alone, at its own rate and at the fastest that it can be set to, scraped each second where it is an exporter, beside
+Each runs alone, at its own rate and at the fastest that it can be set to, an exporter scraped at that rate, beside
 an otherwise idle GPU on which a process holds a context. Then all run at once while that process allocates memory for 5 ms,
 each time more than before: a spike is shown by whatever reports a value that high within the 20 s after it.
 
@@ -196,31 +196,36 @@ def alone(peer: Peer, machine: rig.Rig, seconds: float) -> dict[str, Any]:
     try:
         time.sleep(4.0)
         if running.child.poll() is not None:
-            return {"error": f"ended with {running.child.returncode}"}
+            said = Path(running.log.name).read_text(errors="replace").split("\n")
+            last = next((line for line in reversed(said) if line.strip()), "without a word")
+            return {"error": f"ended with {running.child.returncode}: {last[:200]}"}
         before, counted = len(peer.seen), ticks(peer)
         cost = pollers.window(running.child.pid, seconds)
         read = peer.readings
         if counted is not None:
-            read = (ticks(peer) - counted) / cost["seconds"]
+            now = ticks(peer)
+            read = None if now is None else (now - counted) / cost["seconds"]
         elif peer.lines:
             read = (len(peer.seen) - before) / cost["seconds"]
         resident = measure.resident_bytes(running.child.pid)["VmRSS"]
         if (peer.values or peer.lines) and not peer.seen:
             return {"error": "no memory of GPU 0 in what it says"}
+        if read is None:
+            return {"error": "it does not say how often it reads"}
         return {"cpu_percent": cost["cpu_percent"], "resident": resident, "readings": read}
     finally:
         running.end()
 
 
-def ticks(peer: Peer) -> Any:
-    """The readings that highwater counts."""
+def ticks(peer: Peer) -> float | None:
+    """The readings that highwater counts; None for others, and where it does not say."""
     if peer.name != "highwater":
         return None
     connection = http.client.HTTPConnection("127.0.0.1", peer.port or 0, timeout=10)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     match = re.search(r"^highwater_sampler_ticks_taken_total (\S+)", text, re.M)
-    return float(match[1]) if match else 0.0
+    return float(match[1]) if match else None
 
 
 class Context:
@@ -270,8 +275,11 @@ def hold() -> None:
 
 def spikes(here: list[Peer], machine: rig.Rig, context: Context) -> dict[str, int]:
     """How many spikes each showed, all at once."""
-    running = [Running(peer, machine) for peer in here if peer.values or peer.lines]
+    running: list[Running] = []
     try:
+        for peer in here:
+            if peer.values or peer.lines:
+                running.append(Running(peer, machine))
         time.sleep(6.0)
         base = {id(one): max((value for at, value in one.peer.seen), default=0.0) for one in running}
         heights = [(context.spike(mib), mib * MIB) for mib in heights_mib() if not time.sleep(APART_S)]
@@ -309,9 +317,10 @@ def main() -> int:
         return 0
     folder = Path(tempfile.mkdtemp())
     machine = rig.Rig(folder, gpus=1, dry_run=given.dry_run, job_arguments=[])
-    here, missing = peers(machine, given.peers, given.dry_run)
-    context = None if given.dry_run else Context()
+    context = None
     try:
+        here, missing = peers(machine, given.peers, given.dry_run)
+        context = None if given.dry_run else Context()
         rows = [{"name": peer.name, "rate": peer.rate, **alone(peer, machine, given.seconds)} for peer in here]
         shown = spikes(here, machine, context) if context else {}
     finally:

@@ -28,7 +28,7 @@ def dashboard():
     board.line(8, (8, _missed()), (8, _period()), (8, _busy()))
     board.line(10, (8, _late()), (8, _calls()), (8, _failures()))
     board.row("Annotations and findings")
-    board.line(8, (8, _events()), (8, _phases()), (8, _held()))
+    board.line(8, (8, _events()), (8, _phases()), (8, _memory_by_part()))
     board.row("What it costs")
     board.line(8, (8, _memory()), (8, _cpu()), (8, _handles()))
     board.row("HTTP, captures and OTLP", collapsed=True)
@@ -137,16 +137,17 @@ def _phases():
                  "ops")
 
 
-def _held():
+def _memory_by_part():
     return lines("Memory by part", "What the daemons' resident memory is for, of each part the highest of the selected nodes. "
                  "`other` is what no part accounts for: the heap at rest, stacks, connections.",
                  [query(f"max by (part) (highwater_memory_bytes{{{NODE}}})", "{{part}}")], "bytes")
 
 
 def _memory():
-    return lines("Memory of the daemon", "Resident memory, and the part of it that holds samples.",
+    return lines("Memory of the daemon", "Resident memory, and what of it is kept for jobs: `open` for those that go on, at most "
+                 "`annotations.max_bytes`, and `ended` for what has ended, at most `annotations.max_ended_bytes`.",
                  [query(f"process_resident_memory_bytes{{{NODE}}} and on (instance, job) {DAEMON}", BY_NODE + " resident"),
-                  query(f"sum by (instance) (highwater_ring_bytes{{{NODE}}})", BY_NODE + " samples")], "bytes")
+                  query(f"sum by (instance, kind) (highwater_annotations_held_bytes{{{NODE}}})", BY_NODE + " {{kind}}")], "bytes")
 
 
 def _cpu():

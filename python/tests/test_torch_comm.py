@@ -44,6 +44,38 @@ class Union(TorchCase):
 
 
 @needs_torch
+class OnCuda(TorchCase):
+    """A bucket on a GPU, by stand-ins."""
+
+    def reduced(self, is_queued):
+        """What the hook does with a reduction that is queued on the GPU, or runs elsewhere, and when that is over."""
+        from unittest import mock
+
+        import torch
+
+        from highwater.torch import reducer
+
+        said = []
+        comm = mock.Mock(begin=lambda: "op", end=lambda op: said.append("end"), end_after=lambda op, wait: said.append("after"))
+        future = torch.futures.Future()
+        if is_queued:
+            future.set_result(["mean"])
+        group = mock.Mock()
+        group.allreduce.return_value.get_future.return_value = future
+        state = mock.Mock(other=(None, None), comm=lambda: comm, group=group, has_average=False)
+        result = reducer.timed_allreduce(state, mock.Mock(buffer=lambda: mock.Mock(is_cuda=True)))
+        if not is_queued:
+            self.assertEqual((said, result.done()), ([], False))
+            future.set_result(["mean"])
+        self.assertEqual(result.wait(), "mean")
+        return said
+
+    def test_the_host_waits_for_no_reduction(self):
+        self.assertEqual(self.reduced(is_queued=True), ["after"])
+        self.assertEqual(self.reduced(is_queued=False), ["end"])
+
+
+@needs_torch
 class Jobs(TorchCase):
     def run_job(self, scenario, steps=2, size=2):
         environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}

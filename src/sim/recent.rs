@@ -1,4 +1,4 @@
-//! The last few seconds of a changing value, each value with the time from which it holds.
+//! The last second of a changing value, each value with the time from which it holds.
 
 use std::collections::VecDeque;
 

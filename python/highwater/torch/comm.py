@@ -158,8 +158,8 @@ class Comm(Part):
 
     @guarded
     def end_after(self, op: Optional[Op], wait: Callable[[], object]) -> None:
-        """It has ended on CUDA when `wait` is over, which has the current stream wait and not the host. It is a stream of ours,
-        for which the job waits nowhere."""
+        """It has ended on CUDA when `wait` is over, which must have the current stream wait and not the host. It is a stream
+        of ours, for which the job waits nowhere."""
         if op is None:
             return
         if self.side is None:

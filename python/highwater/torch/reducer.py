@@ -89,7 +89,8 @@ def timed_allreduce(state: Bucket, bucket: dist.GradBucket) -> torch.futures.Fut
     op = None if comm is None else comm.begin()
     del comm
     reduced = state.group.allreduce([buffer], options).get_future()
-    if buffer.is_cuda:
+    # A library that queues on the GPU, as NCCL does, has a result at once. Waiting for another would block the host.
+    if buffer.is_cuda and reduced.done():
         comm = known()
         if comm is not None:
             comm.end_after(op, reduced.wait)

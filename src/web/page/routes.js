@@ -280,15 +280,23 @@ class Live {
     this.chart((gpu) => gpus.size === 0 || gpus.has(gpu.uuid), (rank) => rank.job === found.job || rank.gpus.some((uuid) => gpus.has(uuid)), (one) => one.id === id);
     this.show(found);
     const now = () => feed.findings.find((one) => one.id === id) ?? found;
-    let advice = [];
+    // There is advice once a profile of layers or enough steps are known, which may be later than the finding.
+    let advice = [], asked = -Infinity, isAnswered = !LACKS_MEMORY.includes(found.finding) || found.job === null;
+    const ask = async () => {
+      try {
+        advice = adviceOf(found.job, await request(`api/v1/jobs/${encodeURIComponent(found.job)}/advice`));
+        isAnswered = true;
+        text();
+      } catch { /* There is none yet, or the job has ended. */ }
+    };
     const text = this.part(() => [findingPanel(feed, now(), (one) => this.show(one)),
       ...advice.length ? [element("h2", {}, "What to change"), ...advice.map((said) => element("p", { class: "advice" }, said))] : [],
       element("h2", {}, "Evidence"), table("Evidence", ["measured", "value"], Object.entries(now().evidence).map(([name, value]) => [name, measured(name, value)]), 1, true)
         ?? element("p", {}, "There are no numbers."),
       ...capturesPart(feed, capturesOf(feed, now()))]);
-    if (LACKS_MEMORY.includes(found.finding) && found.job !== null) request(`api/v1/jobs/${encodeURIComponent(found.job)}/advice`)
-      .then((answer) => { advice = adviceOf(found.job, answer); text(); }, () => { /* It has no layers and no batch sizes, or has ended. */ });
-    return { title: `${found.finding} ${id}`, lists: text };
+    return { title: `${found.finding} ${id}`, lists: text, tables: () => {
+      if (!isAnswered && performance.now() - asked > 5000) { asked = performance.now(); ask(); }
+    } };
   }
 
   findings() {
