@@ -47,7 +47,6 @@ pub const CASES: &[Case] = &[
     Case { name: "scrape as text, 8 GPUs and ranks", repetitions: 10, run: scrape_text },
     Case { name: "scrape as protobuf, 8 GPUs and ranks", repetitions: 10, run: scrape_protobuf },
     Case { name: "scrape as text, 1 idle GPU", repetitions: 20, run: scrape_idle },
-    Case { name: "scrape as text again, 1 idle GPU", repetitions: 20, run: scrape_again },
     Case { name: "annotation over HTTP", repetitions: 200, run: over_http },
     Case { name: "annotation as datagram", repetitions: 200, run: as_datagram },
     Case { name: "annotation over seqpacket", repetitions: 200, run: over_seqpacket },
@@ -178,14 +177,6 @@ fn scrape_idle(repetitions: u64) {
     let node = node::idle(RUN_MS);
     for _ in 0..repetitions {
         black_box(export::prometheus::encode(node.snapshots.collect()).expect("encoded"));
-    }
-}
-
-/// As a scraper finds it that asks each second, but that here only the process's own numbers change.
-fn scrape_again(repetitions: u64) {
-    let (node, mut written) = (node::idle(RUN_MS), export::prometheus::Written::default());
-    for _ in 0..repetitions {
-        black_box(written.encode(node.snapshots.collect()).expect("encoded"));
     }
 }
 

@@ -261,6 +261,8 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
     });
     let (apart, stop) = (Arc::clone(&lanes.apart), Arc::clone(&lanes.stop));
     let (of_one, weak) = (Arc::clone(&slower), Arc::downgrade(roll));
+    // It is asked again at each look of the watchdog.
+    let has_failed = AtomicBool::new(false);
     roll.units().on_parting(Box::new(move |number| {
         let Some(roll) = weak.upgrade() else { return false };
         let mut apart = apart.lock().unwrap_or_else(PoisonError::into_inner);
@@ -273,10 +275,13 @@ fn start_units(shared: &Shared, lanes: &mut Lanes, roll: &Arc<RollCall>) -> anyh
         match spawn("hw-gpu", move || sample::run_unit(&slower.lanes(&roll), number, &stop)) {
             Ok(thread) => apart.push(thread),
             Err(error) => {
-                tracing::error!("a GPU waits for another that hangs: {error:#}");
+                if !has_failed.swap(true, Ordering::Relaxed) {
+                    tracing::error!("a GPU waits for another that hangs: {error:#}");
+                }
                 return false;
             }
         }
+        has_failed.store(false, Ordering::Relaxed);
         true
     }));
     let roll = Arc::clone(roll);

@@ -117,14 +117,8 @@ impl Families {
     /// The families that have samples, in the catalogue's order.
     #[must_use]
     pub fn into_ordered(mut self) -> Vec<Family> {
-        self.families.sort_by_cached_key(Family::position);
+        let position = |family: &Family| ALL.iter().position(|metric| std::ptr::eq(*metric, family.metric));
+        self.families.sort_by_cached_key(position);
         self.families
-    }
-}
-
-impl Family {
-    /// Its place in the catalogue.
-    pub(crate) fn position(&self) -> Option<usize> {
-        ALL.iter().position(|metric| std::ptr::eq(*metric, self.metric))
     }
 }

@@ -140,7 +140,7 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
                 (due_ns, first) = (now_ns + PAUSE_NS, place);
                 break;
             }
-            if let (false, Some(_turn)) = (stop.load(Ordering::Relaxed), units.enter(own[place])) {
+            if let (false, Some(_turn)) = (stop.load(Ordering::Relaxed), units.enter(own[place], now_ns)) {
                 due_ns = due_ns.min(lanes.turn(own[place], stop));
             }
         }

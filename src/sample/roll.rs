@@ -56,7 +56,7 @@ impl RollCall {
         self.stuck_after_ns
     }
 
-    /// Has the devices that are doubted read, each by a thread that waits for no other.
+    /// Has the devices that are doubted read, each by a thread that waits for no other if threads can be started.
     pub(super) fn call(&self, now_ns: i64) {
         self.units.part(now_ns);
         self.units.wake();

@@ -1,6 +1,6 @@
 //! Which thread makes the calls of the slower lanes on which physical GPU.
 //!
-//! One thread makes them on all GPUs, one GPU after the other. If a call may not return, the GPUs *part*: each of the
+//! One thread makes them on all GPUs, one GPU after the other. If a call takes long and may not return, the GPUs *part*: each of the
 //! others gets a thread of its own, and the common thread keeps the GPU whose call it waits for. Once all has been well
 //! for a while they come back to it. So a GPU that hangs keeps no other from being read, and while nothing hangs, a node
 //! of eight GPUs wakes one thread and not eight.
@@ -8,7 +8,7 @@
 //! Invariants: no two threads make calls on one GPU; the lock is held during no call of the driver.
 
 use crate::source::CallStats;
-use highwater_core::clock::SECOND_NS;
+use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,9 @@ use std::thread::{self, Thread};
 
 /// How long all must have been well before a GPU comes back to the common thread.
 const CALM_NS: i64 = 60 * SECOND_NS;
+
+/// A turn of the common thread usually takes less.
+const LONG_TURN_NS: i64 = 20 * MILLISECOND_NS;
 
 /// Starts the thread of the unit with this number; returns whether it runs.
 pub type Start = Box<dyn Fn(usize) -> bool + Send + Sync>;
@@ -47,13 +50,13 @@ pub struct Units {
 struct Parting {
     /// Whether a unit has a thread of its own.
     apart: Vec<bool>,
-    /// The unit on which the common thread makes calls at the moment.
-    current: Option<usize>,
+    /// The unit whose turn the common thread is in, and since when, nanoseconds of the timeline.
+    current: Option<(usize, i64)>,
     /// When they parted last, nanoseconds of the timeline.
     at_ns: i64,
 }
 
-/// The common thread makes calls on a unit while it has this.
+/// A turn of the common thread: it makes calls on a unit while it has this.
 pub(super) struct Turn<'a>(&'a Units);
 
 impl Drop for Turn<'_> {
@@ -120,12 +123,12 @@ impl Units {
     }
 
     /// The common thread is about to make calls on a unit; `None` if the unit is apart.
-    pub(super) fn enter(&self, number: usize) -> Option<Turn<'_>> {
+    pub(super) fn enter(&self, number: usize, now_ns: i64) -> Option<Turn<'_>> {
         let mut parting = self.parting();
         if parting.apart.get(number).copied().unwrap_or(true) {
             return None;
         }
-        parting.current = Some(number);
+        parting.current = Some((number, now_ns));
         Some(Turn(self))
     }
 
@@ -135,9 +138,9 @@ impl Units {
         parting.apart.iter().enumerate().filter(|(_, is_apart)| !**is_apart).map(|(number, _)| number).collect()
     }
 
-    /// The unit on which the common thread makes calls at the moment.
-    pub(super) fn current(&self) -> Option<usize> {
-        self.parting().current
+    /// Since when the common thread has been in the turn of one unit, if it is in one.
+    pub(super) fn in_turn_since_ns(&self) -> Option<i64> {
+        self.parting().current.map(|(_, since_ns)| since_ns)
     }
 
     /// Changes with each unit that leaves the common thread or comes back to it.
@@ -151,7 +154,7 @@ impl Units {
         let Some(start) = self.start.get() else { return };
         let mut parting = self.parting();
         parting.at_ns = now_ns;
-        let current = parting.current;
+        let current = parting.current.map(|(number, _)| number);
         if parting.apart.len() < 2 {
             return;
         }
@@ -166,8 +169,10 @@ impl Units {
     /// A unit's own thread asks between two turns whether it may end. If so, the unit is the common thread's again.
     pub(super) fn come_back(&self, number: usize, now_ns: i64) -> bool {
         let mut parting = self.parting();
-        // While the common thread is in a call, it may be one that does not return.
-        if parting.current.is_some() || now_ns.saturating_sub(parting.at_ns) < CALM_NS {
+        // A turn of the common thread that takes long may be in a call that does not return.
+        if parting.current.is_some_and(|(_, since_ns)| now_ns - since_ns > LONG_TURN_NS)
+            || now_ns.saturating_sub(parting.at_ns) < CALM_NS
+        {
             return false;
         }
         let Some(is_apart) = parting.apart.get_mut(number) else { return false };
@@ -214,11 +219,11 @@ mod tests {
     #[test]
     fn the_common_thread_keeps_the_unit_that_it_waits_for() {
         let (units, started) = units(4);
-        let turn = units.enter(1).expect("common");
+        let turn = units.enter(1, 0).expect("common");
         units.part(0);
         assert_eq!(*started.lock().expect("whole"), [0, 2, 3]);
         assert_eq!(units.common(), [1, 3], "no thread could be started for the last");
-        assert!([0, 2].iter().all(|number| units.enter(*number).is_none()));
+        assert!([0, 2].iter().all(|number| units.enter(*number, 1).is_none()));
         // Parting again starts what is missing, and nothing else.
         units.part(1);
         assert_eq!(*started.lock().expect("whole"), [0, 2, 3, 3]);
@@ -229,7 +234,8 @@ mod tests {
         assert!(units.come_back(0, CALM_NS + 1));
         assert_ne!(units.version(), version);
         assert_eq!(units.common(), [0, 1, 3]);
-        assert!(units.enter(0).is_some());
+        let _turn = units.enter(0, 2 * CALM_NS).expect("common");
+        assert!(units.come_back(2, 2 * CALM_NS + LONG_TURN_NS), "a short turn keeps none away");
     }
 
     #[test]

@@ -117,11 +117,10 @@ impl<'a> Watchdog<'a> {
         }
     }
 
-    /// Has the GPUs part if a call of the slower lanes does not return, which the common thread makes.
+    /// Has the GPUs part if the common thread of the slower lanes has been in the turn of one for so long that the others wait.
     fn relieve(&self, now_ns: i64) {
-        let call = self.roll.units().current().and_then(|number| self.own.get(number));
         let before_ns = now_ns - self.roll.stuck_after_ns();
-        if call.is_some_and(|(progress, since_ns)| progress % 2 == 1 && *since_ns <= before_ns) {
+        if self.roll.units().in_turn_since_ns().is_some_and(|since_ns| since_ns <= before_ns) {
             self.roll.units().part(now_ns);
         }
     }

@@ -72,7 +72,7 @@ impl Default for Counted {
 }
 
 impl CallStats {
-    /// The same counts, for a thread that is the only one to make calls through them, so that its
+    /// The same counts, for calls that one thread at a time makes, so that their
     /// [`progress`](Self::progress) can be watched.
     #[must_use]
     pub fn for_one_thread(&self) -> Self {

@@ -5,10 +5,9 @@
 //! memory than it has bytes.
 
 use super::answers::{Answer, Answers};
-use crate::export::prometheus::{Format, Written, protobuf};
-use crate::metrics::Families;
+use crate::export::prometheus::Format;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 use tokio::sync::Mutex;
 
@@ -18,21 +17,9 @@ pub(super) struct Expositions {
     text: Exposition,
     protobuf: Exposition,
     making: Mutex<()>,
-    written: std::sync::Mutex<Written>,
 }
 
 impl Expositions {
-    /// Encodes these families.
-    ///
-    /// # Errors
-    /// Those of [`Written::encode`].
-    pub(super) fn encode(&self, format: Format, families: Families) -> Result<Vec<u8>, prometheus::Error> {
-        match format {
-            Format::Text => self.written.lock().unwrap_or_else(PoisonError::into_inner).encode(families),
-            Format::Protobuf => Ok(protobuf::encode(families)),
-        }
-    }
-
     /// Returns an exposition in this format that another request began to make after this call, or else the result of
     /// `make`.
     ///

@@ -163,7 +163,7 @@ pub fn probes(site: Site) -> axum::Router {
 
 async fn metrics(State(site): State<Site>, headers: HeaderMap, expositions: Arc<Expositions>) -> Response {
     let format = accept::format(&headers);
-    let made = expositions.answer(format, &site.answers.0, || expositions.encode(format, site.snapshots.collect()));
+    let made = expositions.answer(format, &site.answers.0, || format.encode(site.snapshots.collect()));
     match made.await {
         Ok(made) => {
             let mut response = made.response(format.content_type());

@@ -56,7 +56,7 @@ pub struct GpuState {
     memory: AtomicU8,
     /// Calls of the fast lane on it that have not returned: one of a thread that was replaced, and one of its successor.
     fast_calls: AtomicU32,
-    /// Whether its own thread has yet to read its memory before the fast lane asks it again.
+    /// Whether a thread of the slower lanes has yet to read its memory before the fast lane asks it again.
     doubted: AtomicBool,
     /// The time between two readings of its memory, nanoseconds; 0 before the first.
     sampling_period_ns: AtomicI64,
@@ -207,12 +207,12 @@ impl GpuState {
         self.fast_calls.load(Ordering::SeqCst) > 0
     }
 
-    /// From now on the fast lane leaves it alone until its own thread has read its memory.
+    /// From now on the fast lane leaves it alone until a thread of the slower lanes has read its memory.
     pub fn doubt(&self) {
         self.doubted.store(true, Ordering::SeqCst);
     }
 
-    /// Its own thread has read its memory, or was refused: it answers.
+    /// A thread of the slower lanes has read its memory, or was refused: it answers.
     pub fn end_doubt(&self) {
         self.doubted.store(false, Ordering::SeqCst);
         if !self.is_in_fast_call() {
@@ -220,7 +220,7 @@ impl GpuState {
         }
     }
 
-    /// Whether its own thread has yet to read its memory, because a call of the fast lane does not return.
+    /// Whether a thread of the slower lanes has yet to read its memory, because a call of the fast lane does not return.
     #[must_use]
     pub fn is_doubted(&self) -> bool {
         self.doubted.load(Ordering::SeqCst)

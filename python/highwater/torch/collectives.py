@@ -140,14 +140,17 @@ class Collectives(Part):
                 # Sends and receives of gloo have no future.
                 pass
             else:
-                with self.is_settled:
-                    self.due += 1
-                    self.has_followed = True
-                future.add_done_callback(functools.partial(self.done, op))
+                self.follow_future(op, future)
                 return
         key = id(work)
         self.waiting[key] = (op, is_cuda)
         weakref.finalize(work, lost, self.waiting, key, op).atexit = False
+
+    def follow_future(self, op: Op, future: Any) -> None:
+        with self.is_settled:
+            self.due += 1
+            self.has_followed = True
+        future.add_done_callback(functools.partial(self.done, op))
 
     def done(self, op: Op, future: Any) -> None:
         self.comm.end(op)
@@ -210,8 +213,12 @@ class Collectives(Part):
         if self.comm.is_on_host and said.work is not None:
             self.follow(op, said.work, False)
         elif said.async_op and said.work is not None:
-            # Unlike the Work's, the future's wait gives nothing free.
-            self.comm.end_after(op, said.work.get_future().wait)
+            future = said.work.get_future()
+            if future.done():
+                # It is queued on the GPU. Unlike the Work's, the future's wait gives nothing free.
+                self.comm.end_after(op, future.wait)
+            else:
+                self.follow_future(op, future)
         else:
             self.comm.end(op)
 

@@ -79,35 +79,6 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
     }
 }
 
-proptest! {
-    /// Whatever came and went, changed or grew since the last exposition.
-    #[test]
-    fn what_is_kept_is_what_would_be_written(expositions in prop::collection::vec(exposition(), 1..6)) {
-        let mut written = Written::default();
-        for families in expositions {
-            let again = written.encode(families.clone()).expect("well formed");
-            prop_assert_eq!(String::from_utf8(again), String::from_utf8(encode(families).expect("well formed")));
-            prop_assert!(written.families.iter().all(|kept| kept.samples.len() <= MOST_BY_CRATE), "long ones are not kept");
-        }
-    }
-}
-
-/// A few families of the catalogue, each with some samples of few values, so that many are as in another one.
-fn exposition() -> impl Strategy<Value = Families> {
-    use crate::metrics::catalogue as c;
-    const METRICS: [&Metric; 4] = [&c::GPU_MEMORY_USED, &c::GPU_MEMORY_TOTAL, &c::GPU_POWER, &c::RING_BYTES];
-    let family = (0..METRICS.len(), prop_oneof![0..4_usize, Just(MOST_BY_CRATE), Just(MOST_BY_CRATE + 1)], 0..2_u32);
-    prop::collection::vec(family, 0..5).prop_map(|chosen| {
-        let mut families = Families::default();
-        for (metric, samples, value) in chosen {
-            for gpu in 0..samples {
-                families.number(METRICS[metric], &[&*gpu.to_string(), "GPU"], Some(f64::from(value)));
-            }
-        }
-        families
-    })
-}
-
 #[test]
 fn families_of_every_length_are_in_the_exposition() {
     for samples in [1, MOST_BY_CRATE, MOST_BY_CRATE + 1, 3 * MOST_BY_CRATE] {

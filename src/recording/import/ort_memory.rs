@@ -1,8 +1,8 @@
 //! The lines about memory that `ORTModule` of ONNX Runtime prints into a training log (`ORTMODULE_PRINT_MEMORY_STATS=1`).
 //!
 //! Enters: a log, line by line. Leaves: what each such line says. Invariants: whatever stands before it on its line is
-//! ignored but for the rank, as are all other lines, however long; a line of this form with a value that cannot be read is
-//! counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
+//! ignored but for the rank, as are all other lines, and those of more than 64 KiB; a line of this form with a value that cannot
+//! be read is counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
 
 use crate::recording::lines::{File, short};
 use crate::recording::log_lines::LogLines;

@@ -89,7 +89,7 @@ impl Rig {
         sweep
     }
 
-    /// Every GPU's own thread answers the roll call. Returns once each has answered or is blocked.
+    /// A thread for each GPU answers the roll call. Returns once each has answered or is blocked.
     fn answer<'scope>(&'scope self, threads: &'scope std::thread::Scope<'scope, '_>) {
         for unit in self.roll.units().all() {
             threads.spawn(|| self.roll.answer(unit, &self.gpus, &*self.driver, SECOND_NS));
@@ -174,7 +174,7 @@ fn gpus_that_hang_together_cost_the_others_one_delay() {
     assert_eq!(rig.with_health(Health::Lost), hung, "each is tried before it is sampled again");
 }
 
-/// Its own thread hangs in another call, while the fast lane has read its memory since: it is not skipped.
+/// A thread of the slower lanes hangs in another call on it, while the fast lane has read its memory since: it is not skipped.
 #[test]
 fn a_gpu_whose_own_thread_has_long_waited_is_not_doubted() {
     let rig = Rig::new(3);
@@ -193,6 +193,20 @@ fn a_gpu_whose_own_thread_has_long_waited_is_not_doubted() {
         assert_eq!([0, 1, 2].map(|gpu| rig.gpus[gpu].is_doubted()), [true, true, false]);
         rig.driver.keep([]);
     });
+}
+
+/// However short each of its calls is.
+#[test]
+fn gpus_part_if_the_turn_of_one_takes_long() {
+    let rig = Rig::new(3);
+    rig.roll.units().on_parting(Box::new(|_| true));
+    let mut watchdog = Watchdog::new(&rig.sampler, HANG_AFTER_NS, &rig.roll);
+    let turn = rig.roll.units().enter(1, SECOND_NS).expect("nothing has its own thread");
+    assert_eq!(rig.look(&mut watchdog, 99), None);
+    assert_eq!(rig.roll.units().common(), [0, 1, 2]);
+    assert_eq!(rig.look(&mut watchdog, 100), None);
+    assert_eq!(rig.roll.units().common(), [1]);
+    drop(turn);
 }
 
 /// The only GPU: no other GPU can show that the driver is not busy, so the limit alone decides.

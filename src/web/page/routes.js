@@ -285,7 +285,7 @@ class Live {
     const ask = async () => {
       try {
         advice = adviceOf(found.job, await request(`api/v1/jobs/${encodeURIComponent(found.job)}/advice`));
-        isAnswered = true;
+        isAnswered = advice.length > 0;
         text();
       } catch { /* There is none yet, or the job has ended. */ }
     };
@@ -295,7 +295,8 @@ class Live {
         ?? element("p", {}, "There are no numbers."),
       ...capturesPart(feed, capturesOf(feed, now()))]);
     return { title: `${found.finding} ${id}`, lists: text, tables: () => {
-      if (!isAnswered && performance.now() - asked > 5000) { asked = performance.now(); ask(); }
+      const isDue = asked === -Infinity || (performance.now() - asked > 5000 && feed.jobs.some(({ job }) => job === found.job));
+      if (!isAnswered && isDue) { asked = performance.now(); ask(); }
     } };
   }
 

@@ -304,7 +304,7 @@ fn the_whole_catalogue_is_the_same_in_both_formats() {
         }
     }
     let text = String::from_utf8(encode(families.clone()).expect("well formed")).expect("text");
-    let decoded = decode(&protobuf::encode(families));
+    let decoded = decode(&Format::Protobuf.encode(families).expect("it cannot fail"));
     assert_eq!(samples(&decoded), lines(&text));
     assert_eq!(comments(&decoded), split(&text).filter(|line| line.starts_with('#')).collect::<Vec<_>>());
     let native = decoded.iter().filter(|family| family.kind() == Type::Histogram).count();
