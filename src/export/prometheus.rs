@@ -2,7 +2,7 @@
 //!
 //! Enters: collected families. Leaves: text format 0.0.4, or what `protobuf` describes. Absent on purpose: registries and
 //! long-lived label sets, so that a job or GPU that is gone leaves no series; texts kept from one scrape to the next, which
-//! would save up to 0.3 of the 0.8 million instructions of a scrape of one idle GPU, and took 2 MiB on eight GPUs, as a heap
+//! would save up to 0.3 of the 0.8 million instructions of a scrape of one idle GPU, and took up to 2 MiB on eight GPUs, as a heap
 //! with small blocks that stay cannot shrink.
 //!
 //! The `prometheus` crate writes the text. Its encoder takes a microsecond a line, because it writes the labels of each
