@@ -207,6 +207,11 @@ impl File {
     }
 }
 
+/// What is said of the line at which reading fails.
+pub(super) fn broken_off(error: &io::Error) -> String {
+    format!("the file cannot be read from here on: {error}")
+}
+
 fn is_packed(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "gz")
 }
@@ -259,7 +264,7 @@ impl Lines {
         self.number += 1;
         self.is_over = true;
         if let Err(error) = read {
-            return Some(Err(Fault::Line(format!("the file cannot be read from here on: {error}"))));
+            return Some(Err(Fault::Line(broken_off(&error))));
         }
         if bytes.is_empty() {
             return None;

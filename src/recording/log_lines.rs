@@ -1,8 +1,8 @@
 //! The lines of a training log.
 //!
 //! Enters: bytes that anything may have printed. Leaves: lines, one at a time. Invariants: a carriage return ends a line
-//! too, as progress bars end theirs with one and have no line feed for hours; a line that is too long is told as such and
-//! costs no other; only one line is in memory.
+//! too, as progress bars end theirs with one and have no line feed for hours; a line that is too long is returned as
+//! such and costs no other; only one line is in memory.
 
 use std::io::{self, BufRead, ErrorKind};
 

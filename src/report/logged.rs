@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_that_are_not_listed_are_told() {
+    fn phases_that_are_not_listed_are_counted() {
         let text: String = (0..20).map(|phase| line(0, &format!("p{phase}"), [1, 1, 1], "")).collect();
         let report = opened(&text).expect("a log");
         let said = report.logged[0].sentences().join(" ");

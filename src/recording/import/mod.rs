@@ -134,6 +134,9 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
 const KNOWN: &str = "is no recording that highwater knows: a SQLite file of highwater, nvprof or Nsight Systems, a folder \
                      with nvml_1khz.csv, a memory snapshot of PyTorch, lines of `<device> <nanoseconds> <bytes>`, or CSV of nvidia-smi --query-gpu";
 
+/// What is said of a last line that a tool was still writing.
+const CUT_OFF: &str = "it does not end with a newline, so it may be cut off";
+
 /// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
 /// its last number may be cut off, so it is not used.
 fn each_line(
@@ -145,7 +148,7 @@ fn each_line(
     for (number, line) in file.lines() {
         let taken = line.and_then(|text| match text.strip_suffix('\n') {
             Some(whole) => take(whole.trim().trim_start_matches('\u{feff}')),
-            None => Err(Fault::Line("it does not end with a newline, so it may be cut off".to_owned())),
+            None => Err(Fault::Line(CUT_OFF.to_owned())),
         });
         match taken {
             Ok(()) => {}

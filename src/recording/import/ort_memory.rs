@@ -4,7 +4,7 @@
 //! ignored but for the rank, as are all other lines, and those of more than 64 KiB; a line of this form with a value that cannot
 //! be read is counted, and no other is lost. The forms are those of ONNX Runtime 1.17 to 1.20: `_runtime_inspector.py` and `log_memory_usage`.
 
-use crate::recording::lines::{File, short};
+use crate::recording::lines::{File, broken_off, short};
 use crate::recording::log_lines::LogLines;
 use crate::recording::{SkippedLines, refuse};
 use crate::source::OpenError;
@@ -71,7 +71,7 @@ pub(crate) fn each(
                 return Err(refuse("recording_too_large", path, error));
             }
             Err(error) => {
-                skipped.add(path, last + 1, &format!("the file cannot be read from here on: {error}"));
+                skipped.add(path, last + 1, &broken_off(&error));
                 return Ok(skipped);
             }
         };
@@ -81,7 +81,7 @@ pub(crate) fn each(
         let Some((before, values)) = text.split_once(MARK) else { continue };
         let parsed = match line.is_ended {
             true => parse(before, values),
-            false => Err("it does not end with a newline, so it may be cut off".to_owned()),
+            false => Err(super::CUT_OFF.to_owned()),
         };
         match parsed {
             Ok(statistics) => take(statistics).map_err(|problem| refuse("recording_unreadable", path, problem))?,
