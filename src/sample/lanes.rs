@@ -1,45 +1,27 @@
 //! The medium, slow and event lanes, which run beside the fast lane and never block it.
 //!
 //! One thread runs the medium and slow lanes of all physical GPUs, unless one may hang: `units` says which thread reads
-//! which GPU, and here each is read.
+//! which GPU, `schedule` when, and here each is read.
 
 use super::roll::RollCall;
+use super::schedule::{Due, Schedules, Turns};
 use super::sweep::Stuck;
-use super::units::{Unit, Units};
+use super::units::Unit;
 use crate::source::{Call, CallStats, Error, Event, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
-use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, IDLE_PERIOD_NS, OnGpus, Process, Processes};
+use highwater_core::gpu::{CONTEXT_BYTES, GpuState, Health, OnGpus, Process, Processes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a GPU's energy counter is read: each reading blocks the driver for all callers for 3 to 15 ms.
-const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
-/// Turns of the slow lane between readings of total memory, NVLink, BAR1 and limits, which take 3 ms a GPU.
-pub const RARE_TURNS: i64 = 30;
-/// The most turns between readings of PCIe bytes, which take 0.3 ms a GPU if GPM provides them.
-const MOST_PCIE_TURNS: i64 = 5;
-/// The longest time between readings of PCIe bytes, unless a turn is longer: GPM's windows must be short.
-const LONGEST_PCIE_NS: i64 = 5 * SECOND_NS;
-/// Turns between lists of processes, unless a process is being looked up: 2 ms a GPU beside a job on eight.
-pub const PROCESS_TURNS: i64 = 10;
 /// A process holds only a context on a GPU only if it holds at least this many times as much memory on another GPU.
 const CONTEXT_PART: u64 = 4;
-/// How long a slow turn waits for a medium one.
-const MOST_WAIT_NS: i64 = 100 * MILLISECOND_NS;
 /// For how long no calls are made on several GPUs while the fast lane waits for one.
 const PAUSE_NS: i64 = 20 * MILLISECOND_NS;
 /// How long the event lane waits at a time, which is the longest that it delays a shutdown.
 const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// XIDs that are logged in one minute; all are counted.
 const MOST_XIDS_LOGGED: u32 = 20;
-
-/// Turns of this period between readings of PCIe bytes.
-#[must_use]
-pub fn pcie_turns(slow_period_ns: i64) -> i64 {
-    (LONGEST_PCIE_NS / slow_period_ns.max(1)).clamp(1, MOST_PCIE_TURNS)
-}
 
 /// The inputs and outputs of the medium and slow lanes.
 pub struct Lanes<'a> {
@@ -59,65 +41,6 @@ pub struct Lanes<'a> {
     pub roll: &'a RollCall,
 }
 
-/// When the medium and slow lanes of each physical GPU are due next. Whichever thread reads a GPU has its lock meanwhile.
-pub struct Schedules {
-    begin_ns: i64,
-    medium_period_ns: i64,
-    slow_period_ns: i64,
-    each: Vec<Mutex<Schedule>>,
-}
-
-impl Schedules {
-    /// All are due from `begin_ns` on, with these periods, nanoseconds. The slow turns of GPUs that are not idle are spread
-    /// over the period, so that the driver is not queried for all GPUs at once.
-    #[must_use]
-    pub fn new(units: &Units, begin_ns: i64, medium_period_ns: i64, slow_period_ns: i64) -> Self {
-        let count = units.all().len();
-        let schedule = |(number, unit): (usize, &Unit)| {
-            let offset_ns = offset_ns(slow_period_ns, number, count);
-            let turns = Turns::new(unit.positions.len(), slow_period_ns);
-            Mutex::new(Schedule { medium_ns: begin_ns, slow_ns: begin_ns, offset_ns, turns })
-        };
-        let each = units.all().iter().enumerate().map(schedule).collect();
-        Self { begin_ns, medium_period_ns, slow_period_ns, each }
-    }
-
-    /// The first turn of this period after one at `at_ns`.
-    fn after(&self, at_ns: i64, period_ns: i64) -> i64 {
-        let next_ns = self.begin_ns + ((at_ns - self.begin_ns).div_euclid(period_ns) + 1) * period_ns;
-        // Soon after one that was late there is no other.
-        if next_ns - at_ns < period_ns / 2 { next_ns + period_ns } else { next_ns }
-    }
-}
-
-/// When the lanes of one physical GPU are due.
-#[derive(Debug)]
-struct Schedule {
-    /// When the medium lane is due unless the GPU is idle. All units have it at the same times, for one wake-up.
-    medium_ns: i64,
-    /// When the slow lane is due, less the offset.
-    slow_ns: i64,
-    /// Its offset unless the GPU is idle: nobody waits for the driver then.
-    offset_ns: i64,
-    turns: Turns,
-}
-
-impl Schedule {
-    fn slow_due_ns(&self, is_idle: bool) -> i64 {
-        self.slow_ns + if is_idle { 0 } else { self.offset_ns }
-    }
-
-    fn medium_due_ns(&self, is_idle: bool, period_ns: i64) -> i64 {
-        if is_idle { with_slow_turn(self.medium_ns, self.slow_due_ns(true), period_ns) } else { self.medium_ns }
-    }
-
-    /// When there is something to do. A slow turn waits a little for the medium one, for one wake-up.
-    fn due_ns(&self, is_idle: bool, medium_period_ns: i64, most_wait_ns: i64) -> i64 {
-        let (medium_ns, slow_ns) = (self.medium_due_ns(is_idle, medium_period_ns), self.slow_due_ns(is_idle));
-        if (0..=most_wait_ns).contains(&(medium_ns - slow_ns)) { medium_ns } else { medium_ns.min(slow_ns) }
-    }
-}
-
 /// Runs the medium and slow lanes of all physical GPUs that have no thread of their own, until `stop`.
 pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
     let units = lanes.roll.units();
@@ -126,7 +49,6 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
     // Where the last round that was not finished broke off: the next begins there, so that each GPU has its turn.
     let mut first = 0;
     while !stop.load(Ordering::Relaxed) {
-        let version = units.version();
         let own = units.common();
         lanes.roll.look(lanes.clock.now_ns());
         // Before the turns: whoever is idle no more afterwards has another turn at once.
@@ -147,7 +69,7 @@ pub fn run_units(lanes: &Lanes<'_>, stop: &AtomicBool) {
         let has_changed =
             |(number, is_idle): (&usize, &bool)| lanes.is_called(*number) || lanes.are_idle(*number) != *is_idle;
         wait_in_steps(lanes.clock, due_ns, || {
-            stop.load(Ordering::Relaxed) || units.version() != version || own.iter().zip(&idle).any(has_changed)
+            stop.load(Ordering::Relaxed) || units.common() != own || own.iter().zip(&idle).any(has_changed)
         });
     }
 }
@@ -164,12 +86,9 @@ impl Doubts {
     /// Whether to wait, given the call for which the fast lane waits. If it has gone on to another since, the driver is slow
     /// and hangs nowhere.
     fn has(&mut self, call: Option<Stuck>) -> bool {
-        let before = std::mem::replace(&mut self.about, call);
-        let has_gone_on = before.is_some() && before != call;
-        if has_gone_on {
-            self.about = None;
-        }
-        call.is_some() && !has_gone_on
+        let has_gone_on = self.about.is_some() && self.about != call;
+        self.about = if has_gone_on { None } else { call };
+        self.about.is_some()
     }
 }
 
@@ -188,84 +107,6 @@ pub fn run_unit(lanes: &Lanes<'_>, number: usize, stop: &AtomicBool) {
         wait_in_steps(lanes.clock, due_ns, || {
             stop.load(Ordering::Relaxed) || lanes.is_called(number) || is_idle != lanes.are_idle(number)
         });
-    }
-}
-
-/// When the medium lane of an idle unit is due, whose next turn is due at `medium_ns` otherwise: with the slow turn, so that
-/// one wake-up does both, but not later than an idle period after the last.
-fn with_slow_turn(medium_ns: i64, slow_ns: i64, medium_period_ns: i64) -> i64 {
-    medium_ns.max((medium_ns - medium_period_ns + IDLE_PERIOD_NS).min(slow_ns))
-}
-
-/// The offset, within a period, of the turn with this number out of `count` turns.
-fn offset_ns(period_ns: i64, number: usize, count: usize) -> i64 {
-    let [number, count] = [number, count.max(1)].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-    (period_ns / count).saturating_mul(number)
-}
-
-/// Decides what is due in each slow turn of one physical GPU.
-#[derive(Debug)]
-struct Turns {
-    number: i64,
-    pcie_turns: i64,
-    /// When energy is due, nanoseconds of the timeline.
-    energy_ns: i64,
-    /// Turns since processes were listed.
-    since_processes: i64,
-    /// Turns after which a lookup of an unknown process triggers a new list. It doubles each time that the list shows
-    /// no other processes: a process that the driver knows by another id would be looked up forever.
-    patience: i64,
-    /// The number of failed lookups when processes were last listed.
-    missed: u64,
-    /// Each device's health as last logged.
-    logged: Vec<Health>,
-}
-
-/// The readings due in one slow turn.
-#[derive(Debug, Clone, Copy)]
-struct Due {
-    processes: bool,
-    pcie: bool,
-    rare: bool,
-    energy: bool,
-}
-
-impl Turns {
-    fn new(devices: usize, period_ns: i64) -> Self {
-        Self {
-            number: 0,
-            pcie_turns: pcie_turns(period_ns),
-            energy_ns: i64::MIN,
-            since_processes: PROCESS_TURNS,
-            patience: 1,
-            missed: 0,
-            logged: vec![Health::Up; devices],
-        }
-    }
-
-    /// Returns what is due now.
-    fn due(&mut self, now_ns: i64, missed: u64, processes_always: bool) -> Due {
-        let wanted = missed != self.missed && self.since_processes >= self.patience;
-        let due = Due {
-            processes: processes_always || wanted || self.since_processes >= PROCESS_TURNS,
-            pcie: self.number % self.pcie_turns == 0,
-            rare: self.number % RARE_TURNS == 0,
-            energy: now_ns >= self.energy_ns,
-        };
-        self.number += 1;
-        self.since_processes += 1;
-        if due.processes {
-            (self.since_processes, self.missed) = (1, missed);
-        }
-        if due.energy {
-            self.energy_ns = now_ns + ENERGY_PERIOD_NS;
-        }
-        due
-    }
-
-    /// Records whether a list of processes differed from the list before.
-    fn listed(&mut self, changed: bool) {
-        self.patience = if changed { 1 } else { (2 * self.patience).min(PROCESS_TURNS) };
     }
 }
 
@@ -288,25 +129,24 @@ impl Lanes<'_> {
 
     /// Answers for a unit and reads what is due. Returns when there is more to do.
     fn turn(&self, number: usize, stop: &AtomicBool) -> i64 {
-        let schedules = self.schedules;
-        let (Some(unit), Some(schedule)) = (self.unit(number), schedules.each.get(number)) else { return i64::MAX };
-        let mut schedule = schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(unit), Some(mut schedule)) = (self.unit(number), self.schedules.lock(number)) else {
+            return i64::MAX;
+        };
         self.roll.answer(unit, self.gpus, self.source, self.clock.now_ns());
-        let (is_idle, medium_period_ns) = (self.are_idle(number), schedules.medium_period_ns);
-        if self.clock.now_ns() >= schedule.medium_due_ns(is_idle, medium_period_ns) {
+        let is_idle = self.are_idle(number);
+        if self.clock.now_ns() >= schedule.medium_due_ns(is_idle) {
             unit.positions.iter().for_each(|position| self.read_medium(unit, *position));
-            schedule.medium_ns = schedules.after(self.clock.now_ns(), medium_period_ns);
+            schedule.medium_taken(self.clock.now_ns());
         }
         if self.clock.now_ns() >= schedule.slow_due_ns(is_idle) {
-            let offset_ns = schedule.slow_due_ns(is_idle) - schedule.slow_ns;
             self.slow_turn(unit, &mut schedule.turns);
             // A thread that hung in the driver while others took over must not overwrite their table.
             if !stop.load(Ordering::Relaxed) {
                 self.processes.set(process_table(self.gpus));
             }
-            schedule.slow_ns = schedules.after(self.clock.now_ns() - offset_ns, schedules.slow_period_ns);
+            schedule.slow_taken(self.clock.now_ns(), is_idle);
         }
-        schedule.due_ns(self.are_idle(number), medium_period_ns, MOST_WAIT_NS.min(schedules.slow_period_ns / 10))
+        schedule.due_ns(self.are_idle(number))
     }
 
     fn read_medium(&self, unit: &Unit, position: usize) {
@@ -465,21 +305,8 @@ mod tests {
     use super::*;
     use crate::sample::TickStats;
     use highwater_core::clock::Manual;
-    use highwater_core::gpu::{Device, Medium, Slow};
-
-    /// The turns, of the first `turns`, in which processes are listed, given each turn's count of failed lookups and
-    /// whether each list shows other processes.
-    fn listed(turns: i64, missed: impl Fn(i64) -> u64, changed: impl Fn(i64) -> bool) -> Vec<i64> {
-        let mut state = Turns::new(1, SECOND_NS);
-        let is_due = |turn: &i64| {
-            let due = state.due(turn * SECOND_NS, missed(*turn), false).processes;
-            if due {
-                state.listed(changed(*turn));
-            }
-            due
-        };
-        (0..turns).filter(is_due).collect()
-    }
+    use highwater_core::gpu::{Device, IDLE_PERIOD_NS, Medium, Slow};
+    use std::sync::Mutex;
 
     /// A driver that notes when each GPU's lanes are read.
     struct Noting {
@@ -679,35 +506,6 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_listed_seldom_where_nobody_looks_for_one() {
-        assert_eq!(listed(25, |_| 0, |_| false), [0, 10, 20]);
-    }
-
-    #[test]
-    fn a_process_that_is_looked_for_is_listed_at_the_next_turn() {
-        assert_eq!(listed(12, |turn| u64::from(turn >= 5), |_| true), [0, 5]);
-    }
-
-    #[test]
-    fn one_that_never_comes_is_looked_for_ever_more_seldom() {
-        assert_eq!(listed(40, |turn| turn.unsigned_abs(), |_| false), [0, 2, 6, 14, 24, 34]);
-    }
-
-    #[test]
-    fn what_is_exported_is_listed_at_every_turn() {
-        let mut turns = Turns::new(1, SECOND_NS);
-        assert!((0..20).all(|turn| turns.due(turn * SECOND_NS, 0, true).processes));
-    }
-
-    #[test]
-    fn what_is_dear_has_its_own_turns() {
-        let mut turns = Turns::new(1, SECOND_NS);
-        let dues: Vec<Due> = (0..61).map(|turn| turns.due(turn * SECOND_NS, 0, false)).collect();
-        let count = |is_due: fn(&Due) -> bool| dues.iter().filter(|due| is_due(due)).count();
-        assert_eq!([count(|due| due.pcie), count(|due| due.rare), count(|due| due.energy)], [13, 3, 2]);
-    }
-
-    #[test]
     fn a_process_does_not_work_where_it_has_a_context_alone() {
         const MIB: u64 = 1 << 20;
         let on = |mib: [Option<u64>; 3]| {
@@ -721,11 +519,5 @@ mod tests {
         assert_eq!(on([Some(520), Some(520), Some(520)]), [0, 1, 2], "it has just begun");
         assert_eq!(on([None; 3]), [0, 1, 2]);
         assert_eq!(on([Some(0); 3]), [0, 1, 2]);
-    }
-
-    #[test]
-    fn seldom_turns_leave_no_long_window_of_pcie_bytes() {
-        let milliseconds = [100, 1_000, 1_001, 2_500, 3_000, 5_000];
-        assert_eq!(milliseconds.map(|period| pcie_turns(period * MILLISECOND_NS)), [5, 5, 4, 2, 1, 1]);
     }
 }

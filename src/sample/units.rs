@@ -11,7 +11,6 @@ use crate::source::CallStats;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 
@@ -40,8 +39,6 @@ pub struct Units {
     /// The unit of each device, by the device's position.
     unit_of: Vec<usize>,
     parting: Mutex<Parting>,
-    /// Changes with each unit that leaves or comes back.
-    version: AtomicU64,
     start: OnceLock<Start>,
     common: OnceLock<Thread>,
 }
@@ -89,7 +86,7 @@ impl Units {
         }
         let parting = Mutex::new(Parting { apart: vec![false; units.len()], current: None, at_ns: i64::MIN });
         let (start, common) = (OnceLock::new(), OnceLock::new());
-        Self { units, unit_of, parting, version: AtomicU64::new(0), start, common }
+        Self { units, unit_of, parting, start, common }
     }
 
     /// All units, in the order of their numbers.
@@ -143,11 +140,6 @@ impl Units {
         self.parting().current.map(|(_, since_ns)| since_ns)
     }
 
-    /// Changes with each unit that leaves the common thread or comes back to it.
-    pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
-    }
-
     /// Gives each unit a thread of its own, but for the one on which the common thread makes calls. A unit for which no
     /// thread can be started stays where it is.
     pub(super) fn part(&self, now_ns: i64) {
@@ -161,7 +153,6 @@ impl Units {
         for (number, is_apart) in parting.apart.iter_mut().enumerate() {
             if !*is_apart && Some(number) != current && start(number) {
                 *is_apart = true;
-                self.version.fetch_add(1, Ordering::Release);
             }
         }
     }
@@ -177,7 +168,6 @@ impl Units {
         }
         let Some(is_apart) = parting.apart.get_mut(number) else { return false };
         *is_apart = false;
-        self.version.fetch_add(1, Ordering::Release);
         drop(parting);
         self.common.get().inspect(|common| common.unpark());
         true
@@ -229,10 +219,8 @@ mod tests {
         assert_eq!(*started.lock().expect("whole"), [0, 2, 3, 3]);
         assert!(!units.come_back(0, CALM_NS + 1), "the common thread is in a call");
         drop(turn);
-        let version = units.version();
         assert!(!units.come_back(0, CALM_NS), "they have just parted");
         assert!(units.come_back(0, CALM_NS + 1));
-        assert_ne!(units.version(), version);
         assert_eq!(units.common(), [0, 1, 3]);
         let _turn = units.enter(0, 2 * CALM_NS).expect("common");
         assert!(units.come_back(2, 2 * CALM_NS + LONG_TURN_NS), "a short turn keeps none away");
