@@ -1,12 +1,13 @@
 """Plain device allocations through the CUDA driver, outside PyTorch's caching allocator.
 
-They act on the context that is current on the calling thread: PyTorch's, once it has touched the device. On a machine
-without a GPU `open_driver` returns None, and what needs it is left out.
+They act on the context that is current on the calling thread: PyTorch's, once it has touched the device, or one that
+`create_context` made. On a machine without a GPU `open_driver` returns None, and what needs it is left out.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 
 MIB = 1 << 20
@@ -18,10 +19,24 @@ class CudaError(RuntimeError):
 
 
 class Driver:
-    """`cuMemAlloc`, `cuMemFree` and `cuMemGetInfo`."""
+    """`cuMemAlloc`, `cuMemFree`, `cuMemGetInfo`, and contexts for processes without PyTorch."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+
+    def count(self) -> int:
+        """Initialises the driver; returns how many GPUs it has."""
+        count = ctypes.c_int()
+        self._check("cuInit", self._library.cuInit(0))
+        self._check("cuDeviceGetCount", self._library.cuDeviceGetCount(ctypes.byref(count)))
+        return count.value
+
+    def create_context(self, gpu: int) -> None:
+        """Creates a context on a GPU, and makes it the current one. The context lives as long as the process."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._check("cuInit", self._library.cuInit(0))
+        self._check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(device), gpu))
+        self._check("cuCtxCreate", self._library.cuCtxCreate_v2(ctypes.byref(context), 0, device))
 
     def allocate(self, size_bytes: int) -> int:
         """Allocates `size_bytes`; returns the device address."""
@@ -63,7 +78,8 @@ class Driver:
 
 
 def open_driver() -> Driver | None:
-    """The CUDA driver, or None if there is none."""
+    """The CUDA driver, or None if there is none. Its GPUs are numbered as NVML's are."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError:

@@ -17,7 +17,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import check_peaks
 import costs
 import harm
 import measure
+from context import Context
 from measure import Daemon
 from rig import Rig
 
@@ -73,8 +74,10 @@ def startup(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
 
 
 def costs_idle(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
-    """Floor, daemon and `nvidia-smi` in turns."""
-    return costs.in_turns(rig, options)
+    """Floor, daemon and `nvidia-smi` in turns, while a process holds a context on each GPU: otherwise the daemon reads them
+    seldom, see `idle.py`."""
+    with nullcontext() if rig.dry_run else Context():
+        return costs.in_turns(rig, options)
 
 
 def costs_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ and `nvidia-smi`. What is missing is said. With --dry-run, highwater runs alone 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import http.client
 import json
 import re
@@ -32,9 +31,10 @@ from typing import Any
 import measure
 import pollers
 import rig
+from context import Context
 
 MIB = 1 << 20
-SPIKES, SPIKE_S, APART_S = 20, 0.005, 1.7
+SPIKES, APART_S = 20, 1.7
 # The first spike, and by how much each is higher than the one before.
 FIRST_MIB, MORE_MIB = 512, 128
 # How long after a spike its height still counts as shown.
@@ -228,51 +228,6 @@ def ticks(peer: Peer) -> float | None:
     return float(match[1]) if match else None
 
 
-class Context:
-    """A process that holds a context, and allocates when it is told to."""
-
-    def __init__(self) -> None:
-        self.child = subprocess.Popen(
-            [sys.executable, __file__, "--hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.child.stdout
-        if self.child.stdout.readline().strip() != "ready":
-            raise SystemExit("no CUDA context could be created")
-
-    def spike(self, mib: int) -> float:
-        """Allocates so much for 5 ms; returns when it was there."""
-        assert self.child.stdin and self.child.stdout
-        self.child.stdin.write(f"{mib}\n")
-        self.child.stdin.flush()
-        return float(self.child.stdout.readline())
-
-    def end(self) -> None:
-        assert self.child.stdin
-        self.child.stdin.close()
-        self.child.wait(20)
-
-
-def hold() -> None:
-    """That process."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    device, context, block = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-
-    def call(name: str, *arguments: Any) -> None:
-        if status := getattr(cuda, name)(*arguments):
-            raise SystemExit(f"{name}: error {status}")
-
-    call("cuInit", 0)
-    call("cuDeviceGet", ctypes.byref(device), 0)
-    call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(int(line) * MIB))
-        there = time.time()
-        time.sleep(SPIKE_S)
-        call("cuMemFree_v2", block)
-        print(there, flush=True)
-
-
 def spikes(here: list[Peer], machine: rig.Rig, context: Context) -> dict[str, int]:
     """How many spikes each showed, all at once."""
     running: list[Running] = []
@@ -310,11 +265,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="a folder with the peers' programs")
     parser.add_argument("--seconds", type=float, default=10.0, help="for which the cost of each is measured (10)")
     parser.add_argument("--dry-run", action="store_true", help="highwater alone, on a simulated GPU")
-    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.hold:
-        hold()
-        return 0
     folder = Path(tempfile.mkdtemp())
     machine = rig.Rig(folder, gpus=1, dry_run=given.dry_run, job_arguments=[])
     context = None

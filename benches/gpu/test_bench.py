@@ -184,11 +184,18 @@ class Table(unittest.TestCase):
         self.assertNotIn(" yes", printed)
 
     def test_the_verdicts_follow_the_figures(self) -> None:
-        for daemon, of_floor, of_smi in ((3.6, "yes", "yes"), (3.9, "NO", "yes"), (4.4, "NO", "NO")):
+        for gpus, daemon, of_floor, of_smi in (
+            (1, 3.2, "yes", "yes"),
+            (2, 3.6, "NO", "yes"),
+            (8, 3.6, "yes", "yes"),
+            (8, 3.9, "NO", "yes"),
+            (8, 4.4, "NO", "NO"),
+        ):
             cpu = {"daemon": daemon, "floor": 3.0, "nvidia-smi": 4.0}
             rows = {name: cpu_rows([one * drift for drift in (1.0, 1.1, 1.3, 1.5, 1.7, 2.0)]) for name, one in cpu.items()}
             ratios = {peer: costs.cpu_ratio(rows["daemon"], rows[peer]) for peer in ("floor", "nvidia-smi")}
-            table_rows = table.cost_rows({"costs-idle": {"cpu_ratio": ratios}}, "costs-idle", "idle")
+            results = {"environment": {"gpus": gpus}, "costs-idle": {"cpu_ratio": ratios}}
+            table_rows = table.cost_rows(results, "costs-idle", "idle")
             self.assertEqual([row[-1] for row in table_rows[2:6]], [of_floor, of_smi] * 2, daemon)
 
     def test_what_is_outside_the_driver_is_reported_by_the_tick(self) -> None:
@@ -202,6 +209,12 @@ class Table(unittest.TestCase):
         self.assertAlmostEqual(floor, 9.0)
         del means["daemon"]["sweep_mean_us"]
         self.assertEqual(table.outside_driver({"costs-idle": part}, "costs-idle"), (None, floor))
+
+    def test_a_daemon_that_reads_seldom_is_not_compared_in_silence(self) -> None:
+        for rate, holds in ((1000.0, "yes"), (10.0, "NO")):
+            part = {"mean": {"daemon": {"rate_hertz": rate}, "floor": {"rate_hertz": 1001.0}}}
+            rows = {row[0]: row[-1] for row in table.cost_rows({"costs-idle": part}, "costs-idle", "idle")}
+            self.assertEqual(rows["samples a second, idle"], holds)
 
     def test_a_few_rounds_make_no_verdict(self) -> None:
         ratio = costs.cpu_ratio(cpu_rows([2.0] * 2), cpu_rows([1.0] * 2))
