@@ -17,7 +17,7 @@ use highwater::web::hosts::Hosts;
 use highwater::web::{self, Site, counts};
 use highwater::{export, offline};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
-use highwater_core::gpu::Device;
+use highwater_core::gpu::{Device, Rare};
 use highwater_core::jobs::Limits;
 use highwater_core::ring;
 use http_body_util::BodyExt as _;
@@ -44,6 +44,7 @@ pub const CASES: &[Case] = &[
     Case { name: "tick, 8 idle GPUs", repetitions: 2_000, run: idle_tick },
     Case { name: "ring write", repetitions: 20_000, run: ring_write },
     Case { name: "interval query, 15 s", repetitions: 500, run: interval_query },
+    Case { name: "turn of the join, 8 GPUs at rest", repetitions: 200, run: join_at_rest },
     Case { name: "scrape as text, 8 GPUs and ranks", repetitions: 10, run: scrape_text },
     Case { name: "scrape as protobuf, 8 GPUs and ranks", repetitions: 10, run: scrape_protobuf },
     Case { name: "scrape as text, 1 idle GPU", repetitions: 20, run: scrape_idle },
@@ -59,7 +60,10 @@ const RUN_MS: i64 = 3_000;
 /// What the kernel keeps of datagrams that are not read yet, often.
 const AT_ONCE: u64 = 8;
 
-/// Eight GPUs. Each has another value every hundredth millisecond, as an allocator does that is at work.
+/// Until when memory changes, milliseconds.
+const REST_MS: i64 = 60_000;
+
+/// Eight GPUs. Each has another value every hundredth millisecond, as an allocator does that is at work, for a minute.
 struct Steady(Vec<Device>);
 
 impl Source for Steady {
@@ -72,7 +76,8 @@ impl Source for Steady {
     }
 
     fn memory_used(&self, gpu: usize, at_ns: i64) -> Result<u64, Error> {
-        let turn = (at_ns / MILLISECOND_NS).unsigned_abs() + 12 * gpu as u64;
+        let ms = (at_ns - START_NS) / MILLISECOND_NS;
+        let turn = ms.min(REST_MS).unsigned_abs() + 12 * gpu as u64;
         Ok((20_000 + turn / 100 % 7 * 64) << 21)
     }
 }
@@ -156,6 +161,27 @@ fn interval_query(repetitions: u64) {
     for n in 0..repetitions.cast_signed() {
         let end_ns = newest_ns - n * 977 % 60_000 * MILLISECOND_NS;
         black_box(reader.summary(end_ns - 15 * SECOND_NS, end_ns)).expect("kept");
+    }
+}
+
+/// Turns over GPUs whose memory changed often and then no more, as that of a job that is past its first steps; each with the
+/// tick before it.
+fn join_at_rest(repetitions: u64) {
+    let (mut sampler, clock, node) = sampler();
+    let total = Rare { memory_total_bytes: Some(140 << 30), ..Rare::default() };
+    node.gpus.iter().for_each(|gpu| gpu.set_rare(START_NS, total.clone()));
+    let known = Known::of(&node, intake().ledger());
+    for turn in 0..REST_MS / 100 {
+        for n in turn * 100..(turn + 1) * 100 {
+            clock.advance_to(START_NS + n * MILLISECOND_NS);
+            sampler.tick(clock.now_ns(), |_| ());
+        }
+        known.advance(&node, clock.now_ns());
+    }
+    for n in 0..repetitions.cast_signed() {
+        clock.advance_to(START_NS + REST_MS * MILLISECOND_NS + n * 250 * MILLISECOND_NS);
+        sampler.tick(clock.now_ns(), |_| ());
+        black_box(known.advance(&node, clock.now_ns()));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The walk over an interval: whole blocks and nodes where the tree has them, single values at the edges.
 //!
-//! Every query is one walk with its own [`Sink`]. At most the two blocks in which the interval begins and ends are
+//! Every query is one walk with its own [`Sink`]. Of the time since the last change point nothing is decoded. Otherwise at most the two blocks in which the interval begins and ends are
 //! decoded, and those that the sink wants to see into; of the others the tree's parts are enough.
 
 use super::{store::Store, summary::Part};
@@ -27,6 +27,9 @@ struct Edges {
 /// Walks over an interval that lies within what is kept and known. `None`: the writer overtook the walk; the oldest
 /// time that is kept is now later than the interval's begin.
 pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    if since_the_last(store, from_ns, to_ns, sink) {
+        return Some(());
+    }
     let blocks = store.tail_and_head();
     let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= from_ns)?;
     walk_from(store, first..blocks.end, from_ns, Until { to_ns, before_ns: to_ns }, sink)
@@ -34,10 +37,23 @@ pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink
 
 /// As [`scan`], with what changed at the very end of the interval too. It may begin right before what is kept.
 pub(super) fn scan_through(store: &Store, after_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    if since_the_last(store, after_ns, to_ns, sink) {
+        return Some(());
+    }
     let blocks = store.tail_and_head();
     let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns)
         .or_else(|| last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns + 1))?;
     walk_from(store, first..blocks.end, after_ns, Until { to_ns, before_ns: to_ns + 1 }, sink)
+}
+
+/// Hands the value of an interval in which nothing changed to the sink, if nothing has changed since its begin. What the
+/// writer does meanwhile is later than the newest reading that the reader saw, and so than the interval.
+fn since_the_last(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> bool {
+    let last = store.last().filter(|(at_ns, _)| *at_ns <= from_ns);
+    if let Some((_, used_bytes)) = last {
+        sink.held(from_ns, to_ns, used_bytes);
+    }
+    last.is_some()
 }
 
 /// Where an interval ends.

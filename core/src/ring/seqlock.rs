@@ -36,11 +36,19 @@ impl<'a> Cell<'a> {
         self.0[0].store(tag, Ordering::Release);
     }
 
+    /// Reads whatever content there is, with its tag; `None` where there is none, or it was rewritten meanwhile.
+    pub(super) fn read_current<R>(&self, read: impl FnOnce(u64, &'a [AtomicU64]) -> R) -> Option<R> {
+        let tag = self.0[0].load(Ordering::Acquire);
+        if tag == 0 { None } else { self.unless_rewritten(tag, |content| read(tag, content)) }
+    }
+
     /// Reads the content, or `None` if it is not, or no longer, the one with this tag.
     pub(super) fn read<R>(&self, tag: u64, read: impl FnOnce(&'a [AtomicU64]) -> R) -> Option<R> {
-        if self.0[0].load(Ordering::Acquire) != tag {
-            return None;
-        }
+        if self.0[0].load(Ordering::Acquire) == tag { self.unless_rewritten(tag, read) } else { None }
+    }
+
+    /// Reads the content, whose tag was this; `None` if it no longer is.
+    fn unless_rewritten<R>(&self, tag: u64, read: impl FnOnce(&'a [AtomicU64]) -> R) -> Option<R> {
         let content = read(self.content());
         fence(Ordering::Acquire);
         (self.0[0].load(Ordering::Acquire) == tag).then_some(content)

@@ -3,17 +3,21 @@
 //! Block `id` lies in the slot `slots[id % blocks]`, its cell tagged `id + 1`. Content of a block: begin (ns), value
 //! at the begin, state, the part of the whole block (once closed), data. The writer publishes from the inside out:
 //! data, state, cell, slot, `head`, `newest`; a reader loads `newest` first and so finds all that it covers.
+//! The last change point lies in a cell of its own as well: most questions are of the time since then.
 //! Before a slot is used anew, `oldest_begin` and `tail` say so: a reader that meets a block with another tag than
 //! it expected therefore finds an oldest time that is later than all that the lost block held.
 
 use super::{
     code::{Bits, Coder},
     layout::{HEADER_WORDS, Layout, MAX_DATA_WORDS, NODE_WORDS},
-    seqlock::Cell,
+    seqlock::{Cell, TAG_WORDS},
     summary::{PART_WORDS, Part},
     sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, zeroed},
 };
 use std::fmt;
+
+/// Words of the last change point: time and value.
+const LAST_WORDS: usize = 2;
 
 const BEGIN: usize = 0;
 const USED: usize = 1;
@@ -47,6 +51,7 @@ pub(super) struct Store {
     pub(super) bytes: AtomicU64,
     /// Change points ever written.
     pub(super) points: AtomicU64,
+    last: [AtomicU64; TAG_WORDS + LAST_WORDS],
     slots: Box<[AtomicU32]>,
     blocks: Box<[AtomicU64]>,
     nodes: Box<[AtomicU64]>,
@@ -156,11 +161,30 @@ impl Store {
             head: AtomicU64::new(0),
             bytes: AtomicU64::new(layout.fixed_bytes() as u64),
             points: AtomicU64::new(0),
+            last: std::array::from_fn(|_| AtomicU64::new(0)),
             slots: (0..layout.blocks).map(|_| AtomicU32::new(0)).collect(),
             blocks: zeroed(layout.blocks * layout.block_words()),
             nodes: zeroed(layout.node_words()),
             layout,
         }
+    }
+
+    /// The last change point: its time, and the value from there or `None` where a gap begins. `None` before the first,
+    /// and while it changes.
+    pub(super) fn last(&self) -> Option<(i64, Option<u64>)> {
+        Cell::new(&self.last).read_current(|tag, content| {
+            let [at_ns, used_bytes] = [0, 1].map(|word| content[word].load(Ordering::Relaxed));
+            (at_ns.cast_signed(), (tag & 1 == 0).then_some(used_bytes))
+        })
+    }
+
+    /// Says that this is the last change point, number `count` of all.
+    pub(super) fn set_last(&self, count: u64, at_ns: i64, used_bytes: Option<u64>) {
+        // Whether a gap begins there is in the tag: a word less.
+        Cell::new(&self.last).rewrite(count << 1 | u64::from(used_bytes.is_none()), |content| {
+            content[0].store(at_ns.cast_unsigned(), Ordering::Relaxed);
+            content[1].store(used_bytes.unwrap_or(0), Ordering::Relaxed);
+        });
     }
 
     /// The block in a slot.

@@ -118,8 +118,9 @@ impl Writer {
         }
         self.held = used_bytes;
         // The writer is the only one who adds: no read-modify-write is needed.
-        let points = self.store.points.load(Ordering::Relaxed);
-        self.store.points.store(points + 1, Ordering::Relaxed);
+        let points = self.store.points.load(Ordering::Relaxed) + 1;
+        self.store.points.store(points, Ordering::Relaxed);
+        self.store.set_last(points, at_ns, used_bytes);
     }
 
     /// Closes the open block, if there is one, and opens the next with this change point.

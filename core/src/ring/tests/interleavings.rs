@@ -60,7 +60,7 @@ fn check_at(reader: &Reader, at_ns: i64) {
 #[test]
 fn a_reader_meets_blocks_that_are_used_again() {
     // A block holds its first value and nothing else: each value takes the older of the two blocks.
-    check(3, || {
+    check(2, || {
         let (mut writer, reader) = with_layout(Layout::of(0, 2, 1), &CONFIG);
         write(&mut writer, 0..2);
         let writes = thread::spawn(move || write(&mut writer, 2..4));
@@ -73,7 +73,7 @@ fn a_reader_meets_blocks_that_are_used_again() {
 
 #[test]
 fn a_reader_meets_a_block_that_grows() {
-    check(3, || {
+    check(2, || {
         let (mut writer, reader) = with_layout(Layout::of(6, 2, 1), &CONFIG);
         write(&mut writer, 0..2);
         let writes = thread::spawn(move || write(&mut writer, 2..4));
