@@ -37,17 +37,17 @@ MOST_PERCENT = 0.3
 KINDS = {"at-once": 0.2, "short": 0.0}
 # A tick may begin late, and the two logs read at different times within a millisecond.
 SLACK_NS = 3_000_000
-# How long a GPU is left alone before a process starts on it, seconds: it counts as idle after two.
-ALONE_S = 2.6
+# How long the GPU is left alone before the next process starts on it, seconds: it counts as idle after one and a quarter.
+ALONE_S = 2.0
 
 
-def start_cuda(gpu: int, hold_s: float) -> None:
+def start_cuda(hold_s: float) -> None:
     """The process under test: allocates 2 GiB as soon as it can, then a gigabyte more for 5 ms, and prints when."""
     begin = time.time_ns()
     driver = device_memory.open_driver()
     if driver is None:
         raise SystemExit("no CUDA driver here")
-    driver.create_context(gpu)
+    driver.create_context(0)
     created = time.time_ns()
     driver.allocate(2 * device_memory.GIB)
     allocated = time.time_ns()
@@ -56,7 +56,7 @@ def start_cuda(gpu: int, hold_s: float) -> None:
     time.sleep(0.005)
     driver.free(more)
     times = {"begin": begin, "created": created, "allocated": allocated}
-    print(json.dumps({"gpu": gpu, **times, "end": time.time_ns()}))
+    print(json.dumps({**times, "end": time.time_ns()}))
 
 
 def cost(
@@ -100,41 +100,30 @@ def cost(
     return result
 
 
-def starts(count: int, hold_s: float, gpus: int) -> list[dict[str, int]]:
-    """Starts the process this many times, on each GPU in turn, each time after the GPU has been left alone."""
-    done: list[dict[str, int]] = []
-    left_alone = dict.fromkeys(range(gpus), 0.0)
-    for number in range(count):
-        gpu = number % gpus
-        time.sleep(max(0.0, left_alone[gpu] + ALONE_S - time.monotonic()))
+def starts(count: int, hold_s: float) -> list[dict[str, int]]:
+    """Starts the process this many times, each time after the GPU has been left alone."""
+    command = [sys.executable, __file__, "--start", str(hold_s)]
+    done = []
+    for _ in range(count):
         answer = subprocess.run(
-            [sys.executable, __file__, "--start", str(gpu), str(hold_s)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
+            command, capture_output=True, text=True, check=True, timeout=60
         )
         done.append({**json.loads(answer.stdout), "gone": time.time_ns()})
-        left_alone[gpu] = time.monotonic()
-    time.sleep(ALONE_S)
+        time.sleep(ALONE_S)
     return done
 
 
 def judge(
-    runs: list[dict[str, int]], logs: dict[int, check_peaks.Series], recording: Path
+    runs: list[dict[str, int]], raw: check_peaks.Series, recording: Path
 ) -> dict[str, Any]:
     """Each start's peaks in both logs, and how long the full rate took to come back."""
     file = sqlite3.connect(recording)
-    ticks_of, samples_of = {}, {}
-    for gpu in {run["gpu"] for run in runs}:
-        ticks_of[gpu] = file.execute(
-            "SELECT begin_ns, end_ns FROM ticks WHERE skipped & ? = 0 ORDER BY begin_ns",
-            (1 << gpu,),
-        ).fetchall()
-        samples_of[gpu] = file.execute(
-            "SELECT at_ns, used_bytes FROM samples WHERE gpu = ? ORDER BY at_ns, nth",
-            (gpu,),
-        ).fetchall()
+    ticks = file.execute(
+        "SELECT begin_ns, end_ns FROM ticks WHERE skipped & 1 = 0 ORDER BY begin_ns"
+    ).fetchall()
+    samples = file.execute(
+        "SELECT at_ns, used_bytes FROM samples WHERE gpu = 0 ORDER BY at_ns, nth"
+    ).fetchall()
     result: dict[str, Any] = {
         "starts": len(runs),
         "peaks_differ": [],
@@ -142,7 +131,6 @@ def judge(
         "to_full_ms": [],
     }
     for run in runs:
-        raw, ticks, samples = logs[run["gpu"]], ticks_of[run["gpu"]], samples_of[run["gpu"]]
         lower, upper = run["begin"], run["gone"]
         allocated = run["allocated"]
         next_change = bisect.bisect(raw.times, lower)
@@ -188,12 +176,12 @@ def recorded(machine: rig.Rig, kinds: list[str], count: int) -> dict[str, Any]:
     recorder = rig.start_recorder(command)
     floor = machine.floor_loop(60 + 10 * count * len(kinds), raw_log)
     time.sleep(6)
-    runs = {kind: starts(count, KINDS[kind], machine.gpus) for kind in kinds}
+    runs = {kind: starts(count, KINDS[kind]) for kind in kinds}
     floor.stop()
     recorder.send_signal(2)
     recorder.wait(30)
-    logs = check_peaks.read_raw(raw_log)
-    return {kind: judge(done, logs, recording) for kind, done in runs.items()}
+    raw = check_peaks.read_raw(raw_log)[0]
+    return {kind: judge(done, raw, recording) for kind, done in runs.items()}
 
 
 def print_cost(gpus: str, cost: dict[str, Any]) -> None:
@@ -233,16 +221,13 @@ def main() -> int:
     parser.add_argument(
         "--simulated", nargs="+", type=int, default=[], help="numbers of simulated GPUs, whose cost alone is measured"
     )
-    parser.add_argument(
-        "--gpus", type=int, default=1, help="GPUs on which the process starts, in turn (1)"
-    )
-    parser.add_argument("--start", nargs=2, metavar=("GPU", "HOLD_S"), help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=float, metavar="HOLD_S", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.start is not None:
-        start_cuda(int(given.start[0]), float(given.start[1]))
+        start_cuda(given.start)
         return 0
     folder = Path(tempfile.mkdtemp())
-    machine = rig.Rig(folder, gpus=given.gpus, dry_run=False, job_arguments=[])
+    machine = rig.Rig(folder, gpus=1, dry_run=False, job_arguments=[])
     try:
         results: dict[str, Any] = {}
         parts = [] if given.simulated else given.parts
@@ -274,7 +259,8 @@ def main() -> int:
             for ms in run["to_full_ms"]
             if ms is None or ms * 1e6 > IDLE_NS + SLACK_NS
         ]
-        failed |= bool(run["peaks_differ"] or late)
+        # A start on a GPU that is read at the full rate shows nothing.
+        failed |= bool(run["peaks_differ"] or late or run["was_idle"] < run["starts"])
         print(
             f"{name}: {run['starts']} starts, {run['was_idle']} of them on an idle GPU,",
             end="",

@@ -25,7 +25,7 @@ pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long to wait before retrying a source that cannot be opened, or whose GPUs are all lost.
 const RETRY_NS: i64 = 5 * SECOND_NS;
 /// How often the join runs while there is no job: for pressure, flushes and lost GPUs.
-const IDLE_JOIN_PERIOD_NS: i64 = 250 * MILLISECOND_NS;
+const IDLE_JOIN_PERIOD_NS: i64 = 500 * MILLISECOND_NS;
 /// How often it runs while there is also no process on any GPU, whose memory therefore cannot change.
 const RESTING_JOIN_PERIOD_NS: i64 = SECOND_NS;
 /// How often jobs are updated while there is no node.
