@@ -18,6 +18,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// For `--help`.
 const EXIT_STATUS: &str =
@@ -140,7 +141,7 @@ pub fn main() -> ExitCode {
     keep_heap_small();
     let command = Cli::parse().command;
     // The command prints to the same terminal: findings wait for the end, and only errors are logged meanwhile.
-    init_log(if matches!(command, Command::Run(_)) { "error" } else { "info" });
+    init_log(if matches!(command, Command::Run(_)) { LevelFilter::ERROR } else { LevelFilter::INFO });
     let succeeded = |()| ExitCode::SUCCESS;
     let done = match command {
         Command::Serve(serve) => serve::run(&serve).map(succeeded),
@@ -183,21 +184,21 @@ fn keep_heap_small() {
     }
 }
 
-fn init_log(default: &str) {
-    use tracing_subscriber::EnvFilter;
+/// Writes the log to stderr: what `RUST_LOG` asks for, as `info` or `warn,highwater::sample=debug`, else the default.
+fn init_log(default: LevelFilter) {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
-    let asked = asked.unwrap_or_else(|| default.to_owned());
-    let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
+    let parsed = asked.map(|asked| asked.parse::<Targets>()).transpose().unwrap_or_else(|error| {
         terminal::print_error(format_args!("RUST_LOG: {error}; using the default, `{default}`"));
-        EnvFilter::new(default)
+        None
     });
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|asked| !asked.is_empty());
     let color = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| terminal::Stderr)
-        .with_ansi(color)
-        .with_target(false)
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| terminal::Stderr).with_ansi(color).with_target(false);
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(parsed.unwrap_or_else(|| Targets::new().with_default(default)))
         .init();
 }
 

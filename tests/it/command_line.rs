@@ -102,6 +102,20 @@ fn at_debug_every_refusal_and_every_request_is_logged_with_its_url() {
     eventually(SOON, "a failed request with its URL", || daemon.printed().lines().any(failed).then_some(()));
 }
 
+#[test]
+fn the_log_has_what_rust_log_asks_for_or_says_why_not() {
+    let logged = |asked: &str| {
+        let demo = command().args(["demo", "--for", "1s", "--listen", "127.0.0.1:0"]).env("RUST_LOG", asked).output();
+        String::from_utf8_lossy(&demo.expect("it runs").stderr).into_owned()
+    };
+    assert!(logged("").contains("INFO"), "the default");
+    assert!(!logged("warn").contains("INFO"));
+    assert!(logged("warn,highwater::daemon=info").contains("INFO reading"), "of one module");
+    let wrong = logged("highwater=loud");
+    assert!(wrong.starts_with("RUST_LOG: ") && wrong.contains("using the default, `info`"), "{wrong}");
+    assert!(wrong.contains("INFO"), "{wrong}");
+}
+
 /// The lines that the demo prints below a heading, as the reader would paste them.
 fn printed_commands(printed: &str, heading: &str) -> String {
     let below = printed.split(heading).nth(1).unwrap_or_else(|| panic!("no `{heading}`: {printed}"));
