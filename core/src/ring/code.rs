@@ -68,6 +68,9 @@ impl Code {
     }
 }
 
+/// Words of a coder's state.
+pub(super) const STATE_WORDS: usize = 4 + PLACES / 2;
+
 /// The state that writer and reader of a block share: both begin it with the block and move it alike.
 #[derive(Debug, Clone)]
 pub(super) struct Coder {
@@ -96,6 +99,38 @@ impl Coder {
             recent: [0; PLACES],
             front: 0,
         }
+    }
+
+    /// The state as words of the ring's memory; what follows from the resolution is left out.
+    pub(super) fn to_words(&self) -> [u64; STATE_WORDS] {
+        let mut words = [0; STATE_WORDS];
+        words[..4].copy_from_slice(&[
+            self.period.cast_unsigned(),
+            self.last_distance.cast_unsigned(),
+            self.used_bytes,
+            self.front as u64,
+        ]);
+        for (word, pair) in words[4..].iter_mut().zip(self.recent.chunks_exact(2)) {
+            *word = u64::from(pair[0].cast_unsigned()) << 32 | u64::from(pair[1].cast_unsigned());
+        }
+        words
+    }
+
+    /// From the words that [`Coder::to_words`] made.
+    #[allow(clippy::cast_possible_truncation, reason = "halves of a word, and a place of eight")]
+    pub(super) fn from_words(resolution_ns: i64, words: [u64; STATE_WORDS]) -> Self {
+        let mut coder = Self::new(resolution_ns, words[2]);
+        (coder.period, coder.last_distance) = (words[0].cast_signed(), words[1].cast_signed());
+        coder.front = words[3] as usize % PLACES;
+        for (pair, word) in coder.recent.chunks_exact_mut(2).zip(&words[4..]) {
+            pair.copy_from_slice(&[((word >> 32) as u32).cast_signed(), (*word as u32).cast_signed()]);
+        }
+        coder
+    }
+
+    /// The value held, or held last before a gap.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes
     }
 
     /// Codes the distance to the last change point, in units of the resolution, not negative.
@@ -275,6 +310,11 @@ impl<'a> Bits<'a> {
     /// Reads these words from their first bit.
     pub(super) fn new(words: &'a [u64]) -> Self {
         Self { words, at: 0, ahead: 0, ready: 0 }
+    }
+
+    /// The same from another bit on.
+    pub(super) fn from(self, position: u32) -> Self {
+        Self { at: position, ahead: 0, ready: 0, ..self }
     }
 
     /// How many bits were read.

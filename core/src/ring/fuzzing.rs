@@ -36,7 +36,8 @@ fn decode(numbers: &mut Numbers<'_>) {
 
 fn drive(first: u8, numbers: &mut Numbers<'_>) {
     let shape = numbers.byte();
-    let layout = Layout::of((shape % 12).into(), 2 + usize::from(shape / 12), 1 + u32::from(first % 3));
+    let layout = Layout::of((shape % 12).into(), 2 + usize::from(shape / 12), 1 + u32::from(first % 3))
+        .with_marks(1 + u32::from(shape % 5), usize::from(shape % 7));
     let pick = |table: [i64; 4], bits: u8| table[usize::from(bits % 4)];
     let config = Config {
         retention_ns: pick(RETENTIONS_NS, first >> 2),

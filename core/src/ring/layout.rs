@@ -4,6 +4,7 @@
 //! part. Level 0 of the tree lies in the headers; level `l` has one node for `8^l` blocks, kept at `index % cells`.
 
 use super::{
+    marks::MARK_BYTES,
     seqlock::TAG_WORDS,
     summary::{PART_WORDS, Part},
 };
@@ -11,6 +12,10 @@ use super::{
 /// Most data words that a block may have. A reader copies them to its stack and decodes what lies before an interval:
 /// more make every query dearer, fewer take memory for headers: with 300 a recorded job takes over 0.05 bytes a sample.
 pub(super) const MAX_DATA_WORDS: usize = 371;
+/// Change points from one mark to the next.
+const MARK_EVERY: u32 = 32;
+/// Marks that are kept: those of the two newest blocks, and more.
+const MARKS: usize = 64;
 /// log2 of how many nodes of one level the next one folds into one.
 const FANOUT_SHIFT: u32 = 3;
 
@@ -39,6 +44,10 @@ pub(super) struct Layout {
     pub(super) fanout_shift: u32,
     /// The tree's levels above the blocks, lowest first.
     pub(super) levels: Vec<Level>,
+    /// Change points from one mark to the next.
+    pub(super) mark_every: u32,
+    /// Marks that are kept.
+    pub(super) marks: usize,
 }
 
 /// One level of the tree.
@@ -53,14 +62,14 @@ pub(super) struct Level {
 impl Layout {
     /// As many blocks of the usual size as fit, or the bytes that the smallest ring needs.
     pub(super) fn within(max_bytes: usize) -> Result<Self, usize> {
-        let smallest = Self::of(MAX_DATA_WORDS, MIN_BLOCKS, FANOUT_SHIFT);
+        let smallest = Self::usual(MIN_BLOCKS);
         if max_bytes < smallest.total_bytes() {
             return Err(smallest.total_bytes());
         }
         // Slots and free list are indexed by 32 bits.
         let mut blocks = (max_bytes / smallest.block_bytes()).min(u32::MAX as usize);
         loop {
-            let layout = Self::of(MAX_DATA_WORDS, blocks, FANOUT_SHIFT);
+            let layout = Self::usual(blocks);
             let over = layout.total_bytes().saturating_sub(max_bytes);
             if over == 0 {
                 return Ok(layout);
@@ -69,7 +78,12 @@ impl Layout {
         }
     }
 
-    /// A ring of this many blocks.
+    /// A ring of this many blocks of the usual size.
+    pub(super) fn usual(blocks: usize) -> Self {
+        Self::of(MAX_DATA_WORDS, blocks, FANOUT_SHIFT).with_marks(MARK_EVERY, MARKS)
+    }
+
+    /// A ring of this many blocks, without marks.
     pub(super) fn of(data_words: usize, blocks: usize, fanout_shift: u32) -> Self {
         let mut levels: Vec<Level> = Vec::new();
         let mut begin = 0;
@@ -79,7 +93,12 @@ impl Layout {
             begin += nodes + 1;
             nodes >>= fanout_shift;
         }
-        Self { data_words, blocks, fanout_shift, levels }
+        Self { data_words, blocks, fanout_shift, levels, mark_every: u32::MAX, marks: 0 }
+    }
+
+    /// The same with this many marks, one at every so many change points of a block.
+    pub(super) fn with_marks(self, mark_every: u32, marks: usize) -> Self {
+        Self { mark_every, marks, ..self }
     }
 
     /// Words of one block, tag and header included.
@@ -105,7 +124,7 @@ impl Layout {
 
     /// Bytes that do not depend on what is kept.
     pub(super) fn fixed_bytes(&self) -> usize {
-        STORE_BYTES + self.levels.len() * (size_of::<Level>() + size_of::<Part>())
+        STORE_BYTES + self.levels.len() * (size_of::<Level>() + size_of::<Part>()) + self.marks * MARK_BYTES
     }
 
     /// Bytes of everything that a ring allocates.

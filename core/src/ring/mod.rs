@@ -10,12 +10,14 @@
 //!  writer ──▶ blocks:  [tag│begin│value│state│part of the whole block│bits of change points ...]  × as the cap allows
 //!             slots:   block number → where it lies
 //!             tree:    level 1 [tag│part] of 8 blocks each, level 2 of 64, level 3 of 512, ...
+//!             marks:   where in a block's bits decoding may begin, at every 32nd change point of the newest blocks
 //!             newest, last change point, oldest begin, head, tail
 //! ```
 //! Change points are coded in bits (`code`); a block of 3 KiB holds some 1,000 of them at worst, and decodes
 //! without any other. When a block is full its part is written to its header, and each node of the `layout`'s tree
 //! that it completes is folded from the nodes below. An interval decodes the two blocks at its edges and folds the
-//! tree's parts between them: O(log n) nodes. An interval since the last change point decodes nothing.
+//! tree's parts between them: O(log n) nodes. In the newest blocks decoding begins at a mark (`marks`) right before the
+//! interval, and an interval since the last change point decodes nothing.
 //!
 //! Everything is allocated at once and never grows, but pages cost nothing until they are first written, and slots
 //! of blocks that are past the retention are used again first: a quiet GPU occupies a few pages whatever the cap is.
@@ -37,6 +39,7 @@ mod code;
 #[doc(hidden)]
 pub mod fuzzing;
 mod layout;
+mod marks;
 #[cfg(all(any(test, feature = "fuzzing"), not(highwater_loom)))]
 #[allow(dead_code, reason = "the stories ask it more than the fuzz target")]
 mod model;

@@ -1,9 +1,13 @@
 //! The walk over an interval: whole blocks and nodes where the tree has them, single values at the edges.
 //!
-//! Every query is one walk with its own [`Sink`]. Of the time since the last change point nothing is decoded. Otherwise at most the two blocks in which the interval begins and ends are
-//! decoded, and those that the sink wants to see into; of the others the tree's parts are enough.
+//! Every query is one walk with its own [`Sink`]. Of the time since the last change point nothing is decoded. Otherwise the
+//! two blocks in which the interval begins and ends are decoded, the first from a mark on where it has one, and those that
+//! the sink wants to see into; of the others the tree's parts are enough.
 
-use super::{store::Store, summary::Part};
+use super::{
+    store::{Points, Store},
+    summary::Part,
+};
 use std::ops::Range;
 
 /// Takes what a walk meets, in the order of time and without holes.
@@ -130,9 +134,25 @@ fn descend(store: &Store, level: u32, index: u64, sink: &mut impl Sink) -> Optio
 
 /// Hands a block's values to the sink.
 fn decode(store: &Store, id: u64, edges: Edges, sink: &mut impl Sink) -> Option<()> {
-    let copied = store.copy(id)?;
-    let (mut at_ns, mut held) = (copied.begin.at_ns, copied.begin.held());
-    for (later_ns, used_bytes) in copied.points(store.resolution_ns) {
+    // What lies before the interval need not be decoded.
+    let mark =
+        if edges.after_ns == i64::MIN { None } else { store.marks.before(id, edges.after_ns, store.resolution_ns) };
+    let copied = store.copy(id, mark.as_ref().map_or(0, |mark| mark.position))?;
+    match mark {
+        Some(mark) => {
+            let first = (mark.at_ns, mark.held);
+            hand(first, copied.points_after(mark, store.resolution_ns), edges, sink);
+        }
+        None => hand((copied.begin.at_ns, copied.begin.held()), copied.points(store.resolution_ns), edges, sink),
+    }
+    Some(())
+}
+
+/// Hands a change point and those that follow it to the sink.
+#[inline]
+fn hand(first: (i64, Option<u64>), points: Points<'_>, edges: Edges, sink: &mut impl Sink) {
+    let (mut at_ns, mut held) = first;
+    for (later_ns, used_bytes) in points {
         if later_ns > edges.after_ns {
             if later_ns >= edges.before_ns {
                 break;
@@ -142,5 +162,4 @@ fn decode(store: &Store, id: u64, edges: Edges, sink: &mut impl Sink) -> Option<
         (at_ns, held) = (later_ns, used_bytes);
     }
     sink.held(at_ns.max(edges.after_ns), edges.end_ns, held);
-    Some(())
 }

@@ -10,6 +10,7 @@
 use super::{
     code::{Bits, Coder},
     layout::{HEADER_WORDS, Layout, MAX_DATA_WORDS, NODE_WORDS},
+    marks::{Mark, Marks},
     seqlock::{Cell, TAG_WORDS},
     summary::{PART_WORDS, Part},
     sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, zeroed},
@@ -51,6 +52,7 @@ pub(super) struct Store {
     pub(super) bytes: AtomicU64,
     /// Change points ever written.
     pub(super) points: AtomicU64,
+    pub(super) marks: Marks,
     last: [AtomicU64; TAG_WORDS + LAST_WORDS],
     slots: Box<[AtomicU32]>,
     blocks: Box<[AtomicU64]>,
@@ -123,6 +125,13 @@ impl Copied {
             at_ns: self.begin.at_ns,
         }
     }
+
+    /// Its change points after a mark, from whose word on it was copied.
+    pub(super) fn points_after(&self, mark: Mark, resolution_ns: i64) -> Points<'_> {
+        let Mark { at_ns, position, coder, .. } = mark;
+        let bits = Bits::new(&self.words).from(position);
+        Points { bits, length_bits: self.length_bits, coder, resolution_ns, at_ns }
+    }
 }
 
 /// The change points of a block: time, and the value from there or `None` where a gap begins.
@@ -161,6 +170,7 @@ impl Store {
             head: AtomicU64::new(0),
             bytes: AtomicU64::new(layout.fixed_bytes() as u64),
             points: AtomicU64::new(0),
+            marks: Marks::new(layout.marks),
             last: std::array::from_fn(|_| AtomicU64::new(0)),
             slots: (0..layout.blocks).map(|_| AtomicU32::new(0)).collect(),
             blocks: zeroed(layout.blocks * layout.block_words()),
@@ -220,15 +230,15 @@ impl Store {
         self.block(self.slot(id)).0.read(id + 1, |content| content[BEGIN].load(Ordering::Relaxed).cast_signed())
     }
 
-    /// Copies a block out, or returns `None` if it is no longer kept.
-    pub(super) fn copy(&self, id: u64) -> Option<Copied> {
+    /// Copies a block out, of its data what lies from this bit on; `None` if it is no longer kept.
+    pub(super) fn copy(&self, id: u64, from_bit: u32) -> Option<Copied> {
         self.block(self.slot(id)).0.read(id + 1, |content| {
             let state = content[STATE].load(Ordering::Acquire);
             let mut words = [0; MAX_DATA_WORDS];
             #[allow(clippy::cast_possible_truncation, reason = "a block has 23,744 bits at most")]
             let length_bits = (state & LENGTH) as u32;
-            for (word, shared) in words.iter_mut().zip(&content[HEADER_WORDS..]).take(length_bits.div_ceil(64) as usize)
-            {
+            let (first, end) = ((from_bit / 64) as usize, length_bits.div_ceil(64) as usize);
+            for (word, shared) in words.iter_mut().zip(&content[HEADER_WORDS..]).take(end).skip(first) {
                 *word = shared.load(Ordering::Relaxed);
             }
             let begin = Begin {

@@ -3,6 +3,7 @@
 use super::{
     PushError,
     code::{Code, Coder, MAX_POINT_BITS},
+    marks::Mark,
     store::{Begin, Block, Store},
     summary::Part,
     sync::{Arc, Ordering},
@@ -42,6 +43,8 @@ struct Open {
     word: u64,
     /// Time of the last change point.
     at_ns: i64,
+    /// Change points since the last mark, or since its begin.
+    unmarked: u32,
     /// Of all of the block up to the last change point.
     part: Part,
 }
@@ -142,7 +145,7 @@ impl Writer {
         self.store.set_slot(id, slot);
         self.store.head.store(id + 1, Ordering::Release);
         let coder = Coder::new(self.store.resolution_ns, last_bytes);
-        let open = Open { id, slot, coder, length_bits: 0, word: 0, at_ns, part: Part::NOTHING };
+        let open = Open { id, slot, coder, length_bits: 0, word: 0, at_ns, unmarked: 0, part: Part::NOTHING };
         open.publish_bytes(&self.store, 0);
         self.open = Some(open);
     }
@@ -224,6 +227,12 @@ impl Open {
         self.put_code(block, value);
         block.publish(self.length_bits);
         self.at_ns = at_ns;
+        self.unmarked += 1;
+        if self.unmarked >= store.layout.mark_every {
+            self.unmarked = 0;
+            let coder = self.coder.clone();
+            store.marks.put(&Mark { block: self.id, at_ns, held: used_bytes, position: self.length_bits, coder });
+        }
         if self.length_bits.div_ceil(64) != words {
             self.publish_bytes(store, self.length_bits.div_ceil(64));
         }

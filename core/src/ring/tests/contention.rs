@@ -62,7 +62,7 @@ fn ask(reader: &Reader, mut seed: u64, done: &AtomicBool) -> (u64, u64) {
 #[test]
 fn readers_never_see_what_was_not_written() {
     // Some 15 points a block and 12 blocks: the writer comes around every 200 ticks, 3,000 times in all.
-    let (mut writer, reader) = with_layout(Layout::of(6, 12, 1), &CONFIG);
+    let (mut writer, reader) = with_layout(Layout::of(6, 12, 1).with_marks(2, 5), &CONFIG);
     let (done, start) = (AtomicBool::new(false), Barrier::new(4));
     std::thread::scope(|scope| {
         let readers: Vec<_> = (1..4)

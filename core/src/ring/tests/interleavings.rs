@@ -102,6 +102,20 @@ fn a_reader_meets_a_block_that_grows_over_old_content() {
 }
 
 #[test]
+fn a_reader_meets_marks_that_are_made_and_overwritten() {
+    // A mark at each change, and room for one: the reader asks for a time before the last change, where it decodes.
+    check(2, || {
+        let (mut writer, reader) = with_layout(Layout::of(8, 2, 1).with_marks(1, 1), &CONFIG);
+        write(&mut writer, 0..3);
+        let writes = thread::spawn(move || write(&mut writer, 3..4));
+        check_at(&reader, 1);
+        check_at(&reader, 2);
+        writes.join().unwrap();
+        check_at(&reader, 3);
+    });
+}
+
+#[test]
 fn a_reader_meets_the_tree_while_it_grows_and_is_overwritten() {
     check(2, || {
         let (mut writer, reader) = with_layout(Layout::of(0, 4, 1), &CONFIG);

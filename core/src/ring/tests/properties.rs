@@ -215,13 +215,15 @@ proptest! {
         ops in prop::collection::vec(op(), 1..500),
         queries in prop::collection::vec((pick(), pick(), any::<prop::sample::Index>(), prop_oneof![7..60_usize, Just(usize::MAX)]), 1..40),
         (data_words, blocks, fanout_shift) in (0..12_usize, 2..60_usize, 1..4_u32),
+        (mark_every, marks) in (1..6_u32, 0..6_usize),
         retention_ns in prop::sample::select(vec![1, 50_000_000, 10_000_000_000, i64::MAX]),
         resolution_ns in prop::sample::select(vec![1, 7, 1_000, 1_000_000]),
         begin_ns in prop::sample::select(vec![0, -5_000_000, 1_795_207_211_009_094_564]),
         halfway in any::<prop::sample::Index>(),
     ) {
         let config = Config { retention_ns, max_bytes: 0, resolution_ns };
-        let mut pair = Pair::new(Layout::of(data_words, blocks, fanout_shift), config, begin_ns);
+        let layout = Layout::of(data_words, blocks, fanout_shift).with_marks(mark_every, marks);
+        let mut pair = Pair::new(layout, config, begin_ns);
         let (early, late) = ops.split_at(halfway.index(ops.len()));
         for ops in [early, late] {
             let mut oldest_ns = pair.reader.oldest_ns();

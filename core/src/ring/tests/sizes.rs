@@ -86,7 +86,7 @@ fn a_change_at_every_sample_takes_less_than_three_bytes() {
     let each = data_bytes(&reader) / samples as f64;
     println!("{each:.3} bytes a sample, {} bytes in all", reader.bytes());
     assert!(each <= 3.0, "{each} bytes a sample");
-    assert_eq!(reader.bytes(), 1_747_840, "to the byte");
+    assert_eq!(reader.bytes(), 1_753_984, "to the byte");
     let oldest_ns = reader.oldest_ns().unwrap();
     assert!(oldest_ns <= BEGIN_NS + 30_000, "ten minutes of it fit 2 MiB");
 }
