@@ -57,15 +57,20 @@ struct Shared {
     alone: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// How far the clients have been served.
+/// What the clients have been served.
 #[derive(Default)]
 struct Served {
     /// Whether events are being built.
     is_running: bool,
-    /// Whether this is the first event of a client, which misses nothing of before.
-    is_first: bool,
-    /// The newest reading of each GPU that was sent, by UUID, nanoseconds of the timeline.
-    until_ns: BTreeMap<String, i64>,
+    /// How far the last event reached.
+    reach: Reach,
+}
+
+/// How far an event reaches; the next one begins there.
+#[derive(Default)]
+struct Reach {
+    /// The newest reading of each GPU, by UUID, nanoseconds of the timeline.
+    newest_ns: BTreeMap<String, i64>,
     /// The number of the next step or phase.
     spans: u64,
 }
@@ -136,13 +141,13 @@ impl Live {
         let events = shared.events.subscribe();
         if !served.is_running {
             served.is_running = true;
-            shared.skip(&mut served);
+            // What was before is in the first event of each client.
+            served.reach = shared.reach();
             let running = Arc::clone(&shared);
             tokio::spawn(async move { running.run().await });
         }
-        let spans = served.spans.saturating_sub(SPANS / 2);
-        let until_ns = served.until_ns.clone();
-        let first = shared.event(&mut Served { spans, until_ns, is_running: true, is_first: true });
+        // As far as the last event and no further: the next one, which is for all, begins there.
+        let first = shared.event(None, &served.reach);
         drop(served);
         let stop = shared.stop.subscribe();
         let following = futures_util::stream::unfold((events, stop), |(mut events, mut stop)| async move {
@@ -177,31 +182,33 @@ impl Shared {
                 served.is_running = false;
                 return;
             }
-            if let Some(event) = self.event(&mut served) {
+            let reach = self.reach();
+            if let Some(event) = self.event(Some(&served.reach), &reach) {
                 // Clients that have gone away need no event.
                 let _ = self.events.send(event);
             }
+            served.reach = reach;
         }
     }
 
-    /// Begins with the present: what was before is in the first event of each client.
-    fn skip(&self, served: &mut Served) {
-        served.spans = self.known.ledger.ended().phases.count();
-        let node = self.known.slot.node();
+    /// How far an event that is built now reaches.
+    fn reach(&self) -> Reach {
         let newest = |node: &Arc<Node>| {
             let rings = node.gpus.iter().zip(node.rings.iter());
             rings.filter_map(|(gpu, ring)| Some((gpu.device.uuid.clone(), ring.newest_ns()?))).collect()
         };
-        served.until_ns = node.as_ref().map(newest).unwrap_or_default();
+        let newest_ns = self.known.slot.node().as_ref().map(newest).unwrap_or_default();
+        Reach { newest_ns, spans: self.known.ledger.ended().phases.count() }
     }
 
-    /// What is new since what has been served, as the text of an event.
-    fn event(&self, served: &mut Served) -> Option<Arc<Answer>> {
+    /// What is new since an earlier event, as far as a reach, as the text of an event. Without an earlier one, the first
+    /// of a client: the value of each GPU's memory there, and the last steps and phases.
+    fn event(&self, since: Option<&Reach>, reach: &Reach) -> Option<Arc<Answer>> {
         let node = self.known.slot.node();
         let clock = self.known.clock_of(node.as_deref());
         let (base_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         let mut ranks = spans::open(&self.known, node.as_deref(), base_ns);
-        let (ended, lost) = self.ended(served);
+        let (ended, lost) = self.ended(since.map(|since| since.spans), reach.spans);
         ended.into_iter().for_each(|span| spans::add(&mut ranks, span, base_ns));
         let trouble = self.known.slot.trouble().map(|trouble| trouble.message.clone());
         let update = Update {
@@ -209,7 +216,7 @@ impl Shared {
             started_unix_nano: self.started_unix_ns,
             source: node.as_ref().map(|node| node.source.description()),
             trouble: trouble.filter(|_| node.is_none()),
-            gpus: node.as_deref().map(|node| gpus(node, &mut served.until_ns, base_ns)).unwrap_or_default(),
+            gpus: node.as_deref().map(|node| gpus(node, since, reach, base_ns)).unwrap_or_default(),
             ranks: ranks.into_values().collect(),
             lost,
             findings_revision: self.findings_revision(),
@@ -221,19 +228,16 @@ impl Shared {
         Some(self.answers.keep(text))
     }
 
-    /// Steps and phases that have ended, in the order of their numbers, and how many more have.
-    fn ended(&self, served: &mut Served) -> (Vec<Span>, u64) {
-        let log = self.known.ledger.ended();
-        let (from, until) = (served.spans, log.phases.count());
-        let first = from.max(until.saturating_sub(SPANS));
-        let blocks = log.trail.blocks_since(first);
-        drop(log);
-        served.spans = until;
-        let new = |span: &Span| span.number >= first;
+    /// Steps and phases with numbers from `since` to `until`, in their order, and how many of these are forgotten. Without
+    /// `since` they are the last ones, and none that the client misses is forgotten.
+    fn ended(&self, since: Option<u64>, until: u64) -> (Vec<Span>, u64) {
+        let first = since.map_or(until.saturating_sub(SPANS / 2), |since| since.max(until.saturating_sub(SPANS)));
+        let blocks = self.known.ledger.ended().trail.blocks_since(first);
+        let new = |span: &Span| (first..until).contains(&span.number);
         let mut ended: Vec<Span> = blocks.iter().flat_map(|block| block.spans()).filter(new).collect();
         ended.sort_unstable_by_key(|span| span.number);
-        let lost = (until - from).saturating_sub(ended.len() as u64);
-        (ended, if served.is_first { 0 } else { lost })
+        let lost = since.map_or(0, |since| (until - since).saturating_sub(ended.len() as u64));
+        (ended, lost)
     }
 
     /// A number that differs whenever a list of findings would look different.
@@ -250,14 +254,11 @@ impl Shared {
     }
 }
 
-fn gpus(node: &Node, until_ns: &mut BTreeMap<String, i64>, base_ns: i64) -> Vec<GpuNow> {
+fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<GpuNow> {
     let of_gpu = |(gpu, ring): (&GpuState, &ring::Reader)| {
-        let newest_ns = ring.newest_ns();
-        let before_ns = until_ns.get(&gpu.device.uuid).copied();
+        let newest_ns = reach.newest_ns.get(&gpu.device.uuid).copied();
+        let before_ns = since.and_then(|since| since.newest_ns.get(&gpu.device.uuid).copied());
         let points = newest_ns.map(|newest_ns| points(ring, before_ns, newest_ns)).unwrap_or_default();
-        if let Some(newest_ns) = newest_ns {
-            until_ns.insert(gpu.device.uuid.clone(), newest_ns);
-        }
         let is_up = gpu.health() == Health::Up;
         let medium = gpu.medium().filter(|_| is_up).map_or_else(Medium::default, |latest| latest.reading);
         let reasons = |mask: u64| THROTTLE_REASONS.iter().filter(move |(bit, _)| mask & bit != 0);

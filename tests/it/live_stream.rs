@@ -41,9 +41,27 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
 #[test]
 fn events_follow_each_other_without_a_gap_and_name_each_phase_once() {
     let daemon = Daemon::start(&["demo"]).ready();
-    let mut client = Client::connect(&daemon);
+    let (points, phases) = follow(&mut Client::connect(&daemon), 24);
+    assert!(points > 100, "{points} points");
+    assert!(phases > 0, "some");
+}
+
+/// The events are built once for all clients, whenever each connected.
+#[test]
+fn a_client_that_connects_between_two_events_misses_nothing_and_gets_nothing_twice() {
+    let daemon = Daemon::start(&["demo"]).ready();
+    let mut early = Client::connect(&daemon);
+    for _ in 0..8 {
+        early.next().expect("an event");
+        follow(&mut Client::connect(&daemon), 4);
+    }
+    follow(&mut early, 8);
+}
+
+/// Reads events, each of which begins where the one before ended. Returns how many points and phases they have.
+fn follow(client: &mut Client, events: usize) -> (usize, usize) {
     let (mut until, mut points, mut ids) = (None::<i64>, 0, BTreeSet::new());
-    for _ in 0..24 {
+    for _ in 0..events {
         let event = client.next().expect("an event");
         let base_us = event["base_unix_nano"].as_i64().expect("a time") / 1_000;
         let gpu = &list(&event, "gpus")[0];
@@ -57,13 +75,13 @@ fn events_follow_each_other_without_a_gap_and_name_each_phase_once() {
         for rank in list(&event, "ranks") {
             for span in list(rank, "spans") {
                 assert!(span["begin_us"].as_i64() <= span["end_us"].as_i64(), "{span}");
-                ids.insert(span["id"].as_u64().expect("a number"));
+                assert!(ids.insert(span["id"].as_u64().expect("a number")), "again: {span}");
             }
         }
     }
-    assert!(points > 100, "{points} points");
-    let (first, last) = (ids.first().copied().expect("a phase"), ids.last().copied().expect("a phase"));
-    assert_eq!(last - first + 1, ids.len() as u64, "none is missing");
+    let numbers = ids.first().zip(ids.last()).map_or(0, |(first, last)| last - first + 1);
+    assert_eq!(numbers, ids.len() as u64, "none is missing");
+    (points, ids.len())
 }
 
 /// Each finding that is raised, escalates or ends changes the number, and nothing else does.
