@@ -14,7 +14,7 @@ use super::{
 pub(super) const MAX_DATA_WORDS: usize = 371;
 /// Change points from one mark to the next.
 const MARK_EVERY: u32 = 32;
-/// Marks that are kept: those of the two newest blocks, and more.
+/// Marks that are kept: of the last 2,048 change points, which are one or two blocks of a job's.
 const MARKS: usize = 64;
 /// log2 of how many nodes of one level the next one folds into one.
 const FANOUT_SHIFT: u32 = 3;

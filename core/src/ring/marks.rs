@@ -18,7 +18,7 @@ const WORDS: usize = TAG_WORDS + CONTENT_WORDS;
 pub(super) const MARK_BYTES: usize = WORDS * size_of::<u64>();
 
 /// A place in a block's bits, right after a change point.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Mark {
     /// The block's number.
     pub(super) block: u64,

@@ -13,7 +13,7 @@
 //!             marks:   where in a block's bits decoding may begin, at every 32nd change point of the newest blocks
 //!             newest, last change point, oldest begin, head, tail
 //! ```
-//! Change points are coded in bits (`code`); a block of 3 KiB holds some 1,000 of them at worst, and decodes
+//! Change points are coded in bits (`code`); a block of 3 KiB holds some 200 to 2,600 of them, and decodes
 //! without any other. When a block is full its part is written to its header, and each node of the `layout`'s tree
 //! that it completes is folded from the nodes below. An interval decodes the two blocks at its edges and folds the
 //! tree's parts between them: O(log n) nodes. In the newest blocks decoding begins at a mark (`marks`) right before the

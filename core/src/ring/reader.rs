@@ -1,12 +1,13 @@
 //! Questions to a ring: any number of readers, none of which the writer notices.
 //!
-//! A reader is wait-free as well: it never repeats a walk. If the writer overtook it, the interval's begin is no
-//! longer kept, and that is the answer.
+//! A reader is wait-free as well: it never repeats a walk that has begun. If the writer overtook it, the interval's begin is
+//! no longer kept, and that is the answer. Of changes at one and the same time, which the writer is just making, one answer
+//! may have more than the next.
 
 use super::{
     QueryError,
     points::{Point, Points, Thinner},
-    scan::{Sink, scan, scan_through},
+    scan::{Sink, scan, scan_from, scan_through},
     store::{NEVER_NS, Store},
     summary::{Part, Summary},
     sync::{Arc, Ordering},
@@ -139,7 +140,7 @@ impl Reader {
     /// # Errors
     /// See [`QueryError`].
     pub fn changes_from(&self, from_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
-        self.changes(from_ns, from_ns - 1, to_ns)
+        Ok(self.walk(from_ns, to_ns, Changes { from_ns, points: Vec::new() }, scan_from)?.points)
     }
 
     /// The value held at a time and every change after it, up to and including the end: what follows on
@@ -148,13 +149,8 @@ impl Reader {
     /// # Errors
     /// See [`QueryError`].
     pub fn changes_after(&self, after_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
-        self.changes(after_ns, after_ns, to_ns)
-    }
-
-    fn changes(&self, from_ns: i64, after_ns: i64, to_ns: i64) -> Result<Vec<Point>, QueryError> {
-        let changes = Changes { from_ns, points: Vec::new() };
-        let walk = |store: &Store, _from_ns, to_ns, sink: &mut _| scan_through(store, after_ns, to_ns, sink);
-        Ok(self.walk(from_ns, to_ns, changes, walk)?.points)
+        let changes = Changes { from_ns: after_ns, points: Vec::new() };
+        Ok(self.walk(after_ns, to_ns, changes, scan_through)?.points)
     }
 
     fn fold(&self, from_ns: i64, to_ns: i64, walk: Walk<Folded>) -> Result<Summary, QueryError> {

@@ -39,19 +39,56 @@ pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink
     walk_from(store, first..blocks.end, from_ns, Until { to_ns, before_ns: to_ns }, sink)
 }
 
-/// As [`scan`], with what changed at the very end of the interval too. It may begin right before what is kept.
-pub(super) fn scan_through(store: &Store, after_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+/// As [`scan`], with what changed at the very end of the interval too.
+pub(super) fn scan_through(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    if since_the_last(store, from_ns, to_ns, sink) {
+        return Some(());
+    }
+    let blocks = store.tail_and_head();
+    let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= from_ns)?;
+    walk_from(store, first..blocks.end, from_ns, through(to_ns), sink)
+}
+
+/// As [`scan_through`], with what changed at the very begin too, and what was held right before it where that is kept.
+pub(super) fn scan_from(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
+    let after_ns = from_ns - 1;
     if since_the_last(store, after_ns, to_ns, sink) {
         return Some(());
     }
     let blocks = store.tail_and_head();
-    let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns)
-        .or_else(|| last_block(store, blocks.clone(), |begin_ns| begin_ns <= after_ns + 1))?;
-    walk_from(store, first..blocks.end, after_ns, Until { to_ns, before_ns: to_ns + 1 }, sink)
+    // Where the interval begins with a block, the one before it may be lost, or be lost meanwhile.
+    for latest_ns in [after_ns, from_ns] {
+        let Some(first) = last_block(store, blocks.clone(), |begin_ns| begin_ns <= latest_ns) else { continue };
+        let mut noting = Noting { sink, has_taken: false };
+        let walked = walk_from(store, first..blocks.end, after_ns, through(to_ns), &mut noting);
+        if walked.is_some() || noting.has_taken {
+            return walked;
+        }
+    }
+    None
+}
+
+/// Passes everything on, and notes whether there was anything.
+struct Noting<'a, S> {
+    sink: &'a mut S,
+    has_taken: bool,
+}
+
+impl<S: Sink> Sink for Noting<'_, S> {
+    fn whole(&mut self, part: &Part) -> bool {
+        self.has_taken = true;
+        self.sink.whole(part)
+    }
+
+    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
+        self.has_taken = true;
+        self.sink.held(from_ns, to_ns, used_bytes);
+    }
 }
 
 /// Hands the value of an interval in which nothing changed to the sink, if nothing has changed since its begin. What the
-/// writer does meanwhile is later than the newest reading that the reader saw, and so than the interval.
+/// writer does meanwhile is not earlier than the newest reading that the reader saw, and so than the interval's end: it is
+/// as if it came after the question.
 fn since_the_last(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> bool {
     let last = store.last().filter(|(at_ns, _)| *at_ns <= from_ns);
     if let Some((_, used_bytes)) = last {
@@ -67,6 +104,11 @@ struct Until {
     to_ns: i64,
     /// Change points before this count.
     before_ns: i64,
+}
+
+/// An end with what changes at it.
+fn through(to_ns: i64) -> Until {
+    Until { to_ns, before_ns: to_ns + 1 }
 }
 
 /// Walks from the first of these blocks on.

@@ -2,7 +2,7 @@
 //!
 //! Word 0 of a cell is its tag: 0 while the cell holds nothing or is being rewritten, else a number that the content
 //! never shares with an earlier content of the same cell. The writer clears the tag, writes, and sets the new tag;
-//! a reader takes what it read only if the tag was the expected one before and after. Nobody ever waits. Which
+//! a reader takes what it read only if the tag was the same before and after. Nobody ever waits. Which
 //! words may still grow after the tag is set (the open block's bits) is the owner's affair.
 
 use super::sync::{AtomicU64, Ordering, fence};

@@ -101,3 +101,35 @@ fn memory_in_use_grows_word_by_word() {
     writer.push(4 * MS, 7).expect("in order");
     assert_eq!(bytes(), wanted(1, 0));
 }
+
+/// Without a mark an answer is right as well, but takes a whole block.
+#[test]
+fn decoding_begins_at_most_some_points_before_a_time_in_the_newest_blocks() {
+    const EVERY: i64 = 8;
+    let layout = Layout::of(64, 40, 3).with_marks(8, 16);
+    let store = Arc::new(Store::new(layout, 1_000, i64::MAX));
+    let mut writer = Writer::new(Arc::clone(&store));
+    let mut begins = Vec::new();
+    for tick in 0..2_000 {
+        writer.push(tick * MS, tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)).expect("in order");
+        let head = store.tail_and_head().end;
+        if begins.len() < usize::try_from(head).expect("few") {
+            begins.push(tick);
+        }
+    }
+    let (mut marked, mut oldest) = (0, i64::MAX);
+    for tick in (0..2_000_i64).rev() {
+        let block = begins.partition_point(|begin| *begin <= tick) - 1;
+        let since = tick - begins[block];
+        let mark = store.marks.before(block as u64, tick * MS, store.resolution_ns);
+        // From the block's begin on there is one after every eighth change.
+        let wanted = (since >= EVERY).then(|| begins[block] + since / EVERY * EVERY);
+        if let Some(mark) = mark {
+            assert_eq!((mark.block, Some(mark.at_ns / MS)), (block as u64, wanted), "{tick}");
+            (marked, oldest) = (marked + 1, mark.at_ns / MS);
+        } else {
+            assert!(wanted.is_none_or(|at| at < oldest), "{tick} has no mark, but {wanted:?} is kept");
+        }
+    }
+    assert!(marked > 10 * EVERY, "{marked}");
+}

@@ -103,15 +103,51 @@ fn a_reader_meets_a_block_that_grows_over_old_content() {
 
 #[test]
 fn a_reader_meets_marks_that_are_made_and_overwritten() {
-    // A mark at each change, and room for one: the reader asks for a time before the last change, where it decodes.
+    // A mark at each change after the first, and room for two, of 2 and 3: the reader decodes from the one of 2, which that
+    // of 4 overwrites.
     check(2, || {
-        let (mut writer, reader) = with_layout(Layout::of(8, 2, 1).with_marks(1, 1), &CONFIG);
-        write(&mut writer, 0..3);
-        let writes = thread::spawn(move || write(&mut writer, 3..4));
-        check_at(&reader, 1);
+        let (mut writer, reader) = with_layout(Layout::of(8, 2, 1).with_marks(1, 2), &CONFIG);
+        write(&mut writer, 0..4);
+        let writes = thread::spawn(move || write(&mut writer, 4..5));
         check_at(&reader, 2);
         writes.join().unwrap();
         check_at(&reader, 3);
+    });
+}
+
+#[test]
+fn a_reader_asks_from_the_oldest_time_while_it_is_lost() {
+    check(3, || {
+        let (mut writer, reader) = with_layout(Layout::of(0, 2, 1), &CONFIG);
+        write(&mut writer, 0..2);
+        let writes = thread::spawn(move || write(&mut writer, 2..3));
+        let oldest_ns = reader.oldest_ns().unwrap();
+        match reader.changes_from(oldest_ns, oldest_ns) {
+            // What was held before it may be there too.
+            Ok(points) => assert_eq!(points.last().unwrap().used, Some(used_at(oldest_ns))),
+            Err(QueryError::Overtaken { oldest_ns: now_ns }) => assert!(now_ns > oldest_ns, "{now_ns} is kept"),
+            Err(other) => panic!("{other}"),
+        }
+        writes.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_meets_a_gap_at_the_newest_time() {
+    // As where a GPU is lost: the gap begins at the time of the last reading, which was good.
+    check(3, || {
+        let (mut writer, reader) = with_layout(Layout::of(6, 2, 1), &CONFIG);
+        write(&mut writer, 0..2);
+        let writes = thread::spawn(move || {
+            writer.gap(1).unwrap();
+            writer.push(2, used_at(2)).unwrap();
+        });
+        let newest_ns = reader.newest_ns().unwrap();
+        let at = reader.at(1).unwrap();
+        assert!(at.is_none() || (at == Some(used_at(1)) && newest_ns == 1), "{at:?} with {newest_ns}");
+        assert_eq!(reader.known_at(1), Ok(Some(used_at(1))));
+        writes.join().unwrap();
+        assert_eq!((reader.at(1), reader.at(2)), (Ok(None), Ok(Some(used_at(2)))));
     });
 }
 

@@ -204,7 +204,7 @@ fn longest_gap_ns(points: &[&Point]) -> Option<i64> {
 }
 
 fn pick() -> impl Strategy<Value = (u8, prop::sample::Index, i64)> {
-    (0..6_u8, any::<prop::sample::Index>(), 0..i64::MAX)
+    (0..6_u8, any::<prop::sample::Index>(), prop_oneof![-1..=1_i64, 0..i64::MAX])
 }
 
 proptest! {

@@ -208,3 +208,34 @@ fn a_long_recording_is_answered_as_by_the_model() {
         assert_eq!(reader.points(from_ns, to_ns, usize::MAX).unwrap().points, model.points(from_ns, to_ns));
     }
 }
+
+/// Of the last blocks of the usual size, at each of their change points and between them: from each mark, and from before
+/// the first.
+#[test]
+fn what_was_written_last_is_answered_as_by_the_model_wherever_it_begins() {
+    // Short codes, of which a block holds the most, and raw values, of which it holds the fewest.
+    let dense = |tick: i64| (100 + tick.cast_unsigned() % 3) << 21;
+    let raw = |tick: i64| tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    for value in [&dense as &dyn Fn(i64) -> u64, &raw] {
+        let ((mut writer, reader), mut model) = (ring(CONFIG).unwrap(), Model::new(CONFIG));
+        let ticks = 8_000_i64;
+        for tick in 0..ticks {
+            if tick % 97 == 96 {
+                writer.gap(tick * MS).unwrap();
+                model.gap(tick * MS);
+            } else {
+                writer.push(tick * MS, value(tick)).unwrap();
+                model.push(tick * MS, value(tick)).unwrap();
+            }
+        }
+        let newest_ns = (ticks - 1) * MS;
+        // The model's loops are long, so it needs no more than the changes that matter.
+        model.changes.drain(..4_000);
+        for step in 0..6_400 {
+            let from_ns = newest_ns - step * MS / 2;
+            let to_ns = (from_ns + 40 * MS).min(newest_ns);
+            assert_eq!(reader.at(from_ns).unwrap(), model.held(from_ns, from_ns)[0].used, "{step}");
+            assert_eq!(reader.summary(from_ns, to_ns).unwrap(), model.summary(from_ns, to_ns), "{step}");
+        }
+    }
+}
