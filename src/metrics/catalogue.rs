@@ -22,6 +22,8 @@ pub struct Metric {
     pub labels: &'static [&'static str],
     /// What it measures, where the value comes from, and how often it changes.
     pub help: &'static str,
+    /// Its place in [`ALL`].
+    pub place: usize,
 }
 
 macro_rules! metrics {
@@ -29,8 +31,10 @@ macro_rules! metrics {
         $(
             #[doc = $help]
             pub static $id: Metric =
-                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+                Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help, place: Place::$id as usize };
         )*
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "the names of the metrics")]
+        enum Place { $($id),* }
         /// Every metric, in the order in which they are exported.
         pub static ALL: &[&Metric] = &[$(&$id),*];
     };

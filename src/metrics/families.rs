@@ -69,9 +69,16 @@ pub struct Family {
 }
 
 /// The samples of one moment.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Families {
-    families: Vec<Family>,
+    /// Those of each metric, by its place in the catalogue.
+    samples: Vec<Vec<Sample>>,
+}
+
+impl Default for Families {
+    fn default() -> Self {
+        Self { samples: vec![Vec::new(); ALL.len()] }
+    }
 }
 
 impl Families {
@@ -96,29 +103,22 @@ impl Families {
     /// The sum of all samples of a metric that are numbers.
     #[must_use]
     pub fn sum(&self, metric: &'static Metric) -> f64 {
-        let family = self.families.iter().find(|family| std::ptr::eq(family.metric, metric));
         let number = |sample: &Sample| match sample.value {
             Value::Number(value) => value,
             Value::Histogram(_) => 0.0,
         };
-        family.map_or(0.0, |family| family.samples.iter().map(number).sum())
+        self.samples[metric.place].iter().map(number).sum()
     }
 
     fn push(&mut self, metric: &'static Metric, labels: Labels, value: Value) {
         debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
-        let sample = Sample { labels, value };
-        // Samples come GPU by GPU or job by job, so the family asked for is seldom the last one.
-        match self.families.iter_mut().rev().find(|family| std::ptr::eq(family.metric, metric)) {
-            Some(family) => family.samples.push(sample),
-            None => self.families.push(Family { metric, samples: vec![sample] }),
-        }
+        self.samples[metric.place].push(Sample { labels, value });
     }
 
     /// The families that have samples, in the catalogue's order.
     #[must_use]
-    pub fn into_ordered(mut self) -> Vec<Family> {
-        let position = |family: &Family| ALL.iter().position(|metric| std::ptr::eq(*metric, family.metric));
-        self.families.sort_by_cached_key(position);
-        self.families
+    pub fn into_ordered(self) -> Vec<Family> {
+        let all = ALL.iter().zip(self.samples);
+        all.filter(|(_, samples)| !samples.is_empty()).map(|(metric, samples)| Family { metric, samples }).collect()
     }
 }

@@ -91,12 +91,15 @@ impl Exponential {
 
     /// One with these counts: `buckets` from index `first` on at this scale. Its extremes are not known.
     pub(super) fn of_counts(scale: i32, first: i32, buckets: impl Iterator<Item = u64>, zeros: u64, sum: f64) -> Self {
-        let mut counts = (first..).zip(buckets).skip_while(|(_, count)| *count == 0).peekable();
-        let offset = counts.peek().map_or(0, |(index, _)| *index);
-        let mut buckets: VecDeque<u64> = counts.map(|(_, count)| count).collect();
-        buckets.truncate(buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+        // Each count is read once: others write meanwhile.
+        let mut buckets: Vec<u64> = buckets.collect();
+        let is_filled = |count: &u64| *count > 0;
+        buckets.truncate(buckets.iter().rposition(is_filled).map_or(0, |last| last + 1));
+        let empty = buckets.iter().position(is_filled).unwrap_or(0);
+        buckets.drain(..empty);
+        let offset = if buckets.is_empty() { 0 } else { first + i32::try_from(empty).unwrap_or(0) };
         let count = zeros + buckets.iter().sum::<u64>();
-        let mut made = Self { scale, offset, buckets, zeros, count, sum, min: None, max: None };
+        let mut made = Self { scale, offset, buckets: buckets.into(), zeros, count, sum, min: None, max: None };
         while made.buckets.len() > MOST_BUCKETS {
             made.coarsen(1);
         }

@@ -1,19 +1,19 @@
-//! Writes families with many series. The text that all lines of a series share is built once, and so are a family's
-//! bounds.
+//! Writes families with labels and histograms. The text that all lines of a series share is built once, and that of the
+//! bounds once in the process's life: they are few, and the same in every scrape.
 
 use super::bucket_step;
 use crate::metrics::catalogue::Kind;
 use crate::metrics::{Family, Sample, Value};
 use highwater_core::histogram::Counts;
 use std::io::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Appends the family's lines.
 pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
     let name = family.metric.name.as_bytes();
     let step = bucket_step(family);
     head(family, text);
-    let (mut labels, mut line, mut bounds) = (Vec::new(), Vec::new(), Bounds::default());
+    let (mut labels, mut line) = (Vec::with_capacity(256), Vec::with_capacity(256));
     for Sample { labels: values, value } in &family.samples {
         labels.clear();
         write_labels(family.metric.labels, values, &mut labels);
@@ -30,7 +30,7 @@ pub(super) fn write(family: &Family, text: &mut Vec<u8>) {
                     put(text, &[&line, bound.as_bytes()]);
                     put_count(count, text);
                 };
-                let (all, bounds) = (counts.cumulative.last().copied().unwrap_or(0), bounds.of(counts));
+                let (all, bounds) = (counts.cumulative.last().copied().unwrap_or(0), bounds(counts));
                 for (bound, count) in bounds.iter().zip(&counts.cumulative).step_by(step) {
                     put_bucket(bound, *count);
                 }
@@ -52,7 +52,7 @@ fn head(family: &Family, text: &mut Vec<u8>) {
         Kind::Histogram => b"histogram",
     };
     put(text, &[b"# HELP ", name, b" "]);
-    escape(family.metric.help, b"\\\n", text);
+    escape(family.metric.help, |byte| matches!(byte, b'\\' | b'\n'), text);
     put(text, &[b"\n# TYPE ", name, b" ", kind, b"\n"]);
 }
 
@@ -60,7 +60,7 @@ fn head(family: &Family, text: &mut Vec<u8>) {
 fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
     for (position, (name, value)) in names.iter().zip(values).enumerate() {
         put(text, &[if position == 0 { b"" } else { b"," }, name.as_bytes(), b"=\""]);
-        escape(value, b"\\\n\"", text);
+        escape(value, |byte| matches!(byte, b'\\' | b'\n' | b'"'), text);
         text.push(b'"');
     }
 }
@@ -68,23 +68,19 @@ fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
 /// The text after `le="` of the bucket of all observations.
 const INFINITY: &str = "+Inf\"} ";
 
-/// The text of each bucket bound, from the value of `le` to the space before the count. It is kept from one histogram
-/// to the next, because all histograms of a family have the same bounds.
-#[derive(Default)]
-struct Bounds {
-    bounds_s: &'static [f64],
-    texts: Vec<String>,
-}
+/// Bounds, and the text of each.
+type Written = (&'static [f64], Arc<[String]>);
 
-impl Bounds {
-    /// One text for each bound.
-    fn of(&mut self, counts: &Counts) -> &[String] {
-        if self.texts.is_empty() || !std::ptr::eq(self.bounds_s, counts.bounds_s) {
-            self.bounds_s = counts.bounds_s;
-            self.texts = counts.bounds_s.iter().map(|bound| format!("{bound}\"}} ")).collect();
-        }
-        &self.texts
+/// The text of each bucket bound, from the value of `le` to the space before the count.
+fn bounds(counts: &Counts) -> Arc<[String]> {
+    static WRITTEN: Mutex<Vec<Written>> = Mutex::new(Vec::new());
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, texts)) = written.iter().find(|(bounds_s, _)| std::ptr::eq(*bounds_s, counts.bounds_s)) {
+        return Arc::clone(texts);
     }
+    let texts: Arc<[String]> = counts.bounds_s.iter().map(|bound| format!("{bound}\"}} ")).collect();
+    written.push((counts.bounds_s, Arc::clone(&texts)));
+    texts
 }
 
 /// Writes everything on a line before its value.
@@ -119,13 +115,14 @@ fn put_value(value: f64, text: &mut Vec<u8>) {
     }
 }
 
-/// Appends a text with a backslash before each of these characters, and `n` in place of each newline.
-fn escape(from: &str, special: &[u8], text: &mut Vec<u8>) {
-    if !from.bytes().any(|byte| special.contains(&byte)) {
+/// Appends a text with a backslash before each special character, and `n` in place of each newline.
+fn escape(from: &str, is_special: impl Fn(u8) -> bool, text: &mut Vec<u8>) {
+    // Nearly no text has any. Without a way out of the loop, the compiler looks at many bytes at a time.
+    if !from.bytes().fold(false, |found, byte| found | is_special(byte)) {
         return text.extend_from_slice(from.as_bytes());
     }
     for byte in from.bytes() {
-        if special.contains(&byte) {
+        if is_special(byte) {
             text.push(b'\\');
         }
         text.push(if byte == b'\n' { b'n' } else { byte });

@@ -209,7 +209,7 @@ proptest! {
         let mut family = family;
         let mut seen = std::collections::BTreeSet::new();
         family.samples.retain(|sample| seen.insert(sample.labels.to_vec()));
-        by_crate(&family, &mut text).expect("the family is well formed");
+        series::write(&family, &mut text);
         protobuf::write_delimited(&family, &mut bytes);
         let (text, decoded) = (String::from_utf8(text).expect("text"), decode(&bytes));
         prop_assert_eq!(samples(&decoded), lines(&text));
