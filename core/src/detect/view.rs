@@ -82,6 +82,15 @@ impl View<'_> {
         self.rank_on(gpu)?.step?.number
     }
 
+    /// The step that the one rank on a GPU was in at a moment since the last view, or, if it was between two or the end of
+    /// that step is not attributed yet, the one that it is in.
+    pub fn step_at(&self, gpu: usize, at_ns: i64) -> Option<u64> {
+        let rank = self.rank_on(gpu)?;
+        let was_in = |step: &&Step| step.key == rank.key && step.begin_ns <= at_ns && at_ns < step.end_ns;
+        let ended = self.steps.iter().rev().find(was_in);
+        ended.map_or_else(|| rank.step?.number, |step| step.number)
+    }
+
     /// Whether a rank still speaks: what is kept of others is forgotten.
     pub fn knows(&self, key: &RankKey) -> bool {
         knows(self.ranks, key)
@@ -174,6 +183,7 @@ mod tests {
         hand.view(|view| {
             assert_eq!((view.gpu_name(1), view.gpu_name(7)), ("GPU 1".to_owned(), "GPU ?".to_owned()));
             assert_eq!((view.step_on(1), view.step_on(0)), (Some(9), None));
+            assert_eq!((view.step_at(1, 5), view.step_at(0, 5)), (Some(9), None));
             assert_eq!(view.subject_of(1), Subject { gpu: Some(1), job: Some("a".into()), rank: Some(4) });
             assert_eq!(view.subject_of(0), Subject { gpu: Some(0), job: None, rank: None });
             assert!(view.knows(&("a".into(), 4)) && !view.knows(&("a".into(), 3)));

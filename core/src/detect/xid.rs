@@ -87,7 +87,7 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
         certainty: Certainty::Observed,
         begin_ns: at_ns,
         until_ns: view.now_ns + HOLD_NS,
-        step: view.step_on(gpu),
+        step: view.step_at(gpu, at_ns),
         code: Some(xid),
         evidence: vec![
             Evidence { name: "xid", value: number(xid) },
@@ -106,7 +106,9 @@ fn sign(view: &View<'_>, gpu: usize, xid: u64, count: u64) -> Sign {
 #[cfg(test)]
 mod tests {
     use super::super::hand::Hand;
+    use super::super::view::OpenStep;
     use super::*;
+    use crate::clock::MILLISECOND_NS;
 
     #[test]
     fn each_new_error_is_reported_once_and_what_was_counted_before_is_not() {
@@ -131,6 +133,33 @@ mod tests {
         let [again] = look(&mut hand, 4).try_into().expect("one");
         assert_eq!((again.code, again.subject.gpu, again.severity), (Some(31), Some(0), Severity::Warning));
         assert_eq!(again.evidence.last().map(|evidence| evidence.value), Some(number(2)));
+    }
+
+    #[test]
+    fn an_error_is_of_the_step_in_which_it_came_although_another_has_begun() {
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Xid::default());
+        assert!(hand.look(&mut detector).0.is_empty());
+        // Of each rank steps 7 and 8 have ended, of 100 ms and one after the other, and 9 has begun.
+        for rank in [0, 1] {
+            let begin_ns = SECOND_NS + i64::try_from(rank).expect("small") * 50 * MILLISECOND_NS;
+            let step = |nth: i64| {
+                Hand::step(rank, nth.unsigned_abs(), begin_ns + (nth - 7) * 100 * MILLISECOND_NS, &[("forward", 100)])
+            };
+            hand.steps.extend([step(7), step(8)]);
+            let begin_ns = begin_ns + 200 * MILLISECOND_NS;
+            hand.ranks[rank].step = Some(OpenStep { number: Some(9), begin_ns, retries: None });
+        }
+        hand.now_ns = 2 * SECOND_NS;
+        let mut count = 0;
+        let mut step_of = |gpu: usize, ms: i64| {
+            count += 1;
+            hand.gpus[gpu].count_xid(count, SECOND_NS + ms * MILLISECOND_NS);
+            let [sign] = hand.look(&mut detector).0.try_into().expect("one");
+            sign.step
+        };
+        let of_first = [0, 99, 100, 199, 200, 900].map(|ms| step_of(0, ms));
+        assert_eq!(of_first, [7, 7, 8, 8, 9, 9].map(Some));
+        assert_eq!([120, 160, 260].map(|ms| step_of(1, ms)), [7, 8, 9].map(Some));
     }
 
     #[test]
