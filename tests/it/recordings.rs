@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Two ranks, one of which is nearly out of memory for three seconds, so that its peer waits in its collectives; and
 /// beside them a job whose GPU reports an error and is lost for two seconds.
