@@ -143,7 +143,7 @@ const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtili
 /// Every second of 64 GPUs.
 const HUNG: fn(usize) -> bool = |gpu| gpu % 2 == 1;
 
-/// The others keep 98 % of 30 s; alone on a machine, over 99. With a delay of 1 s for each GPU that hangs, they would lose 32 s.
+/// The others keep 99 % of 30 s. With a delay of 1 s for each GPU that hangs, they would lose 32 s.
 #[test]
 fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let mut control = gpus(64);
@@ -169,7 +169,7 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let metrics = node.until("6,000 ticks", |metrics| ticks(metrics)[0] >= before[0] + 6_000.0);
     let [due, blocked] = [0, 1].map(|at| ticks(&metrics)[at] - before[at]);
     println!("of {due} ticks due {blocked} were blocked; {} sampling threads", sampling_threads(&node));
-    assert!(blocked <= 0.02 * due, "{blocked} of {due} ticks");
+    assert!(blocked <= 0.01 * due, "{blocked} of {due} ticks");
     assert_eq!(down(&metrics).len(), 32);
     assert!(sampling_threads(&node) <= 33, "at most one for each GPU that hangs, and one for the others");
     control["gpus"].as_array_mut().expect("GPUs").iter_mut().for_each(|gpu| gpu["hang"] = json!([]));
