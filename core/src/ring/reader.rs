@@ -1,7 +1,7 @@
 //! Questions to a ring: any number of readers, none of which the writer notices.
 //!
-//! A reader is wait-free as well: it never repeats a walk that has begun. If the writer overtook it, the interval's begin is
-//! no longer kept, and that is the answer. Of changes at one and the same time, which the writer is just making, one answer
+//! A reader is wait-free as well: it tries a walk twice at most. If the writer overtook it, the interval's begin is no longer
+//! kept, and that is the answer. Of changes at one and the same time, which the writer is just making, one answer
 //! may have more than the next.
 
 use super::{

@@ -31,22 +31,21 @@ struct Edges {
 /// Walks over an interval that lies within what is kept and known. `None`: the writer overtook the walk; the oldest
 /// time that is kept is now later than the interval's begin.
 pub(super) fn scan(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
-    if since_the_last(store, from_ns, to_ns, sink) {
-        return Some(());
-    }
-    let blocks = store.tail_and_head();
-    let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= from_ns)?;
-    walk_from(store, first..blocks.end, from_ns, Until { to_ns, before_ns: to_ns }, sink)
+    scan_until(store, from_ns, Until { to_ns, before_ns: to_ns }, sink)
 }
 
 /// As [`scan`], with what changed at the very end of the interval too.
 pub(super) fn scan_through(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl Sink) -> Option<()> {
-    if since_the_last(store, from_ns, to_ns, sink) {
+    scan_until(store, from_ns, through(to_ns), sink)
+}
+
+fn scan_until(store: &Store, from_ns: i64, until: Until, sink: &mut impl Sink) -> Option<()> {
+    if since_the_last(store, from_ns, until.to_ns, sink) {
         return Some(());
     }
     let blocks = store.tail_and_head();
     let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= from_ns)?;
-    walk_from(store, first..blocks.end, from_ns, through(to_ns), sink)
+    walk_from(store, first..blocks.end, from_ns, until, sink)
 }
 
 /// As [`scan_through`], with what changed at the very begin too, and what was held right before it where that is kept.
@@ -56,34 +55,12 @@ pub(super) fn scan_from(store: &Store, from_ns: i64, to_ns: i64, sink: &mut impl
         return Some(());
     }
     let blocks = store.tail_and_head();
-    // Where the interval begins with a block, the one before it may be lost, or be lost meanwhile.
-    for latest_ns in [after_ns, from_ns] {
-        let Some(first) = last_block(store, blocks.clone(), |begin_ns| begin_ns <= latest_ns) else { continue };
-        let mut noting = Noting { sink, has_taken: false };
-        let walked = walk_from(store, first..blocks.end, after_ns, through(to_ns), &mut noting);
-        if walked.is_some() || noting.has_taken {
-            return walked;
-        }
-    }
-    None
-}
-
-/// Passes everything on, and notes whether there was anything.
-struct Noting<'a, S> {
-    sink: &'a mut S,
-    has_taken: bool,
-}
-
-impl<S: Sink> Sink for Noting<'_, S> {
-    fn whole(&mut self, part: &Part) -> bool {
-        self.has_taken = true;
-        self.sink.whole(part)
-    }
-
-    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
-        self.has_taken = true;
-        self.sink.held(from_ns, to_ns, used_bytes);
-    }
+    // Where the interval begins with a block, the one before it may be lost, or be lost meanwhile. Blocks are lost in their
+    // order, so that a walk that had handed something over when it was overtaken cannot go on from the later one.
+    [after_ns, from_ns].into_iter().find_map(|latest_ns| {
+        let first = last_block(store, blocks.clone(), |begin_ns| begin_ns <= latest_ns)?;
+        walk_from(store, first..blocks.end, after_ns, through(to_ns), sink)
+    })
 }
 
 /// Hands the value of an interval in which nothing changed to the sink, if nothing has changed since its begin. What the

@@ -32,12 +32,17 @@ impl Sink for Count {
     }
 }
 
+/// A value too far from those before it for a short code.
+fn raw(tick: i64) -> u64 {
+    tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
 /// Raw values, three to a block, one a millisecond, in 1,100 blocks (0 to 1,099, of which the last is open).
 fn store() -> Arc<Store> {
     let store = Arc::new(Store::new(Layout::of(4, 2_000, 3), 1_000, i64::MAX));
     let mut writer = Writer::new(Arc::clone(&store));
     for tick in 0..1_100 * BLOCK {
-        writer.push(tick * MS, tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)).expect("in order");
+        writer.push(tick * MS, raw(tick)).expect("in order");
     }
     assert_eq!(store.tail_and_head(), 0..1_100);
     store
@@ -105,13 +110,14 @@ fn memory_in_use_grows_word_by_word() {
 /// Without a mark an answer is right as well, but takes a whole block.
 #[test]
 fn decoding_begins_at_most_some_points_before_a_time_in_the_newest_blocks() {
-    const EVERY: i64 = 8;
-    let layout = Layout::of(64, 40, 3).with_marks(8, 16);
+    const EVERY: u32 = 8;
+    let layout = Layout::of(64, 40, 3).with_marks(EVERY, 16);
+    let every = i64::from(EVERY);
     let store = Arc::new(Store::new(layout, 1_000, i64::MAX));
     let mut writer = Writer::new(Arc::clone(&store));
     let mut begins = Vec::new();
     for tick in 0..2_000 {
-        writer.push(tick * MS, tick.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15)).expect("in order");
+        writer.push(tick * MS, raw(tick)).expect("in order");
         let head = store.tail_and_head().end;
         if begins.len() < usize::try_from(head).expect("few") {
             begins.push(tick);
@@ -123,7 +129,7 @@ fn decoding_begins_at_most_some_points_before_a_time_in_the_newest_blocks() {
         let since = tick - begins[block];
         let mark = store.marks.before(block as u64, tick * MS, store.resolution_ns);
         // From the block's begin on there is one after every eighth change.
-        let wanted = (since >= EVERY).then(|| begins[block] + since / EVERY * EVERY);
+        let wanted = (since >= every).then(|| begins[block] + since / every * every);
         if let Some(mark) = mark {
             assert_eq!((mark.block, Some(mark.at_ns / MS)), (block as u64, wanted), "{tick}");
             (marked, oldest) = (marked + 1, mark.at_ns / MS);
@@ -131,5 +137,5 @@ fn decoding_begins_at_most_some_points_before_a_time_in_the_newest_blocks() {
             assert!(wanted.is_none_or(|at| at < oldest), "{tick} has no mark, but {wanted:?} is kept");
         }
     }
-    assert!(marked > 10 * EVERY, "{marked}");
+    assert!(marked > 10 * every, "{marked}");
 }

@@ -179,6 +179,20 @@ fn a_ring_that_has_become_quiet_shrinks_again() {
     assert_eq!(reader.oldest_ns(), Some(5_939_000 * MS));
 }
 
+/// A reading, or `None` for the begin of a gap, into a ring and its model.
+fn write_both(writer: &mut Writer, model: &mut Model, at_ns: i64, used: Option<u64>) {
+    match used {
+        Some(used_bytes) => {
+            writer.push(at_ns, used_bytes).unwrap();
+            model.push(at_ns, used_bytes).unwrap();
+        }
+        None => {
+            writer.gap(at_ns).unwrap();
+            model.gap(at_ns);
+        }
+    }
+}
+
 /// The usual sizes of blocks and tree, over several levels and around the end of the memory.
 #[test]
 fn a_long_recording_is_answered_as_by_the_model() {
@@ -188,14 +202,8 @@ fn a_long_recording_is_answered_as_by_the_model() {
     for tick in 0..80_000_i64 {
         mixed = mixed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let at_ns = tick * MS + (mixed >> 48) as i64 % 60_000;
-        if mixed >> 40 & 0x3FF == 0 {
-            writer.gap(at_ns).unwrap();
-            model.gap(at_ns);
-        } else {
-            let used_bytes = ((mixed >> 33) % (80 << 20)) << 10;
-            writer.push(at_ns, used_bytes).unwrap();
-            model.push(at_ns, used_bytes).unwrap();
-        }
+        let used_bytes = ((mixed >> 33) % (80 << 20)) << 10;
+        write_both(&mut writer, &mut model, at_ns, (mixed >> 40 & 0x3FF != 0).then_some(used_bytes));
     }
     let (oldest_ns, newest_ns) = (reader.oldest_ns().unwrap(), reader.newest_ns().unwrap());
     assert!(oldest_ns > 10_000 * MS, "the memory was used again");
@@ -220,13 +228,7 @@ fn what_was_written_last_is_answered_as_by_the_model_wherever_it_begins() {
         let ((mut writer, reader), mut model) = (ring(CONFIG).unwrap(), Model::new(CONFIG));
         let ticks = 8_000_i64;
         for tick in 0..ticks {
-            if tick % 97 == 96 {
-                writer.gap(tick * MS).unwrap();
-                model.gap(tick * MS);
-            } else {
-                writer.push(tick * MS, value(tick)).unwrap();
-                model.push(tick * MS, value(tick)).unwrap();
-            }
+            write_both(&mut writer, &mut model, tick * MS, (tick % 97 != 96).then(|| value(tick)));
         }
         let newest_ns = (ticks - 1) * MS;
         // The model's loops are long, so it needs no more than the changes that matter.
