@@ -24,6 +24,7 @@ from typing import Any
 import table
 from parts import PARTS
 from rig import Rig
+from table import PEERS
 
 ONE_GPU = {"minutes": 21.0, "rounds": 40, "block_seconds": 2.0, "kills": 8}
 SEVERAL_GPUS = {"minutes": 14.0, "rounds": 32, "block_seconds": 1.6, "kills": 4}
@@ -60,6 +61,12 @@ def parse_options() -> argparse.Namespace:
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
     add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
     add("--skip", default="", help="which parts to leave out")
+    add(
+        "--peers",
+        type=named_peers,
+        default=",".join(PEERS),
+        help="the pollers beside the daemon in the cost and harm parts, with commas between; with fewer, more rounds fit into the same time",
+    )
     add("--minutes", type=float, help="stop after this long: 21, or 14 on several GPUs")
     add("--rounds", type=int, help="rounds of the cost parts: 40, or 32 on several GPUs")
     add("--rounds-a-start", type=int, default=4, help="rounds after which pollers are restarted")
@@ -86,6 +93,15 @@ def parse_options() -> argparse.Namespace:
         if options.dry_run or getattr(options, name) is None:
             setattr(options, name, value)
     return options
+
+
+def named_peers(text: str) -> list[str]:
+    """The peers named, with commas between; none if it is empty."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    return names
 
 
 def run_part(name: str, rig: Rig, options: argparse.Namespace) -> dict[str, Any]:

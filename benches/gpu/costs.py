@@ -50,6 +50,7 @@ def figures(rounds: dict[str, list[Row]]) -> dict[str, Any]:
         "mean": {name: means(rows) for name, rows in known.items()},
         "cpu_ratio": {peer: cpu_ratio(rounds["daemon"], rounds[peer]) for peer in rounds if peer != "daemon"},
         "cpu_quiet": {name: quiet([row["cpu_percent"] for row in rows]) for name, rows in known.items()},
+        "split": split(rounds["daemon"], rounds.get("floor", [])),
         "daemon_threads": thread_means(rounds["daemon"]),
     }
 
@@ -74,6 +75,8 @@ def one_start(
     rows: dict[str, list[Row]] = {}
     with ExitStack() as ending:
         for name, kind in POLLERS.items():
+            if name not in ("daemon", *options.peers):
+                continue
             started = rig.started()
             try:
                 pollers[name], rows[name] = kind(rig), []
@@ -105,14 +108,35 @@ def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], 
 def cpu_ratio(own: Sequence[Row], peer: Sequence[Row]) -> dict[str, dict[str, float]] | None:
     """The daemon's CPU over a peer's: of `all` turns and of each one's `quiet` ones, with 95 % intervals from resampling
     the starts, each with all its rounds. A round that one of them lacks is left out; None if no round is left."""
-    theirs = {row["round"]: row["cpu_percent"] for row in peer}
-    starts: dict[int, list[tuple[float, float]]] = {}
-    for mine in own:
-        if mine["round"] in theirs:
-            starts.setdefault(mine["start"], []).append((mine["cpu_percent"], theirs[mine["round"]]))
+    starts = [[(mine["cpu_percent"], its["cpu_percent"]) for mine, its in start] for start in by_start(own, peer)]
     if not starts:
         return None
-    return {turns: ratio(list(starts.values()), mean) for turns, mean in (("all", statistics.fmean), ("quiet", quiet))}
+    return {turns: ratio(starts, mean) for turns, mean in (("all", statistics.fmean), ("quiet", quiet))}
+
+
+def by_start(own: Sequence[Row], peer: Sequence[Row]) -> list[list[tuple[Row, Row]]]:
+    """Two pollers' turns of the same rounds, by the start of the pollers. A round that one of them lacks is left out."""
+    theirs = {row["round"]: row for row in peer}
+    starts: dict[int, list[tuple[Row, Row]]] = {}
+    for mine in own:
+        if mine["round"] in theirs:
+            starts.setdefault(mine["start"], []).append((mine, theirs[mine["round"]]))
+    return list(starts.values())
+
+
+def split(own: Sequence[Row], floor: Sequence[Row]) -> dict[str, dict[str, float]] | None:
+    """The daemon's CPU in two parts, with 95 % intervals as above: `sampling` is its sampling thread's over the floor's,
+    `others` that of all other threads, percent of one core. None if no round is left."""
+    known = [row for row in own if "hw-fast" in row.get("thread_percent", {})]
+    starts = by_start(known, floor)
+    if not starts:
+        return None
+    sampling = [[(mine["thread_percent"]["hw-fast"], its["cpu_percent"]) for mine, its in start] for start in starts]
+    others = [[mine["cpu_percent"] - mine["thread_percent"]["hw-fast"] for mine, _ in start] for start in starts]
+    return {
+        "sampling": ratio(sampling, statistics.fmean),
+        "others": with_interval(others, lambda some: statistics.fmean(one for start in some for one in start)),
+    }
 
 
 def ratio(starts: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[float]], float]) -> dict[str, float]:
@@ -122,8 +146,13 @@ def ratio(starts: Sequence[Sequence[tuple[float, float]]], mean: Callable[[list[
         mine, theirs = zip(*(pair for start in some for pair in start), strict=True)
         return mean(list(mine)) / mean(list(theirs))
 
-    low, high = harm.bootstrap(starts, share)
-    return {"ratio": share(starts), "ratio_low": low, "ratio_high": high, "starts": len(starts)}
+    return with_interval(starts, share)
+
+
+def with_interval(starts: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> dict[str, float]:
+    """A figure of all starts, with its 95 % interval from resampling them."""
+    low, high = harm.bootstrap(starts, statistic)
+    return {"ratio": statistic(starts), "ratio_low": low, "ratio_high": high, "starts": len(starts)}
 
 
 def quiet(percents: Sequence[float]) -> float:

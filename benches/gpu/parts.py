@@ -236,7 +236,8 @@ def sampler_counts(daemon: measure.Daemon) -> dict[str, float]:
 def harm_to_job(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
     """Step times and allocation times of one job, with pollers started and ended beside it."""
     job = rig.train("--alloc-cycles", str(options.alloc_cycles), fixed=True)
-    peers = [*(["floor"] if rig.floor else []), *(["nvidia-smi"] if rig.smi else [])]
+    there = {"floor": rig.floor, "nvidia-smi": rig.smi}
+    peers = [name for name in options.peers if there[name]]
     conditions = [harm.BASELINE, "daemon", *peers]
     blocks = []
     for number, condition in harm.order(conditions, options.blocks):

@@ -46,7 +46,8 @@ def readings_of_database(path: Path) -> int:
 
 
 def lines(path: Path) -> int:
-    return sum(1 for _ in path.open("rb"))
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def record(command: list[object], path: Path, seconds: float, count: Callable[[Path], int]) -> dict[str, float]:

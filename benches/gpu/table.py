@@ -65,6 +65,8 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
         (f"CPU of one core, {load} (%)", *map(number, cpu), "", ""),
         ("  in each one's quiet turns, the quarter that took least (%)", *map(number, quiet), "", ""),
         *shares,
+        ("  of it the sampling thread, as a share of the floor's", interval(at(results, part, "split", "sampling")), "", "", "", ""),
+        ("  of it all other threads (% of one core)", interval(at(results, part, "split", "others")), "", "", "", ""),
         (f"sampling outside the driver's calls, {load} (µs a tick)", *own, "", "", ""),
         (f"samples a second, {load}", *(number(one, ".1f") for one in rate), "≥0.99 floor", verdict(as_many)),
         (f"ticks missed, {load} (%)", *counts, "≤floor+0.1", verdict(few_missed)),

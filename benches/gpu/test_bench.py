@@ -210,6 +210,21 @@ class Table(unittest.TestCase):
         del means["daemon"]["sweep_mean_us"]
         self.assertEqual(table.outside_driver({"costs-idle": part}, "costs-idle"), (None, floor))
 
+    def test_the_daemons_cpu_is_split_by_thread(self) -> None:
+        mine, theirs = cpu_rows([2.2, 4.6, 3.0]), cpu_rows([1.0, 2.0, 1.5])
+        for row in mine:
+            row["thread_percent"] = {"hw-fast": row["cpu_percent"] - 0.2, "hw-gpu": 0.2}
+        figures = costs.split(mine, theirs[:2])
+        self.assertAlmostEqual(figures["sampling"]["ratio"], 6.4 / 3.0)
+        self.assertAlmostEqual(figures["others"]["ratio"], 0.2)
+        self.assertAlmostEqual(figures["others"]["ratio_high"], 0.2)
+        # A turn without its threads has no part in it.
+        del mine[0]["thread_percent"]
+        self.assertAlmostEqual(costs.split(mine, theirs[:2])["sampling"]["ratio"], 2.2)
+        self.assertIsNone(costs.split([], theirs))
+        printed = table.render({"costs-idle": {"split": figures}})
+        self.assertRegex(printed, r"sampling thread, as a share of the floor's +2\.1333 \[")
+
     def test_a_daemon_that_reads_seldom_is_not_compared_in_silence(self) -> None:
         for rate, holds in ((1000.0, "yes"), (10.0, "NO")):
             part = {"mean": {"daemon": {"rate_hertz": rate}, "floor": {"rate_hertz": 1001.0}}}
