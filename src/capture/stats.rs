@@ -76,9 +76,9 @@ impl Stats {
 impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {
-            out.count(&c::CAPTURES, &[outcome.label()], Some(self.outcome(outcome)));
+            out.count(&c::CAPTURES, [outcome.label()], Some(self.outcome(outcome)));
         }
-        out.count(&c::CAPTURES_REMOVED, &[], Some(self.removed()));
-        out.count(&c::CAPTURES_BYTES, &[], Some(self.bytes()));
+        out.count(&c::CAPTURES_REMOVED, (), Some(self.removed()));
+        out.count(&c::CAPTURES_BYTES, (), Some(self.bytes()));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Enters: collected families. Leaves: text format 0.0.4, or what `protobuf` describes. Absent on purpose: registries and
 //! long-lived label sets, so that a job or GPU that is gone leaves no series; texts kept from one scrape to the next, which
-//! would save some of the 0.4 million instructions of a scrape of one idle GPU, and took up to 2 MiB on eight GPUs, as a heap
+//! would save some of the 0.3 million instructions of a scrape of one idle GPU, and took up to 2 MiB on eight GPUs, as a heap
 //! with small blocks that stay cannot shrink.
 //!
 //! The `prometheus` crate writes single values without labels. For a line with labels it copies every name and value first,

@@ -20,7 +20,7 @@ pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use log::{EventLog, LogLimits, Taken};
 pub use speak::{due, speak};
 
-use crate::metrics::{Collect, Families, Part, catalogue as c};
+use crate::metrics::{Collect, Families, Labels, Part, catalogue as c};
 use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
 use complaints::{Complaints, detail};
 use ends::Ends;
@@ -525,14 +525,14 @@ struct Parked {
 impl Collect for Intake {
     fn collect(&self, out: &mut Families) {
         for outcome in Outcome::ALL {
-            out.count(&c::ANNOTATIONS, &[outcome.label()], Some(self.counts.get(outcome)));
+            out.count(&c::ANNOTATIONS, [outcome.label()], Some(self.counts.get(outcome)));
         }
-        out.count(&c::ANNOTATIONS_LOST, &[], Some(self.lost.load(Ordering::Relaxed)));
+        out.count(&c::ANNOTATIONS_LOST, (), Some(self.lost.load(Ordering::Relaxed)));
         for (sender, events) in self.accounts.refusals() {
-            out.count(&c::ANNOTATIONS_REFUSED, &[sender.as_str()], Some(events));
+            out.count(&c::ANNOTATIONS_REFUSED, Labels::found(&[&sender]), Some(events));
         }
         for (kind, resource) in [("open", Resource::Bytes), ("ended", Resource::Ended)] {
-            out.count(&c::ANNOTATIONS_HELD, &[kind], Some(self.accounts.held(resource) as u64));
+            out.count(&c::ANNOTATIONS_HELD, [kind], Some(self.accounts.held(resource) as u64));
         }
         out.memory(Part::Open, self.accounts.held(Resource::Bytes));
         out.memory(Part::Profiles, self.accounts.held(Resource::Layers));

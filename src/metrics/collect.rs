@@ -34,9 +34,9 @@ impl Snapshots {
             gpu::collect(node, self.processes, &mut out);
             own::sampler(node, &mut out);
         } else if let Some(trouble) = slot.trouble() {
-            out.number(&c::SOURCE_ERROR, &[trouble.reason], Some(1.0));
+            out.number(&c::SOURCE_ERROR, [trouble.reason], Some(1.0));
         }
-        out.count(&c::NVML_UP, &[], slot.is_nvml().then_some(u64::from(node.is_some())));
+        out.count(&c::NVML_UP, (), slot.is_nvml().then_some(u64::from(node.is_some())));
         let clock = self.known.clock_of(node.as_deref());
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         job::collect(&self.known.ledger, node.as_deref(), now_ns, shift_ns, &mut out);

@@ -2,36 +2,120 @@
 
 use super::catalogue::{ALL, Metric};
 use highwater_core::histogram::Counts;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
+
+/// The value of one label. Values are equal if their texts are.
+#[derive(Debug, Clone)]
+pub enum LabelValue {
+    /// One that the program knows. It takes no memory of its own.
+    Known(&'static str),
+    /// One from outside: of a device, a job, a process.
+    Found(Arc<str>),
+}
+
+impl Deref for LabelValue {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            LabelValue::Known(text) => text,
+            LabelValue::Found(text) => text,
+        }
+    }
+}
+
+impl From<&'static str> for LabelValue {
+    fn from(text: &'static str) -> Self {
+        LabelValue::Known(text)
+    }
+}
+
+impl From<Arc<str>> for LabelValue {
+    fn from(text: Arc<str>) -> Self {
+        LabelValue::Found(text)
+    }
+}
+
+impl PartialEq for LabelValue {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for LabelValue {}
+
+impl Hash for LabelValue {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        str::hash(self, state);
+    }
+}
 
 /// The values of a metric's labels, in their order. Samples of the same thing share them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Labels(Arc<[Arc<str>]>);
+pub struct Labels(Values);
+
+/// No label and one that the program knows take no allocation: a node has hundreds of such series, and makes them anew for
+/// every scrape. Each number of values has one form, so that equal labels are equal here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Values {
+    None,
+    One(LabelValue),
+    /// At least two.
+    Several(Arc<[LabelValue]>),
+}
 
 impl Deref for Labels {
-    type Target = [Arc<str>];
+    type Target = [LabelValue];
 
-    fn deref(&self) -> &[Arc<str>] {
-        &self.0
+    fn deref(&self) -> &[LabelValue] {
+        match &self.0 {
+            Values::None => &[],
+            Values::One(text) => slice::from_ref(text),
+            Values::Several(texts) => texts,
+        }
+    }
+}
+
+impl Labels {
+    /// Copies of texts from outside.
+    #[must_use]
+    pub fn found(texts: &[&str]) -> Self {
+        Self::of(texts.iter().map(|text| LabelValue::Found(Arc::from(*text))))
+    }
+
+    fn of(mut texts: impl ExactSizeIterator<Item = LabelValue>) -> Self {
+        Self(match texts.len() {
+            0 => Values::None,
+            1 => texts.next().map_or(Values::None, Values::One),
+            _ => Values::Several(texts.collect()),
+        })
+    }
+}
+
+impl From<()> for Labels {
+    fn from((): ()) -> Self {
+        Self(Values::None)
+    }
+}
+
+impl<const N: usize> From<[LabelValue; N]> for Labels {
+    fn from(texts: [LabelValue; N]) -> Self {
+        Self::of(texts.into_iter())
+    }
+}
+
+impl<const N: usize> From<[&'static str; N]> for Labels {
+    fn from(texts: [&'static str; N]) -> Self {
+        Self::of(texts.into_iter().map(LabelValue::Known))
     }
 }
 
 impl<const N: usize> From<[Arc<str>; N]> for Labels {
-    fn from(values: [Arc<str>; N]) -> Self {
-        Self(Arc::new(values))
-    }
-}
-
-impl<const N: usize> From<&[&str; N]> for Labels {
-    fn from(values: &[&str; N]) -> Self {
-        Self::from(&values[..])
-    }
-}
-
-impl From<&[&str]> for Labels {
-    fn from(values: &[&str]) -> Self {
-        Self(values.iter().map(|value| Arc::from(*value)).collect())
+    fn from(texts: [Arc<str>; N]) -> Self {
+        Self::of(texts.into_iter().map(LabelValue::Found))
     }
 }
 
@@ -120,5 +204,24 @@ impl Families {
     pub fn into_ordered(self) -> Vec<Family> {
         let all = ALL.iter().zip(self.samples);
         all.filter(|(_, samples)| !samples.is_empty()).map(|(metric, samples)| Family { metric, samples }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn labels_are_equal_by_their_texts_however_they_came() {
+        let known = [Labels::from(()), Labels::from(["a"]), Labels::from(["a", "b"])];
+        let found = [Labels::found(&[]), Labels::found(&["a"]), Labels::found(&["a", "b"])];
+        assert_eq!(known, found);
+        let series: HashSet<Labels> = known.into_iter().chain(found).collect();
+        assert_eq!(series.len(), 3);
+        assert_ne!(Labels::from(["a", "b"]), Labels::from(["a", "c"]));
+        let shared = Labels::from([Arc::from("a"), Arc::from("b")]);
+        assert!(series.contains(&shared));
+        assert_eq!(shared.iter().map(|value| &**value).collect::<Vec<_>>(), ["a", "b"]);
     }
 }

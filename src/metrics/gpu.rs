@@ -1,7 +1,7 @@
 //! The samples of GPUs and MIG instances.
 
 use super::catalogue as c;
-use super::families::{Families, Labels};
+use super::families::{Families, LabelValue, Labels};
 use crate::node::{Node, Periods};
 use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
@@ -26,9 +26,9 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    fn with(&self, label: &str) -> Labels {
-        let [gpu, uuid] = [0, 1].map(|position| Arc::clone(&self.labels[position]));
-        Labels::from([gpu, uuid, Arc::from(label)])
+    fn with(&self, label: impl Into<LabelValue>) -> Labels {
+        let [gpu, uuid] = [0, 1].map(|position| self.labels[position].clone());
+        Labels::from([gpu, uuid, label.into()])
     }
 
     /// Whether a reading of a lane with this period is current.
@@ -44,11 +44,11 @@ pub(super) fn collect(node: &Node, with_processes: bool, out: &mut Families) {
     let fast_ns = node.ticks.period_ns.load(Ordering::Relaxed).max(node.periods.fast_ns);
     let periods = Periods { fast_ns, ..node.periods };
     for skipped in node.source.skipped() {
-        out.count(&c::GPU_UP, &[&skipped.index, ""], Some(0));
+        out.count(&c::GPU_UP, Labels::found(&[&skipped.index, ""]), Some(0));
     }
     for (position, state) in node.gpus.iter().enumerate() {
         let Some(ring) = node.rings.get(position) else { continue };
-        let labels = Labels::from(&[state.device.index.as_str(), state.device.uuid.as_str()]);
+        let labels = Labels::found(&[&state.device.index, &state.device.uuid]);
         let view = View { state, ring, now_ns, periods, labels };
         info(&view, out);
         memory(&view, out);
@@ -70,7 +70,7 @@ fn info(view: &View, out: &mut Families) {
     let (name, bus_id, driver) = (text(&device.name), text(&device.pci_bus_id), text(&device.driver_version));
     let (parent, profile) = (text(&device.parent_uuid), text(&device.mig_profile));
     let labels = [&*view.labels[0], &*view.labels[1], &name, &bus_id, &driver, &parent, &profile];
-    out.number(&c::GPU_INFO, &labels, Some(1.0));
+    out.number(&c::GPU_INFO, Labels::found(&labels), Some(1.0));
     let up = view.state.health() == Health::Up;
     out.count(&c::GPU_UP, &view.labels, Some(u64::from(up)));
     let period_ns = view.state.sampling_period_ns().filter(|_| up);
@@ -127,7 +127,7 @@ fn medium(view: &View, out: &mut Families) {
     out.number(&c::GPU_ENERGY, &view.labels, view.state.energy.joules(latest.at_ns, &view.state.series));
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
-            out.count(&c::GPU_THROTTLE, view.with(reason), Some(u64::from(reasons & bit != 0)));
+            out.count(&c::GPU_THROTTLE, view.with(*reason), Some(u64::from(reasons & bit != 0)));
         }
     }
 }
@@ -156,7 +156,7 @@ fn processes(view: &View, out: &mut Families) {
     let period_ns = 10 * view.periods.slow_ns;
     let Some(latest) = view.state.processes().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
     for process in &latest.reading {
-        out.count(&c::PROCESS_MEMORY_USED, view.with(&process.pid.to_string()), process.used_bytes);
+        out.count(&c::PROCESS_MEMORY_USED, view.with(Arc::from(process.pid.to_string())), process.used_bytes);
     }
 }
 
@@ -174,9 +174,9 @@ fn rare(view: &View, out: &mut Families) {
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {
     for (number, xid) in view.state.xids() {
-        let number = number.to_string();
-        out.count(&c::GPU_XID_ERRORS, view.with(&number), Some(xid.count));
-        out.number(&c::GPU_XID_LAST, view.with(&number), Some(seconds(xid.last_ns + unix_shift_ns)));
+        let labels = view.with(Arc::from(number.to_string()));
+        out.count(&c::GPU_XID_ERRORS, &labels, Some(xid.count));
+        out.number(&c::GPU_XID_LAST, labels, Some(seconds(xid.last_ns + unix_shift_ns)));
     }
 }
 

@@ -70,10 +70,10 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
             layers(&names, &labels, profile, most_layers, out);
         }
     }
-    out.count(&c::LAYER_RECORDS_DROPPED, &[], Some(records_dropped));
-    out.count(&c::LAYERS_UNKEPT, &[], Some(log.layers_unkept()));
+    out.count(&c::LAYER_RECORDS_DROPPED, (), Some(records_dropped));
+    out.count(&c::LAYERS_UNKEPT, (), Some(log.layers_unkept()));
     for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
-        out.count(&c::PHASES, &[outcome], Some(count));
+        out.count(&c::PHASES, [outcome], Some(count));
     }
 }
 
@@ -100,10 +100,10 @@ fn info(labels: &Labels, rank: &RankNow, node: Option<&Node>, out: &mut Families
     let (job, number, world_size) = (&*labels[0], &*labels[1], world_size.as_str());
     let devices: Vec<_> = gpus.iter().filter_map(|gpu| Some(&node?.gpus.get(*gpu)?.device)).collect();
     for device in &devices {
-        out.number(&c::JOB_INFO, &[job, number, world_size, &device.index, &device.uuid], Some(1.0));
+        out.number(&c::JOB_INFO, Labels::found(&[job, number, world_size, &device.index, &device.uuid]), Some(1.0));
     }
     if devices.is_empty() {
-        out.number(&c::JOB_INFO, &[job, number, world_size, "", ""], Some(1.0));
+        out.number(&c::JOB_INFO, Labels::found(&[job, number, world_size, "", ""]), Some(1.0));
     }
 }
 

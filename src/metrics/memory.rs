@@ -68,7 +68,7 @@ impl Part {
 impl Families {
     /// Adds what a part keeps.
     pub(crate) fn memory(&mut self, part: Part, bytes: usize) {
-        self.count(&c::MEMORY, &[part.label()], Some(bytes as u64));
+        self.count(&c::MEMORY, [part.label()], Some(bytes as u64));
     }
 }
 

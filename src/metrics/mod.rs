@@ -13,7 +13,7 @@ mod memory;
 mod own;
 
 pub use collect::{Collect, Snapshots};
-pub use families::{Families, Family, Labels, Sample, Value};
+pub use families::{Families, Family, LabelValue, Labels, Sample, Value};
 #[cfg(test)]
 pub(crate) use job::MOST_LAYERS;
 pub(crate) use memory::Part;

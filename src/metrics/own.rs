@@ -1,7 +1,7 @@
 //! The samples of the daemon itself: its sampler, its driver calls, its process.
 
 use super::catalogue as c;
-use super::families::Families;
+use super::families::{Families, Labels};
 use crate::footprint::Footprint;
 use crate::node::Node;
 use crate::source::Call;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Collects the sampler's ticks and driver calls.
 #[allow(clippy::cast_precision_loss, reason = "a period in nanoseconds")]
 pub(super) fn sampler(node: &Node, out: &mut Families) {
-    out.number(&c::SOURCE_INFO, &[node.source.description().as_str()], Some(1.0));
+    out.number(&c::SOURCE_INFO, Labels::found(&[&node.source.description()]), Some(1.0));
     let ticks = &node.ticks;
     let (taken, late, driver) =
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));
@@ -20,35 +20,35 @@ pub(super) fn sampler(node: &Node, out: &mut Families) {
     if due == 0 {
         return;
     }
-    out.count(&c::TICKS_DUE, &[], Some(due));
-    out.count(&c::TICKS_TAKEN, &[], Some(taken));
-    out.count(&c::TICKS_MISSED, &["late"], Some(late));
-    out.count(&c::TICKS_MISSED, &["driver_blocked"], Some(driver));
-    out.number(&c::SAMPLER_PERIOD, &[], Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
-    out.histogram(&c::SAMPLER_LATENESS, &[], ticks.lateness.counts());
+    out.count(&c::TICKS_DUE, (), Some(due));
+    out.count(&c::TICKS_TAKEN, (), Some(taken));
+    out.count(&c::TICKS_MISSED, ["late"], Some(late));
+    out.count(&c::TICKS_MISSED, ["driver_blocked"], Some(driver));
+    out.number(&c::SAMPLER_PERIOD, (), Some(ticks.period_ns.load(Relaxed) as f64 * 1e-9));
+    out.histogram(&c::SAMPLER_LATENESS, (), ticks.lateness.counts());
     for call in Call::ALL {
         let durations = node.calls.durations(call).counts();
         if durations.cumulative.last().is_some_and(|count| *count > 0) {
-            out.histogram(&c::NVML_CALL_DURATION, &[call.label()], durations);
-            out.count(&c::NVML_CALL_FAILURES, &[call.label()], Some(node.calls.failures(call)));
+            out.histogram(&c::NVML_CALL_DURATION, [call.label()], durations);
+            out.count(&c::NVML_CALL_FAILURES, [call.label()], Some(node.calls.failures(call)));
         }
     }
-    out.number(&c::NVML_BUSY, &[], node.calls.busy_ratio());
+    out.number(&c::NVML_BUSY, (), node.calls.busy_ratio());
 }
 
 /// Collects the process's version and resource use.
 pub(super) fn process(footprint: Option<Footprint>, out: &mut Families) {
-    out.number(&c::BUILD_INFO, &[env!("CARGO_PKG_VERSION"), env!("BUILT_BY_RUSTC")], Some(1.0));
+    out.number(&c::BUILD_INFO, [env!("CARGO_PKG_VERSION"), env!("BUILT_BY_RUSTC")], Some(1.0));
     let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     #[allow(clippy::cast_precision_loss, reason = "seconds to a microsecond")]
-    out.number(&c::PROCESS_CPU, &[], Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9));
-    out.count(&c::PROCESS_VIRTUAL, &[], footprint.map(|footprint| footprint.mapped as u64));
-    out.count(&c::PROCESS_RESIDENT, &[], footprint.map(|footprint| footprint.resident as u64));
-    out.count(&c::PROCESS_FDS, &[], open_files());
+    out.number(&c::PROCESS_CPU, (), Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 * 1e-9));
+    out.count(&c::PROCESS_VIRTUAL, (), footprint.map(|footprint| footprint.mapped as u64));
+    out.count(&c::PROCESS_RESIDENT, (), footprint.map(|footprint| footprint.resident as u64));
+    out.count(&c::PROCESS_FDS, (), open_files());
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    out.count(&c::PROCESS_MAX_FDS, &[], limit);
-    out.count(&c::PROCESS_THREADS, &[], threads());
-    out.number(&c::PROCESS_START, &[], start_time());
+    out.count(&c::PROCESS_MAX_FDS, (), limit);
+    out.count(&c::PROCESS_THREADS, (), threads());
+    out.number(&c::PROCESS_START, (), start_time());
 }
 
 /// How many files are open. Since Linux 6.2 that is the size of the folder, which takes a tenth of reading it.

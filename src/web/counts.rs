@@ -174,18 +174,18 @@ impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for (listener, connections) in self.listeners() {
             let listener = listener.label();
-            out.count(&c::HTTP_CONNECTIONS_OPEN, &[listener], Some(connections.open()));
+            out.count(&c::HTTP_CONNECTIONS_OPEN, [listener], Some(connections.open()));
             for ending in Ending::ALL {
-                out.count(&c::HTTP_CONNECTIONS, &[listener, ending.label()], Some(connections.ended(ending)));
+                out.count(&c::HTTP_CONNECTIONS, [listener, ending.label()], Some(connections.ended(ending)));
             }
-            out.count(&c::HTTP_ACCEPT_FAILURES, &[listener], Some(connections.failed()));
+            out.count(&c::HTTP_ACCEPT_FAILURES, [listener], Some(connections.failed()));
         }
         for reason in Refused::ALL {
-            out.count(&c::HTTP_REQUESTS_REFUSED, &[reason.label()], Some(self.refused(reason)));
+            out.count(&c::HTTP_REQUESTS_REFUSED, [reason.label()], Some(self.refused(reason)));
         }
         if let Some((taken, refused)) = self.config_reads() {
-            out.count(&c::WEB_CONFIG_READS, &["taken"], Some(taken));
-            out.count(&c::WEB_CONFIG_READS, &["refused"], Some(refused));
+            out.count(&c::WEB_CONFIG_READS, ["taken"], Some(taken));
+            out.count(&c::WEB_CONFIG_READS, ["refused"], Some(refused));
         }
     }
 }

@@ -188,7 +188,7 @@ impl Mapper {
         let moment = self.moment(now_ns, delta, true);
         let mut data_points = Vec::with_capacity(levels.len());
         for level in levels {
-            let key = (0, Labels::from(&[level.index.as_str(), level.uuid.as_str()]));
+            let key = (0, Labels::found(&[&level.index, &level.uuid]));
             let Some(reported) = self.levels.advance(key, level.histogram.clone(), moment) else { continue };
             let attributes = vec![text("highwater.gpu.index", &level.index), text("hw.id", &level.uuid)];
             let sum = reported.value.sum();

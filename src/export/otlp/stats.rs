@@ -157,19 +157,19 @@ impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for signal in Signal::ALL {
             let labels = [signal.label()];
-            out.count(&c::OTLP_PRODUCED, &labels, Some(self.produced(signal)));
-            out.count(&c::OTLP_EXPORTED, &labels, Some(self.exported(signal)));
-            out.count(&c::OTLP_QUEUED, &labels, Some(self.queued(signal)));
-            out.count(&c::OTLP_READ_FAILURES, &labels, Some(self.read_failures(signal)));
-            out.count(&c::OTLP_SENT_BYTES, &labels, Some(self.sent_bytes(signal)));
+            out.count(&c::OTLP_PRODUCED, labels, Some(self.produced(signal)));
+            out.count(&c::OTLP_EXPORTED, labels, Some(self.exported(signal)));
+            out.count(&c::OTLP_QUEUED, labels, Some(self.queued(signal)));
+            out.count(&c::OTLP_READ_FAILURES, labels, Some(self.read_failures(signal)));
+            out.count(&c::OTLP_SENT_BYTES, labels, Some(self.sent_bytes(signal)));
             for reason in Reason::ALL {
-                out.count(&c::OTLP_DROPPED, &[labels[0], reason.label()], Some(self.dropped(signal, reason)));
+                out.count(&c::OTLP_DROPPED, [labels[0], reason.label()], Some(self.dropped(signal, reason)));
             }
             for attempt in Attempt::ALL {
-                out.count(&c::OTLP_ATTEMPTS, &[labels[0], attempt.label()], Some(self.attempts(signal, attempt)));
+                out.count(&c::OTLP_ATTEMPTS, [labels[0], attempt.label()], Some(self.attempts(signal, attempt)));
             }
         }
-        out.count(&c::OTLP_QUEUED_BYTES, &[], Some(self.queued_bytes()));
+        out.count(&c::OTLP_QUEUED_BYTES, (), Some(self.queued_bytes()));
         out.memory(Part::Otlp, usize::try_from(self.memory_bytes()).unwrap_or(usize::MAX));
     }
 }

@@ -9,11 +9,10 @@
 
 use super::{bucket_step, lines};
 use crate::metrics::catalogue::Kind;
-use crate::metrics::{Families, Family, Sample, Value};
+use crate::metrics::{Families, Family, LabelValue, Sample, Value};
 use highwater_core::histogram::{Counts, Exponential};
 use highwater_core::varint::zigzag;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
-use std::sync::Arc;
 
 /// The schemas that Prometheus stores.
 const SCHEMAS: std::ops::RangeInclusive<i32> = -4..=8;
@@ -96,7 +95,7 @@ fn write_family(family: &Family, out: &mut Vec<u8>) {
     }
 }
 
-fn write_labels(names: &[&str], values: &[Arc<str>], out: &mut Vec<u8>) {
+fn write_labels(names: &[&str], values: &[LabelValue], out: &mut Vec<u8>) {
     for (name, value) in names.iter().zip(values) {
         nested(field::METRIC_LABEL, out, |out| {
             text(field::LABEL_NAME, name, out);

@@ -3,7 +3,7 @@
 
 use super::bucket_step;
 use crate::metrics::catalogue::Kind;
-use crate::metrics::{Family, Sample, Value};
+use crate::metrics::{Family, LabelValue, Sample, Value};
 use highwater_core::histogram::Counts;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,7 +57,7 @@ fn head(family: &Family, text: &mut Vec<u8>) {
 }
 
 /// `name="value",…`, without braces.
-fn write_labels(names: &[&str], values: &[Arc<str>], text: &mut Vec<u8>) {
+fn write_labels(names: &[&str], values: &[LabelValue], text: &mut Vec<u8>) {
     for (position, (name, value)) in names.iter().zip(values).enumerate() {
         put(text, &[if position == 0 { b"" } else { b"," }, name.as_bytes(), b"=\""]);
         escape(value, |byte| matches!(byte, b'\\' | b'\n' | b'"'), text);

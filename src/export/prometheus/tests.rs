@@ -46,7 +46,7 @@ fn family() -> impl Strategy<Value = Family> {
             Kind::Gauge | Kind::Counter => number().prop_map(Value::Number).boxed(),
         };
         let labels = prop::collection::vec(text(), labels.len())
-            .prop_map(|values| Labels::from(&values.iter().map(String::as_str).collect::<Vec<_>>()[..]));
+            .prop_map(|values| Labels::found(&values.iter().map(String::as_str).collect::<Vec<_>>()));
         let sample = (labels, value).prop_map(|(labels, value)| Sample { labels, value });
         prop::collection::vec(sample, 1..5).prop_map(move |samples| Family { metric, samples })
     })
@@ -107,7 +107,11 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
             let mut durations = Durations::new(highwater_core::phases::DURATION_BOUNDS_S);
             [90_000_000, 99_000_000, 400_000_000_000].iter().for_each(|ns| durations.observe_ns(*ns));
             let labels = ["j", &rank.to_string()];
-            families.histogram(&crate::metrics::catalogue::JOB_STEP_DURATION, &labels, durations.counts());
+            families.histogram(
+                &crate::metrics::catalogue::JOB_STEP_DURATION,
+                Labels::found(&labels),
+                durations.counts(),
+            );
         }
         let text = String::from_utf8(encode(families.clone()).expect("well formed")).expect("text");
         let (name, labels) = ("highwater_job_step_duration_seconds", "job=\"j\",rank=\"255\"");
@@ -126,9 +130,9 @@ fn families_of_every_length_are_in_the_exposition() {
         let mut families = Families::default();
         for pid in 0..samples {
             let labels = ["0", "GPU-1", &pid.to_string()];
-            families.count(&crate::metrics::catalogue::PROCESS_MEMORY_USED, &labels, Some(1 << 30));
+            families.count(&crate::metrics::catalogue::PROCESS_MEMORY_USED, Labels::found(&labels), Some(1 << 30));
         }
-        families.number(&crate::metrics::catalogue::PROCESS_CPU, &[], Some(0.25));
+        families.number(&crate::metrics::catalogue::PROCESS_CPU, (), Some(0.25));
         let text = String::from_utf8(encode(families).expect("well formed")).expect("text");
         let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
         assert_eq!(of("highwater_process_gpu_memory_used_bytes{gpu=\"0\",uuid=\"GPU-1\",pid="), samples);

@@ -4,8 +4,8 @@ use highwater::export::otlp::names::{Instrument, NAMES, attribute_name};
 use highwater::export::otlp::settings::Temporality;
 use highwater::export::otlp::{Exemplars, Mapper, Snapshot};
 use highwater::export::prometheus;
-use highwater::metrics::Families;
 use highwater::metrics::catalogue::{ALL, Kind, Metric};
+use highwater::metrics::{Families, Labels};
 use highwater_core::histogram::Durations;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
@@ -34,9 +34,9 @@ fn everything() -> Families {
                     for n in 1..=(number as i64 + 1) {
                         durations.observe_ns(n * n * 1_234_567 * (twin + 1));
                     }
-                    families.histogram(metric, &*labels, durations.counts());
+                    families.histogram(metric, Labels::found(&labels), durations.counts());
                 }
-                _ => families.count(metric, &*labels, Some(number as u64 * 1000 + twin as u64 + 1)),
+                _ => families.count(metric, Labels::found(&labels), Some(number as u64 * 1000 + twin as u64 + 1)),
             }
         }
     }
@@ -179,8 +179,8 @@ fn starts_of_totals_are_right_and_deltas_add_up() {
     use highwater::metrics::catalogue as c;
     let snapshot = |now_s: i64, steps: f64, energy: f64| {
         let mut families = Families::default();
-        families.number(&c::JOB_STEPS, &["a", "0"], Some(steps));
-        families.number(&c::GPU_ENERGY, &["0", "GPU-a"], Some(energy));
+        families.number(&c::JOB_STEPS, ["a", "0"], Some(steps));
+        families.number(&c::GPU_ENERGY, ["0", "GPU-a"], Some(energy));
         (START_NS + now_s * 1_000_000_000, families)
     };
     let run = |temporality| {

@@ -207,7 +207,7 @@ proptest! {
         let (mut text, mut bytes) = (Vec::new(), Vec::new());
         // Of samples with the same labels a scraper takes one.
         let mut family = family;
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = std::collections::HashSet::new();
         family.samples.retain(|sample| seen.insert(sample.labels.to_vec()));
         series::write(&family, &mut text);
         protobuf::write_delimited(&family, &mut bytes);
@@ -242,7 +242,7 @@ proptest! {
 
 fn native(counts: Counts) -> Native {
     let mut families = Families::default();
-    families.histogram(&crate::metrics::catalogue::SAMPLER_LATENESS, &[], counts);
+    families.histogram(&crate::metrics::catalogue::SAMPLER_LATENESS, (), counts);
     decode(&protobuf::encode(families))[0].metric[0].histogram.clone().expect("a histogram")
 }
 
@@ -293,10 +293,12 @@ fn the_whole_catalogue_is_the_same_in_both_formats() {
                 Kind::Histogram => {
                     let mut durations = Durations::new(BOUNDS_S);
                     (0..200).for_each(|n| durations.observe_ns(n * n * 1_000_003));
-                    families.histogram(metric, &labels[..], durations.counts());
+                    families.histogram(metric, Labels::found(&labels), durations.counts());
                 }
                 Kind::Counter | Kind::Gauge if labels.is_empty() && sample > 0 => {}
-                Kind::Counter | Kind::Gauge => families.count(metric, &labels[..], Some(place as u64 * 7 + sample)),
+                Kind::Counter | Kind::Gauge => {
+                    families.count(metric, Labels::found(&labels), Some(place as u64 * 7 + sample))
+                }
             }
             if metric.labels.is_empty() {
                 break;
