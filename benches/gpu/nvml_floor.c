@@ -4,6 +4,8 @@
 // SIGUSR1 makes the loop print how many samples it has taken and missed so far, and the total time of its sweeps.
 // OUT.csv contains change points, and as comments the driver's reserve of each GPU (`# reserved,GPU,BYTES`) and every
 // stretch of more than 1.5 periods between two sweeps (`# gap,FROM_NS,TO_NS`). Without OUT.csv the loop only polls.
+// With NVML_FLOOR_CALL=v2 in the environment the loop makes version 2 of the call, as highwater does. What it writes is the
+// same: with the reserve.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -55,11 +57,12 @@ int main(int argc,char**argv){
   } else if(!strcmp(mode,"loop")){ // loop PERIOD_US SECONDS [OUT.csv]: paced polling of memory on all GPUs; prints jitter, missed, CPU; writes change points as CSV
     int64_t per=atoll(argv[2])*1000; double secs=atof(argv[3]); FILE*o=argc>4?fopen(argv[4],"w"):NULL; signal(SIGINT,onint); signal(SIGTERM,onint); signal(SIGUSR1,onusr);
     int64_t N=(int64_t)(secs*1e9/per)+1; int64_t*lat=malloc(8*N),*dur=malloc(8*N); int64_t k=0,missed=0,swept=0; int64_t t0=now(CLOCK_MONOTONIC),next=t0+per; mem1 a; unsigned long long last[16]={0}; int64_t changes=0;
-    int64_t prev=0,prevreal=0;
+    int64_t prev=0,prevreal=0; const char*call=getenv("NVML_FLOOR_CALL"); int v2=call&&!strcmp(call,"v2"); mem2 c; memset(&c,0,sizeof c); c.version=(unsigned)(sizeof c|(2<<24));
+    if(v2&&!m2){fprintf(stderr,"NVML_FLOOR_CALL=v2: this driver has no nvmlDeviceGetMemoryInfo_v2\n");return 1;}
     if(o){ fprintf(o,"# realtime_ns,gpu,used_bytes ; change points only, plus first\n"); for(unsigned i=0;i<n;i++){ mem2 b; memset(&b,0,sizeof b); b.version=(unsigned)(sizeof b|(2<<24)); if(m2&&m2(d[i],&b)==0) fprintf(o,"# reserved,%u,%llu\n",i,b.reserved); } }
     while(k<N && !stop_){ struct timespec ts={next/1000000000LL,next%1000000000LL}; while(clock_nanosleep(CLOCK_MONOTONIC,TIMER_ABSTIME,&ts,NULL)==EINTR&&!stop_);
       int64_t a0=now(CLOCK_MONOTONIC); lat[k]=a0-next; if(o){ int64_t real=now(CLOCK_REALTIME); if(prev&&a0-prev>per+per/2) fprintf(o,"# gap,%lld,%lld\n",(long long)prevreal,(long long)real); prev=a0; prevreal=real; }
-      for(unsigned i=0;i<n;i++){ m1(d[i],&a); if(a.used!=last[i]||k==0){changes++; last[i]=a.used; if(o) fprintf(o,"%lld,%u,%llu\n",(long long)now(CLOCK_REALTIME),i,a.used);} }
+      for(unsigned i=0;i<n;i++){ if(v2){m2(d[i],&c);a.used=c.used+c.reserved;}else m1(d[i],&a); if(a.used!=last[i]||k==0){changes++; last[i]=a.used; if(o) fprintf(o,"%lld,%u,%llu\n",(long long)now(CLOCK_REALTIME),i,a.used);} }
       int64_t a1=now(CLOCK_MONOTONIC); dur[k]=a1-a0; swept+=a1-a0; k++; next+=per; if(next<a1){int64_t s=(a1-next)/per+1; missed+=s; next+=s*per;} if(say_){ say_=0; printf("so far samples=%lld missed=%lld sweep_ns=%lld\n",(long long)k,(long long)missed,(long long)swept); } if(a1-t0>secs*1e9) break; }
     int64_t wall=now(CLOCK_MONOTONIC)-t0; struct rusage r; getrusage(RUSAGE_SELF,&r); double cpu=r.ru_utime.tv_sec+r.ru_utime.tv_usec/1e6+r.ru_stime.tv_sec+r.ru_stime.tv_usec/1e6;
     qsort(lat,k,8,cmp); qsort(dur,k,8,cmp); printf("loop period=%lldus gpus=%u samples=%lld missed=%lld rate=%.1fHz wake p50=%.1f p99=%.1f p99.9=%.1f max=%.1f us; sweep p50=%.1f p99=%.1f max=%.1f us; cpu=%.2f%% of a core; change points=%lld\n",(long long)per/1000,n,(long long)k,(long long)missed,k*1e9/wall,lat[k/2]/1e3,lat[(int64_t)(k*.99)]/1e3,lat[(int64_t)(k*.999)]/1e3,lat[k-1]/1e3,dur[k/2]/1e3,dur[(int64_t)(k*.99)]/1e3,dur[k-1]/1e3,cpu*1e11/wall,(long long)changes); if(o) fclose(o);
