@@ -86,6 +86,16 @@ impl Labels {
         Self::of(texts.iter().map(|text| LabelValue::Found(Arc::from(*text))))
     }
 
+    /// These and one more.
+    #[must_use]
+    pub fn with(&self, last: impl Into<LabelValue>) -> Self {
+        let last = last.into();
+        Self(match &**self {
+            [] => Values::One(last),
+            texts => Values::Several(texts.iter().cloned().chain([last]).collect()),
+        })
+    }
+
     fn of(mut texts: impl ExactSizeIterator<Item = LabelValue>) -> Self {
         Self(match texts.len() {
             0 => Values::None,
@@ -98,12 +108,6 @@ impl Labels {
 impl From<()> for Labels {
     fn from((): ()) -> Self {
         Self(Values::None)
-    }
-}
-
-impl<const N: usize> From<[LabelValue; N]> for Labels {
-    fn from(texts: [LabelValue; N]) -> Self {
-        Self::of(texts.into_iter())
     }
 }
 
@@ -222,6 +226,8 @@ mod tests {
         assert_ne!(Labels::from(["a", "b"]), Labels::from(["a", "c"]));
         let shared = Labels::from([Arc::from("a"), Arc::from("b")]);
         assert!(series.contains(&shared));
+        assert!(series.contains(&Labels::from(()).with("a")) && series.contains(&Labels::found(&["a"]).with("b")));
+        assert_eq!(shared.with("c"), Labels::from(["a", "b", "c"]));
         assert_eq!(shared.iter().map(|value| &**value).collect::<Vec<_>>(), ["a", "b"]);
     }
 }

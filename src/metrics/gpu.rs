@@ -1,7 +1,7 @@
 //! The samples of GPUs and MIG instances.
 
 use super::catalogue as c;
-use super::families::{Families, LabelValue, Labels};
+use super::families::{Families, Labels};
 use crate::node::{Node, Periods};
 use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
@@ -26,11 +26,6 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    fn with(&self, label: impl Into<LabelValue>) -> Labels {
-        let [gpu, uuid] = [0, 1].map(|position| self.labels[position].clone());
-        Labels::from([gpu, uuid, label.into()])
-    }
-
     /// Whether a reading of a lane with this period is current.
     fn is_present(&self, at_ns: i64, period_ns: i64) -> bool {
         self.state.health() == Health::Up && self.now_ns - at_ns <= STALE_NS.max(3 * period_ns)
@@ -92,7 +87,7 @@ fn memory(view: &View, out: &mut Families) {
     let free = used.and_then(|used| Some(view.state.usable_bytes()?.saturating_sub(used)));
     out.count(&c::GPU_MEMORY_FREE, &view.labels, free);
     for (window, length_ns) in WINDOWS {
-        let labels = view.with(window);
+        let labels = view.labels.with(window);
         // The window ends now, not at the last sample, so that the memory of a lost GPU leaves it in time.
         let from_ns = (view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS).max(oldest_ns);
         let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
@@ -107,7 +102,7 @@ fn derived(node: &Node, position: usize, view: &View, out: &mut Families) {
     out.count(&c::GPU_MEMORY_FLUSHES, &view.labels, Some(derived.flushes));
     if view.state.usable_bytes().is_some() {
         for (threshold, above_ns) in THRESHOLDS.iter().zip(derived.pressure.above_ns()) {
-            out.number(&c::GPU_MEMORY_PRESSURE, view.with(threshold.label), Some(seconds(above_ns)));
+            out.number(&c::GPU_MEMORY_PRESSURE, view.labels.with(threshold.label), Some(seconds(above_ns)));
         }
     }
 }
@@ -127,7 +122,7 @@ fn medium(view: &View, out: &mut Families) {
     out.number(&c::GPU_ENERGY, &view.labels, view.state.energy.joules(latest.at_ns, &view.state.series));
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
-            out.count(&c::GPU_THROTTLE, view.with(*reason), Some(u64::from(reasons & bit != 0)));
+            out.count(&c::GPU_THROTTLE, view.labels.with(*reason), Some(u64::from(reasons & bit != 0)));
         }
     }
 }
@@ -139,10 +134,10 @@ fn slow(view: &View, out: &mut Families) {
         return;
     };
     let reading = &latest.reading;
-    out.count(&c::GPU_ECC_ERRORS, view.with("corrected"), reading.ecc_corrected);
-    out.count(&c::GPU_ECC_ERRORS, view.with("uncorrected"), reading.ecc_uncorrected);
-    out.count(&c::GPU_REMAPPED_ROWS, view.with("corrected"), reading.remapped_rows_corrected);
-    out.count(&c::GPU_REMAPPED_ROWS, view.with("uncorrected"), reading.remapped_rows_uncorrected);
+    out.count(&c::GPU_ECC_ERRORS, view.labels.with("corrected"), reading.ecc_corrected);
+    out.count(&c::GPU_ECC_ERRORS, view.labels.with("uncorrected"), reading.ecc_uncorrected);
+    out.count(&c::GPU_REMAPPED_ROWS, view.labels.with("corrected"), reading.remapped_rows_corrected);
+    out.count(&c::GPU_REMAPPED_ROWS, view.labels.with("uncorrected"), reading.remapped_rows_uncorrected);
 }
 
 fn pcie(view: &View, out: &mut Families) {
@@ -156,7 +151,7 @@ fn processes(view: &View, out: &mut Families) {
     let period_ns = 10 * view.periods.slow_ns;
     let Some(latest) = view.state.processes().filter(|latest| view.is_present(latest.at_ns, period_ns)) else { return };
     for process in &latest.reading {
-        out.count(&c::PROCESS_MEMORY_USED, view.with(Arc::from(process.pid.to_string())), process.used_bytes);
+        out.count(&c::PROCESS_MEMORY_USED, view.labels.with(Arc::from(process.pid.to_string())), process.used_bytes);
     }
 }
 
@@ -168,13 +163,13 @@ fn rare(view: &View, out: &mut Families) {
     out.count(&c::GPU_NVLINK_TRANSMITTED, &view.labels, reading.nvlink_transmitted_bytes);
     out.count(&c::GPU_BAR1_USED, &view.labels, reading.bar1_used_bytes);
     out.number(&c::GPU_POWER_LIMIT, &view.labels, reading.power_limit_watts);
-    out.number(&c::GPU_TEMPERATURE_LIMIT, view.with("slowdown"), reading.slowdown_celsius);
-    out.number(&c::GPU_TEMPERATURE_LIMIT, view.with("shutdown"), reading.shutdown_celsius);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, view.labels.with("slowdown"), reading.slowdown_celsius);
+    out.number(&c::GPU_TEMPERATURE_LIMIT, view.labels.with("shutdown"), reading.shutdown_celsius);
 }
 
 fn events(view: &View, unix_shift_ns: i64, out: &mut Families) {
     for (number, xid) in view.state.xids() {
-        let labels = view.with(Arc::from(number.to_string()));
+        let labels = view.labels.with(Arc::from(number.to_string()));
         out.count(&c::GPU_XID_ERRORS, &labels, Some(xid.count));
         out.number(&c::GPU_XID_LAST, labels, Some(seconds(xid.last_ns + unix_shift_ns)));
     }

@@ -57,17 +57,15 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
     let most_layers = MOST_LAYERS.checked_div(profiled).unwrap_or(0).max(1);
     let log = ledger.ended();
     let nothing = RankStats::default();
-    let windows = WINDOWS.map(|(window, length_ns)| (Arc::from(window), length_ns));
     for rank in &ranks {
-        let names = [Arc::clone(&rank.key.0), Arc::from(rank.key.1.to_string())];
-        let labels = Labels::from(names.clone());
+        let labels = Labels::from([Arc::clone(&rank.key.0), Arc::from(rank.key.1.to_string())]);
         let stats = log.rank(&rank.key).unwrap_or(&nothing);
         info(&labels, rank, node, out);
         steps(&labels, rank, stats, unix_shift_ns, out);
         allocator(&labels, rank, stats, out);
-        phases(&names, rank, stats, &windows, now_ns, out);
+        phases(&labels, rank, stats, now_ns, out);
         if let Some(profile) = &rank.profile {
-            layers(&names, &labels, profile, most_layers, out);
+            layers(&labels, profile, most_layers, out);
         }
     }
     out.count(&c::LAYER_RECORDS_DROPPED, (), Some(records_dropped));
@@ -77,7 +75,7 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
     }
 }
 
-fn layers([job, number]: &[Arc<str>; 2], labels: &Labels, profile: &Profile, most: usize, out: &mut Families) {
+fn layers(labels: &Labels, profile: &Profile, most: usize, out: &mut Families) {
     let totals = &profile.totals;
     out.count(&c::JOB_PROFILE_STEP, labels, profile.step);
     out.count(&c::JOB_PROFILE_LAYERS, labels, Some(totals.layers));
@@ -88,7 +86,7 @@ fn layers([job, number]: &[Arc<str>; 2], labels: &Labels, profile: &Profile, mos
     out.count(&c::JOB_PROFILE_ALLOCATED_MAX, labels, totals.allocated_max);
     out.count(&c::JOB_PROFILE_RESERVED_MAX, labels, totals.reserved_max);
     for top in profile.top.iter().take(most) {
-        let labels = Labels::from([job, number, &top.name].map(Arc::clone));
+        let labels = labels.with(Arc::clone(&top.name));
         out.count(&c::LAYER_ACTIVATION, &labels, Some(top.activations));
         out.count(&c::LAYER_PARAMETER, &labels, top.parameters);
     }
@@ -125,26 +123,17 @@ fn allocator(labels: &Labels, rank: &RankNow, stats: &RankStats, out: &mut Famil
     out.count(&c::JOB_OUTSIDE_ALLOCATOR, labels, outside_bytes);
 }
 
-fn phases(
-    [job, number]: &[Arc<str>; 2],
-    rank: &RankNow,
-    stats: &RankStats,
-    windows: &[(Arc<str>, i64)],
-    now_ns: i64,
-    out: &mut Families,
-) {
-    let of = |name: &Arc<str>| [job, number, name].map(Arc::clone);
+fn phases(labels: &Labels, rank: &RankNow, stats: &RankStats, now_ns: i64, out: &mut Families) {
     for open in rank.open.iter().filter(|open| !stats.phases.contains_key(*open)) {
-        out.count(&c::PHASE_ACTIVE, of(open), Some(1));
+        out.count(&c::PHASE_ACTIVE, labels.with(Arc::clone(open)), Some(1));
     }
     for (name, stats) in &stats.phases {
-        let labels = Labels::from(of(name));
+        let labels = labels.with(Arc::clone(name));
         out.count(&c::PHASE_ACTIVE, &labels, Some(u64::from(rank.open.contains(name))));
         out.histogram(&c::PHASE_DURATION, &labels, stats.durations.counts());
         out.count(&c::PHASE_MEMORY_PEAK, &labels, stats.peak_bytes);
-        for (window, length_ns) in windows {
-            let labels = [job, number, name, window].map(Arc::clone);
-            out.count(&c::PHASE_MEMORY_PEAK_MAX, labels, stats.peak_max_bytes(now_ns, *length_ns));
+        for (window, length_ns) in WINDOWS {
+            out.count(&c::PHASE_MEMORY_PEAK_MAX, labels.with(window), stats.peak_max_bytes(now_ns, length_ns));
         }
         #[allow(clippy::cast_precision_loss, reason = "bytes below 2^53")]
         let growth = stats.growth_bytes.map(|bytes| bytes as f64);
