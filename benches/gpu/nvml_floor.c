@@ -59,7 +59,7 @@ int main(int argc,char**argv){
     int64_t N=(int64_t)(secs*1e9/per)+1; int64_t*lat=malloc(8*N),*dur=malloc(8*N); int64_t k=0,missed=0,swept=0; int64_t t0=now(CLOCK_MONOTONIC),next=t0+per; mem1 a; unsigned long long last[16]={0}; int64_t changes=0;
     int64_t prev=0,prevreal=0; const char*call=getenv("NVML_FLOOR_CALL"); int v2=call&&!strcmp(call,"v2"); mem2 c; memset(&c,0,sizeof c); c.version=(unsigned)(sizeof c|(2<<24));
     if(v2&&!m2){fprintf(stderr,"NVML_FLOOR_CALL=v2: this driver has no nvmlDeviceGetMemoryInfo_v2\n");return 1;}
-    if(o){ fprintf(o,"# realtime_ns,gpu,used_bytes ; change points only, plus first\n"); for(unsigned i=0;i<n;i++){ mem2 b; memset(&b,0,sizeof b); b.version=(unsigned)(sizeof b|(2<<24)); if(m2&&m2(d[i],&b)==0) fprintf(o,"# reserved,%u,%llu\n",i,b.reserved); } }
+    if(o){ fprintf(o,"# realtime_ns,gpu,used_bytes ; change points only, plus first\n"); for(unsigned i=0;i<n;i++) if(m2&&m2(d[i],&c)==0) fprintf(o,"# reserved,%u,%llu\n",i,c.reserved); }
     while(k<N && !stop_){ struct timespec ts={next/1000000000LL,next%1000000000LL}; while(clock_nanosleep(CLOCK_MONOTONIC,TIMER_ABSTIME,&ts,NULL)==EINTR&&!stop_);
       int64_t a0=now(CLOCK_MONOTONIC); lat[k]=a0-next; if(o){ int64_t real=now(CLOCK_REALTIME); if(prev&&a0-prev>per+per/2) fprintf(o,"# gap,%lld,%lld\n",(long long)prevreal,(long long)real); prev=a0; prevreal=real; }
       for(unsigned i=0;i<n;i++){ if(v2){m2(d[i],&c);a.used=c.used+c.reserved;}else m1(d[i],&a); if(a.used!=last[i]||k==0){changes++; last[i]=a.used; if(o) fprintf(o,"%lld,%u,%llu\n",(long long)now(CLOCK_REALTIME),i,a.used);} }
