@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import table
-from parts import PARTS
+from parts import ON_REQUEST, PARTS
 from rig import Rig
 from table import PEERS
 
@@ -35,6 +35,8 @@ DRY_RUN = {
     "round_seconds": 1.0,
     "settle_seconds": 0.3,
     "pause_seconds": 0.2,
+    "short_turns": 2,
+    "others_seconds": 2.0,
     "capture_rounds": 2,
     "capture_seconds": 1.0,
     "capture_past_seconds": 2.0,
@@ -59,7 +61,9 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--gpus", type=int, default=1, help="GPUs of the training job")
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
-    add("--parts", default=",".join(PARTS), help="which parts to run, with commas between")
+    usual = ",".join(name for name in PARTS if name not in ON_REQUEST)
+    named = f"which parts to run, with commas between: all but {' and '.join(ON_REQUEST)}, which run only if they are named"
+    add("--parts", default=usual, help=named)
     add("--skip", default="", help="which parts to leave out")
     add(
         "--peers",
@@ -68,11 +72,15 @@ def parse_options() -> argparse.Namespace:
         help="the pollers beside the daemon in the cost and harm parts, with commas between; with fewer, more rounds fit into the same time",
     )
     add("--minutes", type=float, help="stop after this long: 21, or 14 on several GPUs")
-    add("--rounds", type=int, help="rounds of the cost parts: 40, or 32 on several GPUs")
+    add("--rounds", type=int, help="rounds of the costs and sampling parts: 40, or 32 on several GPUs")
     add("--rounds-a-start", type=int, default=4, help="rounds after which pollers are restarted")
     add("--round-seconds", type=float, default=1.0, help="measured seconds of each poller's turn in a round")
     add("--settle-seconds", type=float, default=1.5, help="seconds to settle after a poller has started")
     add("--pause-seconds", type=float, default=0.3, help="seconds to settle when a poller's turn begins")
+    add("--short-turns", type=int, default=6, help="turns of each poller in a round of the sampling parts")
+    add("--short-seconds", type=float, default=0.2, help="measured seconds of such a turn")
+    add("--short-pause", type=float, default=0.05, help="seconds to settle when such a turn begins")
+    add("--others-seconds", type=float, default=60.0, help="there, how long the daemon's other threads are measured")
     add("--peaks-seconds", type=float, default=35.0, help="seconds of training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, empty the allocator's cache every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")

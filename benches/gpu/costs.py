@@ -9,8 +9,9 @@ import os
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import harm
@@ -19,6 +20,19 @@ from rig import Rig
 
 Row = dict[str, Any]
 
+
+@dataclass(frozen=True)
+class Round:
+    """A round: its number, the core of its turns, and the seconds to settle when a poller's first turn in it begins."""
+
+    number: int
+    core: int
+    settle_s: float
+
+
+TakeRound = Callable[[dict[str, Poller], Namespace, Round, dict[str, str]], dict[str, Row]]
+"""Takes a round of the pollers; returns a row of each that had its turn, and notes the others' errors."""
+
 TROUBLES = (RuntimeError, OSError, KeyError, ValueError)
 """Errors that affect one poller only."""
 LONGEST_START_S = 25.0
@@ -26,20 +40,31 @@ LONGEST_START_S = 25.0
 
 
 def in_turns(rig: Rig, options: Namespace) -> dict[str, Any]:
-    """What each poller costs in its turns. Each round begins with another poller, and the rounds go through all cores.
-    Pollers are restarted every few rounds: depending on where the host has put its memory, one process pays more than
-    another on the same core, for a while or for as long as it lives."""
+    """What each poller costs in its turns. Each round begins with another poller."""
+    names = [name for name in POLLERS if name in ("daemon", *options.peers)]
+    rounds, errors = all_rounds(rig, options, names, one_round)
+    return {**figures(rounds), "errors": errors}
+
+
+def all_rounds(
+    rig: Rig, options: Namespace, names: Sequence[str], take: TakeRound
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """The rows of all rounds by poller, and the last error of each. The rounds go through all cores. Pollers are restarted
+    every few rounds: depending on where the host has put its memory, one process pays more than another on the same core,
+    for a while or for as long as it lives."""
     rounds: dict[str, list[Row]] = {name: [] for name in POLLERS}
     errors: dict[str, str] = {}
     cores = sorted(os.sched_getaffinity(0))
     for begin in range(0, options.rounds, options.rounds_a_start):
         if time.monotonic() + LONGEST_START_S > options.deadline:
             break
-        numbers = range(begin, min(begin + options.rounds_a_start, options.rounds))
-        batch = [(number, cores[number * len(cores) // options.rounds]) for number in numbers]
-        for name, rows in one_start(rig, options, batch, errors).items():
-            rounds[name].extend(rows)
-    return {**figures(rounds), "errors": errors}
+        with polling(rig, names, errors) as pollers:
+            for number in range(begin, min(begin + options.rounds_a_start, options.rounds)):
+                core = cores[number * len(cores) // options.rounds]
+                settle_s = options.settle_seconds if number == begin else options.pause_seconds
+                for name, row in take(pollers, options, Round(number, core, settle_s), errors).items():
+                    rounds[name].append({**row, "round": number, "core": core, "start": begin})
+    return rounds, errors
 
 
 def figures(rounds: dict[str, list[Row]]) -> dict[str, Any]:
@@ -67,32 +92,29 @@ def together(runs: Sequence[dict[str, list[Row]]]) -> dict[str, list[Row]]:
     return joined
 
 
-def one_start(
-    rig: Rig, options: Namespace, batch: Sequence[tuple[int, int]], errors: dict[str, str]
-) -> dict[str, list[Row]]:
-    """A few rounds of pollers that are started together. `batch` has each round's number and core."""
+@contextmanager
+def polling(rig: Rig, names: Sequence[str], errors: dict[str, str]) -> Iterator[dict[str, Poller]]:
+    """The pollers of these names that start, until the block ends. Each is stopped until its first turn."""
     pollers: dict[str, Poller] = {}
-    rows: dict[str, list[Row]] = {}
     with ExitStack() as ending:
-        for name, kind in POLLERS.items():
-            if name not in ("daemon", *options.peers):
-                continue
+        for name in names:
             started = rig.started()
             try:
-                pollers[name], rows[name] = kind(rig), []
+                pollers[name] = POLLERS[name](rig)
                 ending.callback(pollers[name].end)
             except TROUBLES as error:
                 errors[name] = str(error)
                 rig.end_since(started)
-        names = list(pollers)
-        for number, core in batch:
-            first = number % max(1, len(names))
-            for name in names[first:] + names[:first]:
-                settle_s = options.pause_seconds if rows[name] else options.settle_seconds
-                row = turn(pollers[name], (options.round_seconds, settle_s, core), errors, name)
-                if row:
-                    rows[name].append({**row, "round": number, "core": core, "start": batch[0][0]})
-    return rows
+        yield pollers
+
+
+def one_round(pollers: dict[str, Poller], options: Namespace, here: Round, errors: dict[str, str]) -> dict[str, Row]:
+    """One turn of each poller."""
+    names = list(pollers)
+    first = here.number % max(1, len(names))
+    order = names[first:] + names[:first]
+    rows = {name: turn(pollers[name], (options.round_seconds, here.settle_s, here.core), errors, name) for name in order}
+    return {name: row for name, row in rows.items() if row}
 
 
 def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], name: str) -> Row | None:

@@ -106,6 +106,12 @@ def thread_cpu(pid: int) -> dict[str, int]:
     return threads
 
 
+def scheduled(pid: int, thread: int) -> tuple[int, int]:
+    """How long a thread has run so far, nanoseconds, and how often it was put on a core."""
+    ran_ns, _waited_ns, times = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+    return int(ran_ns), int(times)
+
+
 def cpu_by_name(before: dict[str, int], after: dict[str, int], pid: int) -> dict[str, float]:
     """CPU seconds between two readings by thread name, those of one name together. Threads that ended are left
     out."""

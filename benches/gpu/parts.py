@@ -27,6 +27,7 @@ import check_peaks
 import costs
 import harm
 import measure
+import sampling
 from context import Context
 from measure import Daemon
 from rig import Rig
@@ -90,6 +91,20 @@ def costs_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
         "median_ms": median_ms(times["steps"]),
         "exit_status": times["exit_status"],
     }
+    return outcome
+
+
+def sampling_idle(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """The daemon's threads beside the floor, while a process holds a context on each GPU."""
+    with nullcontext() if rig.dry_run else Context():
+        return sampling.beside_the_floor(rig, options)
+
+
+def sampling_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """The same as `sampling_idle`, beside a training job of varying shapes."""
+    job = rig.train()
+    outcome = sampling.beside_the_floor(rig, options)
+    job.finish()
     return outcome
 
 
@@ -293,12 +308,16 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "costs-idle": costs_idle,
     "peaks": peaks,
     "costs-training": costs_training,
+    "sampling-idle": sampling_idle,
+    "sampling-training": sampling_training,
     "kills": kills,
     "captures": captures,
     "scrapers": scrapers,
     "harm": harm_to_job,
 }
 """In the order of running. The last one takes the time that is left."""
+ON_REQUEST = ("sampling-idle", "sampling-training")
+"""Parts that run only if they are named."""
 
 
 def run_block(rig: Rig, options: Namespace, number: int, condition: str) -> harm.Block:

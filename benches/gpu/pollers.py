@@ -32,7 +32,7 @@ class Poller:
 
     def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
         """Lets it run, with its polling thread on one core, and measures it over `seconds` once it has settled."""
-        os.sched_setaffinity(self.polling_thread(), {core})
+        self.place(core)
         self._signal(signal.SIGCONT)
         try:
             time.sleep(settle_s)
@@ -41,6 +41,25 @@ class Poller:
             return {**cost, **self.outcome(before, self.counts(), cost["seconds"], begin)}
         finally:
             self._signal(signal.SIGSTOP)
+
+    def place(self, core: int) -> None:
+        """Puts its polling thread on one core."""
+        os.sched_setaffinity(self.polling_thread(), {core})
+
+    def short_turn(self, seconds: float, settle_s: float) -> dict[str, float]:
+        """Lets it run, and measures its polling thread alone over `seconds` once it has settled: what its other threads do
+        every second or less would not fall into so short a time as often as it should."""
+        thread = self.polling_thread()
+        self._signal(signal.SIGCONT)
+        try:
+            time.sleep(settle_s)
+            before, begin = measure.scheduled(self.child.pid, thread), time.monotonic_ns()
+            time.sleep(seconds)
+            after, elapsed_ns = measure.scheduled(self.child.pid, thread), time.monotonic_ns() - begin
+        finally:
+            self._signal(signal.SIGSTOP)
+        ran_ns, wakes = (later - earlier for earlier, later in zip(before, after, strict=True))
+        return {"cpu_percent": 100 * ran_ns / elapsed_ns, "rate_hertz": 1e9 * wakes / elapsed_ns}
 
     def polling_thread(self) -> int:
         """The ID of the thread that reads memory."""

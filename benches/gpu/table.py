@@ -73,6 +73,23 @@ def cost_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
     ]
 
 
+def sampling_rows(results: dict[str, Any], part: str, load: str) -> list[Row]:
+    """The daemon's threads beside the floor under one load; none if they were not measured."""
+    if part not in results:
+        return []
+    rate = [at(results, part, "mean", name, "rate_hertz") for name in ("daemon", "floor")]
+    as_many = None if None in rate else rate[0] >= 0.99 * rate[1]
+    most = bounds(results)["floor"]
+    rates = (number(one, ".1f") for one in rate)
+    rows: list[Row] = [(f"in short turns, {load}: wake-ups a second", *rates, "", "≥0.99 floor", verdict(as_many))]
+    for turns, which in (("all", ""), ("quiet", ", in quiet rounds")):
+        sampling, whole = (at(results, part, what, turns) for what in ("sampling", "whole"))
+        rows.append((f"  the sampling thread, as a share of the floor{which}", interval(sampling), "", "", "", ""))
+        rows.append((f"  with all other threads{which}", interval(whole), "", "", f"≤{most:.2f}", below(whole, most)))
+    others = interval(at(results, part, "other_threads"))
+    return [*rows, (f"  all other threads, {load}, over a minute (% of one core)", others, "", "", "", "")]
+
+
 def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, float | None]:
     """The time on a core that a tick takes besides the calls for the memory of all GPUs, µs: of the daemon's sampling
     thread, and of the floor. It includes waking up."""
@@ -213,6 +230,8 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
     return [
         *cost_rows(results, "costs-idle", "idle"),
         *cost_rows(results, "costs-training", "training"),
+        *sampling_rows(results, "sampling-idle", "idle"),
+        *sampling_rows(results, "sampling-training", "training"),
         resident_row(results),
         anonymous_row(results),
         *peak_rows(results),

@@ -7,12 +7,14 @@ import os
 import random
 import time
 import unittest
+from argparse import Namespace
 from datetime import datetime, timedelta
 
 import costs
 import harm
 import measure
 import parts
+import sampling
 import table
 import together
 from pollers import smi_rate
@@ -275,6 +277,81 @@ class Table(unittest.TestCase):
     def test_a_ratio_holds_only_with_its_whole_interval(self) -> None:
         for low, high, holds in ((0.999, 1.004, "yes"), (0.999, 1.006, "open"), (1.006, 1.02, "NO")):
             self.assertEqual(table.below({"ratio": 1.0, "ratio_low": low, "ratio_high": high}, 1.005), holds)
+
+
+class Alternating:
+    """A poller of which only the turns are noted. The one with the number `fails` fails."""
+
+    def __init__(self, name: str, noted: list[str], percents: list[float], fails: int | None = None) -> None:
+        self.name, self.noted, self.percents, self.fails, self.turns = name, noted, percents, fails, 0
+
+    def place(self, core: int) -> None:
+        self.noted.append(f"{self.name} to {core}")
+
+    def short_turn(self, seconds: float, settle_s: float) -> dict[str, float]:
+        self.noted.append(f"{self.name} {settle_s}")
+        self.turns += 1
+        if self.turns == self.fails:
+            raise RuntimeError("gone")
+        return {"cpu_percent": self.percents.pop(0), "rate_hertz": 1000.0}
+
+
+class Sampling(unittest.TestCase):
+    """The sampling thread in short turns, and the other threads."""
+
+    OPTIONS = Namespace(short_turns=3, short_seconds=0.2, short_pause=0.05)
+
+    def test_short_turns_alternate_on_one_core(self) -> None:
+        noted: list[str] = []
+        pollers = {"floor": Alternating("floor", noted, [1.0, 2.0, 3.0]), "daemon": Alternating("daemon", noted, [4.0, 4.0, 7.0])}
+        errors: dict[str, str] = {}
+        rows = sampling.one_round(pollers, self.OPTIONS, costs.Round(1, 5, 1.5), errors)
+        self.assertEqual({name: row["cpu_percent"] for name, row in rows.items()}, {"floor": 2.0, "daemon": 5.0})
+        order = ["floor to 5", "floor 1.5", "daemon to 5", "daemon 1.5"]
+        order += ["daemon 0.05", "floor 0.05", "floor 0.05", "daemon 0.05"]
+        self.assertEqual((noted, errors), (order, {}))
+
+    def test_a_poller_that_fails_has_no_row_and_ends_no_round(self) -> None:
+        noted: list[str] = []
+        pollers = {"floor": Alternating("floor", noted, [1.0] * 3, 2), "daemon": Alternating("daemon", noted, [4.0] * 3)}
+        errors: dict[str, str] = {}
+        rows = sampling.one_round(pollers, self.OPTIONS, costs.Round(0, 0, 1.5), errors)
+        self.assertEqual((list(rows), errors), (["daemon"], {"floor": "gone"}))
+        self.assertEqual(len([one for one in noted if one.startswith("floor")]), 3, "no turn after the one that failed")
+
+    def test_the_whole_is_both_parts_and_so_is_its_interval(self) -> None:
+        ratio = {"ratio": 1.0, "ratio_low": 0.97, "ratio_high": 1.03, "starts": 9}
+        others = {"ratio": 0.2, "ratio_low": 0.12, "ratio_high": 0.28}
+        whole = sampling.added(ratio, others, 2.0)
+        expected = {"ratio": 1.1, "ratio_low": 1.05, "ratio_high": 1.15, "starts": 9}
+        self.assertEqual({name: round(one, 9) for name, one in whole.items()}, expected)
+
+    def test_the_figures_are_in_the_table_with_a_verdict(self) -> None:
+        for mine, holds in ((1.01, "yes"), (1.06, "NO")):
+            rounds = {"daemon": cpu_rows([2.0 * mine] * 12), "floor": cpu_rows([2.0] * 12)}
+            for rows in rounds.values():
+                rows[:] = [row | {"rate_hertz": 1000.0} for row in rows]
+            figures = sampling.figures(rounds, [0.12, 0.12, 0.12, 0.12])
+            results = {"environment": {"gpus": 1}, "sampling-idle": figures}
+            rows = table.sampling_rows(results, "sampling-idle", "idle")
+            self.assertEqual([row[-1] for row in rows], ["yes", "", holds, "", holds, ""])
+            self.assertEqual(rows[2][1], "{0:.4f} [{0:.4f} {0:.4f}]".format(mine + 0.06))
+            self.assertEqual(table.sampling_rows(results, "sampling-training", "training"), [])
+            self.assertIn("with all other threads", table.render(results))
+
+    def test_without_one_of_both_there_is_no_whole(self) -> None:
+        alone = sampling.figures({"daemon": cpu_rows([2.0]), "floor": []}, [0.1])
+        self.assertEqual((alone["sampling"], alone["whole"]), (None, None))
+        self.assertIsNone(sampling.figures({"daemon": cpu_rows([2.0]), "floor": cpu_rows([2.0])}, [])["whole"])
+
+    def test_runs_are_combined_with_every_round_and_second(self) -> None:
+        one, two = run_of(1, []), run_of(2, [])
+        for run, percents, others in ((one, [2.0, 4.0], [0.1]), (two, [6.0], [0.3])):
+            rounds = {"daemon": cpu_rows(percents), "floor": cpu_rows([2.0] * len(percents))}
+            run["sampling-idle"] = sampling.figures(rounds, others)
+        added = together.add({"one": one, "two": two})["sampling-idle"]
+        self.assertEqual((added["sampling"]["all"]["ratio"], added["sampling"]["all"]["starts"]), (2.0, 3))
+        self.assertAlmostEqual(added["whole"]["all"]["ratio"], 2.1)
 
 
 def run_of(begin: int, percents: list[float], **environment: object) -> dict[str, object]:

@@ -4,7 +4,7 @@
 
 Runs that differ in the host's system, its cores, its GPUs, their driver or the daemon's binary are refused: their turns
 are not one sample. Two machines that are alike in all of that cannot be distinguished; the caller has to know. Parts
-other than the costs are not combined; they are in the tables of their own runs.
+other than the costs and the sampling are not combined; they are in the tables of their own runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import costs
+import sampling
 import table
 
 SAME = ("host", "cores", "gpus", "highwater", "binary_sha256")
 """What must be equal in the environments of all runs, besides the GPUs' names and driver."""
-PARTS = ("costs-idle", "costs-training")
+COSTS = ("costs-idle", "costs-training")
+SAMPLING = ("sampling-idle", "sampling-training")
+PARTS = (*COSTS, *SAMPLING)
 
 
 def machine(results: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +52,12 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{first} and {name} were not measured on the same machine and binary: {differences}")
     added: dict[str, Any] = {"environment": runs[first]["environment"]}
     for part in PARTS:
-        parts = (table.at(results, part, "rounds") or {} for results in runs.values())
-        measured = [rounds for rounds in parts if any(rounds.values())]
-        if measured:
-            added[part] = costs.figures(costs.together(measured))
+        parts = (results.get(part) or {} for results in runs.values())
+        measured = [one for one in parts if any((one.get("rounds") or {}).values())]
+        if measured and part in COSTS:
+            added[part] = costs.figures(costs.together([one["rounds"] for one in measured]))
+        elif measured:
+            added[part] = sampling.together(measured)
     if added.keys().isdisjoint(PARTS):
         raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join(PARTS)}")
     return added

@@ -1,0 +1,115 @@
+"""The daemon's cost beside the floor, with less noise than turns of a second have: its sampling thread in short turns, and its
+other threads over a minute.
+
+A turn of a second costs 10 to 20 % more or less than the next, mostly because of what the host does for a second or so. In turns
+of a fifth of a second, floor and daemon share such a spell. Other threads do something up to once a minute, so they are measured
+while the daemon is never stopped. Input: a rig, and the number and length of the rounds. Output: every round, and ratios with
+their intervals.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import costs
+import harm
+import measure
+from costs import Round, Row
+from pollers import Poller
+from rig import Rig
+
+PAIR = ("floor", "daemon")
+"""The two that are compared."""
+SAMPLING_THREAD = "hw-fast"
+BEGUN_S = 5.0
+"""How long a daemon runs before its other threads are measured: at its start they read what they otherwise read seldom."""
+
+
+def beside_the_floor(rig: Rig, options: Namespace) -> dict[str, Any]:
+    """The daemon's threads: the one that samples beside the floor, the others alone."""
+    others = other_threads(rig, options.others_seconds)
+    rounds, errors = costs.all_rounds(rig, options, PAIR, one_round)
+    return {**figures({name: rounds[name] for name in PAIR}, others), "errors": errors}
+
+
+def other_threads(rig: Rig, seconds: float) -> list[float]:
+    """CPU of all threads but the one that samples in each second of a daemon that is scraped every second, percent of one
+    core."""
+    daemon = rig.daemon()
+    pid = daemon.child.pid
+    each_second = []
+    with measure.scraped(daemon):
+        time.sleep(BEGUN_S)
+        before, begin = measure.thread_cpu(pid), time.monotonic()
+        deadline = begin + seconds
+        while begin < deadline:
+            time.sleep(1.0)
+            after, now = measure.thread_cpu(pid), time.monotonic()
+            used = measure.cpu_by_name(before, after, pid)
+            each_second.append(100 * sum(used[name] for name in used if name != SAMPLING_THREAD) / (now - begin))
+            before, begin = after, now
+    daemon.stop()
+    return each_second
+
+
+def one_round(pollers: dict[str, Poller], options: Namespace, here: Round, errors: dict[str, str]) -> dict[str, Row]:
+    """Short turns of both, alternating on one core; their means. A poller whose turn fails has no row."""
+    turns: dict[str, list[Row]] = {name: [] for name in pollers}
+    for again in range(options.short_turns):
+        for name in list(pollers)[:: 1 if (here.number + again) % 2 else -1]:
+            if len(turns[name]) < again:
+                continue
+            try:
+                if not again:
+                    pollers[name].place(here.core)
+                settle_s = options.short_pause if again else here.settle_s
+                turns[name].append(pollers[name].short_turn(options.short_seconds, settle_s))
+            except costs.TROUBLES as error:
+                errors[name] = str(error)
+                print(f"  {name}: {error}", flush=True)
+    whole = {name: rows for name, rows in turns.items() if len(rows) == options.short_turns}
+    return {name: costs.means(rows) for name, rows in whole.items()}
+
+
+def figures(rounds: dict[str, list[Row]], others: Sequence[float]) -> dict[str, Any]:
+    """Every round, and figures computed from them: the sampling thread as a share of the floor, the other threads, and the
+    whole daemon as a share of the floor, each with a 95 % interval."""
+    sampling = costs.cpu_ratio(rounds["daemon"], rounds["floor"])
+    beside = costs.with_interval(others, statistics.fmean) if others else None
+    floor = [row["cpu_percent"] for row in rounds["floor"]]
+    whole = None
+    if sampling and beside:
+        means = {"all": statistics.fmean(floor), "quiet": costs.quiet(floor)}
+        whole = {turns: added(ratio, beside, means[turns]) for turns, ratio in sampling.items()}
+    return {
+        "rounds": rounds,
+        "others": list(others),
+        "mean": {name: costs.means(rows) for name, rows in rounds.items() if rows},
+        "sampling": sampling,
+        "other_threads": beside,
+        "whole": whole,
+    }
+
+
+def added(sampling: dict[str, float], others: dict[str, float], floor_percent: float) -> dict[str, float]:
+    """The sampling thread's share of the floor and that of the other threads. The two were measured apart, so the distances
+    to the ends of their intervals are added as squares."""
+    share = {name: others[name] / floor_percent for name in ("ratio", "ratio_low", "ratio_high")}
+    ratio = sampling["ratio"] + share["ratio"]
+
+    def away(end: str) -> float:
+        return math.hypot(sampling[end] - sampling["ratio"], share[end] - share["ratio"])
+
+    low, high = ratio - away("ratio_low"), ratio + away("ratio_high")
+    return {"ratio": ratio, "ratio_low": low, "ratio_high": high, "starts": sampling["starts"]}
+
+
+def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several runs as if of one."""
+    rounds = costs.together([run["rounds"] for run in runs])
+    return figures({name: rounds[name] for name in PAIR}, [one for run in runs for one in run["others"]])
