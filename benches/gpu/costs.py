@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import harm
-from pollers import POLLERS, Poller
+from pollers import POLLERS, SAMPLING_THREAD, Poller, other_threads_percent
 from rig import Rig
 
 Row = dict[str, Any]
@@ -113,14 +113,17 @@ def one_round(pollers: dict[str, Poller], options: Namespace, here: Round, error
     names = list(pollers)
     first = here.number % max(1, len(names))
     order = names[first:] + names[:first]
-    rows = {name: turn(pollers[name], (options.round_seconds, here.settle_s, here.core), errors, name) for name in order}
+    how = (options.round_seconds, here.settle_s, here.core)
+    rows = {name: turn(pollers[name].turn, how, errors, name) for name in order}
     return {name: row for name, row in rows.items() if row}
 
 
-def turn(poller: Poller, how: tuple[float, float, int], errors: dict[str, str], name: str) -> Row | None:
-    """One turn; None if it fails, with the reason in `errors`."""
+def turn(
+    take: Callable[[float, float, int], Row], how: tuple[float, float, int], errors: dict[str, str], name: str
+) -> Row | None:
+    """One turn: its seconds, those to settle, and its core. None if it fails, with the reason in `errors`."""
     try:
-        return poller.turn(*how)
+        return take(*how)
     except TROUBLES as error:
         errors[name] = str(error)
         print(f"  {name}: {error}", flush=True)
@@ -149,12 +152,12 @@ def by_start(own: Sequence[Row], peer: Sequence[Row]) -> list[list[tuple[Row, Ro
 def split(own: Sequence[Row], floor: Sequence[Row]) -> dict[str, dict[str, float]] | None:
     """The daemon's CPU in two parts, with 95 % intervals as above: `sampling` is its sampling thread's over the floor's,
     `others` that of all other threads, percent of one core. None if no round is left."""
-    known = [row for row in own if "hw-fast" in row.get("thread_percent", {})]
+    known = [row for row in own if SAMPLING_THREAD in row.get("thread_percent", {})]
     starts = by_start(known, floor)
     if not starts:
         return None
-    sampling = [[(mine["thread_percent"]["hw-fast"], its["cpu_percent"]) for mine, its in start] for start in starts]
-    others = [[mine["cpu_percent"] - mine["thread_percent"]["hw-fast"] for mine, _ in start] for start in starts]
+    sampling = [[(mine["thread_percent"][SAMPLING_THREAD], its["cpu_percent"]) for mine, its in start] for start in starts]
+    others = [[other_threads_percent(mine) for mine, _ in start] for start in starts]
     return {
         "sampling": ratio(sampling, statistics.fmean),
         "others": with_interval(others, lambda some: statistics.fmean(one for start in some for one in start)),

@@ -11,7 +11,8 @@ import os
 import signal
 import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +22,8 @@ from rig import Rig
 
 LONG_S = 3600.0
 """Longer than any part lasts."""
+SAMPLING_THREAD = "hw-fast"
+"""The daemon's thread that reads memory."""
 
 
 class Poller:
@@ -32,34 +35,32 @@ class Poller:
 
     def turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
         """Lets it run, with its polling thread on one core, and measures it over `seconds` once it has settled."""
-        self.place(core)
-        self._signal(signal.SIGCONT)
-        try:
-            time.sleep(settle_s)
+        with self._running(settle_s, core):
             before, begin = self.counts(), time.time()
             cost = window(self.child.pid, seconds)
             return {**cost, **self.outcome(before, self.counts(), cost["seconds"], begin)}
-        finally:
-            self._signal(signal.SIGSTOP)
 
-    def place(self, core: int) -> None:
-        """Puts its polling thread on one core."""
-        os.sched_setaffinity(self.polling_thread(), {core})
-
-    def short_turn(self, seconds: float, settle_s: float) -> dict[str, float]:
-        """Lets it run, and measures its polling thread alone over `seconds` once it has settled: what its other threads do
-        every second or less would not fall into so short a time as often as it should."""
+    def short_turn(self, seconds: float, settle_s: float, core: int) -> dict[str, Any]:
+        """The same, but measures its polling thread alone: what its other threads do every second or less would not fall
+        into so short a time as often as it should."""
         thread = self.polling_thread()
-        self._signal(signal.SIGCONT)
-        try:
-            time.sleep(settle_s)
+        with self._running(settle_s, core):
             before, begin = measure.scheduled(self.child.pid, thread), time.monotonic_ns()
             time.sleep(seconds)
             after, elapsed_ns = measure.scheduled(self.child.pid, thread), time.monotonic_ns() - begin
-        finally:
-            self._signal(signal.SIGSTOP)
         ran_ns, wakes = (later - earlier for earlier, later in zip(before, after, strict=True))
         return {"cpu_percent": 100 * ran_ns / elapsed_ns, "rate_hertz": 1e9 * wakes / elapsed_ns}
+
+    @contextmanager
+    def _running(self, settle_s: float, core: int) -> Iterator[None]:
+        """It runs, with its polling thread on one core and settled, until the block ends."""
+        os.sched_setaffinity(self.polling_thread(), {core})
+        self._signal(signal.SIGCONT)
+        try:
+            time.sleep(settle_s)
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def polling_thread(self) -> int:
         """The ID of the thread that reads memory."""
@@ -102,7 +103,7 @@ class DaemonPoller(Poller):
             self._scraper.pause()
 
     def polling_thread(self) -> int:
-        return measure.thread_ids(self.child.pid)["hw-fast"]
+        return measure.thread_ids(self.child.pid)[SAMPLING_THREAD]
 
     def counts(self) -> measure.Metrics:
         return self._daemon.metrics()
@@ -197,6 +198,11 @@ def window(pid: int, seconds: float) -> dict[str, Any]:
         "seconds": elapsed,
         "thread_percent": {name: 100 * used / elapsed for name, used in threads.items()},
     }
+
+
+def other_threads_percent(cost: dict[str, Any]) -> float:
+    """CPU of all of the daemon's threads but the one that samples, of a `window`, percent of one core."""
+    return cost["cpu_percent"] - cost["thread_percent"][SAMPLING_THREAD]
 
 
 def calls_us(before: measure.Metrics, after: measure.Metrics) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The daemon's cost beside the floor, with less noise than turns of a second have: its sampling thread in short turns, and its
+"""The daemon's cost beside the floor, for less noise than turns of a second have: its sampling thread in short turns, and its
 other threads over a minute.
 
 A turn of a second costs 10 to 20 % more or less than the next, mostly because of what the host does for a second or so. In turns
@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import costs
-import harm
 import measure
+import pollers
 from costs import Round, Row
 from pollers import Poller
 from rig import Rig
 
 PAIR = ("floor", "daemon")
 """The two that are compared."""
-SAMPLING_THREAD = "hw-fast"
 BEGUN_S = 5.0
 """How long a daemon runs before its other threads are measured: at its start they read what they otherwise read seldom."""
 
@@ -41,39 +40,25 @@ def other_threads(rig: Rig, seconds: float) -> list[float]:
     """CPU of all threads but the one that samples in each second of a daemon that is scraped every second, percent of one
     core."""
     daemon = rig.daemon()
-    pid = daemon.child.pid
-    each_second = []
     with measure.scraped(daemon):
         time.sleep(BEGUN_S)
-        before, begin = measure.thread_cpu(pid), time.monotonic()
-        deadline = begin + seconds
-        while begin < deadline:
-            time.sleep(1.0)
-            after, now = measure.thread_cpu(pid), time.monotonic()
-            used = measure.cpu_by_name(before, after, pid)
-            each_second.append(100 * sum(used[name] for name in used if name != SAMPLING_THREAD) / (now - begin))
-            before, begin = after, now
+        windows = [pollers.window(daemon.child.pid, 1.0) for _ in range(math.ceil(seconds))]
     daemon.stop()
-    return each_second
+    return [pollers.other_threads_percent(window) for window in windows]
 
 
-def one_round(pollers: dict[str, Poller], options: Namespace, here: Round, errors: dict[str, str]) -> dict[str, Row]:
+def one_round(pair: dict[str, Poller], options: Namespace, here: Round, errors: dict[str, str]) -> dict[str, Row]:
     """Short turns of both, alternating on one core; their means. A poller whose turn fails has no row."""
-    turns: dict[str, list[Row]] = {name: [] for name in pollers}
+    turns: dict[str, list[Row]] = {name: [] for name in pair}
     for again in range(options.short_turns):
-        for name in list(pollers)[:: 1 if (here.number + again) % 2 else -1]:
-            if len(turns[name]) < again:
-                continue
-            try:
-                if not again:
-                    pollers[name].place(here.core)
-                settle_s = options.short_pause if again else here.settle_s
-                turns[name].append(pollers[name].short_turn(options.short_seconds, settle_s))
-            except costs.TROUBLES as error:
-                errors[name] = str(error)
-                print(f"  {name}: {error}", flush=True)
-    whole = {name: rows for name, rows in turns.items() if len(rows) == options.short_turns}
-    return {name: costs.means(rows) for name, rows in whole.items()}
+        how = (options.short_seconds, options.short_pause if again else here.settle_s, here.core)
+        for name in list(turns)[:: 1 if (here.number + again) % 2 else -1]:
+            row = costs.turn(pair[name].short_turn, how, errors, name)
+            if row:
+                turns[name].append(row)
+            else:
+                del turns[name]
+    return {name: costs.means(rows) for name, rows in turns.items()}
 
 
 def figures(rounds: dict[str, list[Row]], others: Sequence[float]) -> dict[str, Any]:

@@ -285,11 +285,8 @@ class Alternating:
     def __init__(self, name: str, noted: list[str], percents: list[float], fails: int | None = None) -> None:
         self.name, self.noted, self.percents, self.fails, self.turns = name, noted, percents, fails, 0
 
-    def place(self, core: int) -> None:
-        self.noted.append(f"{self.name} to {core}")
-
-    def short_turn(self, seconds: float, settle_s: float) -> dict[str, float]:
-        self.noted.append(f"{self.name} {settle_s}")
+    def short_turn(self, seconds: float, settle_s: float, core: int) -> dict[str, float]:
+        self.noted.append(f"{self.name} {seconds} {settle_s} {core}")
         self.turns += 1
         if self.turns == self.fails:
             raise RuntimeError("gone")
@@ -307,8 +304,8 @@ class Sampling(unittest.TestCase):
         errors: dict[str, str] = {}
         rows = sampling.one_round(pollers, self.OPTIONS, costs.Round(1, 5, 1.5), errors)
         self.assertEqual({name: row["cpu_percent"] for name, row in rows.items()}, {"floor": 2.0, "daemon": 5.0})
-        order = ["floor to 5", "floor 1.5", "daemon to 5", "daemon 1.5"]
-        order += ["daemon 0.05", "floor 0.05", "floor 0.05", "daemon 0.05"]
+        order = ["floor 0.2 1.5 5", "daemon 0.2 1.5 5"]
+        order += ["daemon 0.2 0.05 5", "floor 0.2 0.05 5", "floor 0.2 0.05 5", "daemon 0.2 0.05 5"]
         self.assertEqual((noted, errors), (order, {}))
 
     def test_a_poller_that_fails_has_no_row_and_ends_no_round(self) -> None:
@@ -317,7 +314,7 @@ class Sampling(unittest.TestCase):
         errors: dict[str, str] = {}
         rows = sampling.one_round(pollers, self.OPTIONS, costs.Round(0, 0, 1.5), errors)
         self.assertEqual((list(rows), errors), (["daemon"], {"floor": "gone"}))
-        self.assertEqual(len([one for one in noted if one.startswith("floor")]), 3, "no turn after the one that failed")
+        self.assertEqual(len([one for one in noted if one.startswith("floor")]), 2, "no turn after the one that failed")
 
     def test_the_whole_is_both_parts_and_so_is_its_interval(self) -> None:
         ratio = {"ratio": 1.0, "ratio_low": 0.97, "ratio_high": 1.03, "starts": 9}
