@@ -270,7 +270,7 @@ fn call_row(call: &Call) -> Vec<String> {
         MadeIn::Fast => "fast",
         MadeIn::Medium => "medium",
         MadeIn::Slow => "slow",
-        MadeIn::Minute => "minute",
+        MadeIn::Seldom => "seldom",
         MadeIn::Never => "never",
     };
     vec![

@@ -74,7 +74,7 @@ metrics! {
     GPU_POWER_LIMIT = Gauge "highwater_gpu_power_limit_watts" ["gpu", "uuid"]
         "The power limit in force, the lowest of the operator's and the board's. From NVML, every 30 s. Absent if the GPU does not report it.";
     GPU_ENERGY = Counter "highwater_gpu_energy_joules_total" ["gpu", "uuid"]
-        "Energy since the driver was loaded. NVML's counter, read once a minute because reading it stops every other call for milliseconds, plus power times the time since.";
+        "Energy since the driver was loaded. NVML's counter, read once in five minutes because reading it stops every other call for milliseconds, plus power times the time since.";
     GPU_TEMPERATURE = Gauge "highwater_gpu_temperature_celsius" ["gpu", "uuid"]
         "Core temperature. From NVML every 100 ms.";
     GPU_TEMPERATURE_LIMIT = Gauge "highwater_gpu_temperature_limit_celsius" ["gpu", "uuid", "limit"]

@@ -156,7 +156,7 @@ impl Lanes<'_> {
     }
 
     fn slow_turn(&self, unit: &Unit, turns: &mut Turns) {
-        let due = turns.due(self.clock.now_ns(), self.processes.missed(), self.processes_always);
+        let due = turns.due(self.processes.missed(), self.processes_always);
         let mut changed = false;
         for (number, position) in unit.positions.iter().enumerate() {
             if let Some(logged) = turns.logged.get_mut(number) {
@@ -203,11 +203,11 @@ impl Lanes<'_> {
             let at_ns = now_ns();
             gpu.set_rare(at_ns, self.source.rare(position, at_ns, calls));
         }
-        if due.energy || !gpu.energy.is_known() {
-            let at_ns = now_ns();
-            if let Some(joules) = self.source.energy_joules(position, at_ns, calls) {
-                gpu.energy.set(at_ns, joules);
-            }
+        let at_ns = now_ns();
+        if gpu.energy.is_due(at_ns)
+            && let Some(joules) = self.source.energy_joules(position, at_ns, calls)
+        {
+            gpu.energy.set(at_ns, joules, &gpu.series);
         }
         if due.processes || gpu.processes().is_none() {
             let at_ns = now_ns();

@@ -9,8 +9,6 @@ use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Health, IDLE_PERIOD_NS};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How often a GPU's energy counter is read: each reading blocks the driver for all callers for 3 to 15 ms.
-const ENERGY_PERIOD_NS: i64 = 60 * SECOND_NS;
 /// Turns of the slow lane between readings of total memory, NVLink, BAR1 and limits, which take 3 ms a GPU.
 pub const RARE_TURNS: i64 = 30;
 /// The most turns between readings of PCIe bytes, which take 0.3 ms a GPU if GPM provides them.
@@ -128,8 +126,6 @@ fn offset_ns(period_ns: i64, number: usize, count: usize) -> i64 {
 pub(super) struct Turns {
     number: i64,
     pcie_turns: i64,
-    /// When energy is due, nanoseconds of the timeline.
-    energy_ns: i64,
     /// Turns since processes were listed.
     since_processes: i64,
     /// Turns after which a lookup of an unknown process triggers a new list. It doubles each time that the list shows
@@ -147,7 +143,6 @@ pub(super) struct Due {
     pub(super) processes: bool,
     pub(super) pcie: bool,
     pub(super) rare: bool,
-    pub(super) energy: bool,
 }
 
 impl Turns {
@@ -155,7 +150,6 @@ impl Turns {
         Self {
             number: 0,
             pcie_turns: pcie_turns(period_ns),
-            energy_ns: i64::MIN,
             since_processes: PROCESS_TURNS,
             patience: 1,
             missed: 0,
@@ -164,21 +158,17 @@ impl Turns {
     }
 
     /// Returns what is due now.
-    pub(super) fn due(&mut self, now_ns: i64, missed: u64, processes_always: bool) -> Due {
+    pub(super) fn due(&mut self, missed: u64, processes_always: bool) -> Due {
         let wanted = missed != self.missed && self.since_processes >= self.patience;
         let due = Due {
             processes: processes_always || wanted || self.since_processes >= PROCESS_TURNS,
             pcie: self.number % self.pcie_turns == 0,
             rare: self.number % RARE_TURNS == 0,
-            energy: now_ns >= self.energy_ns,
         };
         self.number += 1;
         self.since_processes += 1;
         if due.processes {
             (self.since_processes, self.missed) = (1, missed);
-        }
-        if due.energy {
-            self.energy_ns = now_ns + ENERGY_PERIOD_NS;
         }
         due
     }
@@ -198,7 +188,7 @@ mod tests {
     fn listed(turns: i64, missed: impl Fn(i64) -> u64, changed: impl Fn(i64) -> bool) -> Vec<i64> {
         let mut state = Turns::new(1, SECOND_NS);
         let is_due = |turn: &i64| {
-            let due = state.due(turn * SECOND_NS, missed(*turn), false).processes;
+            let due = state.due(missed(*turn), false).processes;
             if due {
                 state.listed(changed(*turn));
             }
@@ -225,15 +215,15 @@ mod tests {
     #[test]
     fn what_is_exported_is_listed_at_every_turn() {
         let mut turns = Turns::new(1, SECOND_NS);
-        assert!((0..20).all(|turn| turns.due(turn * SECOND_NS, 0, true).processes));
+        assert!((0..20).all(|_| turns.due(0, true).processes));
     }
 
     #[test]
     fn what_is_dear_has_its_own_turns() {
         let mut turns = Turns::new(1, SECOND_NS);
-        let dues: Vec<Due> = (0..61).map(|turn| turns.due(turn * SECOND_NS, 0, false)).collect();
+        let dues: Vec<Due> = (0..61).map(|_| turns.due(0, false)).collect();
         let count = |is_due: fn(&Due) -> bool| dues.iter().filter(|due| is_due(due)).count();
-        assert_eq!([count(|due| due.pcie), count(|due| due.rare), count(|due| due.energy)], [13, 3, 2]);
+        assert_eq!([count(|due| due.pcie), count(|due| due.rare)], [13, 3]);
     }
 
     #[test]

@@ -96,10 +96,11 @@ impl GpuState {
     /// A GPU of which nothing has been read yet.
     #[must_use]
     pub fn new(device: Device, keep_ns: i64, medium_period_ns: i64) -> Self {
+        let series = Series::new(keep_ns, medium_period_ns);
         Self {
             device,
-            series: Series::new(keep_ns, medium_period_ns),
-            energy: Energy::default(),
+            energy: Energy::new(series.keep_ns()),
+            series,
             lists_all: true,
             health: AtomicU8::new(Health::Up as u8),
             memory: AtomicU8::new(Memory::Unknown as u8),
@@ -536,7 +537,7 @@ mod tests {
         gpu.set_pcie(3, pcie);
         gpu.set_rare(4, rare.clone());
         gpu.set_processes(5, Some(vec![process(7, Some(8))]));
-        gpu.energy.set(6, 10.0);
+        gpu.energy.set(6, 10.0, &gpu.series);
         gpu.count_xid(79, 7);
         assert_eq!(gpu.medium().as_deref(), Some(&Latest { at_ns: 1, reading: medium }));
         assert_eq!(gpu.slow().as_deref(), Some(&Latest { at_ns: 2, reading: slow }));
@@ -546,7 +547,7 @@ mod tests {
         assert_eq!(gpu.series.points(0, 9).len(), 1, "kept for attribution");
         gpu.forget();
         assert!(gpu.medium().is_none() && gpu.slow().is_none() && gpu.pcie().is_none() && gpu.rare().is_none());
-        assert!(gpu.processes().is_none() && !gpu.energy.is_known());
+        assert!(gpu.processes().is_none() && gpu.energy.joules(9, &gpu.series).is_none());
         assert_eq!((gpu.series.points(0, 9).len(), gpu.xids().len()), (1, 1), "what has happened has happened");
     }
 

@@ -120,11 +120,18 @@ impl Series {
         // The room for all of them at once: growing by doubling would end with half as much again. What is not used yet
         // is not resident.
         let points = usize::try_from(keep_ns / period_ns.max(1)).unwrap_or(0).saturating_add(2).min(MOST_POINTS);
+        let most_ns = i64::try_from(MOST_POINTS).unwrap_or(i64::MAX).saturating_mul(period_ns);
         Self {
-            keep_ns,
+            keep_ns: keep_ns.min(most_ns),
             hold_ns: (3 * period_ns).max(IDLE_PERIOD_NS * 3 / 2),
             points: Mutex::new(VecDeque::with_capacity(points)),
         }
+    }
+
+    /// How far back its readings go, nanoseconds.
+    #[must_use]
+    pub fn keep_ns(&self) -> i64 {
+        self.keep_ns
     }
 
     /// Bytes that its readings take.

@@ -26,8 +26,8 @@ pub enum MadeIn {
     Medium,
     /// Each second.
     Slow,
-    /// Once a minute: the call blocks every other call on its GPU while it lasts.
-    Minute,
+    /// Once in five minutes: the call blocks every other call on its GPU while it lasts.
+    Seldom,
     /// Never. It is timed to show why, or because other tools use it.
     Never,
 }
@@ -126,14 +126,14 @@ impl<'a> Builder<'a> {
     }
 
     fn slow(self) -> Vec<Probe<'a>> {
-        use MadeIn::{Minute, Slow};
+        use MadeIn::{Seldom, Slow};
         use Watch::{Dear, No};
         let Self { nvml, handle } = self;
         vec![
-            self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Minute, Dear("mJ"), |gpu| {
+            self.wrapped("energy", "nvmlDeviceGetTotalEnergyConsumption", Seldom, Dear("mJ"), |gpu| {
                 gpu.total_energy_consumption()
             })
-            .remarked("ok; blocks every other call on its GPU, so it is made once a minute"),
+            .remarked("ok; blocks every other call on its GPU, so it is made once in five minutes"),
             self.wrapped("BAR1", "nvmlDeviceGetBAR1MemoryInfo", Slow, No, |gpu| {
                 gpu.bar1_memory_info().map(|bar1| bar1.used)
             }),

@@ -92,11 +92,11 @@ fn probe_shows_which_pcie_reading_is_used() {
 }
 
 #[test]
-fn probe_shows_that_energy_is_read_once_a_minute_and_why() {
+fn probe_shows_that_energy_is_read_seldom_and_why() {
     let report: Value = serde_json::from_str(&probed(&probed_node(), true, None).expect("a report")).expect("JSON");
     let calls = report["calls"].as_array().cloned().unwrap_or_default();
     let energy = calls.into_iter().find(|call| call["name"] == "energy").expect("an energy call");
-    assert_eq!(energy["made_in"], "minute");
+    assert_eq!(energy["made_in"], "seldom");
     assert!(energy["status"].as_str().is_some_and(|status| status.contains("blocks every other call")), "{energy}");
 }
 
@@ -111,7 +111,7 @@ fn probe_prints_a_table_for_people() {
         "nvmlGpmSampleGet",
         "not supported by this device",
         "narrow: wraps at 2^32, not used",
-        "minute",
+        "seldom",
         "no lane",
         "constant while watched",
     ] {
