@@ -1,6 +1,7 @@
 //! Benchmarks of the core, with the target beside each figure. `make bench` runs all of them; docs/performance.md has
 //! the results with their date and machine.
 
+mod cold;
 #[allow(dead_code, reason = "each benchmark needs a part of it")]
 mod node;
 mod senders;
@@ -114,6 +115,14 @@ fn print_tail(what: &str, figure_us: f64, mut took: Vec<Duration>) {
         us(990),
         us(999)
     );
+}
+
+/// Prints the sampling loop's own time in a tick: what stays in the caches, and what nothing has left in them.
+fn cold_ticks(_: &mut Criterion) {
+    for (gpus, mebibytes, ticks) in [(2, 0, 20_000), (2, 32, 2_000), (2, 64, 1_000), (8, 0, 20_000), (8, 64, 1_000)] {
+        let medians: Vec<_> = (0..5).map(|_| cold::tick(gpus, mebibytes << 20, ticks).as_nanos()).collect();
+        println!("tick of {gpus} GPUs after {mebibytes} MiB were read in between: medians of five runs {medians:?} ns");
+    }
 }
 
 fn attribution(c: &mut Criterion) {
@@ -255,6 +264,6 @@ fn captures(_: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
-    targets = ring_costs, attribution, scrape, scrape_beside_annotations, annotations, scrapers, captures
+    targets = ring_costs, cold_ticks, attribution, scrape, scrape_beside_annotations, annotations, scrapers, captures
 }
 criterion_main!(benches);

@@ -42,14 +42,16 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         let begin_ns = sampler.clock().now_ns();
         let ticked = sampler.tick(begin_ns, |call_ns| backoff.call(call_ns));
         if ticked == Ticked::Replaced {
-            return;
+            break;
         }
         let end_ns = sampler.end_ns();
         let outcome = deadlines.taken(begin_ns, end_ns);
+        if ticked == Ticked::Taken {
+            sampler.count(outcome.lateness_ns);
+        }
         let stats = sampler.stats();
         match ticked {
             Ticked::Taken => {
-                stats.take(outcome.lateness_ns);
                 stats.miss(Cause::Late, outcome.missed_late);
                 stats.miss(Cause::Driver, outcome.missed_driver);
             }
@@ -72,6 +74,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         }
         sampler.stats().accounted_ns.store(deadlines.next_ns() - period_ns, Ordering::Relaxed);
     }
+    sampler.count_held();
 }
 
 fn publish(sampler: &Sampler, period_ns: i64, full_ns: i64) {
@@ -97,7 +100,10 @@ pub fn run_replay(
             NextTick::At(at_ns) if begun => at_ns.min(clock.now_ns() + REPLAY_PERIOD_NS),
             NextTick::At(at_ns) => at_ns,
             NextTick::Periodic => clock.now_ns() + period_ns,
-            NextTick::End => return true,
+            NextTick::End => {
+                sampler.count_held();
+                return true;
+            }
         };
         before(at_ns);
         clock.advance_to(at_ns);
@@ -105,5 +111,109 @@ pub fn run_replay(
         begun = true;
         after(at_ns);
     }
+    sampler.count_held();
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Node, Periods};
+    use crate::sample::TickStats;
+    use crate::source::{Call, Error, Source};
+    use highwater_core::clock::SECOND_NS;
+    use highwater_core::gpu::Device;
+    use highwater_core::histogram::Histogram;
+    use highwater_core::ring;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::{Arc, OnceLock};
+
+    /// Answers at once, for two GPUs.
+    struct Prompt(Vec<Device>);
+
+    impl Source for Prompt {
+        fn description(&self) -> String {
+            "a prompt driver".to_owned()
+        }
+
+        fn devices(&self) -> &[Device] {
+            &self.0
+        }
+
+        fn memory_used(&self, _gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+            Ok(1 << 30)
+        }
+    }
+
+    /// A clock on which waiting takes no time; after so many waits it stops the loop.
+    struct Stopping {
+        clock: Manual,
+        waits: AtomicU64,
+        stop: Arc<AtomicBool>,
+        stats: OnceLock<Arc<TickStats>>,
+        /// The most ticks that were counted and their lateness was not.
+        most_held: AtomicU64,
+    }
+
+    impl Clock for Stopping {
+        fn now_ns(&self) -> i64 {
+            self.clock.now_ns()
+        }
+
+        fn unix_shift_ns(&self) -> i64 {
+            0
+        }
+
+        fn sleep_until(&self, at_ns: i64) {
+            let stats = self.stats.get().expect("set before the loop");
+            let held = stats.taken.load(Ordering::Relaxed) - all(&stats.lateness);
+            self.most_held.fetch_max(held, Ordering::Relaxed);
+            self.clock.advance_to(at_ns);
+            self.stop.store(self.waits.fetch_sub(1, Ordering::Relaxed) == 1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many durations are counted.
+    fn all(histogram: &Histogram) -> u64 {
+        histogram.counts().cumulative.last().copied().unwrap_or(0)
+    }
+
+    /// Runs so many ticks. Returns the node, and the most ticks whose lateness was not counted while it ran.
+    fn run_ticks(ticks: u64, period_ns: i64) -> (Node, u64) {
+        let stop = Arc::new(AtomicBool::new(false));
+        let clock = Arc::new(Stopping {
+            clock: Manual::at(SECOND_NS),
+            waits: AtomicU64::new(ticks),
+            stop: Arc::clone(&stop),
+            stats: OnceLock::new(),
+            most_held: AtomicU64::new(0),
+        });
+        let device = |gpu: usize| Device { uuid: format!("GPU-{gpu}"), ..Device::default() };
+        let driver = Arc::new(Prompt((0..2).map(device).collect()));
+        let config = ring::Config { retention_ns: 10 * SECOND_NS, max_bytes: 1 << 16, resolution_ns: 1_000 };
+        let (node, writers) =
+            Node::new(driver, Arc::clone(&clock) as _, config, Periods::default(), None).expect("rings");
+        clock.stats.set(Arc::clone(&node.ticks)).expect("once");
+        let budget = Budget { period_ns, max_period_ns: SECOND_NS, busy_ratio: 0.5 };
+        let lane = FastLane { budget, idle_period_ns: None, hang_after_ns: SECOND_NS };
+        run_paced(node.sampler(writers), lane, &stop);
+        (node, clock.most_held.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn every_tick_and_every_call_has_been_counted_when_the_lane_ends() {
+        for ticks in [1, 63, 200] {
+            let (node, _) = run_ticks(ticks, MILLISECOND_NS);
+            let [taken, due] = [&node.ticks.taken, &node.ticks.due].map(|count| count.load(Ordering::Relaxed));
+            let counted = (taken, due, all(&node.ticks.lateness), all(node.calls.durations(Call::MemoryInfo)));
+            assert_eq!(counted, (ticks, ticks, ticks, 2 * ticks));
+        }
+    }
+
+    #[test]
+    fn no_duration_waits_for_long() {
+        assert_eq!(run_ticks(500, MILLISECOND_NS).1, 49);
+        assert_eq!(run_ticks(500, 10 * MILLISECOND_NS).1, 4);
+        assert_eq!(run_ticks(20, 100 * MILLISECOND_NS).1, 0, "at an idle GPU's period");
+    }
 }

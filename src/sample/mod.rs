@@ -10,6 +10,7 @@ mod deadlines;
 mod fast;
 #[cfg(test)]
 mod hand;
+mod held;
 mod idle;
 mod lanes;
 mod roll;

@@ -1,5 +1,6 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
+use super::held::Held;
 use super::idle::Idle;
 use super::ticks::{Sweep, TickLog};
 use crate::source::{Call, CallStats, Error, Source};
@@ -33,27 +34,15 @@ impl Cause {
     }
 }
 
-/// Counters of the sampler, written by the sampling thread, or by its watchdog while that thread hangs in the driver.
+/// Counters of the sampler, written by the sampling thread, or by its watchdog while that thread hangs in the driver. What each
+/// tick writes comes first, in one line of memory: a thread that has slept finds it in no cache.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct TickStats {
     /// Deadlines that passed.
     pub due: AtomicU64,
     /// Deadlines at which memory was read.
     pub taken: AtomicU64,
-    /// Deadlines missed because the thread woke late.
-    pub missed_late: AtomicU64,
-    /// Deadlines missed because the driver blocked.
-    pub missed_driver: AtomicU64,
-    /// The time between ticks, nanoseconds: the full rate's period, or a longer one while all GPUs are idle.
-    pub period_ns: AtomicI64,
-    /// The period of the full rate, nanoseconds: the configured one, or a longer one while the fast lane backs off.
-    pub full_period_ns: AtomicI64,
-    /// How late ticks began.
-    pub lateness: Histogram,
-    /// The times of the last sweeps, if enabled.
-    log: OnceLock<TickLog>,
-    /// The times of the detectors' last turns, if enabled.
-    turns: OnceLock<TickLog>,
     /// The time up to which deadlines are accounted for, nanoseconds of the timeline.
     pub(super) accounted_ns: AtomicI64,
     /// The current call: its number, and in the lowest bits its GPU plus one; only the number between calls. The
@@ -63,6 +52,20 @@ pub struct TickStats {
     call_since_ns: AtomicI64,
     /// The generation whose sweeps are accepted: a thread of an older generation has been replaced.
     generation: AtomicU64,
+    /// The times of the last sweeps, if enabled.
+    log: OnceLock<TickLog>,
+    /// The times of the detectors' last turns, if enabled.
+    turns: OnceLock<TickLog>,
+    /// Deadlines missed because the thread woke late.
+    pub missed_late: AtomicU64,
+    /// Deadlines missed because the driver blocked.
+    pub missed_driver: AtomicU64,
+    /// The time between ticks, nanoseconds: the full rate's period, or a longer one while all GPUs are idle.
+    pub period_ns: AtomicI64,
+    /// The period of the full rate, nanoseconds: the configured one, or a longer one while the fast lane backs off.
+    pub full_period_ns: AtomicI64,
+    /// How late ticks began. The last ones are not in it yet.
+    pub lateness: Histogram,
 }
 
 /// Bits of a call's mark that hold its GPU.
@@ -127,6 +130,9 @@ impl TickStats {
 
     /// Counts deadlines missed for `cause`.
     pub fn miss(&self, cause: Cause, count: u64) {
+        if count == 0 {
+            return;
+        }
         let counter = match cause {
             Cause::Late => &self.missed_late,
             Cause::Driver => &self.missed_driver,
@@ -136,10 +142,9 @@ impl TickStats {
     }
 
     /// Counts one tick that was taken.
-    pub fn take(&self, lateness_ns: i64) {
+    pub fn take(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
         self.due.fetch_add(1, Ordering::Relaxed);
-        self.lateness.observe_ns(lateness_ns);
     }
 
     /// The call that has been in progress since before `before_ns`, if any.
@@ -201,15 +206,20 @@ enum Reading {
     Used { at_ns: i64, used_bytes: u64, gap_after_ns: i64 },
 }
 
-/// One ring's writer, with the state needed to detect a gap.
+/// One ring's writer, with the state needed to detect a gap. In this order and place, what a reading without a change needs is
+/// in one line of memory.
+#[repr(C, align(64))]
 struct Sink {
-    writer: ring::Writer,
     last_good_ns: Option<i64>,
+    writer: ring::Writer,
 }
 
 /// The writing ends of all rings. A sampling thread holds the lock only while it pushes what it has already read, so
 /// that a thread that hangs in the driver holds no lock, and its successor can take over.
 type Sinks = Vec<Sink>;
+
+/// After this long, nanoseconds, the next tick counts the durations that wait: at the period of idle GPUs, its own too.
+const LONGEST_HELD_NS: i64 = 50 * highwater_core::clock::MILLISECOND_NS;
 
 /// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
 const GAP_AFTER_PERIODS: i64 = 3;
@@ -233,6 +243,11 @@ pub struct Sampler {
     is_idle: bool,
     /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
     failing_since_ns: Vec<Option<i64>>,
+    /// How long calls took, and how late ticks began.
+    call_durations: Held,
+    latenesses: Held,
+    /// When the last of those that waited were counted, nanoseconds of the timeline.
+    counted_ns: i64,
 }
 
 impl Sampler {
@@ -264,6 +279,9 @@ impl Sampler {
             sweep: Sweep::default(),
             is_idle: false,
             failing_since_ns: vec![None; count],
+            call_durations: Held::new(),
+            latenesses: Held::new(),
+            counted_ns: 0,
         }
     }
 
@@ -320,6 +338,9 @@ impl Sampler {
             sweep: Sweep::default(),
             is_idle: false,
             failing_since_ns: vec![None; count],
+            call_durations: Held::new(),
+            latenesses: Held::new(),
+            counted_ns: 0,
         }
     }
 
@@ -390,7 +411,7 @@ impl Sampler {
             }
             self.stats.end_call();
             let end_ns = self.clock.now_ns();
-            self.calls.observe_ns(Call::MemoryInfo, end_ns - begin_ns);
+            self.call_durations.add(end_ns - begin_ns, self.calls.durations(Call::MemoryInfo));
             observe(end_ns - begin_ns);
             self.note(position, answer, at_ns, end_ns);
             busy += usize::from(!self.idle.is_idle(position));
@@ -431,6 +452,22 @@ impl Sampler {
             Some(used_bytes) => Reading::Used { at_ns, used_bytes, gap_after_ns },
             None => Reading::Failed,
         });
+    }
+
+    /// Counts one tick that was taken, and how late it began.
+    pub(super) fn count(&mut self, lateness_ns: i64) {
+        self.stats.take();
+        self.latenesses.add(lateness_ns, &self.stats.lateness);
+        if self.sweep.end_ns - self.counted_ns >= LONGEST_HELD_NS {
+            self.counted_ns = self.sweep.end_ns;
+            self.count_held();
+        }
+    }
+
+    /// Counts every duration that was measured and waits.
+    pub(super) fn count_held(&mut self) {
+        self.call_durations.count_all(self.calls.durations(Call::MemoryInfo));
+        self.latenesses.count_all(&self.stats.lateness);
     }
 
     fn is_current(&self) -> bool {

@@ -14,16 +14,19 @@ const LIMIT_NS: i64 = 1 << 62;
 /// How many blocks that are past the retention one change point gives back at most: about a microsecond of work.
 const MOST_PAST_BLOCKS: usize = 64;
 
-/// Writes one GPU's readings; there is exactly one for a ring.
+/// Writes one GPU's readings; there is exactly one for a ring. What a reading without a change needs comes first, side by side:
+/// a thread that has slept finds it in no cache.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Writer {
-    store: Arc<Store>,
-    open: Option<Open>,
     /// The value now held; `None` in a gap.
     held: Option<u64>,
     /// The last good reading, or the begin of a gap if that is later: nothing earlier may follow.
     frontier_ns: i64,
     newest_ns: i64,
+    resolution_ns: i64,
+    store: Arc<Store>,
+    open: Option<Open>,
     /// Slots that no block lies in, of those below `fresh_slot`.
     free_slots: Vec<u32>,
     /// Slots from here on were never used, and cost no memory yet.
@@ -53,10 +56,11 @@ impl Writer {
     pub(super) fn new(store: Arc<Store>) -> Self {
         let layout = &store.layout;
         Self {
-            open: None,
             held: None,
             frontier_ns: i64::MIN,
             newest_ns: i64::MIN,
+            resolution_ns: store.resolution_ns,
+            open: None,
             free_slots: Vec::with_capacity(layout.blocks),
             fresh_slot: 0,
             growing: vec![Part::NOTHING; layout.levels.len()].into(),
@@ -100,10 +104,10 @@ impl Writer {
     }
 
     fn floor(&self, at_ns: i64) -> Result<i64, PushError> {
-        if at_ns <= -LIMIT_NS + self.store.resolution_ns || at_ns >= LIMIT_NS {
+        if at_ns <= -LIMIT_NS + self.resolution_ns || at_ns >= LIMIT_NS {
             return Err(PushError::OutOfRange { at_ns });
         }
-        Ok(at_ns - at_ns.rem_euclid(self.store.resolution_ns))
+        Ok(at_ns - at_ns.rem_euclid(self.resolution_ns))
     }
 
     /// Writes a change point: into the open block, or as the begin of the next one where it does not fit.

@@ -1,0 +1,94 @@
+//! The sampling thread's own time in a tick, with warm and with cold caches.
+//!
+//! The thread sleeps for a millisecond between two ticks, and finds little of its memory in a cache when it wakes. Here the
+//! whole loop runs on a clock whose wait reads a buffer, which displaces everything else from the caches and from the table of
+//! pages, and times what lies between two waits. The driver answers at once, so the loop's own time is all of it.
+
+use highwater::node::{Node, Periods};
+use highwater::sample::{self, Budget, FastLane};
+use highwater::source::{Error, Source};
+use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::gpu::Device;
+use highwater_core::ring;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+
+/// GPUs whose memory does not change.
+struct Still(Vec<Device>);
+
+impl Source for Still {
+    fn description(&self) -> String {
+        "still".to_owned()
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.0
+    }
+
+    fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+        Ok((40 << 30) + ((gpu as u64) << 21))
+    }
+}
+
+/// A clock whose wait displaces everything from the caches.
+struct Displacing {
+    clock: Manual,
+    state: Mutex<State>,
+    /// Ends the loop after enough ticks.
+    stop: Arc<AtomicBool>,
+}
+
+struct State {
+    buffer: Vec<u64>,
+    ticks: usize,
+    /// When the last wait ended.
+    woken: Option<Instant>,
+    took: Vec<Duration>,
+}
+
+impl Clock for Displacing {
+    fn now_ns(&self) -> i64 {
+        self.clock.now_ns()
+    }
+
+    fn unix_shift_ns(&self) -> i64 {
+        0
+    }
+
+    fn sleep_until(&self, at_ns: i64) {
+        let asleep = Instant::now();
+        let mut state = self.state.lock().expect("whole");
+        if let Some(woken) = state.woken {
+            state.took.push(asleep - woken);
+        }
+        // One word of each line.
+        state.buffer.iter_mut().step_by(8).for_each(|word| *word = black_box(*word + 1));
+        self.clock.advance_to(at_ns);
+        self.stop.store(state.took.len() >= state.ticks, Ordering::Relaxed);
+        // The clock's own pages are in a cache again before it is read.
+        black_box(Instant::now());
+        state.woken = Some(Instant::now());
+    }
+}
+
+/// The median of the loop's own time in `ticks` ticks over this many GPUs, after each wait in which so many bytes were read.
+pub fn tick(gpus: usize, displaced_bytes: usize, ticks: usize) -> Duration {
+    let stop = Arc::new(AtomicBool::new(false));
+    let state = State { buffer: vec![1; displaced_bytes / 8], ticks, woken: None, took: Vec::with_capacity(ticks + 1) };
+    let clock = Displacing { clock: Manual::at(START_NS), state: Mutex::new(state), stop: Arc::clone(&stop) };
+    let clock = Arc::new(clock);
+    let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
+    let source = Arc::new(Still((0..gpus).map(device).collect()));
+    let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (node, writers) = Node::new(source, Arc::clone(&clock) as _, config, Periods::default(), None).expect("rings");
+    let budget = Budget { period_ns: MILLISECOND_NS, max_period_ns: SECOND_NS, busy_ratio: 0.15 };
+    let lane = FastLane { budget, idle_period_ns: Some(100 * MILLISECOND_NS), hang_after_ns: SECOND_NS };
+    sample::run_paced(node.sampler(writers), lane, &stop);
+    let mut took = std::mem::take(&mut clock.state.lock().expect("whole").took);
+    took.sort_unstable();
+    took[took.len() / 2]
+}
