@@ -62,7 +62,7 @@ def parse_options() -> argparse.Namespace:
     add("--gpus", type=int, default=1, help="GPUs of the training job")
     add("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-bench")), help="folder for the results")
     usual = ",".join(name for name in PARTS if name not in ON_REQUEST)
-    named = f"which parts to run, with commas between: all but {' and '.join(ON_REQUEST)}, which run only if they are named"
+    named = f"which parts to run, with commas between: all but {', '.join(ON_REQUEST)}, which run only if they are named"
     add("--parts", default=usual, help=named)
     add("--skip", default="", help="which parts to leave out")
     add(
@@ -81,6 +81,7 @@ def parse_options() -> argparse.Namespace:
     add("--short-seconds", type=float, default=0.2, help="measured seconds of such a turn")
     add("--short-pause", type=float, default=0.05, help="seconds to settle when such a turn begins")
     add("--others-seconds", type=float, default=60.0, help="there, how long the daemon's other threads are measured")
+    add("--energy-seconds", type=float, default=60.0, help="how long the daemon's energy is compared with the GPUs' counters")
     add("--peaks-seconds", type=float, default=35.0, help="seconds of training beside the raw log")
     add("--empty-cache", type=int, default=4, help="there, empty the allocator's cache every so many steps")
     add("--blocks", type=int, default=20, help="rounds of the harm part; each holds one block of each condition")

@@ -1,5 +1,6 @@
 // The floor: bare NVML calls with nothing around them. `calls` times each call; `loop PERIOD_US SECONDS [OUT.csv]`
-// polls memory on every GPU and prints rate, missed ticks, jitter and CPU.
+// polls memory on every GPU and prints rate, missed ticks, jitter and CPU. `versions SECONDS` wakes every millisecond and
+// reads every GPU's memory with version 1 and with version 2 of the call in turn, and prints what each takes.
 // Build: cc -O2 -o nvml_floor nvml_floor.c -ldl
 // SIGUSR1 makes the loop print how many samples it has taken and missed so far, and the total time of its sweeps.
 // OUT.csv contains change points, and as comments the driver's reserve of each GPU (`# reserved,GPU,BYTES`) and every
@@ -66,5 +67,11 @@ int main(int argc,char**argv){
       int64_t a1=now(CLOCK_MONOTONIC); dur[k]=a1-a0; swept+=a1-a0; k++; next+=per; if(next<a1){int64_t s=(a1-next)/per+1; missed+=s; next+=s*per;} if(say_){ say_=0; printf("so far samples=%lld missed=%lld sweep_ns=%lld\n",(long long)k,(long long)missed,(long long)swept); } if(a1-t0>secs*1e9) break; }
     int64_t wall=now(CLOCK_MONOTONIC)-t0; struct rusage r; getrusage(RUSAGE_SELF,&r); double cpu=r.ru_utime.tv_sec+r.ru_utime.tv_usec/1e6+r.ru_stime.tv_sec+r.ru_stime.tv_usec/1e6;
     qsort(lat,k,8,cmp); qsort(dur,k,8,cmp); printf("loop period=%lldus gpus=%u samples=%lld missed=%lld rate=%.1fHz wake p50=%.1f p99=%.1f p99.9=%.1f max=%.1f us; sweep p50=%.1f p99=%.1f max=%.1f us; cpu=%.2f%% of a core; change points=%lld\n",(long long)per/1000,n,(long long)k,(long long)missed,k*1e9/wall,lat[k/2]/1e3,lat[(int64_t)(k*.99)]/1e3,lat[(int64_t)(k*.999)]/1e3,lat[k-1]/1e3,dur[k/2]/1e3,dur[(int64_t)(k*.99)]/1e3,dur[k-1]/1e3,cpu*1e11/wall,(long long)changes); if(o) fclose(o);
+  } else if(!strcmp(mode,"versions")){
+    static int64_t took[2][100000]; int64_t k=0,sum[2]={0,0},next=now(CLOCK_MONOTONIC); double secs=argc>2?atof(argv[2]):10; mem1 a; mem2 b; memset(&b,0,sizeof b); b.version=(unsigned)(sizeof b|(2<<24));
+    if(!m2){fprintf(stderr,"versions: this driver has no nvmlDeviceGetMemoryInfo_v2\n");return 1;}
+    for(;k<2*(int64_t)(secs*500)&&k<200000;k++){ next+=1000000; struct timespec ts={next/1000000000LL,next%1000000000LL}; while(clock_nanosleep(CLOCK_MONOTONIC,TIMER_ABSTIME,&ts,NULL)==EINTR);
+      int v=k%2; int64_t a0=now(CLOCK_MONOTONIC); for(unsigned i=0;i<n;i++){ if(v) m2(d[i],&b); else m1(d[i],&a); } took[v][k/2]=now(CLOCK_MONOTONIC)-a0; sum[v]+=took[v][k/2]; }
+    for(int v=0;v<2&&k>1;v++){ qsort(took[v],k/2,8,cmp); printf("version %d: n=%lld mean=%.2f p50=%.2f p90=%.2f us for %u GPUs\n",v+1,(long long)(k/2),sum[v]/1e3/(k/2),took[v][k/4]/1e3,took[v][k/2*9/10]/1e3,n); }
   }
   return 0; }

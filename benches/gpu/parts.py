@@ -25,6 +25,7 @@ from typing import Any
 
 import check_peaks
 import costs
+import energy
 import harm
 import measure
 import sampling
@@ -104,6 +105,14 @@ def sampling_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any
     """The same as `sampling_idle`, beside a training job of varying shapes."""
     job = rig.train()
     outcome = sampling.beside_the_floor(rig, options)
+    job.finish()
+    return outcome
+
+
+def energy_training(rig: Rig, options: Namespace, _out: Path) -> dict[str, Any]:
+    """The daemon's energy beside the GPUs' counters, beside a training job of varying shapes."""
+    job = rig.train()
+    outcome = energy.beside_the_counter(rig, options.energy_seconds)
     job.finish()
     return outcome
 
@@ -310,13 +319,14 @@ PARTS: dict[str, Callable[[Rig, Namespace, Path], dict[str, Any]]] = {
     "costs-training": costs_training,
     "sampling-idle": sampling_idle,
     "sampling-training": sampling_training,
+    "energy": energy_training,
     "kills": kills,
     "captures": captures,
     "scrapers": scrapers,
     "harm": harm_to_job,
 }
 """In the order of running. The last one takes the time that is left."""
-ON_REQUEST = ("sampling-idle", "sampling-training")
+ON_REQUEST = ("sampling-idle", "sampling-training", "energy")
 """Parts that run only if they are named."""
 
 

@@ -2,7 +2,7 @@
 other threads over a minute.
 
 A turn of a second costs 10 to 20 % more or less than the next, mostly because of what the host does for a second or so. In turns
-of a fifth of a second, floor and daemon share such a spell. Other threads do something up to once a minute, so they are measured
+of a fifth of a second, floor and daemon share such a spell. Other threads do something up to twice a minute, so they are measured
 while the daemon is never stopped. Input: a rig, and the number and length of the rounds. Output: every round, and ratios with
 their intervals.
 """
@@ -27,24 +27,36 @@ PAIR = ("floor", "daemon")
 """The two that are compared."""
 BEGUN_S = 5.0
 """How long a daemon runs before its other threads are measured: at its start they read what they otherwise read seldom."""
+ENERGY_PERIOD_S = 300.0
+"""How often the daemon reads energy counters. The other threads are measured for less, so a reading's share is added."""
 
 
 def beside_the_floor(rig: Rig, options: Namespace) -> dict[str, Any]:
     """The daemon's threads: the one that samples beside the floor, the others alone."""
-    others = other_threads(rig, options.others_seconds)
+    seconds, made_of = other_threads(rig, options.others_seconds)
     rounds, errors = costs.all_rounds(rig, options, PAIR, one_round)
-    return {**figures({name: rounds[name] for name in PAIR}, others), "errors": errors}
+    return {**figures({name: rounds[name] for name in PAIR}, seconds), "others_made_of": made_of, "errors": errors}
 
 
-def other_threads(rig: Rig, seconds: float) -> list[float]:
+def other_threads(rig: Rig, seconds: float) -> tuple[list[float], dict[str, dict[str, float]]]:
     """CPU of all threads but the one that samples in each second of a daemon that is scraped every second, percent of one
-    core."""
+    core; and what takes it: each thread's CPU, and how long the driver's calls took, percent of the whole time."""
     daemon = rig.daemon()
     with measure.scraped(daemon):
         time.sleep(BEGUN_S)
+        before, begin = daemon.metrics(), time.monotonic()
         windows = [pollers.window(daemon.child.pid, 1.0) for _ in range(math.ceil(seconds))]
+        elapsed_us, calls = 1e6 * (time.monotonic() - begin), pollers.calls_us(before, daemon.metrics())
     daemon.stop()
-    return [pollers.other_threads_percent(window) for window in windows]
+    threads = costs.means([window["thread_percent"] for window in windows])
+    energy = energy_percent(before)
+    shares = {call: 100 * us / elapsed_us for call, us in calls.items()} | {"energy": energy}
+    return [pollers.other_threads_percent(window) + energy for window in windows], {"threads": threads, "calls": shares}
+
+
+def energy_percent(first: measure.Metrics) -> float:
+    """What a reading of all energy counters takes every `ENERGY_PERIOD_S`, percent of one core, by a scrape after the first."""
+    return 100 * pollers.calls_us([], first).get("energy", 0.0) / (1e6 * ENERGY_PERIOD_S)
 
 
 def one_round(pair: dict[str, Poller], options: Namespace, here: Round, errors: dict[str, str]) -> dict[str, Row]:

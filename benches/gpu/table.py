@@ -102,10 +102,33 @@ def outside_driver(results: dict[str, Any], part: str) -> tuple[float | None, fl
     return daemon, of("floor", at(results, part, "mean", "floor", "cpu_percent"))
 
 
-def threads(percent: dict[str, float] | None) -> str:
-    """The daemon's threads, the most expensive first, without those under 0.005 %."""
-    dear = sorted(((used, name) for name, used in (percent or {}).items() if used >= 0.005), reverse=True)
-    return ", ".join(f"{name} {used:.2f}" for used, name in dear) or NOT_MEASURED
+def dearest(percent: dict[str, float] | None, least: float = 0.005, form: str = ".2f") -> str:
+    """Threads or calls, the most expensive first, without those under `least` %."""
+    dear = sorted(((used, name) for name, used in (percent or {}).items() if used >= least), reverse=True)
+    return ", ".join(f"{name} {used:{form}}" for used, name in dear) or NOT_MEASURED
+
+
+def made_of(results: dict[str, Any], part: str, load: str) -> list[str]:
+    """What the daemon's threads and the driver's calls took over a minute under one load; nothing if that was not measured."""
+    parts = at(results, part, "others_made_of")
+    if parts is None:
+        return []
+    threads, calls = (dearest(parts[which], 0.0005, ".3f") for which in ("threads", "calls"))
+    return [
+        f"the daemon's CPU by thread over a minute, {load} (%): {threads}",
+        f"time in the driver by call over that minute, {load} (%): {calls}",
+    ]
+
+
+def energy_rows(results: dict[str, Any]) -> list[Row]:
+    """The daemon's energy beside the GPUs' counters; none if they were not compared."""
+    part = results.get("energy") or {}
+    if "gpus" not in part:
+        return []
+    shares = ", ".join(number(gpu["ratio"], ".4f") for gpu in part["gpus"])
+    counted = ", ".join(number(gpu["counter_joules"], ".0f") for gpu in part["gpus"])
+    figure = f"energy over {part['seconds']:.0f} s without reading the counter, as a share of it ({counted} J)"
+    return [(figure, shares if part["readings"] == 0 else "the counter was read", "", "", "", "")]
 
 
 def anonymous_row(results: dict[str, Any]) -> Row:
@@ -237,6 +260,7 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         *peak_rows(results),
         *harm_rows(results),
         *kill_rows(results),
+        *energy_rows(results),
         capture_row(results),
         *scraper_rows(results),
         ("start to first scrape (ms)", number(start, ".0f"), "", "", "≤300", verdict(start and start <= 300)),
@@ -258,5 +282,6 @@ def render(results: dict[str, Any]) -> str:
     loads = (("costs-idle", "idle"), ("costs-training", "training"))
     by_thread = [(load, at(results, part, "daemon_threads")) for part, load in loads]
     by_thread.append(("beside training and annotations", at(results, "peaks", "thread_percent")))
-    split = [f"the daemon's CPU by thread, {load} (%): {threads(percent)}" for load, percent in by_thread]
+    split = [f"the daemon's CPU by thread, {load} (%): {dearest(percent)}" for load, percent in by_thread]
+    split += [*made_of(results, "sampling-idle", "idle"), *made_of(results, "sampling-training", "training")]
     return "\n".join([*lines, *split, *failed])

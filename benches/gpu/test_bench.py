@@ -11,6 +11,7 @@ from argparse import Namespace
 from datetime import datetime, timedelta
 
 import costs
+import energy
 import harm
 import measure
 import parts
@@ -349,6 +350,43 @@ class Sampling(unittest.TestCase):
         added = together.add({"one": one, "two": two})["sampling-idle"]
         self.assertEqual((added["sampling"]["all"]["ratio"], added["sampling"]["all"]["starts"]), (2.0, 3))
         self.assertAlmostEqual(added["whole"]["all"]["ratio"], 2.1)
+
+
+    def test_what_the_other_threads_do_follows_the_table(self) -> None:
+        figures = {"others_made_of": {"threads": {"hw-gpu": 0.1, "hw-none": 0.0004}, "calls": {"nvlink": 0.0041, "bar1": 0.02}}}
+        printed = table.render({"sampling-training": figures})
+        self.assertIn("by thread over a minute, training (%): hw-gpu 0.100\n", printed + "\n")
+        self.assertIn("by call over that minute, training (%): bar1 0.020, nvlink 0.004\n", printed + "\n")
+        self.assertNotIn("over a minute, idle", printed)
+
+
+class Energy(unittest.TestCase):
+    """The daemon's energy beside the GPUs' counters."""
+
+    def scrape(self, first: float, second: float, readings: int) -> measure.Metrics:
+        lines = [f'highwater_gpu_energy_joules_total{{gpu="{gpu}"}} {joules}' for gpu, joules in enumerate((first, second))]
+        lines += [f'highwater_nvml_call_duration_seconds_count{{call="{call}"}} {readings}' for call in ("energy", "bar1")]
+        return measure.parse_metrics("\n".join(lines))
+
+    def test_each_gpu_is_compared_with_its_own_counter(self) -> None:
+        before, after = self.scrape(1000.0, 2000.0, 2), self.scrape(1990.0, 2505.0, 3)
+        rows = energy.compared(before, after, [1000.0, 500.0, 100.0])
+        self.assertEqual([row["ratio"] for row in rows], [0.99, 1.01, None])
+        self.assertEqual([row["daemon_joules"] for row in rows], [990.0, 505.0, None])
+        self.assertEqual(energy.readings(before, after), 1.0)
+
+    def test_a_reading_in_five_minutes_is_part_of_the_other_threads(self) -> None:
+        lines = [f'highwater_nvml_call_duration_seconds_sum{{call="{call}"}} 0.03' for call in ("energy", "bar1")]
+        self.assertAlmostEqual(sampling.energy_percent(measure.parse_metrics("\n".join(lines))), 0.01)
+        self.assertEqual(sampling.energy_percent([]), 0.0)
+
+    def test_a_comparison_in_which_the_daemon_read_the_counter_has_no_figure(self) -> None:
+        gpus = [{"counter_joules": 1000.0, "daemon_joules": 990.0, "ratio": 0.99}]
+        for readings, said in ((0.0, "0.9900"), (1.0, "the counter was read")):
+            rows = table.energy_rows({"energy": {"seconds": 60.0, "readings": readings, "gpus": gpus}})
+            self.assertEqual(rows[0][1], said)
+            self.assertIn("(1000 J)", rows[0][0])
+        self.assertEqual(table.energy_rows({"energy": {"error": "no GPU"}}), [])
 
 
 def run_of(begin: int, percents: list[float], **environment: object) -> dict[str, object]:
