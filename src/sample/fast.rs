@@ -211,6 +211,16 @@ mod tests {
     }
 
     #[test]
+    fn every_missed_tick_is_counted_with_its_cause() {
+        let stats = TickStats::new(MILLISECOND_NS);
+        [(Cause::Late, 1), (Cause::Driver, 1), (Cause::Driver, 0), (Cause::Driver, 2)]
+            .into_iter()
+            .for_each(|(cause, count)| stats.miss(cause, count));
+        let counted = [&stats.missed_late, &stats.missed_driver, &stats.due].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(counted, [1, 3, 4]);
+    }
+
+    #[test]
     fn no_duration_waits_for_long() {
         assert_eq!(run_ticks(500, MILLISECOND_NS).1, 49);
         assert_eq!(run_ticks(500, 10 * MILLISECOND_NS).1, 4);

@@ -313,6 +313,7 @@ mod tests {
         devices: Vec<Device>,
         medium: Mutex<Vec<(i64, usize)>>,
         slow: Mutex<Vec<(i64, usize)>>,
+        energy: Mutex<Vec<(i64, usize)>>,
     }
 
     impl Source for Noting {
@@ -336,6 +337,11 @@ mod tests {
         fn slow(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Slow {
             self.slow.lock().expect("whole").push((at_ns, gpu));
             Slow::default()
+        }
+
+        fn energy_joules(&self, gpu: usize, at_ns: i64, _calls: &CallStats) -> Option<f64> {
+            self.energy.lock().expect("whole").push((at_ns, gpu));
+            Some(1.0)
         }
     }
 
@@ -366,6 +372,8 @@ mod tests {
 
     const BEGIN_NS: i64 = 1_000 * SECOND_NS;
     const RUN_S: i64 = 60;
+    /// How far back power is known: energy is read after half of it.
+    const KEEP_NS: i64 = 100 * SECOND_NS;
 
     /// Runs lanes over eight GPUs until the end, or until `run` returns. The first `busy` are not idle. Returns when they woke up,
     /// and the driver.
@@ -375,9 +383,14 @@ mod tests {
         run: impl FnOnce(&Lanes<'_>, &AtomicBool, &TickStats),
     ) -> (Vec<i64>, Noting) {
         let device = |number| Device { uuid: format!("GPU-{number}"), ..Device::default() };
-        let driver = Noting { devices: (0..8).map(device).collect(), medium: Mutex::default(), slow: Mutex::default() };
+        let driver = Noting {
+            devices: (0..8).map(device).collect(),
+            medium: Mutex::default(),
+            slow: Mutex::default(),
+            energy: Mutex::default(),
+        };
         let gpus: Vec<_> =
-            driver.devices.iter().map(|device| GpuState::new(device.clone(), SECOND_NS, SECOND_NS)).collect();
+            driver.devices.iter().map(|device| GpuState::new(device.clone(), KEEP_NS, SECOND_NS)).collect();
         gpus.iter().enumerate().for_each(|(number, gpu)| gpu.set_sampling_period_ns(MILLISECOND_NS, number >= busy));
         let stop = AtomicBool::new(false);
         let clock = Waits {
@@ -447,6 +460,14 @@ mod tests {
             // Those of idle GPUs come together, beside at most one other.
             assert!(at_once <= (8 - busy) + 1, "{at_once} slow turns at once, {busy} GPUs at work");
         }
+    }
+
+    #[test]
+    fn energy_is_read_at_once_and_then_seldom() {
+        let (_, driver) = a_minute(8, SECOND_NS);
+        assert_eq!(counted(&driver.energy).0, [2; 8]);
+        let read = driver.energy.lock().expect("whole");
+        assert!(read.iter().take(8).all(|(at_ns, _)| *at_ns < BEGIN_NS + 2 * SECOND_NS), "{read:?}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Energy {
     pub fn set(&self, at_ns: i64, joules: f64, power: &Series) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if joules < state.last_joules {
-            (state.returned_joules, state.read) = (0.0, None);
+            state.returned_joules = 0.0;
         }
         if let Some((read_ns, read_joules)) = state.read {
             let added = power.usage(read_ns, at_ns).energy_joules.filter(|added| *added > 0.0);
@@ -104,11 +104,16 @@ mod tests {
 
     /// Power of 100 W, read every 100 ms for ten seconds.
     fn hundred_watts() -> Series {
+        hundred_watts_but_for(0..0)
+    }
+
+    /// The same, of which these milliseconds are not known.
+    fn hundred_watts_but_for(unknown_ms: std::ops::Range<i64>) -> Series {
         let series = Series::new(600 * SECOND_NS, 100 * MILLISECOND_NS);
         (0..=100).for_each(|n| {
             series.push(UsagePoint {
                 at_ns: SECOND_NS + n * 100 * MILLISECOND_NS,
-                power_watts: Some(100.0),
+                power_watts: (!unknown_ms.contains(&(n * 100))).then_some(100.0),
                 utilization_ratio: None,
                 throttle_reasons: None,
             })
@@ -175,7 +180,7 @@ mod tests {
         let power = hundred_watts();
         for (first, second, why) in [
             ((2, 5_000.0), (4, 5_200.0 * 3.0), "three times as much is another fault"),
-            ((0, 5_000.0), (4, 5_150.0), "power is not known for all of it"),
+            ((0, 5_000.0), (4, 5_150.0), "power is not known at its begin"),
             ((2, 5_000.0), (4, 160.0), "a new driver counts from its own beginning"),
             ((2, 5_000.0), (4, 5_000.0), "the counter has not moved"),
         ] {
@@ -185,6 +190,14 @@ mod tests {
             }
             assert!((energy.joules(6 * SECOND_NS, &power).unwrap() - second.1 - 200.0).abs() < 1e-6, "{why}");
         }
+    }
+
+    #[test]
+    fn a_gap_in_what_is_known_of_power_is_no_difference_of_the_meters() {
+        let (energy, power) = (energy(), hundred_watts_but_for(2_000..4_000));
+        energy.set(2 * SECOND_NS, 5_000.0, &power);
+        energy.set(6 * SECOND_NS, 5_400.0, &power);
+        assert!((energy.joules(8 * SECOND_NS, &power).unwrap() - 5_600.0).abs() < 1e-6);
     }
 
     #[test]

@@ -290,6 +290,14 @@ mod tests {
     }
 
     #[test]
+    fn it_says_how_far_back_it_goes_also_where_its_room_ends_that() {
+        let keep_s = |keep_s: i64, period_ms: i64| {
+            Series::new(keep_s * SECOND_NS, period_ms * MILLISECOND_NS).keep_ns() / SECOND_NS
+        };
+        assert_eq!([keep_s(600, 100), keep_s(600, 10), keep_s(86_400, 100)], [600, 200, 2_000]);
+    }
+
+    #[test]
     fn a_reading_holds_for_three_periods_only() {
         let series = Series::new(600 * SECOND_NS, SECOND_NS);
         let (power_watts, utilization_ratio) = (Some(100.0), Some(0.0));
