@@ -46,16 +46,15 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         }
         let end_ns = sampler.end_ns();
         let outcome = deadlines.taken(begin_ns, end_ns);
-        if ticked == Ticked::Taken {
-            sampler.count(outcome.lateness_ns);
-        }
-        let stats = sampler.stats();
         match ticked {
             Ticked::Taken => {
-                stats.miss(Cause::Late, outcome.missed_late);
-                stats.miss(Cause::Driver, outcome.missed_driver);
+                sampler.count(outcome.lateness_ns);
+                sampler.stats().miss(Cause::Late, outcome.missed_late);
+                sampler.stats().miss(Cause::Driver, outcome.missed_driver);
             }
-            Ticked::Blocked => stats.miss(Cause::Driver, 1 + outcome.missed_late + outcome.missed_driver),
+            Ticked::Blocked => {
+                sampler.stats().miss(Cause::Driver, 1 + outcome.missed_late + outcome.missed_driver);
+            }
             Ticked::Nothing | Ticked::Replaced => {}
         }
         let backed_off = backoff.sweep(begin_ns, end_ns);
@@ -94,25 +93,25 @@ pub fn run_replay(
     mut after: impl FnMut(i64),
 ) -> bool {
     let mut begun = false;
-    while !stop.load(Ordering::Relaxed) {
+    let is_whole = loop {
+        if stop.load(Ordering::Relaxed) {
+            break false;
+        }
         let at_ns = match sampler.source().next_tick(clock.now_ns()) {
             // Long stretches without a change still get regular ticks, for the work that follows each tick.
             NextTick::At(at_ns) if begun => at_ns.min(clock.now_ns() + REPLAY_PERIOD_NS),
             NextTick::At(at_ns) => at_ns,
             NextTick::Periodic => clock.now_ns() + period_ns,
-            NextTick::End => {
-                sampler.count_held();
-                return true;
-            }
+            NextTick::End => break true,
         };
         before(at_ns);
         clock.advance_to(at_ns);
         sampler.tick(at_ns, |_| ());
         begun = true;
         after(at_ns);
-    }
+    };
     sampler.count_held();
-    false
+    is_whole
 }
 
 #[cfg(test)]

@@ -265,6 +265,19 @@ impl Sampler {
         // A thread of the previous node may still hang in the driver: what it writes when it returns is discarded too.
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
         stats.end_call();
+        Self::begin(source, clock, calls, stats, gpus, sinks, generation)
+    }
+
+    /// One that has read nothing yet.
+    fn begin(
+        source: Arc<dyn Source>,
+        clock: Arc<dyn Clock>,
+        calls: Arc<CallStats>,
+        stats: Arc<TickStats>,
+        gpus: Arc<[GpuState]>,
+        sinks: Arc<Mutex<Sinks>>,
+        generation: u64,
+    ) -> Self {
         let count = gpus.len();
         Self {
             source,
@@ -324,24 +337,15 @@ impl Sampler {
     /// The same sampler in the same generation, from which the watchdog can make a successor.
     #[must_use]
     pub fn share(&self) -> Self {
-        let count = self.gpus.len();
-        Self {
-            source: Arc::clone(&self.source),
-            clock: Arc::clone(&self.clock),
-            calls: Arc::clone(&self.calls),
-            stats: Arc::clone(&self.stats),
-            gpus: Arc::clone(&self.gpus),
-            sinks: Arc::clone(&self.sinks),
-            generation: self.generation,
-            idle: Idle::new(count),
-            readings: Vec::with_capacity(count),
-            sweep: Sweep::default(),
-            is_idle: false,
-            failing_since_ns: vec![None; count],
-            call_durations: Held::new(),
-            latenesses: Held::new(),
-            counted_ns: 0,
-        }
+        Self::begin(
+            Arc::clone(&self.source),
+            Arc::clone(&self.clock),
+            Arc::clone(&self.calls),
+            Arc::clone(&self.stats),
+            Arc::clone(&self.gpus),
+            Arc::clone(&self.sinks),
+            self.generation,
+        )
     }
 
     pub(super) fn stats(&self) -> &TickStats {

@@ -100,16 +100,11 @@ impl CallStats {
         self.progress.fetch_add(1, Ordering::SeqCst);
         let answer = make();
         self.progress.fetch_add(1, Ordering::SeqCst);
-        self.observe_ns(call, i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
+        self.durations(call).observe_ns(i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
         if answer.as_ref().is_err_and(|error| *error != super::Error::Unsupported) {
             self.fail(call);
         }
         answer
-    }
-
-    /// Records the duration of one call that was timed elsewhere.
-    pub fn observe_ns(&self, call: Call, duration_ns: i64) {
-        self.counted.durations[call as usize].observe_ns(duration_ns);
     }
 
     /// Counts one failed call.
@@ -117,7 +112,7 @@ impl CallStats {
         self.counted.failures[call as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The durations of one call.
+    /// The durations of one call. Whoever times a call elsewhere counts it here.
     #[must_use]
     pub fn durations(&self, call: Call) -> &Histogram {
         &self.counted.durations[call as usize]

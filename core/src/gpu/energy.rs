@@ -3,7 +3,7 @@
 //! Reading the counter holds the driver's lock for 3 ms on an H200, and for 15 ms now and then: at once a second this
 //! alone would make the fast lane miss 0.3 % of its ticks. So it is read once in five minutes, and in between the power,
 //! which the medium lane reads as often as it changes, is added up. Beside training on H100s that sum is 1.4 % more than the
-//! counter's, so each reading also tells by how much what is added up next differs.
+//! counter's, so each reading also corrects what is added up until the next.
 
 use super::series::Series;
 use crate::clock::SECOND_NS;
