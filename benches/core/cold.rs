@@ -2,7 +2,8 @@
 //!
 //! The thread sleeps for a millisecond between two ticks, and finds little of its memory in a cache when it wakes. Here the
 //! whole loop runs on a clock whose wait reads a buffer, which displaces everything else from the caches and from the table of
-//! pages, and times what lies between two waits. The driver answers at once, so the loop's own time is all of it.
+//! pages, and times what lies between two waits, less the driver's time. The driver takes [`CALL`], as a real one does: what
+//! was asked of memory before the call has arrived when it returns.
 
 use highwater::node::{Node, Periods};
 use highwater::sample::{self, Budget, FastLane};
@@ -11,14 +12,20 @@ use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::gpu::Device;
 use highwater_core::ring;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 
-/// GPUs whose memory does not change.
-struct Still(Vec<Device>);
+/// How long the driver takes.
+const CALL: Duration = Duration::from_micros(5);
+
+/// GPUs whose memory does not change, behind a driver that counts how long it takes.
+struct Still {
+    devices: Vec<Device>,
+    took_ns: AtomicU64,
+}
 
 impl Source for Still {
     fn description(&self) -> String {
@@ -26,10 +33,16 @@ impl Source for Still {
     }
 
     fn devices(&self) -> &[Device] {
-        &self.0
+        &self.devices
     }
 
     fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+        let begun = Instant::now();
+        let mut took = Duration::ZERO;
+        while took < CALL {
+            took = begun.elapsed();
+        }
+        self.took_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
         Ok((40 << 30) + ((gpu as u64) << 21))
     }
 }
@@ -37,6 +50,7 @@ impl Source for Still {
 /// A clock whose wait displaces everything from the caches.
 struct Displacing {
     clock: Manual,
+    driver: Arc<Still>,
     state: Mutex<State>,
     /// Ends the loop after enough ticks.
     stop: Arc<AtomicBool>,
@@ -63,7 +77,8 @@ impl Clock for Displacing {
         let asleep = Instant::now();
         let mut state = self.state.lock().expect("whole");
         if let Some(woken) = state.woken {
-            state.took.push(asleep - woken);
+            let driver = Duration::from_nanos(self.driver.took_ns.swap(0, Ordering::Relaxed));
+            state.took.push((asleep - woken).saturating_sub(driver));
         }
         // One word of each line.
         state.buffer.iter_mut().step_by(8).for_each(|word| *word = black_box(*word + 1));
@@ -79,12 +94,14 @@ impl Clock for Displacing {
 pub fn tick(gpus: usize, displaced_bytes: usize, ticks: usize) -> Duration {
     let stop = Arc::new(AtomicBool::new(false));
     let state = State { buffer: vec![1; displaced_bytes / 8], ticks, woken: None, took: Vec::with_capacity(ticks + 1) };
-    let clock = Displacing { clock: Manual::at(START_NS), state: Mutex::new(state), stop: Arc::clone(&stop) };
-    let clock = Arc::new(clock);
     let device = |gpu: usize| Device { index: gpu.to_string(), uuid: format!("GPU-{gpu}"), ..Device::default() };
-    let source = Arc::new(Still((0..gpus).map(device).collect()));
+    let source = Arc::new(Still { devices: (0..gpus).map(device).collect(), took_ns: AtomicU64::new(0) });
+    let (clock, driver) = (Manual::at(START_NS), Arc::clone(&source));
+    let clock = Arc::new(Displacing { clock, driver, state: Mutex::new(state), stop: Arc::clone(&stop) });
     let config = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
     let (node, writers) = Node::new(source, Arc::clone(&clock) as _, config, Periods::default(), None).expect("rings");
+    // As the daemon does for captures.
+    node.ticks.keep_log(600_000, 6_000);
     let budget = Budget { period_ns: MILLISECOND_NS, max_period_ns: SECOND_NS, busy_ratio: 0.15 };
     let lane = FastLane { budget, idle_period_ns: Some(100 * MILLISECOND_NS), hang_after_ns: SECOND_NS };
     sample::run_paced(node.sampler(writers), lane, &stop);

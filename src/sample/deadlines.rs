@@ -50,7 +50,13 @@ impl Deadlines {
     }
 
     /// Skips the deadlines after the current one that have passed at `now_ns`.
+    #[inline]
     fn pass(&mut self, now_ns: i64) -> u64 {
+        if now_ns - self.next_ns < self.period_ns { 0 } else { self.pass_some(now_ns) }
+    }
+
+    #[cold]
+    fn pass_some(&mut self, now_ns: i64) -> u64 {
         let passed = (now_ns - self.next_ns).max(0) / self.period_ns;
         self.next_ns += passed * self.period_ns;
         u64::try_from(passed).unwrap_or(0)

@@ -40,7 +40,11 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
     while !stop.load(Ordering::Relaxed) {
         sampler.clock().sleep_until(deadlines.next_ns());
         let begin_ns = sampler.clock().now_ns();
-        let ticked = sampler.tick(begin_ns, |call_ns| backoff.call(call_ns));
+        let mut observed = false;
+        let ticked = sampler.tick(begin_ns, |call_ns| {
+            observed = true;
+            backoff.call(call_ns);
+        });
         if ticked == Ticked::Replaced {
             break;
         }
@@ -57,11 +61,11 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
             }
             Ticked::Nothing | Ticked::Replaced => {}
         }
-        let backed_off = backoff.sweep(begin_ns, end_ns);
-        if let Some(full_ns) = backed_off {
-            sampler.set_full(full_ns);
-        }
+        let backed_off = if observed { backoff.sweep(begin_ns, end_ns) } else { None };
         if backed_off.is_some() || sampler.period_ns() != period_ns {
+            if let Some(full_ns) = backed_off {
+                sampler.set_full(full_ns);
+            }
             period_ns = sampler.period_ns();
             if backed_off.is_some() {
                 deadlines.set_period(period_ns);
@@ -73,7 +77,7 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         }
         sampler.stats().accounted_ns.store(deadlines.next_ns() - period_ns, Ordering::Relaxed);
     }
-    sampler.count_held();
+    sampler.count_held(|_| ());
 }
 
 fn publish(sampler: &Sampler, period_ns: i64, full_ns: i64) {
@@ -110,7 +114,7 @@ pub fn run_replay(
         begun = true;
         after(at_ns);
     };
-    sampler.count_held();
+    sampler.count_held(|_| ());
     is_whole
 }
 
@@ -127,8 +131,12 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::sync::{Arc, OnceLock};
 
-    /// Answers at once, for two GPUs.
-    struct Prompt(Vec<Device>);
+    /// Answers for two GPUs, after so many nanoseconds each.
+    struct Prompt {
+        devices: Vec<Device>,
+        clock: Arc<Stopping>,
+        call_ns: i64,
+    }
 
     impl Source for Prompt {
         fn description(&self) -> String {
@@ -136,10 +144,11 @@ mod tests {
         }
 
         fn devices(&self) -> &[Device] {
-            &self.0
+            &self.devices
         }
 
         fn memory_used(&self, _gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+            self.clock.clock.advance_to(self.clock.now_ns() + self.call_ns);
             Ok(1 << 30)
         }
     }
@@ -179,6 +188,11 @@ mod tests {
 
     /// Runs so many ticks. Returns the node, and the most ticks whose lateness was not counted while it ran.
     fn run_ticks(ticks: u64, period_ns: i64) -> (Node, u64) {
+        run_ticks_of(ticks, period_ns, 0)
+    }
+
+    /// The same with calls that take so long, nanoseconds.
+    fn run_ticks_of(ticks: u64, period_ns: i64, call_ns: i64) -> (Node, u64) {
         let stop = Arc::new(AtomicBool::new(false));
         let clock = Arc::new(Stopping {
             clock: Manual::at(SECOND_NS),
@@ -188,7 +202,8 @@ mod tests {
             most_held: AtomicU64::new(0),
         });
         let device = |gpu: usize| Device { uuid: format!("GPU-{gpu}"), ..Device::default() };
-        let driver = Arc::new(Prompt((0..2).map(device).collect()));
+        let devices = (0..2).map(device).collect();
+        let driver = Arc::new(Prompt { devices, clock: Arc::clone(&clock), call_ns });
         let config = ring::Config { retention_ns: 10 * SECOND_NS, max_bytes: 1 << 16, resolution_ns: 1_000 };
         let (node, writers) =
             Node::new(driver, Arc::clone(&clock) as _, config, Periods::default(), None).expect("rings");
@@ -220,9 +235,17 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_that_takes_most_of_the_time_is_asked_less_often() {
+        let period_ns =
+            |call_ns| run_ticks_of(1_500, MILLISECOND_NS, call_ns).0.ticks.full_period_ns.load(Ordering::Relaxed);
+        assert_eq!(period_ns(200_000), MILLISECOND_NS, "40 % of the time, of at most 50");
+        assert!(period_ns(300_000) > MILLISECOND_NS);
+    }
+
+    #[test]
     fn no_duration_waits_for_long() {
-        assert_eq!(run_ticks(500, MILLISECOND_NS).1, 49);
-        assert_eq!(run_ticks(500, 10 * MILLISECOND_NS).1, 4);
-        assert_eq!(run_ticks(20, 100 * MILLISECOND_NS).1, 0, "at an idle GPU's period");
+        assert_eq!(run_ticks(500, MILLISECOND_NS).1, 32, "until there are 64 calls");
+        assert_eq!(run_ticks(500, 10 * MILLISECOND_NS).1, 5, "until 50 ms are over");
+        assert_eq!(run_ticks(20, 100 * MILLISECOND_NS).1, 1, "that of the last tick, at an idle GPU's period");
     }
 }

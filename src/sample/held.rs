@@ -3,37 +3,45 @@
 //! A histogram lies in a dozen lines of memory, and a thread that has slept for a millisecond finds few of them in its caches.
 //! Enters: durations. Leaves: the same, counted many at a time. Invariant: each is counted once.
 
+use super::ahead::ask_for;
 use highwater_core::histogram::Histogram;
 
-/// Durations that wait at most.
-const MOST: usize = 64;
+/// So many are worth counting.
+const MANY: usize = 64;
 
 /// Durations that wait to be counted in one histogram.
 #[derive(Debug)]
 pub(super) struct Held {
-    count: usize,
-    durations_ns: [i64; MOST],
+    durations_ns: Vec<i64>,
 }
 
 impl Held {
-    /// None yet.
-    pub fn new() -> Self {
-        Self { count: 0, durations_ns: [0; MOST] }
+    /// None yet. At most so many are added after there are many.
+    pub fn new(most_more: usize) -> Self {
+        Self { durations_ns: Vec::with_capacity(MANY + most_more) }
     }
 
-    /// Adds a duration. If there is no room for another, all are counted.
-    pub fn add(&mut self, duration_ns: i64, histogram: &Histogram) {
-        self.durations_ns[self.count] = duration_ns;
-        self.count += 1;
-        if self.count == MOST {
-            self.count_all(histogram);
+    /// Adds a duration.
+    pub fn add(&mut self, duration_ns: i64) {
+        self.durations_ns.push(duration_ns);
+    }
+
+    /// Asks for the memory of the next.
+    pub fn ask(&self) {
+        ask_for(self.durations_ns.as_ptr().wrapping_add(self.durations_ns.len()));
+    }
+
+    /// Whether there are so many that they should be counted.
+    pub fn are_many(&self) -> bool {
+        self.durations_ns.len() >= MANY
+    }
+
+    /// Counts all of them now, and calls `observe` with each.
+    pub fn count_all(&mut self, histogram: &Histogram, mut observe: impl FnMut(i64)) {
+        for duration_ns in self.durations_ns.drain(..) {
+            histogram.observe_ns(duration_ns);
+            observe(duration_ns);
         }
-    }
-
-    /// Counts all of them now.
-    pub fn count_all(&mut self, histogram: &Histogram) {
-        self.durations_ns[..self.count].iter().for_each(|duration_ns| histogram.observe_ns(*duration_ns));
-        self.count = 0;
     }
 }
 
@@ -43,22 +51,27 @@ mod tests {
 
     #[test]
     fn durations_are_counted_many_at_a_time_and_each_once() {
-        let (mut held, histogram) = (Held::new(), Histogram::new(&[1e-6]));
+        let (mut held, histogram) = (Held::new(1), Histogram::new(&[1e-6]));
+        let mut observed = 0;
         let counted: Vec<u64> = (0..200)
             .map(|_| {
-                held.add(2_000, &histogram);
+                held.add(2_000);
+                if held.are_many() {
+                    held.count_all(&histogram, |duration_ns| observed += duration_ns);
+                }
                 histogram.counts().cumulative[1]
             })
             .collect();
         assert_eq!([counted[62], counted[63], counted[126], counted[127], counted[199]], [0, 64, 64, 128, 192]);
+        assert_eq!(observed, 192 * 2_000);
     }
 
     #[test]
     fn the_rest_is_counted_once_and_as_long_as_it_was() {
-        let (mut held, histogram) = (Held::new(), Histogram::new(&[1e-6, 1e-3]));
-        [500, 2_000, 5_000_000, -1].iter().for_each(|duration_ns| held.add(*duration_ns, &histogram));
-        held.count_all(&histogram);
-        held.count_all(&histogram);
+        let (mut held, histogram) = (Held::new(1), Histogram::new(&[1e-6, 1e-3]));
+        [500, 2_000, 5_000_000, -1].iter().for_each(|duration_ns| held.add(*duration_ns));
+        held.count_all(&histogram, |_| ());
+        held.count_all(&histogram, |_| ());
         assert_eq!(histogram.counts().cumulative, [2, 3, 4]);
         assert_eq!(histogram.sum_ns(), 5_002_500);
     }

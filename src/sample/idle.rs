@@ -21,7 +21,7 @@ const BARE_BYTES: u64 = 32 << 20;
 
 /// The rate of one GPU.
 #[derive(Debug, Clone, Copy)]
-struct Rate {
+pub(super) struct Rate {
     used_bytes: Option<u64>,
     /// The last sign, nanoseconds of the timeline.
     sign_ns: i64,
@@ -82,14 +82,24 @@ impl Idle {
         self.rates.get(gpu).is_none_or(|rate| !rate.is_idle || at_ns >= rate.next_ns)
     }
 
+    /// Where the rate of each GPU lies.
+    pub fn places(&self) -> impl Iterator<Item = *const Rate> {
+        self.rates.iter().map(std::ptr::from_ref)
+    }
+
+    /// Whether a reading says nothing new, and it is not time to look again: there is no need to record it.
+    #[inline]
+    pub fn has_nothing_new(&self, position: usize, at_ns: i64, used_bytes: Option<u64>) -> bool {
+        let Some(rate) = self.rates.get(position) else { return true };
+        used_bytes.is_some() && rate.used_bytes == used_bytes && at_ns < rate.next_ns
+    }
+
     /// Records a reading, `None` if it failed, of a sweep that began at `at_ns`, and decides on the GPU's rate.
     /// Returns whether that has changed.
     pub fn note(&mut self, position: usize, gpu: &GpuState, at_ns: i64, used_bytes: Option<u64>) -> bool {
         let (Some(rate), Some(idle_ns)) = (self.rates.get_mut(position), self.period_ns) else { return false };
         if used_bytes.is_none() || rate.used_bytes != used_bytes {
             (rate.used_bytes, rate.sign_ns) = (used_bytes, at_ns);
-        } else if at_ns < rate.next_ns {
-            return false;
         }
         let was_idle = rate.is_idle;
         rate.is_idle = position < MOST_SKIPPED && rate.is_idle_at(at_ns, gpu);
@@ -139,7 +149,9 @@ mod tests {
             while self.now_ns < until_ns {
                 self.now_ns += MS;
                 if self.idle.is_due(0, self.now_ns) {
-                    self.idle.note(0, &self.gpu, self.now_ns, used_bytes);
+                    if !self.idle.has_nothing_new(0, self.now_ns, used_bytes) {
+                        self.idle.note(0, &self.gpu, self.now_ns, used_bytes);
+                    }
                     read_ns.push(self.now_ns);
                 }
             }
@@ -203,6 +215,25 @@ mod tests {
         rig.list(&[]);
         rig.run(SECOND_NS, Some(0));
         assert_eq!(rig.idle.period_ns(0), IDLE_NS);
+    }
+
+    #[test]
+    fn what_changes_back_between_two_looks_is_a_sign() {
+        for used_bytes in [Some(7), None] {
+            let mut rig = Rig::new();
+            rig.run(MS, Some(0));
+            // The next look is after 250 ms.
+            rig.run(100 * MS, Some(0));
+            rig.run(MS, used_bytes);
+            rig.run(MS, Some(0));
+            let back_ns = rig.now_ns;
+            rig.now_ns += MS;
+            rig.list(&[]);
+            rig.run(QUIET_NS - 2 * MS, Some(0));
+            assert_eq!(rig.idle.period_ns(0), MS, "{used_bytes:?}");
+            rig.run(back_ns + QUIET_NS + LOOK_NS - rig.now_ns, Some(0));
+            assert_eq!(rig.idle.period_ns(0), IDLE_NS, "{used_bytes:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! for a lock that another thread holds for long; every due tick is counted as taken or as missed with its cause; a GPU
 //! that fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
 
+mod ahead;
 mod backoff;
 mod deadlines;
 mod fast;

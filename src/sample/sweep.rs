@@ -1,5 +1,6 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
+use super::ahead::Ahead;
 use super::held::Held;
 use super::idle::Idle;
 use super::ticks::{Sweep, TickLog};
@@ -8,6 +9,7 @@ use highwater_core::clock::Clock;
 use highwater_core::gpu::GpuState;
 use highwater_core::histogram::Histogram;
 use highwater_core::ring;
+use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -130,9 +132,13 @@ impl TickStats {
 
     /// Counts deadlines missed for `cause`.
     pub fn miss(&self, cause: Cause, count: u64) {
-        if count == 0 {
-            return;
+        if count > 0 {
+            self.miss_some(cause, count);
         }
+    }
+
+    #[cold]
+    fn miss_some(&self, cause: Cause, count: u64) {
         let counter = match cause {
             Cause::Late => &self.missed_late,
             Cause::Driver => &self.missed_driver,
@@ -218,7 +224,7 @@ struct Sink {
 /// that a thread that hangs in the driver holds no lock, and its successor can take over.
 type Sinks = Vec<Sink>;
 
-/// After this long, nanoseconds, the next tick counts the durations that wait: at the period of idle GPUs, its own too.
+/// After this long, nanoseconds, the next tick counts the durations that wait.
 const LONGEST_HELD_NS: i64 = 50 * highwater_core::clock::MILLISECOND_NS;
 
 /// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
@@ -237,12 +243,13 @@ pub struct Sampler {
     sinks: Arc<Mutex<Sinks>>,
     generation: u64,
     idle: Idle,
-    readings: Vec<Reading>,
+    readings: Box<[Reading]>,
     sweep: Sweep,
     /// Whether the last sweep found only idle GPUs.
     is_idle: bool,
     /// The beginning of each GPU's current run of failures, nanoseconds of the timeline.
-    failing_since_ns: Vec<Option<i64>>,
+    failing_since_ns: Box<[Option<i64>]>,
+    ahead: Ahead,
     /// How long calls took, and how late ticks began.
     call_durations: Held,
     latenesses: Held,
@@ -279,6 +286,19 @@ impl Sampler {
         generation: u64,
     ) -> Self {
         let count = gpus.len();
+        let idle = Idle::new(count);
+        let readings: Box<[Reading]> = vec![Reading::NotDue; count].into();
+        let failing_since_ns: Box<[Option<i64>]> = vec![None; count].into();
+        let mut ahead = Ahead::default();
+        ahead.add([Arc::as_ptr(&sinks)]);
+        ahead.add(gpus.iter().map(GpuState::fast_place));
+        ahead.add(idle.places());
+        ahead.add(readings.iter().map(ptr::from_ref));
+        ahead.add(failing_since_ns.iter().map(ptr::from_ref));
+        let held = sinks.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.add(held.iter().map(ptr::from_ref));
+        ahead.add(held.iter().map(|sink| sink.writer.newest_place()));
+        drop(held);
         Self {
             source,
             clock,
@@ -287,13 +307,14 @@ impl Sampler {
             gpus,
             sinks,
             generation,
-            idle: Idle::new(count),
-            readings: Vec::with_capacity(count),
+            idle,
+            readings,
             sweep: Sweep::default(),
             is_idle: false,
-            failing_since_ns: vec![None; count],
-            call_durations: Held::new(),
-            latenesses: Held::new(),
+            failing_since_ns,
+            ahead,
+            call_durations: Held::new(count),
+            latenesses: Held::new(1),
             counted_ns: 0,
         }
     }
@@ -369,23 +390,26 @@ impl Sampler {
         &*self.source
     }
 
-    /// Reads every GPU that is up and pushes the readings. It is now `at_ns`: the clock is read after each call only. Calls
-    /// `observe` with each call's duration.
-    pub fn tick(&mut self, at_ns: i64, mut observe: impl FnMut(i64)) -> Ticked {
-        match self.read(at_ns, &mut observe) {
-            Ticked::Replaced => Ticked::Replaced,
-            read => {
-                if self.commit(read) {
-                    read
-                } else {
-                    Ticked::Replaced
-                }
-            }
+    /// Reads every GPU that is up and pushes the readings. It is now `at_ns`: the clock is read after each call only. Once
+    /// there are many, calls `observe` with each call's duration since it last did.
+    pub fn tick(&mut self, at_ns: i64, observe: impl FnMut(i64)) -> Ticked {
+        let read = self.read(at_ns);
+        if read == Ticked::Replaced || !self.commit(read) {
+            return Ticked::Replaced;
         }
+        if self.has_to_count() {
+            self.count_held(observe);
+        }
+        read
     }
 
-    fn read(&mut self, at_ns: i64, observe: &mut impl FnMut(i64)) -> Ticked {
-        self.readings.clear();
+    fn read(&mut self, at_ns: i64) -> Ticked {
+        self.ahead.ask();
+        self.call_durations.ask();
+        self.latenesses.ask();
+        if let Some(log) = self.stats.log() {
+            log.ask();
+        }
         let mut busy = 0;
         let mut ticked = Ticked::Nothing;
         let mut begin_ns = at_ns;
@@ -396,12 +420,12 @@ impl Sampler {
                 if gpu.is_sampled() && ticked == Ticked::Nothing {
                     ticked = Ticked::Blocked;
                 }
-                self.readings.push(Reading::Failed);
+                self.readings[position] = Reading::Failed;
                 continue;
             }
             ticked = Ticked::Taken;
             if !self.idle.is_due(position, at_ns) {
-                self.readings.push(Reading::NotDue);
+                self.readings[position] = Reading::NotDue;
                 self.sweep.skip(position);
                 continue;
             }
@@ -415,10 +439,8 @@ impl Sampler {
             }
             self.stats.end_call();
             let end_ns = self.clock.now_ns();
-            self.call_durations.add(end_ns - begin_ns, self.calls.durations(Call::MemoryInfo));
-            observe(end_ns - begin_ns);
-            self.note(position, answer, at_ns, end_ns);
-            busy += usize::from(!self.idle.is_idle(position));
+            self.call_durations.add(end_ns - begin_ns);
+            busy += usize::from(self.note(position, answer, at_ns, end_ns));
             self.sweep.end_ns = end_ns;
             begin_ns = end_ns;
         }
@@ -427,17 +449,40 @@ impl Sampler {
         ticked
     }
 
-    fn note(&mut self, position: usize, answer: Result<u64, Error>, due_ns: i64, at_ns: i64) {
-        let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
-        match &answer {
-            Ok(_) => {
-                *failing_since_ns = None;
-                gpu.set_with_memory();
+    /// Notes a GPU's answer to a sweep that began at `due_ns`. Returns whether the GPU is busy.
+    fn note(&mut self, position: usize, answer: Result<u64, Error>, due_ns: i64, at_ns: i64) -> bool {
+        let used_bytes = match answer {
+            Ok(used_bytes) => {
+                self.failing_since_ns[position] = None;
+                self.gpus[position].set_with_memory();
+                Some(used_bytes)
             }
-            Err(Error::NotYet) => *failing_since_ns = None,
-            // Accepted only from a GPU that has never answered. Any other GPU that returns this is failing.
-            Err(Error::Unsupported) if !gpu.has_answered() => gpu.set_without_memory(),
             Err(error) => {
+                self.fail(position, &error, at_ns);
+                None
+            }
+        };
+        // The time since the reading before is judged by the period that was in force during it.
+        let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_PERIODS);
+        if !self.idle.has_nothing_new(position, due_ns, used_bytes) {
+            self.decide(position, due_ns, used_bytes);
+        }
+        self.readings[position] = match used_bytes {
+            Some(used_bytes) => Reading::Used { at_ns, used_bytes, gap_after_ns },
+            None => Reading::Failed,
+        };
+        !self.idle.is_idle(position)
+    }
+
+    /// Notes a GPU's error.
+    #[cold]
+    fn fail(&mut self, position: usize, error: &Error, at_ns: i64) {
+        let (gpu, failing_since_ns) = (&self.gpus[position], &mut self.failing_since_ns[position]);
+        match error {
+            Error::NotYet => *failing_since_ns = None,
+            // Accepted only from a GPU that has never answered. Any other GPU that returns this is failing.
+            Error::Unsupported if !gpu.has_answered() => gpu.set_without_memory(),
+            error => {
                 self.calls.fail(Call::MemoryInfo);
                 let since_ns = *failing_since_ns.get_or_insert(at_ns);
                 if matches!(error, Error::Lost(_)) || at_ns - since_ns >= FAILING_NS {
@@ -446,32 +491,36 @@ impl Sampler {
                 }
             }
         }
-        let used_bytes = answer.ok();
-        // The time since the reading before is judged by the period that was in force during it.
-        let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_PERIODS);
+    }
+
+    /// Decides on a GPU's rate.
+    #[cold]
+    fn decide(&mut self, position: usize, due_ns: i64, used_bytes: Option<u64>) {
+        let gpu = &self.gpus[position];
         if self.idle.note(position, gpu, due_ns, used_bytes) {
             gpu.set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
         }
-        self.readings.push(match used_bytes {
-            Some(used_bytes) => Reading::Used { at_ns, used_bytes, gap_after_ns },
-            None => Reading::Failed,
-        });
     }
 
     /// Counts one tick that was taken, and how late it began.
     pub(super) fn count(&mut self, lateness_ns: i64) {
         self.stats.take();
-        self.latenesses.add(lateness_ns, &self.stats.lateness);
-        if self.sweep.end_ns - self.counted_ns >= LONGEST_HELD_NS {
-            self.counted_ns = self.sweep.end_ns;
-            self.count_held();
-        }
+        self.latenesses.add(lateness_ns);
     }
 
-    /// Counts every duration that was measured and waits.
-    pub(super) fn count_held(&mut self) {
-        self.call_durations.count_all(self.calls.durations(Call::MemoryInfo));
-        self.latenesses.count_all(&self.stats.lateness);
+    /// Whether durations have waited long enough to be counted.
+    fn has_to_count(&self) -> bool {
+        self.call_durations.are_many()
+            || self.latenesses.are_many()
+            || self.sweep.end_ns - self.counted_ns >= LONGEST_HELD_NS
+    }
+
+    /// Counts every duration that was measured and waits, and calls `observe` with each call's.
+    #[cold]
+    pub(super) fn count_held(&mut self, observe: impl FnMut(i64)) {
+        self.counted_ns = self.sweep.end_ns;
+        self.call_durations.count_all(self.calls.durations(Call::MemoryInfo), observe);
+        self.latenesses.count_all(&self.stats.lateness, |_| ());
     }
 
     fn is_current(&self) -> bool {
@@ -484,7 +533,7 @@ impl Sampler {
         if !self.is_current() {
             return false;
         }
-        for (sink, reading) in sinks.iter_mut().zip(&self.readings) {
+        for (sink, reading) in sinks.iter_mut().zip(&*self.readings) {
             match *reading {
                 Reading::Used { at_ns, used_bytes, gap_after_ns } => sink.push(at_ns, used_bytes, gap_after_ns),
                 Reading::Failed => sink.fail(),
@@ -511,10 +560,148 @@ impl Sink {
     }
 
     /// Marks everything after the last good reading as unknown.
+    #[cold]
     fn fail(&mut self) {
         if let Some(last_ns) = self.last_good_ns.take() {
             // Refused only for times out of range, which a last good reading never has.
             let _ = self.writer.gap(last_ns);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Node, Periods};
+    use crate::source::Source;
+    use highwater_core::clock::{MILLISECOND_NS as MS, Manual, SECOND_NS};
+    use highwater_core::gpu::Device;
+
+    /// Answers with what it is told to.
+    struct Told {
+        devices: Vec<Device>,
+        answers: Vec<Mutex<Result<u64, Error>>>,
+    }
+
+    impl Source for Told {
+        fn description(&self) -> String {
+            "a driver that is told".to_owned()
+        }
+
+        fn devices(&self) -> &[Device] {
+            &self.devices
+        }
+
+        fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+            self.answers[gpu].lock().expect("whole").clone()
+        }
+    }
+
+    /// A sampler at 1 ms, at 100 ms for idle GPUs, and what it writes to.
+    struct Rig {
+        clock: Arc<Manual>,
+        source: Arc<Told>,
+        node: Node,
+        sampler: Sampler,
+    }
+
+    impl Rig {
+        fn new(gpus: usize) -> Self {
+            let devices = (0..gpus).map(|gpu| Device { uuid: format!("GPU-{gpu}"), ..Device::default() }).collect();
+            let answers = (0..gpus).map(|_| Mutex::new(Ok(0))).collect();
+            let (source, clock) = (Arc::new(Told { devices, answers }), Arc::new(Manual::at(SECOND_NS)));
+            let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 16, resolution_ns: 1_000 };
+            let periods = Periods::default();
+            let (node, writers) =
+                Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, config, periods, None).expect("rings");
+            let mut sampler = node.sampler(writers);
+            sampler.set_periods(Some(100 * MS), MS);
+            Self { clock, source, node, sampler }
+        }
+
+        fn tell(&self, gpu: usize, answer: Result<u64, Error>) {
+            *self.source.answers[gpu].lock().expect("whole") = answer;
+        }
+
+        fn tick_after(&mut self, wait_ns: i64) -> Ticked {
+            self.clock.advance_to(self.clock.now_ns() + wait_ns);
+            self.sampler.tick(self.clock.now_ns(), |_| ())
+        }
+
+        /// Ticks at 1 ms.
+        fn run(&mut self, for_ns: i64) {
+            (0..for_ns / MS).for_each(|_| assert_eq!(self.tick_after(MS), Ticked::Taken));
+        }
+
+        /// The time in gaps since `from_ns`.
+        fn gap_ns(&self, gpu: usize, from_ns: i64) -> i64 {
+            let ring = &self.node.rings[gpu];
+            ring.summary(from_ns, ring.newest_ns().expect("read")).expect("kept").gap_ns
+        }
+    }
+
+    #[test]
+    fn three_periods_without_a_reading_are_held_over_and_more_are_a_gap() {
+        let mut rig = Rig::new(1);
+        rig.run(2 * MS);
+        let begin_ns = rig.clock.now_ns();
+        rig.tick_after(3 * MS);
+        assert_eq!(rig.gap_ns(0, begin_ns), 0);
+        rig.tick_after(3 * MS + 1_000);
+        assert_eq!(rig.gap_ns(0, begin_ns), 3 * MS + 1_000);
+    }
+
+    #[test]
+    fn a_gpu_that_is_left_alone_has_a_gap_at_once() {
+        let mut rig = Rig::new(2);
+        rig.run(2 * MS);
+        let begin_ns = rig.clock.now_ns();
+        rig.node.gpus[1].doubt();
+        assert_eq!(rig.tick_after(MS), Ticked::Taken, "the other is read");
+        rig.node.gpus[1].end_doubt();
+        rig.tick_after(MS);
+        assert_eq!([0, 1].map(|gpu| rig.gap_ns(gpu, begin_ns)), [0, 2 * MS]);
+    }
+
+    #[test]
+    fn a_gpu_is_lost_after_two_seconds_of_failures_in_a_row() {
+        let mut rig = Rig::new(1);
+        for _ in 0..3 {
+            rig.tell(0, Ok(0));
+            rig.run(MS);
+            rig.tell(0, Err(Error::Failed("code 999".to_owned())));
+            rig.run(FAILING_NS - MS);
+            assert!(rig.node.gpus[0].is_sampled(), "one answer begins a new count");
+        }
+        rig.run(2 * MS);
+        assert!(!rig.node.gpus[0].is_sampled());
+    }
+
+    #[test]
+    fn ticks_are_due_seldom_while_all_gpus_are_idle() {
+        let mut rig = Rig::new(2);
+        let now_ns = |rig: &Rig| rig.clock.now_ns();
+        rig.run(MS);
+        rig.clock.advance_to(now_ns(&rig) + MS);
+        rig.node.gpus.iter().for_each(|gpu| _ = gpu.set_processes(now_ns(&rig), Some(vec![])));
+        assert_eq!(rig.sampler.period_ns(), MS);
+        rig.run(2 * SECOND_NS);
+        assert_eq!(rig.sampler.period_ns(), 100 * MS);
+        rig.tell(1, Ok(1 << 30));
+        rig.tick_after(100 * MS);
+        assert_eq!(rig.sampler.period_ns(), MS, "one GPU at work is enough");
+        let periods = rig.node.gpus.iter().map(GpuState::sampling_period_ns).collect::<Vec<_>>();
+        assert_eq!(periods, [Some(100 * MS), Some(MS)]);
+    }
+
+    #[test]
+    fn latenesses_are_counted_without_calls_too() {
+        let mut rig = Rig::new(0);
+        for _ in 0..200 {
+            rig.sampler.count(1_000);
+            rig.sampler.tick(0, |_| ());
+        }
+        let counted = rig.node.ticks.lateness.counts().cumulative;
+        assert_eq!(counted.last(), Some(&192));
     }
 }

@@ -192,6 +192,12 @@ impl GpuState {
         }
     }
 
+    /// Where that lies which the fast lane reads and writes in each tick.
+    #[must_use]
+    pub fn fast_place(&self) -> *const AtomicU32 {
+        &raw const self.fast_calls
+    }
+
     /// The fast lane begins a call on it.
     pub fn begin_fast_call(&self) {
         self.fast_calls.fetch_add(1, Ordering::SeqCst);

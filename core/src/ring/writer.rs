@@ -6,7 +6,7 @@ use super::{
     marks::Mark,
     store::{Begin, Block, Store},
     summary::Part,
-    sync::{Arc, Ordering},
+    sync::{Arc, AtomicI64, Ordering},
 };
 
 /// Times beyond this (the years 1823 and 2116) are refused, so that no distance and no integral overflows.
@@ -86,6 +86,12 @@ impl Writer {
         self.newest_ns = at_ns;
         self.store.newest_ns.store(at_ns, Ordering::Release);
         Ok(())
+    }
+
+    /// Where the newest time lies, which every reading moves.
+    #[must_use]
+    pub fn newest_place(&self) -> *const AtomicI64 {
+        &raw const self.store.newest_ns
     }
 
     /// Says that nothing is known from this time (nanoseconds; from the newest reading if that is later) until the
