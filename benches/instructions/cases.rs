@@ -98,6 +98,7 @@ fn ring_config() -> ring::Config {
 
 fn tick(repetitions: u64) {
     let (mut sampler, clock, _node) = sampler();
+    sampler.set_periods(Some(100 * MILLISECOND_NS), MILLISECOND_NS);
     for n in 0..repetitions.cast_signed() {
         let at_ns = START_NS + n * MILLISECOND_NS;
         clock.advance_to(at_ns);

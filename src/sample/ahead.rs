@@ -1,8 +1,11 @@
-//! Memory that a tick needs after a call to the driver, asked for before it.
+//! Memory that a tick needs after its first call to the driver, asked for before it.
 //!
 //! A thread that has slept for a millisecond beside a job finds little of its memory in a cache. What is asked for before a
 //! call arrives while the driver works. Enters: places, once. Leaves: nothing. Invariant: asking is a hint; it neither reads
 //! nor writes.
+
+/// Bytes of a line of memory on x86-64.
+const LINE_BYTES: usize = 64;
 
 /// The places that every tick needs.
 #[derive(Debug, Default)]
@@ -11,9 +14,13 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Adds places that stay where they are. Of each, the line of memory in which it begins is asked for.
+    /// Adds places that stay where they are. The line of memory in which each begins is asked for, once for all in it.
     pub fn add<T>(&mut self, places: impl IntoIterator<Item = *const T>) {
-        self.addresses.extend(places.into_iter().map(<*const T>::addr));
+        for address in places.into_iter().map(<*const T>::addr) {
+            if !self.addresses.iter().any(|other| other / LINE_BYTES == address / LINE_BYTES) {
+                self.addresses.push(address);
+            }
+        }
     }
 
     /// Asks for all of them.
@@ -34,4 +41,20 @@ pub(super) fn ask_for<T>(place: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_asked_for_once() {
+        let mut ahead = Ahead::default();
+        let place = std::ptr::without_provenance::<u8>;
+        ahead.add([place(0x1000), place(0x103f), place(0x1040)]);
+        ahead.add([place(0x1008), place(0x0fff)]);
+        assert_eq!(ahead.addresses, [0x1000, 0x1040, 0x0fff]);
+        // Nothing lies there, and nothing happens.
+        ahead.ask();
+    }
 }

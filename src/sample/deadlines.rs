@@ -57,7 +57,7 @@ impl Deadlines {
 
     #[cold]
     fn pass_some(&mut self, now_ns: i64) -> u64 {
-        let passed = (now_ns - self.next_ns).max(0) / self.period_ns;
+        let passed = (now_ns - self.next_ns) / self.period_ns;
         self.next_ns += passed * self.period_ns;
         u64::try_from(passed).unwrap_or(0)
     }

@@ -61,7 +61,9 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
             }
             Ticked::Nothing | Ticked::Replaced => {}
         }
-        let backed_off = if observed { backoff.sweep(begin_ns, end_ns) } else { None };
+        // Without a call there is nothing to wait for: the second passes all the same.
+        let may_judge = observed || ticked != Ticked::Taken;
+        let backed_off = if may_judge { backoff.sweep(begin_ns, end_ns) } else { None };
         if backed_off.is_some() || sampler.period_ns() != period_ns {
             if let Some(full_ns) = backed_off {
                 sampler.set_full(full_ns);
@@ -125,7 +127,7 @@ mod tests {
     use crate::sample::TickStats;
     use crate::source::{Call, Error, Source};
     use highwater_core::clock::SECOND_NS;
-    use highwater_core::gpu::Device;
+    use highwater_core::gpu::{Device, GpuState};
     use highwater_core::histogram::Histogram;
     use highwater_core::ring;
     use std::sync::atomic::AtomicU64;
@@ -159,6 +161,9 @@ mod tests {
         waits: AtomicU64,
         stop: Arc<AtomicBool>,
         stats: OnceLock<Arc<TickStats>>,
+        /// Once so many waits are left, all GPUs are left alone.
+        blocked: u64,
+        gpus: OnceLock<Arc<[GpuState]>>,
         /// The most ticks that were counted and their lateness was not.
         most_held: AtomicU64,
     }
@@ -177,7 +182,11 @@ mod tests {
             let held = stats.taken.load(Ordering::Relaxed) - all(&stats.lateness);
             self.most_held.fetch_max(held, Ordering::Relaxed);
             self.clock.advance_to(at_ns);
-            self.stop.store(self.waits.fetch_sub(1, Ordering::Relaxed) == 1, Ordering::Relaxed);
+            let left = self.waits.fetch_sub(1, Ordering::Relaxed);
+            self.stop.store(left == 1, Ordering::Relaxed);
+            if left == self.blocked {
+                self.gpus.get().expect("set before the loop").iter().for_each(GpuState::doubt);
+            }
         }
     }
 
@@ -188,17 +197,19 @@ mod tests {
 
     /// Runs so many ticks. Returns the node, and the most ticks whose lateness was not counted while it ran.
     fn run_ticks(ticks: u64, period_ns: i64) -> (Node, u64) {
-        run_ticks_of(ticks, period_ns, 0)
+        run_ticks_of(ticks, period_ns, 0, 0)
     }
 
-    /// The same with calls that take so long, nanoseconds.
-    fn run_ticks_of(ticks: u64, period_ns: i64, call_ns: i64) -> (Node, u64) {
+    /// The same with calls that take so long, nanoseconds. In the last `blocked` ticks all GPUs are left alone.
+    fn run_ticks_of(ticks: u64, period_ns: i64, call_ns: i64, blocked: u64) -> (Node, u64) {
         let stop = Arc::new(AtomicBool::new(false));
         let clock = Arc::new(Stopping {
             clock: Manual::at(SECOND_NS),
             waits: AtomicU64::new(ticks),
             stop: Arc::clone(&stop),
             stats: OnceLock::new(),
+            blocked,
+            gpus: OnceLock::new(),
             most_held: AtomicU64::new(0),
         });
         let device = |gpu: usize| Device { uuid: format!("GPU-{gpu}"), ..Device::default() };
@@ -208,6 +219,7 @@ mod tests {
         let (node, writers) =
             Node::new(driver, Arc::clone(&clock) as _, config, Periods::default(), None).expect("rings");
         clock.stats.set(Arc::clone(&node.ticks)).expect("once");
+        assert!(clock.gpus.set(Arc::clone(&node.gpus)).is_ok(), "once");
         let budget = Budget { period_ns, max_period_ns: SECOND_NS, busy_ratio: 0.5 };
         let lane = FastLane { budget, idle_period_ns: None, hang_after_ns: SECOND_NS };
         run_paced(node.sampler(writers), lane, &stop);
@@ -236,10 +248,12 @@ mod tests {
 
     #[test]
     fn a_driver_that_takes_most_of_the_time_is_asked_less_often() {
-        let period_ns =
-            |call_ns| run_ticks_of(1_500, MILLISECOND_NS, call_ns).0.ticks.full_period_ns.load(Ordering::Relaxed);
-        assert_eq!(period_ns(200_000), MILLISECOND_NS, "40 % of the time, of at most 50");
-        assert!(period_ns(300_000) > MILLISECOND_NS);
+        let period_ns = |ticks, call_ns, blocked| {
+            run_ticks_of(ticks, MILLISECOND_NS, call_ns, blocked).0.ticks.full_period_ns.load(Ordering::Relaxed)
+        };
+        assert_eq!(period_ns(1_500, 200_000, 0), MILLISECOND_NS, "40 % of the time, of at most 50");
+        assert!(period_ns(1_500, 400_000, 0) > MILLISECOND_NS);
+        assert_eq!(period_ns(10_000, 400_000, 8_500), MILLISECOND_NS, "seconds without a call are calm ones");
     }
 
     #[test]

@@ -16,9 +16,9 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// None yet. At most so many are added after there are many.
-    pub fn new(most_more: usize) -> Self {
-        Self { durations_ns: Vec::with_capacity(MANY + most_more) }
+    /// None yet. At most `in_a_tick` are added before [`are_many`](Self::are_many) is asked again.
+    pub fn new(in_a_tick: usize) -> Self {
+        Self { durations_ns: Vec::with_capacity(MANY + in_a_tick) }
     }
 
     /// Adds a duration.

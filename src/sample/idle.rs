@@ -87,10 +87,10 @@ impl Idle {
         self.rates.iter().map(std::ptr::from_ref)
     }
 
-    /// Whether a reading says nothing new, and it is not time to look again: there is no need to record it.
+    /// Whether a reading need not be recorded: it says nothing new and it is not time to look again, or no GPU is read seldom.
     #[inline]
     pub fn has_nothing_new(&self, position: usize, at_ns: i64, used_bytes: Option<u64>) -> bool {
-        let Some(rate) = self.rates.get(position) else { return true };
+        let (Some(rate), Some(_)) = (self.rates.get(position), self.period_ns) else { return true };
         used_bytes.is_some() && rate.used_bytes == used_bytes && at_ns < rate.next_ns
     }
 

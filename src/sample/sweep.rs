@@ -391,7 +391,7 @@ impl Sampler {
     }
 
     /// Reads every GPU that is up and pushes the readings. It is now `at_ns`: the clock is read after each call only. Once
-    /// there are many, calls `observe` with each call's duration since it last did.
+    /// 64 durations wait, or after 50 ms, calls `observe` with each call's duration since it last did.
     pub fn tick(&mut self, at_ns: i64, observe: impl FnMut(i64)) -> Ticked {
         let read = self.read(at_ns);
         if read == Ticked::Replaced || !self.commit(read) {

@@ -192,7 +192,7 @@ impl GpuState {
         }
     }
 
-    /// Where that lies which the fast lane reads and writes in each tick.
+    /// The address of what the fast lane writes in each tick.
     #[must_use]
     pub fn fast_place(&self) -> *const AtomicU32 {
         &raw const self.fast_calls

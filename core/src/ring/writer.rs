@@ -88,7 +88,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Where the newest time lies, which every reading moves.
+    /// The address of the newest time, which every reading moves.
     #[must_use]
     pub fn newest_place(&self) -> *const AtomicI64 {
         &raw const self.store.newest_ns
