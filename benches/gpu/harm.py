@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,16 +67,18 @@ def by_round(blocks: Sequence[Block], samples: Sequence[Timed], share: float) ->
 
 
 def compare(blocks: Sequence[Block], samples: Sequence[Timed], share: float = 0.5) -> dict[str, Any]:
-    """By condition: median over rounds of the blocks' quantile in milliseconds, and, against `off`, the ratio with
-    its 95 % interval. A condition that has no round with `off` has no ratio."""
-    table = by_round(blocks, samples, share)
+    """The figures of the blocks' quantile; see `figures`."""
+    return figures(list(by_round(blocks, samples, share).values()))
+
+
+def figures(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """By condition, of rounds that have nanoseconds by condition: their median in milliseconds, and, against `off`, the
+    median ratio within a round with its 95 % interval. A condition that has no round with `off` has no ratio."""
     outcome: dict[str, Any] = {}
-    for condition in sorted({block.condition for block in blocks}):
-        own = [row[condition] for row in table.values() if condition in row]
-        if not own:
-            continue
+    for condition in sorted({condition for row in rounds for condition in row}):
+        own = [row[condition] for row in rounds if condition in row]
         outcome[condition] = {"blocks": len(own), "milliseconds": statistics.median(own) / 1e6}
-        ratios = [row[condition] / row[BASELINE] for row in table.values() if {condition, BASELINE} <= row.keys()]
+        ratios = [row[condition] / row[BASELINE] for row in rounds if {condition, BASELINE} <= row.keys()]
         if condition != BASELINE and ratios:
             low, high = bootstrap(ratios)
             outcome[condition] |= {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high}

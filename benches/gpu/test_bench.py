@@ -418,6 +418,16 @@ class Together(unittest.TestCase):
         added = together.add({"a": run})["costs-idle"]
         self.assertEqual(added["rounds"], run["costs-idle"]["rounds"])
 
+    def test_step_times_of_all_runs_are_paired_within_their_own_rounds(self) -> None:
+        # The second machine is slower: its rounds say nothing against those of the first.
+        rounds = [{"0": {"off": 100.0, "daemon": 101.0}, "1": {"off": 100.0}}, {"0": {"off": 200.0, "daemon": 206.0}}]
+        runs = {str(begin): run_of(begin, []) | {"harm": {"step_ns_by_round": one}} for begin, one in enumerate(rounds)}
+        step = together.add(runs)["harm"]["step"]
+        self.assertEqual((step["off"]["blocks"], step["daemon"]["blocks"]), (3, 2))
+        self.assertAlmostEqual(step["daemon"]["ratio"], 1.02)
+        self.assertEqual((step["daemon"]["ratio_low"], step["daemon"]["ratio_high"]), (1.01, 1.03))
+        self.assertIn("1.0200 [1.0100 1.0300]", table.render(together.add(runs)))
+
     def test_runs_of_other_things_are_refused_by_name(self) -> None:
         one = run_of(1, [1.0])
         for other, culprit in (
@@ -440,8 +450,9 @@ class Together(unittest.TestCase):
         one, two = run_of(1, [1.0]), run_of(2, [1.0])
         two["costs-idle"]["errors"] = {"floor": "no compiler"}
         two["costs-training"] = {"error": "OutOfTime: no time was left"}
+        one["harm"] = {"error": "no job"}
         failed = together.failures({"one": one, "two": two})
-        self.assertEqual(failed, ["two: costs-idle, floor: no compiler", "two: costs-training: OutOfTime: no time was left"])
+        self.assertEqual(failed, ["one: harm: no job", "two: costs-idle, floor: no compiler", "two: costs-training: OutOfTime: no time was left"])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Combines the turns of several runs on one machine, and prints the table of their CPU: one longer run in parts.
+"""Combines the turns and the step times of several runs, and prints their table: one longer run in parts.
 
     python3 benches/gpu/together.py results-1/ results-2/
 
 Runs that differ in the host's system, its cores, its GPUs, their driver or the daemon's binary are refused: their turns
-are not one sample. Two machines that are alike in all of that cannot be distinguished; the caller has to know. Parts
-other than the costs and the sampling are not combined; they are in the tables of their own runs.
+are not one sample. Two machines that are alike in all of that cannot be distinguished; the caller has to know. Of the
+other parts only the step times of the part harm are combined; the rest is in the tables of the runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import costs
+import harm
 import sampling
 import table
 
@@ -35,8 +36,8 @@ def machine(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Results with the costs of all runs, by the runs' names. Raises `ValueError`, naming them, if two runs were
-    measured on different things, one has no environment, or none has turns."""
+    """Results with the costs and step times of all runs, by the runs' names. Raises `ValueError`, naming them, if two runs
+    were measured on different things, one has no environment, or none has turns or step times."""
     first = next(iter(runs))
     begun: dict[Any, str] = {}
     for name, results in runs.items():
@@ -58,8 +59,11 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
             added[part] = costs.figures(costs.together([one["rounds"] for one in measured]))
         elif measured:
             added[part] = sampling.together(measured)
-    if added.keys().isdisjoint(PARTS):
-        raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join(PARTS)}")
+    steps = [row for results in runs.values() for row in (table.at(results, "harm", "step_ns_by_round") or {}).values()]
+    if steps:
+        added["harm"] = {"step": harm.figures(steps), "rounds": len(steps)}
+    if added.keys().isdisjoint((*PARTS, "harm")):
+        raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join((*PARTS, 'harm'))}")
     return added
 
 
@@ -67,7 +71,7 @@ def failures(runs: dict[str, dict[str, Any]]) -> list[str]:
     """What failed in the runs' costs. Such a run contributes the turns that it has."""
     failed = []
     for name, results in runs.items():
-        for part in PARTS:
+        for part in (*PARTS, "harm"):
             error = table.at(results, part, "error")
             failed += [f"{name}: {part}: {error}"] if error else []
             pollers = table.at(results, part, "errors") or {}
@@ -88,7 +92,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Prints the table of all runs together; returns 1, with the reason, if they cannot be combined."""
-    parser = argparse.ArgumentParser(description="Combines the turns of several runs on one machine.")
+    parser = argparse.ArgumentParser(description="Combines the turns and step times of several runs.")
     parser.add_argument("results", nargs="+", type=Path, help="folders of bench.py, or their results.json")
     try:
         runs = {}
@@ -99,8 +103,8 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"together.py: {error}", file=sys.stderr)
         return 1
-    turns = (f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in PARTS)
-    print(f"{len(runs)} runs: {', '.join(turns)}")
+    turns = [f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in PARTS]
+    print(f"{len(runs)} runs: {', '.join(turns)}, harm {table.at(added, 'harm', 'rounds') or 0} rounds")
     print("\n".join([table.render(added), *(f"FAILED {failed}" for failed in failures(runs))]))
     return 0
 
