@@ -24,7 +24,8 @@ SAME = ("host", "cores", "gpus", "highwater", "binary_sha256")
 """What must be equal in the environments of all runs, besides the GPUs' names and driver."""
 COSTS = ("costs-idle", "costs-training")
 SAMPLING = ("sampling-idle", "sampling-training")
-PARTS = (*COSTS, *SAMPLING)
+TURNS = (*COSTS, *SAMPLING)
+PARTS = (*TURNS, "harm")
 
 
 def machine(results: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
             differences = ", ".join(f"{what} ({one[what]} and {other[what]})" for what in differing)
             raise ValueError(f"{first} and {name} were not measured on the same machine and binary: {differences}")
     added: dict[str, Any] = {"environment": runs[first]["environment"]}
-    for part in PARTS:
+    for part in TURNS:
         parts = (results.get(part) or {} for results in runs.values())
         measured = [one for one in parts if any((one.get("rounds") or {}).values())]
         if measured and part in COSTS:
@@ -62,8 +63,8 @@ def add(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     steps = [row for results in runs.values() for row in (table.at(results, "harm", "step_ns_by_round") or {}).values()]
     if steps:
         added["harm"] = {"step": harm.figures(steps), "rounds": len(steps)}
-    if added.keys().isdisjoint((*PARTS, "harm")):
-        raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join((*PARTS, 'harm'))}")
+    if added.keys().isdisjoint(PARTS):
+        raise ValueError(f"no turns in {', '.join(runs)}: run the parts {' or '.join(PARTS)}")
     return added
 
 
@@ -71,7 +72,7 @@ def failures(runs: dict[str, dict[str, Any]]) -> list[str]:
     """What failed in the runs' costs. Such a run contributes the turns that it has."""
     failed = []
     for name, results in runs.items():
-        for part in (*PARTS, "harm"):
+        for part in PARTS:
             error = table.at(results, part, "error")
             failed += [f"{name}: {part}: {error}"] if error else []
             pollers = table.at(results, part, "errors") or {}
@@ -103,7 +104,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"together.py: {error}", file=sys.stderr)
         return 1
-    turns = [f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in PARTS]
+    turns = [f"{part} {len(table.at(added, part, 'rounds', 'daemon') or [])} turns" for part in TURNS]
     print(f"{len(runs)} runs: {', '.join(turns)}, harm {table.at(added, 'harm', 'rounds') or 0} rounds")
     print("\n".join([table.render(added), *(f"FAILED {failed}" for failed in failures(runs))]))
     return 0

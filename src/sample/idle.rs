@@ -87,30 +87,31 @@ impl Idle {
         self.rates.iter().map(std::ptr::from_ref)
     }
 
-    /// Whether a reading need not be recorded: it says nothing new and it is not time to look again, or no GPU is read seldom.
-    #[inline]
-    pub fn has_nothing_new(&self, position: usize, at_ns: i64, used_bytes: Option<u64>) -> bool {
-        let (Some(rate), Some(_)) = (self.rates.get(position), self.period_ns) else { return true };
-        used_bytes.is_some() && rate.used_bytes == used_bytes && at_ns < rate.next_ns
-    }
-
     /// Records a reading, `None` if it failed, of a sweep that began at `at_ns`, and decides on the GPU's rate.
     /// Returns whether that has changed.
+    #[inline]
     pub fn note(&mut self, position: usize, gpu: &GpuState, at_ns: i64, used_bytes: Option<u64>) -> bool {
         let (Some(rate), Some(idle_ns)) = (self.rates.get_mut(position), self.period_ns) else { return false };
-        if used_bytes.is_none() || rate.used_bytes != used_bytes {
+        let is_sign = used_bytes.is_none() || rate.used_bytes != used_bytes;
+        if is_sign {
             (rate.used_bytes, rate.sign_ns) = (used_bytes, at_ns);
         }
-        let was_idle = rate.is_idle;
-        rate.is_idle = position < MOST_SKIPPED && rate.is_idle_at(at_ns, gpu);
-        // Idle GPUs are due together, at multiples of their period, so that one wake-up reads all of them.
-        let idle_due_ns = || (at_ns.div_euclid(idle_ns) + 1) * idle_ns;
-        rate.next_ns = if rate.is_idle { idle_due_ns() } else { at_ns + LOOK_NS };
-        rate.is_idle != was_idle
+        (is_sign || at_ns >= rate.next_ns) && rate.decide(at_ns, gpu, position < MOST_SKIPPED, idle_ns)
     }
 }
 
 impl Rate {
+    /// Decides whether the GPU, if it may be, is idle. Returns whether that has changed.
+    #[cold]
+    fn decide(&mut self, at_ns: i64, gpu: &GpuState, may_be_idle: bool, idle_ns: i64) -> bool {
+        let was_idle = self.is_idle;
+        self.is_idle = may_be_idle && self.is_idle_at(at_ns, gpu);
+        // Idle GPUs are due together, at multiples of their period, so that one wake-up reads all of them.
+        let idle_due_ns = || (at_ns.div_euclid(idle_ns) + 1) * idle_ns;
+        self.next_ns = if self.is_idle { idle_due_ns() } else { at_ns + LOOK_NS };
+        self.is_idle != was_idle
+    }
+
     fn is_idle_at(&self, at_ns: i64, gpu: &GpuState) -> bool {
         let sign_ns = self.sign_ns.max(gpu.named_ns());
         self.used_bytes.is_some_and(|used_bytes| used_bytes <= BARE_BYTES)
@@ -149,9 +150,7 @@ mod tests {
             while self.now_ns < until_ns {
                 self.now_ns += MS;
                 if self.idle.is_due(0, self.now_ns) {
-                    if !self.idle.has_nothing_new(0, self.now_ns, used_bytes) {
-                        self.idle.note(0, &self.gpu, self.now_ns, used_bytes);
-                    }
+                    self.idle.note(0, &self.gpu, self.now_ns, used_bytes);
                     read_ns.push(self.now_ns);
                 }
             }

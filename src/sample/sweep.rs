@@ -333,9 +333,12 @@ impl Sampler {
     }
 
     fn publish_periods(&self) {
-        for (position, gpu) in self.gpus.iter().enumerate() {
-            gpu.set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
-        }
+        (0..self.gpus.len()).for_each(|position| self.publish_period(position));
+    }
+
+    #[cold]
+    fn publish_period(&self, position: usize) {
+        self.gpus[position].set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
     }
 
     /// The time until the next tick is due, nanoseconds: the shortest period of the GPUs that the last sweep found up.
@@ -464,8 +467,8 @@ impl Sampler {
         };
         // The time since the reading before is judged by the period that was in force during it.
         let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_PERIODS);
-        if !self.idle.has_nothing_new(position, due_ns, used_bytes) {
-            self.decide(position, due_ns, used_bytes);
+        if self.idle.note(position, &self.gpus[position], due_ns, used_bytes) {
+            self.publish_period(position);
         }
         self.readings[position] = match used_bytes {
             Some(used_bytes) => Reading::Used { at_ns, used_bytes, gap_after_ns },
@@ -490,15 +493,6 @@ impl Sampler {
                     gpu.lose(&error.to_string());
                 }
             }
-        }
-    }
-
-    /// Decides on a GPU's rate.
-    #[cold]
-    fn decide(&mut self, position: usize, due_ns: i64, used_bytes: Option<u64>) {
-        let gpu = &self.gpus[position];
-        if self.idle.note(position, gpu, due_ns, used_bytes) {
-            gpu.set_sampling_period_ns(self.idle.period_ns(position), self.idle.is_idle(position));
         }
     }
 
@@ -577,15 +571,15 @@ mod tests {
     use highwater_core::clock::{MILLISECOND_NS as MS, Manual, SECOND_NS};
     use highwater_core::gpu::Device;
 
-    /// Answers with what it is told to.
-    struct Told {
+    /// Answers with what was set.
+    struct Scripted {
         devices: Vec<Device>,
         answers: Vec<Mutex<Result<u64, Error>>>,
     }
 
-    impl Source for Told {
+    impl Source for Scripted {
         fn description(&self) -> String {
-            "a driver that is told".to_owned()
+            "a driver with set answers".to_owned()
         }
 
         fn devices(&self) -> &[Device] {
@@ -600,7 +594,7 @@ mod tests {
     /// A sampler at 1 ms, at 100 ms for idle GPUs, and what it writes to.
     struct Rig {
         clock: Arc<Manual>,
-        source: Arc<Told>,
+        source: Arc<Scripted>,
         node: Node,
         sampler: Sampler,
     }
@@ -609,7 +603,7 @@ mod tests {
         fn new(gpus: usize) -> Self {
             let devices = (0..gpus).map(|gpu| Device { uuid: format!("GPU-{gpu}"), ..Device::default() }).collect();
             let answers = (0..gpus).map(|_| Mutex::new(Ok(0))).collect();
-            let (source, clock) = (Arc::new(Told { devices, answers }), Arc::new(Manual::at(SECOND_NS)));
+            let (source, clock) = (Arc::new(Scripted { devices, answers }), Arc::new(Manual::at(SECOND_NS)));
             let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 16, resolution_ns: 1_000 };
             let periods = Periods::default();
             let (node, writers) =
@@ -619,7 +613,7 @@ mod tests {
             Self { clock, source, node, sampler }
         }
 
-        fn tell(&self, gpu: usize, answer: Result<u64, Error>) {
+        fn answer(&self, gpu: usize, answer: Result<u64, Error>) {
             *self.source.answers[gpu].lock().expect("whole") = answer;
         }
 
@@ -667,9 +661,9 @@ mod tests {
     fn a_gpu_is_lost_after_two_seconds_of_failures_in_a_row() {
         let mut rig = Rig::new(1);
         for _ in 0..3 {
-            rig.tell(0, Ok(0));
+            rig.answer(0, Ok(0));
             rig.run(MS);
-            rig.tell(0, Err(Error::Failed("code 999".to_owned())));
+            rig.answer(0, Err(Error::Failed("code 999".to_owned())));
             rig.run(FAILING_NS - MS);
             assert!(rig.node.gpus[0].is_sampled(), "one answer begins a new count");
         }
@@ -687,7 +681,7 @@ mod tests {
         assert_eq!(rig.sampler.period_ns(), MS);
         rig.run(2 * SECOND_NS);
         assert_eq!(rig.sampler.period_ns(), 100 * MS);
-        rig.tell(1, Ok(1 << 30));
+        rig.answer(1, Ok(1 << 30));
         rig.tick_after(100 * MS);
         assert_eq!(rig.sampler.period_ns(), MS, "one GPU at work is enough");
         let periods = rig.node.gpus.iter().map(GpuState::sampling_period_ns).collect::<Vec<_>>();
