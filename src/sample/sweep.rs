@@ -227,8 +227,10 @@ type Sinks = Vec<Sink>;
 /// After this long, nanoseconds, the next tick counts the durations that wait.
 const LONGEST_HELD_NS: i64 = 50 * highwater_core::clock::MILLISECOND_NS;
 
-/// Periods without a good reading before a gap: one lost tick is held over, two are a gap.
-const GAP_AFTER_PERIODS: i64 = 3;
+/// Half periods after a good reading from which on the value is not known: one lost tick is held over, two are a gap. The
+/// next reading comes two periods after the last one in the first case and three in the second, each with some jitter, so
+/// the bound lies in the middle.
+const GAP_AFTER_HALF_PERIODS: i64 = 5;
 
 /// A GPU without a good reading for this long counts as lost, whatever error it returns.
 const FAILING_NS: i64 = 2 * highwater_core::clock::SECOND_NS;
@@ -466,7 +468,7 @@ impl Sampler {
             }
         };
         // The time since the reading before is judged by the period that was in force during it.
-        let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_PERIODS);
+        let gap_after_ns = self.idle.period_ns(position).saturating_mul(GAP_AFTER_HALF_PERIODS) / 2;
         if self.idle.note(position, &self.gpus[position], due_ns, used_bytes) {
             self.publish_period(position);
         }
@@ -635,14 +637,17 @@ mod tests {
     }
 
     #[test]
-    fn three_periods_without_a_reading_are_held_over_and_more_are_a_gap() {
-        let mut rig = Rig::new(1);
-        rig.run(2 * MS);
-        let begin_ns = rig.clock.now_ns();
-        rig.tick_after(3 * MS);
-        assert_eq!(rig.gap_ns(0, begin_ns), 0);
-        rig.tick_after(3 * MS + 1_000);
-        assert_eq!(rig.gap_ns(0, begin_ns), 3 * MS + 1_000);
+    fn one_lost_tick_is_held_over_and_two_are_a_gap_whatever_the_jitter() {
+        const JITTER_NS: i64 = MS / 4;
+        for jitter_ns in [-JITTER_NS, 0, JITTER_NS] {
+            let mut rig = Rig::new(1);
+            rig.run(2 * MS);
+            let begin_ns = rig.clock.now_ns();
+            rig.tick_after(2 * MS + jitter_ns);
+            assert_eq!(rig.gap_ns(0, begin_ns), 0, "one lost tick, {jitter_ns} ns late");
+            rig.tick_after(3 * MS + jitter_ns);
+            assert_eq!(rig.gap_ns(0, begin_ns), 3 * MS + jitter_ns, "two lost ticks, {jitter_ns} ns late");
+        }
     }
 
     #[test]

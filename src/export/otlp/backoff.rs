@@ -1,5 +1,6 @@
 //! How long a lane waits before it tries again.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
@@ -14,7 +15,13 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    pub fn new(seed: u64) -> Self {
+    /// Seeded by the system's random numbers. In a container every daemon has process id 1, and a fleet's daemons start
+    /// together, so neither tells them apart.
+    pub fn new() -> Self {
+        Self::seeded(RandomState::new().hash_one(0))
+    }
+
+    fn seeded(seed: u64) -> Self {
         Self { next: FIRST, random: seed | 1 }
     }
 
@@ -56,7 +63,7 @@ mod tests {
 
     #[test]
     fn waits_double_within_their_jitter_and_begin_anew() {
-        let mut backoff = Backoff::new(42);
+        let mut backoff = Backoff::seeded(42);
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
             let wait = backoff.wait(None).as_secs_f64();
             assert!(wait > f64::from(seconds) * 0.5 && wait <= f64::from(seconds), "{wait} for {seconds}");
@@ -66,5 +73,15 @@ mod tests {
         assert!(backoff.wait(Some(Duration::ZERO)) >= FIRST, "a request for no wait is ignored");
         backoff.reset();
         assert!(backoff.wait(None) <= FIRST);
+    }
+
+    #[test]
+    fn exporters_of_one_process_id_wait_differently() {
+        let waits = |_| {
+            let mut backoff = Backoff::new();
+            (0..8).map(|_| backoff.wait(None)).collect::<Vec<_>>()
+        };
+        let [one, other] = [0, 1].map(waits);
+        assert!(one.iter().zip(&other).all(|(one, other)| one != other), "{one:?} and {other:?}");
     }
 }

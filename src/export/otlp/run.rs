@@ -108,9 +108,7 @@ struct Lane {
 
 impl Lane {
     async fn run(self, mut closing: watch::Receiver<bool>) {
-        let seed = (u64::from(std::process::id()) << 8) | (self.signal as u64 + 1);
-        let mut backoff = Backoff::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut reading = Backoff::new(seed);
+        let (mut backoff, mut reading) = (Backoff::new(), Backoff::new());
         let mut logged = None;
         loop {
             let next = tokio::select! {
