@@ -18,7 +18,8 @@ impl Detector for IdleGpu {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         for gpu in 0..view.gpus.len() {
             let held_bytes = idle(view, gpu);
-            let since_ns = self.idle.note(gpu, held_bytes.map(|_| view.now_ns));
+            let since_ns =
+                self.idle.note(gpu, held_bytes.map(|_| view.now_ns)).map(|ns| ns.max(view.subject_since_ns(gpu)));
             let (Some(held_bytes), Some(begin_ns)) = (held_bytes, since_ns) else { continue };
             if view.now_ns - begin_ns >= view.settings.idle_after_ns {
                 signs.push(sign(view, gpu, held_bytes, begin_ns));

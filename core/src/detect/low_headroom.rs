@@ -20,7 +20,8 @@ impl Detector for LowHeadroom {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         for gpu in 0..view.gpus.len() {
             let found = full(view, gpu);
-            let since_ns = self.full.note(gpu, found.map(|full| full.onset_ns));
+            let since_ns =
+                self.full.note(gpu, found.map(|full| full.onset_ns)).map(|ns| ns.max(view.subject_since_ns(gpu)));
             let (Some(Full { from_ns, to_ns, free_bytes, .. }), Some(begin_ns)) = (found, since_ns) else { continue };
             if let Some(rank) = view.rank_on(gpu) {
                 troubles.push(Trouble { kind: Kind::LowHeadroom, key: rank.key.clone(), from_ns, to_ns });
@@ -49,7 +50,10 @@ fn full(view: &View<'_>, gpu: usize) -> Option<Full> {
     if view.now_ns - to_ns > SECOND_NS {
         return None;
     }
-    let from_ns = (to_ns - SECOND_NS).max(ring.oldest_ns()?);
+    let from_ns = (to_ns - SECOND_NS).max(ring.oldest_ns()?).max(view.subject_since_ns(gpu));
+    if from_ns > to_ns {
+        return None;
+    }
     let free_bytes = usable_bytes.saturating_sub(ring.summary_through(from_ns, to_ns).ok()?.max?);
     if free_bytes >= view.settings.headroom_bytes {
         return None;
@@ -142,6 +146,32 @@ mod tests {
         assert!(!said(&[(0, 40_000), (2_000, 100), (2_010, 40_000)], 4_000).is_empty(), "10 ms");
         assert!(said(&[(0, 512)], 1_000).iter().all(|(_, sign)| sign.severity == Severity::Warning));
         assert!(said(&[(0, 511)], 1_000).iter().all(|(_, sign)| sign.severity == Severity::Critical));
+    }
+
+    /// A job fills the GPU for 22 s and ends; the next one begins 100 ms after the memory was freed, or 5 s before.
+    #[test]
+    fn what_the_job_before_did_is_not_the_next_ones() {
+        let begins_of = |freed_ms: i64| {
+            let (mut hand, mut detector, mut begins) = (Hand::new(1), LowHeadroom::default(), Vec::new());
+            for ms in 0..=28_000 {
+                hand.now_ns = ms * MILLISECOND_NS;
+                hand.uses(0, if ms < freed_ms { 140 * GIB } else { 100 * GIB });
+                if ms == 22_000 {
+                    let (key, since_ns) = (("k".into(), 0), hand.now_ns);
+                    hand.ranks = vec![super::super::view::RankNow { key, since_ns, ..Hand::rank_on(0) }];
+                }
+                if ms % 100 == 0 {
+                    begins.extend(hand.look(&mut detector).0.into_iter().filter(|sign| sign.subject.job.is_some()));
+                }
+            }
+            begins.iter().map(|sign| sign.begin_ns / MILLISECOND_NS).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert!(begins_of(21_900).is_empty(), "it was free when the job began");
+        assert_eq!(
+            begins_of(27_000).into_iter().collect::<Vec<_>>(),
+            [22_000],
+            "and no sooner than the job's first mark"
+        );
     }
 
     #[test]

@@ -65,6 +65,12 @@ impl View<'_> {
         here.next().filter(|_| here.next().is_none())
     }
 
+    /// Since when what a GPU shows may be the doing of the one rank on it: its first mark. What was before is another's.
+    /// Where no single rank is known, the GPU itself is the subject, and all of its past counts.
+    pub fn subject_since_ns(&self, gpu: usize) -> i64 {
+        self.rank_on(gpu).map_or(i64::MIN, |rank| rank.since_ns)
+    }
+
     /// `GPU 3`, by its index.
     pub fn gpu_name(&self, gpu: usize) -> String {
         let index = self.gpus.get(gpu).map_or("?", |state| state.device.index.as_str());
