@@ -172,6 +172,9 @@ pub struct Annotation {
     /// The job. May be left out if the peer's environment names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
+    /// Whose job it is. Only of a recording's events: no job can send this.
+    #[serde(skip)]
+    pub scope: Option<crate::jobs::Scope>,
     /// Which process of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,

@@ -8,6 +8,7 @@ use crate::recording::MOST_RECORDS;
 use crate::recording::write::File;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::Profile;
+use highwater_core::phases::RankKey;
 use rusqlite::ErrorCode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -21,7 +22,7 @@ const ROW_BYTES: u64 = 256;
 #[derive(Debug)]
 pub(super) struct Profiles {
     /// Each rank's profile in the file.
-    written: BTreeMap<(Arc<str>, u32), Written>,
+    written: BTreeMap<RankKey, Written>,
     next_ns: Option<i64>,
     /// The most records in the file.
     most: usize,
@@ -38,7 +39,7 @@ struct Written {
 }
 
 /// A rank and its profile.
-type Known = ((Arc<str>, u32), Arc<Profile>);
+type Known = (RankKey, Arc<Profile>);
 
 impl Profiles {
     /// Those of a file of at most so many bytes, of which they take a quarter.
@@ -73,7 +74,7 @@ impl Profiles {
         }
     }
 
-    fn is_written(&self, who: &(Arc<str>, u32), profile: &Arc<Profile>) -> bool {
+    fn is_written(&self, who: &RankKey, profile: &Arc<Profile>) -> bool {
         self.written.get(who).is_some_and(|written| std::ptr::eq(written.last.as_ptr(), Arc::as_ptr(profile)))
     }
 

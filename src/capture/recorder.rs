@@ -13,7 +13,7 @@ use crate::node::Slot;
 use crate::recording::State;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::detect::Change;
-use highwater_core::jobs::Event;
+use highwater_core::jobs::{Event, JobId};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -126,8 +126,9 @@ impl Recorder {
     /// Reports that a job marked something.
     pub(super) fn hear(&self, mark: &Event) {
         if mark.name.eq_ignore_ascii_case("oom") {
-            let reason = Reason::Oom { job: mark.job.clone(), rank: mark.rank };
-            let note = format!("rank {} of job `{}` marked `oom`", mark.rank, mark.job);
+            let job = JobId::new(mark.scope.clone().unwrap_or_default(), &mark.job);
+            let note = format!("rank {} of job `{job}` marked `oom`", mark.rank);
+            let reason = Reason::Oom { job, rank: mark.rank };
             self.trigger(Trigger { reason, at_ns: mark.at_ns, note });
         }
     }

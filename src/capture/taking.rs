@@ -16,6 +16,7 @@ use crate::sample::{Sweep, TickLog, TickStats};
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
 use highwater_core::jobs::Jobs;
+use highwater_core::phases::RankKey;
 use highwater_core::ring;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -86,7 +87,7 @@ pub(super) struct Capture {
     /// The next of the phases, and of the layers.
     next_phases: [u64; 2],
     usage_ns: Vec<i64>,
-    ranks: BTreeMap<(Arc<str>, u32), KnownRank>,
+    ranks: BTreeMap<RankKey, KnownRank>,
     profiles: Profiles,
     /// The findings as of the last transaction; only what changed is written again.
     written: Vec<FindingRow>,
@@ -345,7 +346,7 @@ impl Capture {
     fn write_ranks(&mut self) -> rusqlite::Result<()> {
         let known: Vec<_> = {
             let Some(jobs) = self.jobs() else { return Ok(()) };
-            jobs.ranks().map(|(job, number, rank)| ((Arc::clone(job), number), KnownRank::of(rank))).collect()
+            jobs.ranks().map(|(job, number, rank)| ((job.clone(), number), KnownRank::of(rank))).collect()
         };
         for (who, rank) in known {
             if self.ranks.get(&who) != Some(&rank) {
@@ -379,7 +380,7 @@ pub(super) fn new_within(log: Option<&TickLog>, next: &mut u64, begin_ns: i64, e
 
 fn write_trigger(file: &File, trigger: &Trigger) -> rusqlite::Result<()> {
     let of = match &trigger.reason {
-        Reason::Oom { job, rank } => Some((job.as_str(), *rank)),
+        Reason::Oom { job, rank } => Some((job, *rank)),
         Reason::Finding(_) | Reason::Asked => None,
     };
     file.trigger(trigger.at_ns, trigger.reason.label(), of, &trigger.note)

@@ -1,6 +1,7 @@
 //! Why a capture is taken, and where the findings that are written into it come from.
 
 use crate::recording::write::FindingRow;
+use highwater_core::jobs::JobId;
 
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub enum Reason {
     /// A job marked `oom`.
     Oom {
         /// The job.
-        job: String,
+        job: JobId,
         /// Which of its processes.
         rank: u32,
     },

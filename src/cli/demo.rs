@@ -136,10 +136,10 @@ fn progress(known: &Known) -> String {
     let used = node.rings.iter().map(|ring| gib(ring.newest_ns().and_then(|at_ns| ring.at(at_ns).ok().flatten())));
     let used = used.collect::<Vec<_>>().join(" ");
     let jobs = known.ledger.open();
-    let step = |(name, job): (&std::sync::Arc<str>, &highwater_core::jobs::Job)| {
+    let step = |(name, job): (&highwater_core::jobs::JobId, &highwater_core::jobs::Job)| {
         let steps = job.ranks.values().filter_map(|rank| rank.step).max();
         format!("{name} step {}", steps.map_or_else(|| "?".into(), |step| step.to_string()))
     };
-    let jobs = jobs.by_name().iter().map(step).collect::<Vec<_>>().join(", ");
+    let jobs = jobs.by_id().iter().map(step).collect::<Vec<_>>().join(", ");
     format!("used GiB: {used} | {jobs}")
 }

@@ -296,7 +296,7 @@ fn run_join(node: &Node, roll: &RollCall, shared: &Shared, stop: &AtomicBool) {
         // The thread of the slower lanes may wait for the same GPU as the fast lane.
         roll.look(now_ns);
         shared.join(node, &mut log, now_ns);
-        let period_ns = match shared.intake.jobs().by_name().is_empty() {
+        let period_ns = match shared.intake.jobs().by_id().is_empty() {
             false => JOIN_PERIOD_NS,
             true if node.gpus.iter().all(GpuState::is_idle) => RESTING_JOIN_PERIOD_NS,
             true => IDLE_JOIN_PERIOD_NS,

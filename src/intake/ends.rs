@@ -5,8 +5,8 @@
 //! limited, and shared among owners; if no descriptor is available, a rank ends by its silence.
 
 use super::Intake;
-use highwater_core::jobs::{Account, Held, Resource, Speaker};
-use rustix::event::{Timespec, epoll};
+use highwater_core::jobs::{Account, Held, Jobs, Resource, Speaker};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -108,12 +108,29 @@ impl Intake {
     pub(super) fn has_ended(&self, speaker: Speaker) {
         let at_ns = self.clock.now_ns();
         let mut jobs = self.jobs();
-        for (event, account) in jobs.exits_with(speaker, at_ns) {
-            // Refused only if the rank no longer exists.
-            if jobs.take(&event, &account, at_ns).is_ok() {
-                self.log.note(&event, at_ns);
-            }
+        for event in jobs.end_with(speaker, at_ns) {
+            self.log.note(&event, at_ns);
         }
+    }
+
+    /// Ends the ranks that a process held which has ended.
+    pub(super) fn end_process(&self, jobs: &mut Jobs, pid: u32, at_ns: i64) {
+        for event in jobs.end_held_by(pid, at_ns) {
+            self.log.note(&event, at_ns);
+        }
+    }
+}
+
+/// Whether a process runs. One of which the system cannot tell does.
+pub(super) fn is_running(pid: u32) -> bool {
+    let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    match pidfd_open(process, PidfdFlags::empty()) {
+        // Readable from the end on, also while its parent has not collected it.
+        Ok(descriptor) => {
+            let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(1)
+        }
+        Err(error) => error != rustix::io::Errno::SRCH,
     }
 }
 

@@ -175,6 +175,7 @@ mod tests {
             kind: Kind::Phase,
             name: format!("phase {n}"),
             job: "job".into(),
+            scope: None,
             rank: 3,
             world_size: None,
             gpus: None,

@@ -27,8 +27,8 @@ use ends::Ends;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Device, OnGpus, Processes};
 use highwater_core::jobs::{
-    Account, Accounts, Context, Event, Held, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Resource, Search,
-    Sender, Shortage, Speaker, Within,
+    Account, Accounts, Context, Event, Held, JobId, Jobs, Limits, Outcome, OutcomeCounts, Owner, Refusal, Resource,
+    Scope, Search, Sender, Shortage, Speaker, Taken as JobTaken, Within,
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
@@ -396,6 +396,10 @@ impl Intake {
         let (job, rank) = if raw.job.is_none() { self.job_of(peer, arrival) } else { (None, None) };
         let lost = raw.lost;
         let mut event = context.check(raw, job, rank)?;
+        if sender.pid == Some(std::process::id()) {
+            // A simulated job, whose annotations the daemon itself sends over the socket.
+            event.scope = Some(Scope::Daemon);
+        }
         let (taken, mut gpus, search) = {
             let mut jobs = self.jobs();
             if !self.are_still(devices) {
@@ -403,12 +407,18 @@ impl Intake {
                 // them again.
                 event.gpus = None;
             }
-            let taken = jobs.take(&event, account, now_ns)?;
-            if let Some(listed) = self.listed_at(&event, &jobs) {
-                jobs.set_listed(&event.job, event.rank, &listed);
+            let taken = match jobs.take(&event, account, now_ns) {
+                Err(Refusal::Contested { holder, .. }) => self.take_contested(&mut jobs, &event, account, holder),
+                taken => taken,
+            }?;
+            if let Some(listed) = self.listed_at(&event, &taken.job, &jobs) {
+                jobs.set_listed(&taken.job, event.rank, &listed);
             }
-            (taken, jobs.gpus_of(&event.job, event.rank), jobs.search(&event.job, event.rank))
+            let (gpus, search) = (jobs.gpus_of(&taken.job, event.rank), jobs.search(&taken.job, event.rank));
+            (taken, gpus, search)
         };
+        // From here on it is an event of this job, whoever sent it.
+        event.scope = Some(taken.job.scope().clone());
         self.lost.fetch_add(lost.unwrap_or(0).into(), Ordering::Relaxed);
         // Records of layers are hundreds in a step: recordings contain whole profiles instead.
         if event.layer.is_none() {
@@ -426,7 +436,7 @@ impl Intake {
             && let Some(mut jobs) = self.jobs_of(devices)
         {
             let found = found.into();
-            jobs.set_found(&event.job, event.rank, &search, &found);
+            jobs.set_found(&taken.job, event.rank, &search, &found);
             gpus = Some(found);
             knows_gpus = true;
         }
@@ -443,6 +453,31 @@ impl Intake {
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
         })
+    }
+
+    /// Takes an event for a rank that another process holds: if that still runs, the sender is kept apart.
+    fn take_contested(
+        &self,
+        jobs: &mut Jobs,
+        event: &Event,
+        account: &Arc<Account>,
+        holder: u32,
+    ) -> Result<JobTaken, Refusal> {
+        let now_ns = self.clock.now_ns();
+        if !ends::is_running(holder) {
+            // Its end has not been handled yet.
+            self.end_process(jobs, holder, now_ns);
+            return jobs.take(event, account, now_ns);
+        }
+        let taken = jobs.take_apart(event, account, now_ns)?;
+        let (pid, rank, job, own) = (event.pid, event.rank, &event.job, &taken.job);
+        tracing::warn!(
+            pid,
+            holder,
+            "two processes that run at once send steps for rank {rank} of job `{job}`: what the second sends is kept as job \
+             `{own}`; name each run (HIGHWATER_JOB)"
+        );
+        Ok(taken)
     }
 
     /// The annotation, with its sender's environment if needed: an event without a job belongs to its process's job.
@@ -476,9 +511,9 @@ impl Intake {
 
     /// At the begin of a step, or of anything outside of a step, the GPUs on which the driver lists the sender: a
     /// process may have begun on one and spread over several since.
-    fn listed_at(&self, event: &Event, jobs: &Jobs) -> Option<OnGpus> {
+    fn listed_at(&self, event: &Event, job: &JobId, jobs: &Jobs) -> Option<OnGpus> {
         let pid = event.pid.filter(|_| event.event == EventType::Begin)?;
-        let begins = event.kind == Kind::Step || !jobs.is_in_step(&event.job, event.rank);
+        let begins = event.kind == Kind::Step || !jobs.is_in_step(job, event.rank);
         begins.then(|| self.places.listed_on(pid)).flatten()
     }
 

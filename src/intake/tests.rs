@@ -1,7 +1,16 @@
 use super::*;
 use highwater_core::clock::{Manual, SECOND_NS};
+use highwater_core::jobs::{Job, JobId, Scope};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use serde_json::json;
+
+/// The only job of this name, whoever owns it.
+fn named<'a>(jobs: &'a Jobs, name: &str) -> &'a Job {
+    let mut of_name = jobs.by_id().iter().filter(|(id, _)| **id.name() == *name).map(|(_, job)| job);
+    let job = of_name.next().expect("it is known");
+    assert!(of_name.next().is_none(), "several owners have it");
+    job
+}
 
 /// A node of three GPUs whose kubelet gave the last two to `research/llama-0`, and a folder with its processes.
 fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
@@ -48,8 +57,9 @@ fn a_rank_that_spreads_loses_what_was_reported_of_one_gpu() {
     };
     let outside_bytes = || {
         let (jobs, log) = (intake.jobs(), intake.ledger().ended());
-        let rank = &jobs.by_name()["j"].ranks[&0];
-        log.rank(&("j".into(), 0))?.outside_allocator_bytes(rank.pid, rank.gpus.as_deref())
+        let rank = &named(&jobs, "j").ranks[&0];
+        log.rank(&(JobId::new(Scope::of(None, Some("1000")), "j"), 0))?
+            .outside_allocator_bytes(rank.pid, rank.gpus.as_deref())
     };
     let send = || {
         for ended in intake.jobs().take_ended(i64::MAX, usize::MAX) {
@@ -83,7 +93,7 @@ fn what_is_reported_late_makes_no_counter_fall() {
             assert_eq!(intake.take_json(event.to_string().as_bytes(), &Sender::DAEMON).accepted, 1);
         }
         let jobs = intake.jobs();
-        let rank = &jobs.by_name()["j"].ranks[&0];
+        let rank = &named(&jobs, "j").ranks[&0];
         (rank.step, rank.memory.alloc_retries, rank.memory.reserved)
     };
     assert_eq!(say(0, Some(9), json!({"alloc_retries": 500})), (Some(9), Some(500), None));
@@ -128,7 +138,7 @@ fn a_rank_is_followed_to_where_its_process_works() {
         intake.places.processes().set([(7, OnGpus { works: works.into(), idles: idles.into() })].into());
         let begin = json!({"event": "begin", "kind": kind, "name": "p", "job": "j", "rank": 0});
         assert_eq!(intake.take_json(begin.to_string().as_bytes(), &process(7)).accepted, 1);
-        intake.jobs().by_name()["j"].ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
+        named(&intake.jobs(), "j").ranks[&0].gpus.as_deref().map(<[usize]>::to_vec).unwrap_or_default()
     };
     assert_eq!(gpus_after("phase", &[1], &[0]), [1]);
     assert_eq!(gpus_after("phase", &[1, 0], &[]), [1, 0], "a phase outside of steps counts too");
@@ -149,7 +159,7 @@ fn gpus_after(intake: &Intake, rank: u32, pid: Option<u32>, attributes: &serde_j
     for event in [begin, event] {
         assert_eq!(intake.take_json(event.to_string().as_bytes(), &pid.map_or(Sender::DAEMON, process)).accepted, 1);
     }
-    intake.jobs().by_name()[job.as_str()].ranks[&rank].gpus.as_deref().map(<[usize]>::to_vec)
+    named(&intake.jobs(), &job).ranks[&rank].gpus.as_deref().map(<[usize]>::to_vec)
 }
 
 #[test]
@@ -228,22 +238,13 @@ fn user(uid: u32) -> Sender {
 }
 
 #[test]
-fn a_job_belongs_to_the_user_who_first_spoke_for_it() {
-    let (intake, clock, _folder) = node();
-    assert_eq!(intake.take_json(&begins("j", &["a"]), &user(1)).accepted, 1);
-    let answer = intake.take_json(&begins("j", &["b"]), &user(2));
-    assert_eq!((answer.accepted, answer.refusals[0].reason), (0, "not_owner"));
+fn users_of_one_job_name_have_a_job_each() {
+    let (intake, ..) = node();
     let over_tcp = Sender { address: "127.0.0.1".parse().ok(), ..Sender::default() };
-    assert_eq!(intake.take_json(&begins("j", &["b"]), &over_tcp).refusals[0].reason, "not_owner");
-    assert_eq!(
-        intake.take_json(&begins("j", &["b"]), &Sender { uid: Some(1), ..over_tcp }).accepted,
-        1,
-        "over another door"
-    );
-    assert_eq!(intake.accounts().refusals(), [("tcp".to_owned(), 1), ("uid 2".to_owned(), 1)].into());
-    clock.advance_to(1_000 * SECOND_NS);
-    intake.jobs().expire(1_000 * SECOND_NS);
-    assert_eq!(intake.take_json(&begins("j", &["b"]), &user(2)).accepted, 1, "it was forgotten");
+    let senders = [user(1), user(2), over_tcp, Sender { uid: Some(1), ..over_tcp }];
+    assert_eq!(senders.map(|sender| intake.take_json(&begins("j", &["a"]), &sender).accepted), [1; 4]);
+    let jobs: Vec<String> = intake.jobs().by_id().keys().map(JobId::text).collect();
+    assert_eq!(jobs, ["1/j", "127.0.0.1/j", "2/j"], "one of a user, over whichever door");
 }
 
 #[test]
@@ -252,7 +253,7 @@ fn what_one_user_takes_leaves_room_for_others() {
     for job in 0..1_000 {
         intake.take_json(&begins(&format!("hostile-{job}"), &["a"]), &user(666));
     }
-    let hostile = intake.jobs().by_name().len();
+    let hostile = intake.jobs().by_id().len();
     assert_eq!(hostile, intake.limits.jobs / 2);
     assert_eq!(intake.counts.get(Outcome::TooManyJobs), 1_000 - hostile as u64);
     for job in 0..8 {
@@ -384,7 +385,7 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
         assert_eq!(intake.take_json(json.to_string().as_bytes(), &process(7)).refused, 0);
     };
     ["begin", "end", "begin"].into_iter().for_each(say);
-    assert!(intake.jobs().by_name().is_empty(), "the process is not known yet");
+    assert!(intake.jobs().by_id().is_empty(), "the process is not known yet");
     // Others do not wait.
     assert_eq!(intake.take_json(&begins("other", &["a"]), &process(8)).accepted, 1);
     std::fs::write(&environ, "HIGHWATER_JOB=late").expect("written");
@@ -392,7 +393,7 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
         std::thread::yield_now();
     }
     let jobs = intake.jobs();
-    assert_eq!(jobs.by_name()["late"].ranks[&0].open.len(), 1);
+    assert_eq!(named(&jobs, "late").ranks[&0].open.len(), 1);
     drop(jobs);
     intake.end_readers();
 }
@@ -423,14 +424,15 @@ fn a_pod_cannot_take_over_the_job_of_another_place() {
     let root = |pid: u32| Sender::process(Some(pid), 0);
     let refused =
         |job: &str, pid: u32| intake.take_json(&begins(job, &["a"]), &root(pid)).refusals.first().map(|r| r.reason);
-    assert_eq!((refused("of the node", 1), refused("of the node", 2)), (None, Some("not_owner")));
-    assert_eq!((refused("of the pod", 2), refused("of the pod", 1)), (None, Some("not_owner")));
-    assert_eq!(refused("of the pod", 3), None, "another process of the pod");
-    assert_eq!((refused("of the pod", 5), refused("unknown", 5)), (Some("not_owner"), None));
-    assert_eq!((refused("unknown", 2), refused("unknown", 5)), (Some("not_owner"), None));
+    assert_eq!((refused("of both", 1), refused("of both", 2)), (None, None));
+    assert_eq!(refused("of both", 3), None, "another process of the pod");
+    assert_eq!((refused("of both", 5), refused("unknown", 5)), (Some("not_owner"), None));
+    assert_eq!((refused("unknown", 2), refused("unknown", 5)), (None, None));
+    let jobs: Vec<String> = intake.jobs().by_id().keys().map(JobId::text).collect();
+    assert_eq!(jobs, ["0/of both", "0/unknown", "research/of both", "research/unknown"]);
     // Over TCP the pod is unknown.
     let over_tcp = Sender { uid: Some(0), ..Sender::default() };
-    assert_eq!(intake.take_json(&begins("of the pod", &["a"]), &over_tcp).refused, 1);
+    assert_eq!(intake.take_json(&begins("of both", &["a"]), &over_tcp).refused, 1);
 }
 
 #[test]
@@ -443,9 +445,9 @@ fn a_job_begun_before_its_pod_was_known_goes_on_as_the_pods() {
     assert_eq!(say(2), 0);
     std::fs::write(&cgroup, known).expect("written");
     clock.advance_to(2 * SECOND_NS);
-    assert_eq!(say(3), 1, "another process, whose pod is known");
     assert_eq!(say(2), 0, "the one that began it");
-    assert_eq!(say(3), 0, "its pod's");
+    assert_eq!(say(3), 0, "another process of its pod");
+    assert_eq!(intake.jobs().by_id().keys().map(JobId::text).collect::<Vec<_>>(), ["0/j"]);
 }
 
 /// Phases that end faster than the join reads them are lost for their sender only.
@@ -503,7 +505,7 @@ fn positions_of_devices_that_have_changed_are_not_kept() {
         while !is_over.load(Ordering::Relaxed) {
             assert_eq!(intake.take_json(begin.as_bytes(), &Sender::DAEMON).accepted, 1);
             let jobs = intake.jobs();
-            if let Some(gpus) = &jobs.by_name()["j"].ranks[&0].gpus {
+            if let Some(gpus) = &named(&jobs, "j").ranks[&0].gpus {
                 let uuids: Vec<_> = gpus.iter().map(|gpu| jobs.devices()[*gpu].as_str()).collect();
                 assert_eq!(uuids, ["GPU-a"]);
             }

@@ -2,6 +2,7 @@
 
 use super::catalogue::{ALL, Metric};
 use highwater_core::histogram::Counts;
+use highwater_core::phases::RankKey;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::slice;
@@ -84,6 +85,14 @@ impl Labels {
     #[must_use]
     pub fn found(texts: &[&str]) -> Self {
         Self::of(texts.iter().map(|text| LabelValue::Found(Arc::from(*text))))
+    }
+
+    /// Those of a rank's series: its job's name, its number, and whose job it is as far as that is known.
+    #[must_use]
+    pub fn of_rank((job, rank): &RankKey) -> Self {
+        let [namespace, user] =
+            [job.scope().namespace(), job.scope().user()].map(|text| Arc::from(text.unwrap_or_default()));
+        Self::from([Arc::clone(job.name()), Arc::from(rank.to_string()), namespace, user])
     }
 
     /// These and one more.

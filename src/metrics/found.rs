@@ -3,13 +3,14 @@
 use super::catalogue as c;
 use super::families::{Families, Labels};
 use highwater_core::detect::{Detect, Finding, Kind};
+use highwater_core::jobs::Scope;
 use std::collections::BTreeSet;
 
 /// Collects the findings and the ratios.
 pub(super) fn collect(detect: &Detect, out: &mut Families) {
     let board = detect.board();
     // Two XIDs of one GPU are two findings with the same labels.
-    let labels: BTreeSet<[String; 6]> = board.active().map(labels).collect();
+    let labels: BTreeSet<[String; 8]> = board.active().map(labels).collect();
     for labels in &labels {
         out.number(&c::FINDING_ACTIVE, Labels::found(&labels.each_ref().map(String::as_str)), Some(1.0));
     }
@@ -18,9 +19,8 @@ pub(super) fn collect(detect: &Detect, out: &mut Families) {
     }
     out.count(&c::FINDINGS_DROPPED, (), Some(board.dropped()));
     out.count(&c::FINDINGS_UNSEEN, (), Some(detect.unseen()));
-    for ((job, rank), ratios) in board.ratios() {
-        let rank = rank.to_string();
-        let labels = Labels::found(&[job, &rank]);
+    for (rank, ratios) in board.ratios() {
+        let labels = Labels::of_rank(rank);
         out.number(&c::COMM_SLOWDOWN, &labels, ratios.comm_slowdown);
         out.number(&c::JOB_COMPUTE_LAG, &labels, ratios.compute_lag);
         out.number(&c::JOB_DATA_STALL, &labels, ratios.data_stall);
@@ -28,10 +28,14 @@ pub(super) fn collect(detect: &Detect, out: &mut Families) {
     }
 }
 
-fn labels(finding: &Finding) -> [String; 6] {
+fn labels(finding: &Finding) -> [String; 8] {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unwrap_or_default();
-    let job = subject.job.as_deref().unwrap_or_default().to_owned();
+    let job = subject.job.as_ref().map(|job| job.name().to_string()).unwrap_or_default();
     let rank = subject.rank.map(|rank| rank.to_string()).unwrap_or_default();
-    [sign.kind.label().to_owned(), sign.severity.label().to_owned(), gpu, uuid, job, rank]
+    let of_owner = |of: fn(&Scope) -> Option<&str>| {
+        subject.job.as_ref().and_then(|job| of(job.scope())).unwrap_or_default().to_owned()
+    };
+    let (namespace, user) = (of_owner(Scope::namespace), of_owner(Scope::user));
+    [sign.kind.label().to_owned(), sign.severity.label().to_owned(), gpu, uuid, job, rank, namespace, user]
 }

@@ -1,10 +1,10 @@
 //! The samples of jobs, ranks and phases.
 
 use super::catalogue as c;
-use super::families::{Families, Labels};
+use super::families::{Families, LabelValue, Labels};
 use crate::node::Node;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::jobs::{Profile, Rank};
+use highwater_core::jobs::{JobId, Profile, Rank};
 use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
 use highwater_core::wire::{Kind, Memory};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ struct RankNow {
 pub(crate) const MOST_LAYERS: usize = 2_048;
 
 impl RankNow {
-    fn new(job: &Arc<str>, number: u32, rank: &Rank) -> Self {
+    fn new(job: &JobId, number: u32, rank: &Rank) -> Self {
         let phases = rank.open.iter().filter(|open| open.kind == Kind::Phase);
         Self {
-            key: (Arc::clone(job), number),
+            key: (job.clone(), number),
             world_size: rank.world_size,
             pid: rank.pid,
             gpus: rank.gpus.clone(),
@@ -48,17 +48,17 @@ impl RankNow {
 
 /// Collects every job's samples. `node` is `None` while there is no source; then only times are known.
 pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_shift_ns: i64, out: &mut Families) {
-    let (ranks, left, records_dropped) = {
+    let (ranks, left, records_dropped, conflicts) = {
         let jobs = ledger.open();
         let ranks = jobs.ranks().map(|(job, number, rank)| RankNow::new(job, number, rank));
-        (ranks.collect::<Vec<_>>(), jobs.left(), jobs.layer_records_dropped())
+        (ranks.collect::<Vec<_>>(), jobs.left(), jobs.layer_records_dropped(), jobs.conflicts())
     };
     let profiled = ranks.iter().filter(|rank| rank.profile.is_some()).count();
     let most_layers = MOST_LAYERS.checked_div(profiled).unwrap_or(0).max(1);
     let log = ledger.ended();
     let nothing = RankStats::default();
     for rank in &ranks {
-        let labels = Labels::from([Arc::clone(&rank.key.0), Arc::from(rank.key.1.to_string())]);
+        let labels = Labels::of_rank(&rank.key);
         let stats = log.rank(&rank.key).unwrap_or(&nothing);
         info(&labels, rank, node, out);
         steps(&labels, rank, stats, unix_shift_ns, out);
@@ -68,6 +68,7 @@ pub(super) fn collect(ledger: &Ledger, node: Option<&Node>, now_ns: i64, unix_sh
             layers(&labels, profile, most_layers, out);
         }
     }
+    out.count(&c::JOB_CONFLICTS, (), Some(conflicts));
     out.count(&c::LAYER_RECORDS_DROPPED, (), Some(records_dropped));
     out.count(&c::LAYERS_UNKEPT, (), Some(log.layers_unkept()));
     for (outcome, count) in log.attributions().labelled().into_iter().chain(left.labelled()) {
@@ -95,13 +96,14 @@ fn layers(labels: &Labels, profile: &Profile, most: usize, out: &mut Families) {
 fn info(labels: &Labels, rank: &RankNow, node: Option<&Node>, out: &mut Families) {
     let world_size = rank.world_size.map(|size| size.to_string()).unwrap_or_default();
     let gpus = rank.gpus.as_deref().unwrap_or_default();
-    let (job, number, world_size) = (&*labels[0], &*labels[1], world_size.as_str());
+    let labels = labels.with(LabelValue::Found(world_size.into()));
     let devices: Vec<_> = gpus.iter().filter_map(|gpu| Some(&node?.gpus.get(*gpu)?.device)).collect();
     for device in &devices {
-        out.number(&c::JOB_INFO, Labels::found(&[job, number, world_size, &device.index, &device.uuid]), Some(1.0));
+        let of_gpu = labels.with(Arc::from(device.index.as_str())).with(Arc::from(device.uuid.as_str()));
+        out.number(&c::JOB_INFO, of_gpu, Some(1.0));
     }
     if devices.is_empty() {
-        out.number(&c::JOB_INFO, Labels::found(&[job, number, world_size, "", ""]), Some(1.0));
+        out.number(&c::JOB_INFO, labels.with("").with(""), Some(1.0));
     }
 }
 

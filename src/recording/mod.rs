@@ -8,6 +8,7 @@
 mod allocator;
 mod folder;
 mod import;
+mod jobs;
 mod lines;
 pub(crate) mod log_lines;
 mod meters;

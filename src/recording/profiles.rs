@@ -6,7 +6,7 @@
 use super::rows::{File, needed, number, text, word};
 use crate::source::OpenError;
 use highwater_core::clock::SECOND_NS;
-use highwater_core::jobs::Limits;
+use highwater_core::jobs::{JobId, Limits};
 use highwater_core::wire::{Annotation, Direction, EventType, Kind, Layer, Memory};
 use rusqlite::Row;
 use std::collections::BTreeMap;
@@ -142,28 +142,28 @@ impl File {
     pub fn profiles_said(
         &mut self,
         begin_ns: i64,
-        is_known: impl Fn(&str, u32) -> bool,
+        is_known: impl Fn(&Annotation) -> bool,
     ) -> Result<Vec<Annotation>, OpenError> {
-        let heads = self.profiles()?;
+        let (heads, jobs) = (self.profiles()?, self.jobs()?);
         let mut of_each: Vec<(Vec<Annotation>, u64)> = heads.iter().map(|head| (Vec::new(), head.missing)).collect();
         self.records(&heads, |position, record| {
             let (head, (said, missing)) = (&heads[position], &mut of_each[position]);
             let is_old = head.end_ns < begin_ns.saturating_sub(OLDEST_NS);
             let shift_ns = if is_old { begin_ns.saturating_sub(head.end_ns) } else { 0 };
             match record {
-                Some(record) => said.push(annotation(head, record, shift_ns)),
+                Some(record) => said.push(annotation(head, jobs.get(&head.job), record, shift_ns)),
                 None => *missing = missing.saturating_add(1),
             }
         })?;
         let mut all = Vec::new();
-        for (head, (mut said, missing)) in heads.iter().zip(of_each) {
+        for (mut said, missing) in of_each {
             // Stable sorts: records of the same time stay in their order.
             said.sort_by_key(|said| said.time_unix_nano);
             let Some(last) = said.last_mut() else { continue };
             if let Some(layer) = &mut last.layer {
                 layer.last_with_missing = Some(missing);
             }
-            let exit = (!is_known(&head.job, head.rank)).then(|| exit(last));
+            let exit = (!is_known(last)).then(|| exit(last));
             all.extend(said.into_iter().chain(exit));
         }
         all.sort_by_key(|said| said.time_unix_nano);
@@ -182,14 +182,15 @@ fn exit(record: &Annotation) -> Annotation {
     Annotation { event: EventType::Exit, kind: Kind::default(), name, step, memory, layer, ..record.clone() }
 }
 
-fn annotation(head: &Head, record: Record, shift_ns: i64) -> Annotation {
+fn annotation(head: &Head, job: Option<&JobId>, record: Record, shift_ns: i64) -> Annotation {
     let Record { name, at_ns, allocated, reserved, layer } = record;
     let memory = Memory { allocated, reserved, ..Memory::default() };
     Annotation {
         event: EventType::Mark,
         kind: Kind::Layer,
         name: Some(name),
-        job: Some(head.job.clone()),
+        job: Some(job.map_or_else(|| head.job.clone(), |job| job.name().to_string())),
+        scope: job.map(|job| job.scope().clone()),
         rank: Some(head.rank),
         world_size: None,
         gpu: None,
@@ -209,7 +210,7 @@ mod tests {
     use crate::recording::{Options, Replay, schema, write};
     use crate::source::Source as _;
     use highwater_core::clock::{Manual, SECOND_NS};
-    use highwater_core::jobs::{Limits, Sender};
+    use highwater_core::jobs::{JobId, Limits, Sender};
     use serde_json::json;
     use std::sync::Arc;
 
@@ -225,7 +226,7 @@ mod tests {
         connection.execute_batch("COMMIT").expect("committed");
         schema::close(connection).expect("closed");
         let mut file = crate::recording::rows::File::open(&path).expect("a recording");
-        let said = file.profiles_said(0, |_, _| is_known).expect("readable");
+        let said = file.profiles_said(0, |_| is_known).expect("readable");
         (said, file.skipped.count)
     }
 
@@ -320,13 +321,13 @@ mod tests {
         original.take_json(json!(said).to_string().as_bytes(), &Sender::DAEMON);
         original.take_json(step("begin", 8, profile_ns + 9).to_string().as_bytes(), &Sender::DAEMON);
         let jobs = original.jobs();
-        let profile = Arc::clone(jobs.by_name()["j"].ranks[&3].profile().expect("one"));
+        let profile = Arc::clone(jobs.by_id()[&JobId::from("j")].ranks[&3].profile().expect("one"));
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("it.sqlite");
         let file = write::File::create(&path, (1 << 20, 0o600), 0, vec!["a".into()]).expect("created");
-        file.profile(0, ("j", 3), &profile, 9).expect("written");
+        file.profile(0, (&"j".into(), 3), &profile, 9).expect("written");
         // The same number again replaces it.
-        assert_eq!(file.profile(0, ("j", 3), &profile, 9).expect("written"), 3);
+        assert_eq!(file.profile(0, (&"j".into(), 3), &profile, 9).expect("written"), 3);
         file.meta("state", "complete").expect("written");
         file.commit().expect("committed");
         file.close().expect("closed");
@@ -348,7 +349,7 @@ mod tests {
             again.take(said, &Sender::DAEMON).expect("taken");
         }
         let jobs = again.jobs();
-        let replayed = Arc::clone(jobs.by_name()["j"].ranks[&3].profile().expect("one"));
+        let replayed = Arc::clone(jobs.by_id()[&JobId::from("j")].ranks[&3].profile().expect("one"));
         assert_eq!((replayed.step, replayed.totals), (profile.step, profile.totals));
         (profile.records().collect(), replayed.records().collect())
     }
@@ -383,6 +384,6 @@ mod tests {
         schema::close(connection).expect("closed");
         let mut file = crate::recording::rows::File::open(&path).expect("a recording");
         assert_eq!(file.profiles().expect("none"), []);
-        assert_eq!(file.profiles_said(0, |_, _| false).expect("none"), []);
+        assert_eq!(file.profiles_said(0, |_| false).expect("none"), []);
     }
 }

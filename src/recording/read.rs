@@ -50,8 +50,12 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     // A value that lasts to the end of the recording is known until then.
     let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
     let known: BTreeSet<_> =
-        said.events.iter().filter_map(|said| Some((said.job.as_deref()?.to_owned(), said.rank?))).collect();
-    said.profiles = file.profiles_said(begin_ns, |job, rank| known.contains(&(job.to_owned(), rank)))?.into();
+        said.events.iter().filter_map(|said| Some((said.job.clone()?, said.scope.clone(), said.rank?))).collect();
+    let is_known = |said: &Annotation| {
+        let of = || Some((said.job.clone()?, said.scope.clone(), said.rank?));
+        of().is_some_and(|of| known.contains(&of))
+    };
+    said.profiles = file.profiles_said(begin_ns, is_known)?.into();
     if is_too_long(begin_ns, end_ns) {
         return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
     }
@@ -165,7 +169,7 @@ impl File {
     /// What jobs sent, each event with its rank's GPUs. The GPUs of a job that names none are those found when it was
     /// recorded.
     fn annotations(&mut self) -> Result<Rows, OpenError> {
-        let found = self.ranks()?;
+        let (found, jobs) = (self.ranks()?, self.jobs()?);
         let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
                      active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations ORDER BY id";
         let read = |row: &Row<'_>| {
@@ -186,7 +190,8 @@ impl File {
                 event: word::<EventType>(row, 1)?,
                 kind: word::<Kind>(row, 2)?,
                 name,
-                job: Some(job),
+                job: Some(jobs.get(&job).map_or_else(|| job.clone(), |id| id.name().to_string())),
+                scope: jobs.get(&job).map(|id| id.scope().clone()),
                 rank: Some(rank),
                 world_size: number(row, 6)?,
                 gpu: named,

@@ -57,6 +57,8 @@ CREATE TABLE xids (
     id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, gpu INTEGER NOT NULL, xid INTEGER NOT NULL, count INTEGER NOT NULL,
     last_ns INTEGER NOT NULL
 );
+-- `job` is what the other tables have: the name, or with its owner where another job has that name.
+CREATE TABLE jobs (job TEXT PRIMARY KEY, name TEXT NOT NULL, namespace TEXT, user TEXT) WITHOUT ROWID;
 CREATE TABLE annotations (
     id INTEGER PRIMARY KEY, at_ns INTEGER NOT NULL, event TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, step INTEGER, gpus TEXT, pid INTEGER,

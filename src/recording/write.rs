@@ -3,16 +3,18 @@
 //! Enters: rows, with times of the timeline. Leaves: the file, with Unix times. Invariant: all times of one file are
 //! shifted by the same amount, so that they stay as far apart as they were.
 
+use super::jobs::Texts;
 use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
 use highwater_core::detect::Finding;
 use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
-use highwater_core::jobs::{Event, Profile, Rank};
+use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ToSql, params};
 use serde::Serialize;
+use std::cell::RefCell;
 use std::path::Path;
 
 /// A whole number that the database cannot hold becomes its largest; no real one comes near.
@@ -44,7 +46,7 @@ pub(crate) struct FindingRow {
     /// The GPU that it is about.
     pub gpu_uuid: Option<String>,
     /// The job that it is about.
-    pub job: Option<String>,
+    pub job: Option<JobId>,
     /// The rank that it is about.
     pub rank: Option<u32>,
     /// Since when it holds.
@@ -72,7 +74,7 @@ impl FindingRow {
             severity: sign.severity.label().to_owned(),
             certainty: sign.certainty.label().to_owned(),
             gpu_uuid: finding.gpu.as_ref().map(|(_, uuid)| uuid.clone()),
-            job: subject.job.as_deref().map(str::to_owned),
+            job: subject.job.clone(),
             rank: subject.rank,
             begin_ns: sign.begin_ns,
             end_ns: finding.ended_ns,
@@ -90,6 +92,7 @@ pub(crate) struct File {
     connection: Connection,
     shift_ns: i64,
     uuids: Vec<String>,
+    jobs: RefCell<Texts>,
 }
 
 impl File {
@@ -100,7 +103,7 @@ impl File {
         shift_ns: i64,
         uuids: Vec<String>,
     ) -> Result<Self, schema::Trouble> {
-        Ok(Self { connection: schema::create(path, most_bytes, mode)?, shift_ns, uuids })
+        Ok(Self { connection: schema::create(path, most_bytes, mode)?, shift_ns, uuids, jobs: RefCell::default() })
     }
 
     /// The GPUs in the file, by position.
@@ -128,6 +131,17 @@ impl File {
         {
             tracing::debug!(%error, "a transaction could not be rolled back");
         }
+        self.jobs.borrow_mut().roll_back();
+    }
+
+    /// The text of a job in this file, whose table `jobs` has it from now on.
+    fn job(&self, id: &JobId) -> rusqlite::Result<String> {
+        let (job, is_new) = self.jobs.borrow_mut().of(id);
+        if is_new {
+            let row = params![job, &**id.name(), id.scope().namespace(), id.scope().user()];
+            self.put("INSERT OR REPLACE INTO jobs VALUES (?1, ?2, ?3, ?4)", row)?;
+        }
+        Ok(job)
     }
 
     /// Makes what was committed survive a power failure.
@@ -224,13 +238,14 @@ impl File {
             let value = |value| serde_json::to_value(value).unwrap_or_default();
             serde_json::Map::from_iter(all.iter().map(|(name, scalar)| (name.to_string(), value(scalar))))
         });
+        let job = self.job(&JobId::new(event.scope.clone().unwrap_or_default(), &event.job))?;
         let row: [&dyn ToSql; 18] = [
             &whole(number),
             &self.unix(event.at_ns),
             &word(&event.event),
             &word(&event.kind),
             &event.name,
-            &event.job,
+            &job,
             &event.rank,
             &event.world_size,
             &event.step.map(whole),
@@ -255,7 +270,7 @@ impl File {
         let (ended, open) = (&attributed.ended, &attributed.ended.open);
         let (begin_ns, end_ns) = (self.unix(open.begin_ns), self.unix(ended.end_ns));
         let (kind, step) = (word(&open.kind), open.step.map(whole));
-        let row = params![&*ended.job, ended.rank, kind, &*open.name, step, begin_ns, end_ns];
+        let row = params![self.job(&ended.job)?, ended.rank, kind, &*open.name, step, begin_ns, end_ns];
         self.put("INSERT INTO phases VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
         let phase = self.connection.last_insert_rowid();
         for memory in &attributed.gpus {
@@ -292,7 +307,7 @@ impl File {
     pub fn profile(
         &self,
         number: i64,
-        (job, rank): (&str, u32),
+        (job, rank): (&JobId, u32),
         profile: &Profile,
         most: usize,
     ) -> rusqlite::Result<usize> {
@@ -300,7 +315,7 @@ impl File {
         let (begin_ns, end_ns) = (self.unix(profile.begin_ns), self.unix(profile.end_ns));
         let (count, left_out) = (profile.count.min(most), profile.count.saturating_sub(most) as u64);
         let missing = whole(profile.missing.saturating_add(left_out));
-        let row = params![number, job, rank, profile.step.map(whole), begin_ns, end_ns, missing];
+        let row = params![number, self.job(job)?, rank, profile.step.map(whole), begin_ns, end_ns, missing];
         self.put("INSERT OR REPLACE INTO layer_profiles VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
         for (nth, record) in profile.records().take(count).enumerate() {
             let layer = &record.layer;
@@ -324,12 +339,13 @@ impl File {
         Ok(count)
     }
 
-    pub fn rank(&self, job: &str, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {
-        let row = params![job, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref())];
+    pub fn rank(&self, job: &JobId, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {
+        let row = params![self.job(job)?, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref())];
         self.put("INSERT OR REPLACE INTO ranks VALUES (?1, ?2, ?3, ?4, ?5)", row)
     }
 
     pub fn finding(&self, row: &FindingRow) -> rusqlite::Result<()> {
+        let job = row.job.as_ref().map(|job| self.job(job)).transpose()?;
         self.put(
             "INSERT OR REPLACE INTO findings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
             params![
@@ -338,7 +354,7 @@ impl File {
                 row.severity,
                 row.certainty,
                 row.gpu_uuid,
-                row.job,
+                job,
                 row.rank,
                 self.unix(row.begin_ns),
                 row.end_ns.map(|at_ns| self.unix(at_ns)),
@@ -350,8 +366,9 @@ impl File {
         )
     }
 
-    pub fn trigger(&self, at_ns: i64, reason: &str, of: Option<(&str, u32)>, note: &str) -> rusqlite::Result<()> {
-        let row = params![self.unix(at_ns), reason, of.map(|(job, _)| job), of.map(|(_, rank)| rank), note];
+    pub fn trigger(&self, at_ns: i64, reason: &str, of: Option<(&JobId, u32)>, note: &str) -> rusqlite::Result<()> {
+        let job = of.map(|(job, _)| self.job(job)).transpose()?;
+        let row = params![self.unix(at_ns), reason, job, of.map(|(_, rank)| rank), note];
         self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5)", row)
     }
 

@@ -123,7 +123,7 @@ fn derived(replay: &Arc<Replay>, settings: &Settings, mut spans: Spans, mut laye
     found.extend(played.detect.board().active().map(|finding| (finding.id, shown(finding))));
     layers.divide(played.profiles.iter().map(|(_, profile)| profile.count));
     for ((job, rank), profile) in &played.profiles {
-        layers.played(job, *rank, profile);
+        layers.played(&job.to_string(), *rank, profile);
     }
     spans.finish();
     let mut findings: Vec<Found> = found.into_values().collect();
@@ -150,5 +150,17 @@ fn shown(finding: &Finding) -> Found {
     let FindingRow { kind, severity, certainty, job, rank, begin_ns, end_ns, what, why, advice, .. } =
         FindingRow::of(finding);
     let gpu = finding.gpu.as_ref().map(|(index, _)| index.clone());
-    Found { kind: kind.to_owned(), severity, certainty, gpu, job, rank, begin_ns, end_ns, what, why, advice }
+    Found {
+        kind: kind.to_owned(),
+        severity,
+        certainty,
+        gpu,
+        job: job.map(|job| job.to_string()),
+        rank,
+        begin_ns,
+        end_ns,
+        what,
+        why,
+        advice,
+    }
 }

@@ -270,6 +270,7 @@ impl Timeline {
             kind,
             name: name.map(str::to_owned),
             job: Some(self.plan.job.name.clone()),
+            scope: None,
             rank: u32::try_from(rank).ok(),
             world_size: u32::try_from(self.ranks.len()).ok(),
             gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),

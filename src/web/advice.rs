@@ -3,7 +3,7 @@
 use super::Site;
 use super::api::bad_query;
 use super::json;
-use super::phases::know;
+use super::phases::find;
 use super::pieces::ROWS;
 use super::problem::Problem;
 use crate::advise::batch::{self, ATTRIBUTE, Observed, Run};
@@ -12,7 +12,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use highwater_core::jobs::{Cursor, Profile};
+use highwater_core::jobs::{Cursor, JobId, Profile};
 use highwater_core::phases::Attributed;
 use highwater_core::wire::{Kind, Scalar};
 use serde::{Deserialize, Serialize};
@@ -67,15 +67,15 @@ pub(super) async fn advice(
         let problem = format!("`checkpoints`: {most} is more than {MOST_CHECKPOINTS}");
         return Err(Problem::new(StatusCode::BAD_REQUEST, problem));
     }
-    know(&site, &job)?;
+    let id = find(&site, &job)?;
     // Thousands of layers and checkpoints take a tenth of a second: one at a time, also if the client goes away meanwhile. The
     // profile is looked up after that, or those who wait would keep many.
     let alone = site.live.alone().await;
-    let profile = profile(&site, &job, rank);
+    let profile = profile(&site, &id, rank);
     let name = job.clone();
     let advised = tokio::task::spawn_blocking(move || {
         let _alone = alone;
-        let batch = observed(&site, &name, rank).advise();
+        let batch = observed(&site, &id, rank).advise();
         let Some((rank, profile)) = profile else {
             let whose = rank.map_or_else(|| format!("job `{name}`"), |rank| format!("rank {rank} of job `{name}`"));
             let why = |problem| (StatusCode::NOT_FOUND, format!("{whose} has sent no layer profile, and {problem}"));
@@ -105,7 +105,7 @@ fn bad(problem: String) -> (StatusCode, String) {
 type Sized = (i64, u64, u64, String);
 
 /// The steps of a job that are kept, of this rank or of all.
-fn observed(site: &Site, job: &str, rank: Option<u32>) -> Observed {
+fn observed(site: &Site, job: &JobId, rank: Option<u32>) -> Observed {
     let mut steps: BTreeMap<u32, Vec<Sized>> = BTreeMap::new();
     let mut before = u64::MAX;
     loop {
@@ -149,9 +149,9 @@ fn sized(step: &Attributed) -> Option<Sized> {
 }
 
 /// The last profile of this rank, or of the one with the most activations.
-fn profile(site: &Site, job: &str, rank: Option<u32>) -> Option<(u32, Arc<Profile>)> {
+fn profile(site: &Site, job: &JobId, rank: Option<u32>) -> Option<(u32, Arc<Profile>)> {
     let jobs = site.known().ledger.open();
-    let ranks = jobs.by_name().get(job)?.ranks.iter().filter(|(number, _)| rank.is_none_or(|rank| rank == **number));
+    let ranks = jobs.by_id().get(job)?.ranks.iter().filter(|(number, _)| rank.is_none_or(|rank| rank == **number));
     let profiles = ranks.filter_map(|(number, rank)| Some((*number, Arc::clone(rank.profile()?))));
     // Of equal ones, the first rank.
     profiles.min_by_key(|(_, profile)| std::cmp::Reverse(profile.totals.activations))

@@ -211,6 +211,12 @@ pub(super) struct JobsAnswer {
 #[cfg_attr(test, derive(ToSchema))]
 struct ListedJob {
     job: String,
+    /// What the paths take where several owners have a job of this name.
+    id: String,
+    /// Of its pod, if that is known.
+    namespace: Option<String>,
+    /// Number of its user, or the network address that it sends from; `null` where the namespace is known.
+    user: Option<String>,
     ranks: Vec<ListedRank>,
 }
 
@@ -249,9 +255,12 @@ pub(super) async fn jobs(State(site): State<Site>) -> Json<JobsAnswer> {
         open: rank.open.iter().map(|open| Arc::clone(&open.name)).collect(),
         last_annotation_unix_nano: rank.last_event_ns.saturating_add(shift_ns),
     };
-    let listed = jobs
-        .by_name()
-        .iter()
-        .map(|(name, job)| ListedJob { job: name.to_string(), ranks: job.ranks.iter().map(listed_rank).collect() });
+    let listed = jobs.by_id().iter().map(|(id, job)| ListedJob {
+        job: id.name().to_string(),
+        id: id.text(),
+        namespace: id.scope().namespace().map(str::to_owned),
+        user: id.scope().user().map(str::to_owned),
+        ranks: job.ranks.iter().map(listed_rank).collect(),
+    });
     Json(JobsAnswer { jobs: listed.collect() })
 }

@@ -7,6 +7,7 @@ use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use highwater_core::detect::Finding;
+use highwater_core::jobs::{JobId, Scope};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,6 +48,10 @@ struct FindingAnswer {
     uuid: Option<String>,
     #[cfg_attr(test, schema(value_type = Option<String>))]
     job: Option<Arc<str>>,
+    /// The job as `/api/v1/jobs` has it under `id`.
+    job_id: Option<String>,
+    namespace: Option<String>,
+    user: Option<String>,
     rank: Option<u32>,
     step: Option<u64>,
     begin_unix_nano: i64,
@@ -83,6 +88,8 @@ pub(super) async fn findings(
 fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unzip();
+    let of_owner =
+        |of: fn(&Scope) -> Option<&str>| subject.job.as_ref().and_then(|job| of(job.scope())).map(str::to_owned);
     FindingAnswer {
         id: finding.id,
         finding: sign.kind.label(),
@@ -90,7 +97,10 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         certainty: sign.certainty.label(),
         gpu,
         uuid,
-        job: subject.job.clone(),
+        job: subject.job.as_ref().map(|job| Arc::clone(job.name())),
+        job_id: subject.job.as_ref().map(JobId::text),
+        namespace: of_owner(Scope::namespace),
+        user: of_owner(Scope::user),
         rank: subject.rank,
         step: sign.step,
         begin_unix_nano: sign.begin_ns + shift_ns,

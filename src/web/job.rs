@@ -3,13 +3,13 @@
 use super::Site;
 use super::api::uuids;
 use super::json;
-use super::phases::know;
+use super::phases::find;
 use super::problem::Problem;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use highwater_core::detect::Ratios;
 use highwater_core::histogram::Durations;
-use highwater_core::jobs::Rank;
+use highwater_core::jobs::{JobId, Rank};
 use highwater_core::phases::{PhaseStats, RankStats};
 use serde::Serialize;
 use std::sync::Arc;
@@ -21,6 +21,12 @@ use utoipa::ToSchema;
 #[cfg_attr(test, derive(ToSchema))]
 pub(super) struct JobAnswer {
     job: String,
+    /// What the paths take where several owners have a job of this name.
+    id: String,
+    /// Of its pod, if that is known.
+    namespace: Option<String>,
+    /// Number of its user, or the network address that it sends from; `null` where the namespace is known.
+    user: Option<String>,
     ranks: Vec<RankAnswer>,
 }
 
@@ -125,12 +131,12 @@ impl PhaseAnswer {
 
 /// One job, with the statistics of its ranks.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs", params(("job" = String, Path, description = "Its name.")),
-    responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body))))]
+    responses((status = 200, body = JobAnswer), (status = 404, description = "No such job is known.", body = super::problem::Body),
+        (status = 409, description = "Several owners have a job of this name.", body = super::problem::Body))))]
 pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> Result<Response, Problem> {
-    know(&site, &name)?;
-    let mut ranks = open_ranks(&site, &name);
-    let job: Arc<str> = name.as_str().into();
-    let key = |rank: &RankAnswer| (Arc::clone(&job), rank.rank);
+    let id = find(&site, &name)?;
+    let mut ranks = open_ranks(&site, &id);
+    let key = |rank: &RankAnswer| (id.clone(), rank.rank);
     let board = site.known().findings.board();
     for rank in &mut ranks {
         rank.ratios = board.ratios().get(&key(rank)).map(RatiosAnswer::of).unwrap_or_default();
@@ -143,12 +149,14 @@ pub(super) async fn job(State(site): State<Site>, Path(name): Path<String>) -> R
         }
     }
     drop(log);
+    let [namespace, user] = [id.scope().namespace(), id.scope().user()].map(|text| text.map(str::to_owned));
+    let answer = JobAnswer { job: id.name().to_string(), id: id.text(), namespace, user, ranks };
     // Two thousand phases are most of a megabyte.
-    Ok(site.answers.0.keep(json::line(&JobAnswer { job: name, ranks })?).response(json::TYPE))
+    Ok(site.answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
 
 /// The job's ranks without their statistics, which are under another lock.
-fn open_ranks(site: &Site, name: &str) -> Vec<RankAnswer> {
+fn open_ranks(site: &Site, id: &JobId) -> Vec<RankAnswer> {
     let node = site.known().slot.node();
     let shift_ns = site.known().unix_shift_ns();
     let answer = |(number, rank): (&u32, &Rank)| RankAnswer {
@@ -170,7 +178,7 @@ fn open_ranks(site: &Site, name: &str) -> Vec<RankAnswer> {
         phases: Vec::new(),
     };
     let jobs = site.known().ledger.open();
-    jobs.by_name().get(name).map(|job| job.ranks.iter().map(answer).collect()).unwrap_or_default()
+    jobs.by_id().get(id).map(|job| job.ranks.iter().map(answer).collect()).unwrap_or_default()
 }
 
 impl RankAnswer {

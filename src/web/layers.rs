@@ -3,13 +3,14 @@
 
 use super::Site;
 use super::api::bad_query;
-use super::phases::know;
+use super::phases::find;
 use super::pieces::{self, Page, ROWS, Rows};
 use super::problem::Problem;
 use super::profiles;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
+use highwater_core::jobs::JobId;
 use highwater_core::phases::{LayerStats, Log};
 use serde::{Deserialize, Serialize};
 use std::ops::Bound;
@@ -41,23 +42,23 @@ pub(super) struct LayersAnswer<'a> {
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/layers", tag = "jobs",
     params(("job" = String, Path, description = "Its name."), LayersQuery),
     responses((status = 200, body = LayersAnswer), (status = 400, body = super::problem::Body),
-        (status = 404, description = "No such job is known.", body = super::problem::Body))))]
+        (status = 404, description = "No such job is known.", body = super::problem::Body),
+        (status = 409, description = "Several owners have a job of this name.", body = super::problem::Body))))]
 pub(super) async fn layers(
     State(site): State<Site>,
     Path(job): Path<String>,
     query: Result<Query<LayersQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(LayersQuery { rank }) = query.map_err(bad_query)?;
-    know(&site, &job)?;
-    let name: Arc<str> = job.as_str().into();
-    let profiles = profiles::Left::new(site.clone(), Arc::clone(&name), rank);
-    let layers = Left { job: name, site, rank, after: None };
+    let id = find(&site, &job)?;
+    let profiles = profiles::Left::new(site.clone(), id.clone(), rank);
+    let layers = Left { job: id, site, rank, after: None };
     Ok(pieces::lists(&job, ("layers", layers), ("profiles", profiles)))
 }
 
 struct Left {
     site: Site,
-    job: Arc<str>,
+    job: JobId,
     rank: Option<u32>,
     /// The rank and the name of the last row.
     after: Option<(u32, Arc<str>)>,
@@ -80,13 +81,13 @@ impl Page for Left {
 /// Layers of a job, or of one rank of it, after this one.
 fn of_job<'a>(
     log: &'a Log,
-    job: &'a str,
+    job: &'a JobId,
     only: Option<u32>,
     after: Option<&'a (u32, Arc<str>)>,
 ) -> impl Iterator<Item = (u32, &'a Arc<str>, &'a LayerStats)> {
     let first = after.map_or(0, |(rank, _)| *rank);
     let is_asked_for = move |rank: u32| rank >= first && only.is_none_or(|only| only == rank);
-    let ranks = log.ranks().filter(move |((of, rank), _)| &**of == job && is_asked_for(*rank));
+    let ranks = log.ranks().filter(move |((of, rank), _)| of == job && is_asked_for(*rank));
     ranks.flat_map(move |((_, rank), stats)| {
         let begun = after.filter(|(of, _)| of == rank);
         let from = begun.map_or(Bound::Unbounded, |(_, name)| Bound::Excluded(Arc::clone(name)));

@@ -9,11 +9,12 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use highwater_core::jobs::Attributes;
+use highwater_core::jobs::{Attributes, JobId};
 use highwater_core::phases::{Attributed, PhaseMemory, THRESHOLDS};
 use highwater_core::wire::{Kind, Memory, Scalar};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 #[cfg(test)]
 use utoipa::{IntoParams, ToSchema};
@@ -44,30 +45,41 @@ pub(super) struct PhasesAnswer<'a> {
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/jobs/{job}/phases", tag = "jobs",
     params(("job" = String, Path, description = "Its name."), PhasesQuery),
     responses((status = 200, body = PhasesAnswer), (status = 400, body = super::problem::Body),
-        (status = 404, description = "No such job is known.", body = super::problem::Body))))]
+        (status = 404, description = "No such job is known.", body = super::problem::Body),
+        (status = 409, description = "Several owners have a job of this name.", body = super::problem::Body))))]
 pub(super) async fn phases(
     State(site): State<Site>,
     Path(job): Path<String>,
     query: Result<Query<PhasesQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query.map_err(bad_query)?;
-    know(&site, &job)?;
-    let left = Left { site, before: u64::MAX, left: query.limit.unwrap_or(PHASES), job };
-    Ok(pieces::list(&left.job.clone(), "phases", left))
+    let id = find(&site, &job)?;
+    let left = Left { site, before: u64::MAX, left: query.limit.unwrap_or(PHASES), job: id };
+    Ok(pieces::list(&job, "phases", left))
 }
 
-/// Refuses a job that is unknown.
-pub(super) fn know(site: &Site, job: &str) -> Result<(), Problem> {
+/// The job that a reader means: by its name, or with its owner before it.
+///
+/// # Errors
+/// None is known, or several owners have a job of this name.
+pub(super) fn find(site: &Site, job: &str) -> Result<JobId, Problem> {
     let ledger = &site.known().ledger;
-    if !ledger.open().by_name().contains_key(job) && !ledger.ended().has_job(job) {
-        return Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` is known")));
+    let open = ledger.open().by_id().keys().filter(|id| id.is_meant_by(job)).cloned().collect::<BTreeSet<_>>();
+    let known: Vec<JobId> = open.union(&ledger.ended().jobs_meant_by(job)).cloned().collect();
+    match known.as_slice() {
+        [] => Err(Problem::new(StatusCode::NOT_FOUND, format!("no job `{job}` is known"))),
+        [id] => Ok(id.clone()),
+        several => {
+            let ids = several.iter().map(|id| format!("`{}`", id.text())).collect::<Vec<_>>().join(", ");
+            let problem = format!("several owners have a job `{job}`: name one of {ids}, with / written as %2F");
+            Err(Problem::new(StatusCode::CONFLICT, problem))
+        }
     }
-    Ok(())
 }
 
 struct Left {
     site: Site,
-    job: String,
+    job: JobId,
     /// Only phases with lower numbers are left.
     before: u64,
     left: usize,

@@ -7,7 +7,7 @@
 
 use super::Site;
 use super::pieces::{Page, ROWS, Rows};
-use highwater_core::jobs::{Cursor, Profile, Record, Top, Totals};
+use highwater_core::jobs::{Cursor, JobId, Profile, Record, Top, Totals};
 use highwater_core::wire::Direction;
 use serde::Serialize;
 use std::sync::{Arc, Weak};
@@ -133,7 +133,7 @@ impl<'a> Row<'a> {
 /// The profiles that are still to be written.
 pub(super) struct Left {
     site: Site,
-    job: Arc<str>,
+    job: JobId,
     /// The ranks that are left.
     ranks: std::ops::RangeInclusive<u32>,
     /// The profile that is being written, and where. It is not kept for a client that does not read.
@@ -141,7 +141,7 @@ pub(super) struct Left {
 }
 
 impl Left {
-    pub fn new(site: Site, job: Arc<str>, rank: Option<u32>) -> Self {
+    pub fn new(site: Site, job: JobId, rank: Option<u32>) -> Self {
         let ranks = rank.map_or(0..=u32::MAX, |rank| rank..=rank);
         Self { site, job, ranks, begun: None }
     }
@@ -149,7 +149,7 @@ impl Left {
     /// The next rank that has a profile.
     fn find(&mut self) -> Option<(u32, Arc<Profile>)> {
         let jobs = self.site.known().ledger.open();
-        let ranks = jobs.by_name().get(&self.job).filter(|_| !self.ranks.is_empty())?.ranks.range(self.ranks.clone());
+        let ranks = jobs.by_id().get(&self.job).filter(|_| !self.ranks.is_empty())?.ranks.range(self.ranks.clone());
         let found = ranks.filter_map(|(number, rank)| Some((*number, Arc::clone(rank.profile()?)))).next();
         let after = found.as_ref().and_then(|(number, _)| number.checked_add(1));
         #[allow(clippy::reversed_empty_ranges, reason = "no rank is left")]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn held(site: &Site) -> usize {
-        Arc::strong_count(site.intake.jobs().by_name()["j"].ranks[&2].profile().expect("one"))
+        Arc::strong_count(site.intake.jobs().by_id()[&JobId::from("j")].ranks[&2].profile().expect("one"))
     }
 
     #[tokio::test]

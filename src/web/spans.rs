@@ -6,7 +6,8 @@
 use super::api::uuids;
 use crate::known::Known;
 use crate::node::Node;
-use highwater_core::phases::Span;
+use highwater_core::jobs::JobId;
+use highwater_core::phases::{RankKey, Span};
 use highwater_core::wire::Kind;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ use utoipa::ToSchema;
 pub(super) struct RankSpans {
     #[cfg_attr(test, schema(value_type = String))]
     job: Arc<str>,
+    /// The job as `/api/v1/jobs` has it under `id`.
+    id: String,
     rank: u32,
     /// UUIDs of its GPUs, as far as they are known.
     gpus: Vec<String>,
@@ -61,12 +64,12 @@ struct OpenSpan {
 }
 
 /// Ranks in their order.
-pub(super) type Ranks = BTreeMap<(Arc<str>, u32), RankSpans>;
+pub(super) type Ranks = BTreeMap<RankKey, RankSpans>;
 
 /// All ranks that are known now, with what they have open. `base_ns` is on the current timeline.
 pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
     let jobs = known.ledger.open();
-    let of_rank = |(job, number, rank): (&Arc<str>, u32, &highwater_core::jobs::Rank)| {
+    let of_rank = |(job, number, rank): (&JobId, u32, &highwater_core::jobs::Rank)| {
         // Layers have no place in the lanes: there may be thousands in a step.
         let open = rank.open.iter().filter(|open| open.kind != Kind::Layer).map(|open| OpenSpan {
             kind: open.kind,
@@ -75,22 +78,24 @@ pub(super) fn open(known: &Known, node: Option<&Node>, base_ns: i64) -> Ranks {
             begin_us: open.begin_ns.saturating_sub(base_ns) / 1_000,
         });
         let spans = RankSpans {
-            job: Arc::clone(job),
+            job: Arc::clone(job.name()),
+            id: job.text(),
             rank: number,
             gpus: uuids(node, rank),
             step: rank.step,
             spans: Vec::new(),
             open: open.collect(),
         };
-        ((Arc::clone(job), number), spans)
+        ((job.clone(), number), spans)
     };
     jobs.ranks().map(of_rank).collect()
 }
 
 /// Adds a step or phase that has ended to its rank. A rank that is no longer known gets a row of its own.
 pub(super) fn add(ranks: &mut Ranks, span: Span, base_ns: i64) {
-    let rank = ranks.entry((Arc::clone(&span.job), span.rank)).or_insert_with(|| RankSpans {
-        job: Arc::clone(&span.job),
+    let rank = ranks.entry((span.job.clone(), span.rank)).or_insert_with(|| RankSpans {
+        job: Arc::clone(span.job.name()),
+        id: span.job.text(),
         rank: span.rank,
         gpus: Vec::new(),
         step: None,

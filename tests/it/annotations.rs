@@ -46,7 +46,7 @@ fn value_of(metrics: &str, sample: &str) -> Option<f64> {
 fn wait_for(daemon: &Daemon, sample: &str, least: f64) {
     let begun = Instant::now();
     loop {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         let value = value_of(&metrics, sample);
         if value.is_some_and(|value| value >= least) {
             return;
@@ -64,7 +64,7 @@ fn joined(metrics: &str) -> Option<f64> {
 
 /// Waits until this many phases have been joined with memory.
 fn wait_for_joined(daemon: &Daemon, least: f64) {
-    eventually(COUNTED_WITHIN, "phases with memory", || (joined(&daemon.get("/metrics"))? >= least).then_some(()));
+    eventually(COUNTED_WITHIN, "phases with memory", || (joined(&daemon.metrics())? >= least).then_some(()));
 }
 
 /// The refusal of a bad event in a batch whose other events are good.
@@ -98,7 +98,7 @@ fn a_phase_over_http_has_its_memory_and_duration() {
         whole.next().cloned()
     });
     assert_eq!((&phase["phase"], &phase["rank"]), (&json!("forward"), &json!(0)));
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     assert!(value_of(&metrics, "highwater_phases_total{outcome=\"attributed\"}") >= Some(1.0), "{metrics}");
     let (begin_ns, end_ns) = (phase["begin_unix_nano"].as_i64().unwrap(), phase["end_unix_nano"].as_i64().unwrap());
     assert!(begun <= begin_ns && begin_ns <= end_ns && end_ns <= now_ns(), "{phase}");
@@ -120,7 +120,7 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
     socket.send_to(b"not json", daemon.socket()).expect("the socket is there");
     wait_for_joined(&daemon, 2.0);
     wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 1.0);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     for line in [
         "highwater_job_step{job=\"story\",rank=\"3\"} 7",
         "highwater_job_steps_total{job=\"story\",rank=\"3\"} 1",
@@ -153,14 +153,14 @@ fn the_readmes_python_is_taken_word_for_word() {
         .spawn()
         .expect("python3");
     wait_for_joined(&daemon, 3.0);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 0"), "{metrics}");
-    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",world_size=\"\",gpu=\"0\""), "{metrics}");
+    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",gpu=\"0\""), "{metrics}");
     drop(job.stdin.take());
     assert!(job.wait().expect("it ends").success());
     // The first may come before the process's environment has been read.
     eventually(COUNTED_WITHIN, "all six events", || {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         let count = |outcome| value_of(&metrics, &format!("highwater_annotations_total{{outcome=\"{outcome}\"}}"));
         (count("accepted")? + count("accepted_without_gpu")? > 5.5).then_some(())
     });
@@ -294,7 +294,7 @@ fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
         "time_unix_nano": profile["end_unix_nano"]});
     assert_eq!(records[499], last);
     assert_eq!(daemon.ask("/api/v1/jobs/story/layers?rank=x").0, 400);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let has = |line: &str| assert!(metrics.lines().any(|other| other == line), "{line}\n{metrics}");
     has("highwater_job_profile_layers{job=\"story\",rank=\"2\"} 250");
     has("highwater_job_profile_activation_bytes{job=\"story\",rank=\"2\"} 31125");
@@ -376,7 +376,7 @@ fn a_gpu_named_a_thousand_times_counts_once() {
     let mut event = begin("forward");
     event["gpu"] = json!(vec![0; 1000]);
     assert_eq!(post(&daemon, &event).0, 200);
-    let infos = daemon.get("/metrics").lines().filter(|line| line.starts_with("highwater_job_info{")).count();
+    let infos = daemon.metrics().lines().filter(|line| line.starts_with("highwater_job_info{")).count();
     assert_eq!(infos, 1);
 }
 
@@ -393,7 +393,7 @@ fn without_a_driver_jobs_come_and_go_all_the_same() {
     assert_eq!(post(&daemon, &json!([event("begin"), event("end"), event("begin")])).0, 200);
     wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
     wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
-    assert!(!daemon.get("/metrics").contains("job=\"story\""));
+    assert!(!daemon.metrics().contains("job=\"story\""));
 }
 
 #[test]
@@ -428,7 +428,7 @@ fn a_silent_job_is_forgotten() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "annotations.silence=1s"]);
     assert_eq!(post(&daemon, &begin("forward")).0, 200);
     wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
-    assert!(!daemon.get("/metrics").contains("job=\"story\""));
+    assert!(!daemon.metrics().contains("job=\"story\""));
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn a_job_without_a_gpu_has_times_and_no_memory() {
     let event = |event: &str| json!({"event": event, "name": "forward", "job": "story"});
     assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
     wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     assert!(metrics.contains("highwater_annotations_total{outcome=\"accepted_without_gpu\"} 2"));
     assert!(metrics.contains("highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"} 1"));
     assert!(!metrics.contains("highwater_phase_memory_peak_bytes{job=\"story\""));
@@ -449,7 +449,7 @@ fn visible_devices_and_local_rank_find_the_gpu() {
     let attributes = json!({"CUDA_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": 1});
     let event = |event: &str| json!({"event": event, "name": "x", "job": "story", "attributes": attributes});
     assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let info =
         metrics.lines().find(|line| line.starts_with("highwater_job_info{job=\"story\"")).expect("the job is known");
     assert!(info.contains("gpu=\"3\""), "{info}");
@@ -483,7 +483,7 @@ fn ten_thousand_job_names_of_one_user_take_half_the_places() {
             (0..1000).map(|n| json!({"event": "begin", "name": "x", "job": format!("job-{batch}-{n}")})).collect();
         post(&daemon, &json!(events));
     }
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let jobs = metrics.lines().filter(|line| line.starts_with("highwater_job_info{")).count();
     assert_eq!(jobs, 64);
     assert!(metrics.contains("highwater_annotations_total{outcome=\"too_many_jobs\"} 9937"), "the rest is counted");

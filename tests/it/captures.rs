@@ -52,7 +52,7 @@ fn number(program: &Path, file: &Path, sql: &str) -> i64 {
 }
 
 fn count(daemon: &Daemon, metric: &str) -> f64 {
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let value = metrics.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
     value.unwrap_or_else(|| panic!("no {metric}"))
 }
@@ -71,7 +71,7 @@ fn a_capture_that_is_asked_for_holds_every_sample_of_its_interval() {
     let folder = tempfile::tempdir().expect("a folder");
     // Without detection, since a finding would begin or extend a capture.
     let daemon = Daemon::start(&["serve", "--source", "sim", "--set", "detect.enabled=false"]);
-    eventually(WITHIN, "steps", || daemon.get("/metrics").contains("highwater_job_steps_total").then_some(()));
+    eventually(WITHIN, "steps", || daemon.metrics().contains("highwater_job_steps_total").then_some(()));
     let (status, answer) =
         daemon.post("/api/v1/captures", &json!({"seconds_before": 5, "seconds_after": 1.5, "note": "a story"}));
     assert_eq!(status, 202, "{answer}");

@@ -45,7 +45,7 @@ fn probes_are_answered_among_520_idle_connections() {
     let address = daemon.address().to_owned();
     let mut idle: Vec<_> = (0..520).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
     probe(&[(&address, "/healthz"), (&address, "/metrics")], "520 idle connections");
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let evicted = metric(&metrics, r#"highwater_http_connections_total{listener="http",outcome="evicted"}"#);
     // 520 and those of the probes, less the 256 slots, and less those that were closed after their answer.
     assert!(evicted >= 520 - 256, "{evicted}");
@@ -85,7 +85,7 @@ fn probes_are_answered_among_ten_thousand_bad_clients() {
     let among = format!("{} clients that are idle, stop in a head, drip, or hold a body open", crowd.size);
     probe(&[(&address, "/healthz"), (&address, "/metrics")], &among);
     probe(&[(&health, "/healthz"), (&health, "/readyz")], &format!("{among}, at the health listener"));
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let open = metric(&metrics, r#"highwater_http_open_connections{listener="http"}"#);
     assert!(open <= 257, "{open}");
     assert_eq!(metric(&metrics, r#"highwater_http_accept_failures_total{listener="http"}"#), 0);
@@ -112,7 +112,7 @@ fn the_health_listener_serves_probes_alone_and_gives_way_likewise() {
 #[test]
 fn it_serves_when_it_has_no_file_descriptors_left() {
     let daemon = Daemon::start_limited(&["serve", "--source", "sim"], 64).ready();
-    let open = metric(&daemon.get("/metrics"), "process_open_fds");
+    let open = metric(&daemon.metrics(), "process_open_fds");
     drop(daemon);
     // The count itself took two descriptors, so there is room for two connections, while there are slots for four.
     let daemon = Daemon::start_limited(&["serve", "--source", "sim"], open);
@@ -120,7 +120,7 @@ fn it_serves_when_it_has_no_file_descriptors_left() {
     let _idle: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
     probe(&[(&address, "/healthz")], "20 idle connections with no descriptors left");
     eventually(Duration::from_secs(20), "a failure that is counted", || {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         (metric(&metrics, r#"highwater_http_accept_failures_total{listener="http"}"#) > 0).then_some(())
     });
     let log = daemon.printed();
@@ -142,5 +142,5 @@ fn a_request_that_is_begun_and_never_finished_is_cut_off() {
     let read = read_once(&mut stream, &mut answered);
     assert!(matches!(read, Ok(0)) || read.as_ref().is_err_and(is_reset), "{read:?}");
     let ended = r#"highwater_http_connections_total{listener="http",outcome="timed_out"}"#;
-    assert_eq!(metric(&daemon.get("/metrics"), ended), 1);
+    assert_eq!(metric(&daemon.metrics(), ended), 1);
 }

@@ -85,6 +85,12 @@ impl Daemon {
         socket_in(self.directory.path())
     }
 
+    /// The metrics as a scraper gets them, without the label `user` of the user of this test, as whom its jobs send.
+    pub fn metrics(&self) -> String {
+        let own = format!(",user=\"{}\"", rustix::process::getuid().as_raw());
+        self.get("/metrics").replace(&own, "")
+    }
+
     /// The body at `path`; panics unless the status is 200.
     pub fn get(&self, path: &str) -> String {
         let (status, body) = self.ask(path);
@@ -118,9 +124,14 @@ impl Daemon {
     }
 }
 
+/// Where programs that the tests start look for a daemon that they were not told of: nowhere.
+pub const NO_DAEMON: &str = "/nonexistent";
+
 /// The program, with none of its settings in the environment.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_highwater"));
+    // A daemon of this machine is none of the tests' business, nor are they of its.
+    command.env("RUNTIME_DIRECTORY", NO_DAEMON);
     let settings = std::env::vars_os().map(|(name, _)| name);
     for name in
         settings.filter(|name| name.to_str().is_some_and(|n| n.starts_with("HIGHWATER_") || n.starts_with("OTEL_")))

@@ -355,7 +355,7 @@ fn capture(folder: &TempDir) {
     let captures = format!("captures.directory={}", folder.path().join("captures").display());
     let daemon = Daemon::start(&["serve", "--source", "sim:demo", "--set", &captures]).ready();
     eventually(SOON, "phases", || {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         let counted =
             metrics.lines().find_map(|line| line.strip_prefix("highwater_phases_total{outcome=\"attributed\"} "));
         (counted?.parse::<f64>().expect("a number") >= 20.0).then_some(())
@@ -448,11 +448,7 @@ fn an_annotation_of_a_recording_is_taken_as_shown() {
     let source = format!("replay:{}", folder.path().display());
     let daemon = Daemon::start(&["serve", "--source", &source, "--replay-speed", "max"]);
     eventually(SOON, "the end", || daemon.printed().contains("the recording has ended").then_some(()));
-    assert!(
-        daemon.get("/metrics").contains("highwater_annotations_total{outcome=\"accepted\"} 1"),
-        "{}",
-        daemon.printed()
-    );
+    assert!(daemon.metrics().contains("highwater_annotations_total{outcome=\"accepted\"} 1"), "{}", daemon.printed());
     assert!(!daemon.printed().contains("skipped") && !daemon.printed().contains("refused"), "{}", daemon.printed());
 }
 

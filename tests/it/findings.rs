@@ -161,7 +161,7 @@ fn a_finding_has_its_words_its_numbers_and_its_series() {
         assert!(thrash[words].as_str().is_some_and(|text| text.len() > 40), "{words}");
     }
     assert!(daemon.printed().contains("ran out of memory and flushed its cache in step 2"));
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     for line in [
         "highwater_findings_total{finding=\"allocator_thrash\"} 3",
         "highwater_findings_total{finding=\"straggler\"} 3",

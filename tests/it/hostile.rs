@@ -83,7 +83,7 @@ fn other_user() -> Option<u32> {
 }
 
 fn count(daemon: &Daemon, sample: &str) -> f64 {
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     metrics.lines().find_map(|line| line.strip_prefix(sample)?.trim().parse().ok()).unwrap_or(0.0)
 }
 
@@ -127,7 +127,7 @@ fn a_body_of_nonsense_costs_neither_memory_nor_a_scrape() {
         let mut slowest = Duration::ZERO;
         while !posts.iter().all(std::thread::JoinHandle::is_finished) {
             let begun = Instant::now();
-            daemon.get("/metrics");
+            daemon.metrics();
             slowest = slowest.max(begun.elapsed());
         }
         println!("{}…: slowest scrape {slowest:?}", &body[..6]);
@@ -159,7 +159,7 @@ fn bodies_that_stall_cost_next_to_nothing() {
         let stalled: Vec<_> =
             (0..255).map(|_| stall(&daemon, 1 << 20, &body.as_bytes()[..body.len().min((1 << 20) - 1)])).collect();
         assert_eq!(daemon.ask("/healthz").0, 200);
-        daemon.get("/metrics");
+        daemon.metrics();
         drop(stalled);
     }
     check_peak(&daemon, "2 × 255 stalled bodies of 1 MiB");
@@ -202,7 +202,7 @@ fn series_at_their_bound_and_readers_that_take_nothing_stay_within_memory() {
     // A phase gets its series once its memory is known.
     let is_active = |line: &&str| line.starts_with("highwater_phase_active{");
     let text = eventually(Duration::from_secs(20), "half of the series, for one user", || {
-        let text = daemon.get("/metrics");
+        let text = daemon.metrics();
         let series = text.lines().filter(is_active).count();
         assert!(series <= 1_024, "{series}");
         (series == 1_024).then_some(text)

@@ -204,7 +204,7 @@ fn an_index_of_a_sender_whose_container_is_not_known_shows_nothing() {
     let entry = |devices: &str| json!({"event": "begin", "name": "forward", "job": "far", "attributes": {"CUDA_VISIBLE_DEVICES": devices}});
     post(&daemon, &entry("0"));
     let without = || {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         let line = metrics.lines().find(|line| line.contains("accepted_without_gpu")).map(str::to_owned);
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
     };

@@ -65,7 +65,7 @@ fn the_activations_of_resnet50_are_what_its_recording_has() {
     let activations: u64 = forward.map(|record| record["activations"].as_u64().expect("a number")).sum();
     assert_eq!(activations, ACTIVATIONS);
     assert_eq!(listed["profiles"][0]["totals"]["activation_bytes"], json!(ACTIVATIONS));
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     for expected in [
         format!("highwater_job_profile_activation_bytes{{job=\"resnet50\",rank=\"0\"}} {ACTIVATIONS}"),
         "highwater_job_profile_allocated_max_bytes{job=\"resnet50\",rank=\"0\"} 1588135936".to_owned(),
@@ -166,7 +166,7 @@ fn all_gathers_have_a_graph_and_another_rank_can_be_chosen() {
     let daemon = Daemon::start(&["demo"]).ready();
     let profiled = ["moe-tight\",rank=\"0", "moe-tight\",rank=\"1", "llama-ddp\",rank=\"0"];
     eventually(SOON, "profiles", || {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         profiled
             .iter()
             .all(|rank| metrics.contains(&format!("highwater_job_profile_step{{job=\"{rank}\"")))

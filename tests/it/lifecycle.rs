@@ -15,7 +15,7 @@ fn without_a_driver_it_says_so_and_serves() {
     let daemon = Daemon::start(&["serve", "--nvml-library", "/nonexistent/libnvidia-ml.so.1"]);
     let begun = Instant::now();
     let metrics = loop {
-        let metrics = daemon.get("/metrics");
+        let metrics = daemon.metrics();
         if metrics.contains("highwater_source_error") || begun.elapsed() > Duration::from_secs(20) {
             break metrics;
         }
@@ -43,7 +43,7 @@ fn it_is_not_ready_while_no_gpu_answers() {
     let daemon = Daemon::start(&["serve", "--nvml-library", &library]).ready();
     let is_down = |gpu: u32| {
         let sample = format!("highwater_gpu_up{{gpu=\"{gpu}\"");
-        daemon.get("/metrics").lines().any(|line| line.starts_with(&sample) && line.ends_with(" 0"))
+        daemon.metrics().lines().any(|line| line.starts_with(&sample) && line.ends_with(" 0"))
     };
     fake.put(&gpus([false, true]));
     eventually(SOON, "the loss of one", || is_down(1).then_some(()));
@@ -84,7 +84,7 @@ fn it_goes_on_when_nobody_reads_its_log_any_more() {
 #[test]
 fn sigterm_ends_it_within_two_seconds() {
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
-    daemon.get("/metrics");
+    daemon.metrics();
     let socket = daemon.socket();
     assert!(socket.exists());
     let (status, took) = daemon.stop();

@@ -141,7 +141,7 @@ fn clients_that_do_not_read_hold_up_nobody() {
     for _ in 0..12 {
         assert!(client.next().expect("an event")["base_unix_nano"].as_i64() > begun);
     }
-    assert!(daemon.get("/metrics").contains("highwater_sampler_ticks_taken_total"));
+    assert!(daemon.metrics().contains("highwater_sampler_ticks_taken_total"));
     drop(stalled);
 }
 

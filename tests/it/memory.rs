@@ -13,7 +13,7 @@ const SCENARIO: &str = include_str!("../../benches/gpu/resident.toml");
 
 /// The parts by name, and the resident memory of the same scrape, bytes.
 fn parts(daemon: &Daemon) -> (BTreeMap<String, f64>, f64) {
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let part = |line: &str| {
         let (part, bytes) = line.strip_prefix("highwater_memory_bytes{part=\"")?.split_once("\"} ")?;
         Some((part.to_owned(), bytes.parse::<f64>().expect("a number")))

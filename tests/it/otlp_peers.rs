@@ -100,7 +100,7 @@ fn exposition(text: &str) -> Exposition {
 /// The result of a scrape once the node of [`RESTING`] is at rest.
 fn rested(daemon: &Daemon) -> Exposition {
     eventually(DELIVERED_WITHIN, "the checkpoint of both ranks", || {
-        let scraped = exposition(&daemon.get("/metrics"));
+        let scraped = exposition(&daemon.metrics());
         let resting = scraped.iter().filter(|((name, labels), value)| {
             name == "highwater_phase_active" && labels["phase"] == "checkpoint" && **value == 1.0
         });
@@ -120,13 +120,13 @@ fn own(daemon: &Daemon, sample: &str) -> f64 {
 
 /// One of the daemon's own samples, if it is exported.
 fn own_if_there(daemon: &Daemon, sample: &str) -> Option<f64> {
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
     Some(line.parse().expect("a number"))
 }
 
 fn nothing_was_refused(daemon: &Daemon) {
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let lost: Vec<&str> = metrics
         .lines()
         .filter(|line| line.starts_with("highwater_otlp_dropped_total{") || line.contains("outcome=\"refused\""))

@@ -151,7 +151,7 @@ fn promtool_finds_nothing_to_say() {
         }
         let daemon = Daemon::start(&arguments);
         let exposition = eventually(DATA_WITHIN, "metrics", || {
-            let text = daemon.get("/metrics");
+            let text = daemon.metrics();
             (source == "nvml" || text.contains("highwater_phase_memory_peak_bytes{")).then_some(text)
         });
         let mut check = Command::new(&promtool);

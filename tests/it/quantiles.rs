@@ -127,7 +127,7 @@ fn classic_series_are_there_beside_native_ones_if_they_are_wanted() {
     }
     // As many as the text has: an older rule finds what it found.
     let buckets = prometheus.query(&format!("highwater_job_step_duration_seconds_bucket{job}"));
-    let lines = daemon.get("/metrics");
+    let lines = daemon.metrics();
     let lines =
         lines.lines().filter(|line| line.starts_with("highwater_job_step_duration_seconds_bucket{job=\"spread\""));
     assert_eq!(buckets.len(), lines.count());
@@ -201,7 +201,7 @@ fn send(daemon: &Daemon, begin_ns: i64, first: usize) {
     let (status, answer) = daemon.post("/api/v1/annotations", &Value::from(events));
     assert_eq!(status, 200, "{answer}");
     let counted = format!("highwater_job_step_duration_seconds_count{{job=\"spread\",rank=\"0\"}} {}", first + STEPS);
-    eventually(DATA_WITHIN, &counted, || daemon.get("/metrics").contains(&counted).then_some(()));
+    eventually(DATA_WITHIN, &counted, || daemon.metrics().contains(&counted).then_some(()));
 }
 
 /// Durations in the API of those steps of a job that `is_wanted` by rank and place among the rank's steps, seconds, in

@@ -132,7 +132,7 @@ fn what_the_recording_does_not_have_is_not_exported() {
     let (daemon, answer) = replayed(&["--replay-speed", "max"], 580 * 6);
     let newest = &answer["phases"][0];
     assert_eq!(newest["gpus"][0]["energy_joules"], Value::Null);
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     for absent in ["highwater_nvml_", "highwater_gpu_memory_total_bytes", "highwater_gpu_power_watts", "sampler_ticks"]
     {
         assert!(!metrics.lines().any(|line| line.contains(absent)), "{absent} is exported for a replay");

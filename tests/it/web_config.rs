@@ -293,7 +293,7 @@ fn annotations_are_taken_at_their_own_listener_alone() {
     for path in ["/metrics", "/healthz", "/api/v1/jobs"] {
         assert_eq!(answer(agent().get(url(path)).call(), path).0, 404, "{path}");
     }
-    assert!(daemon.get("/metrics").contains(r#"highwater_http_open_connections{listener="annotations"}"#));
+    assert!(daemon.metrics().contains(r#"highwater_http_open_connections{listener="annotations"}"#));
 }
 
 /// At startup and with `--check-config` alike.

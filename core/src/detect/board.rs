@@ -6,9 +6,9 @@
 use super::Ratios;
 use super::finding::{Finding, Kind, Sign};
 use crate::clock::SECOND_NS;
+use crate::jobs::JobId;
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 /// Findings that go on at a time; further ones are counted and not kept.
 const MOST_ACTIVE: usize = 256;
@@ -27,7 +27,7 @@ pub struct Board {
 }
 
 /// A GPU goes by its UUID: after the driver was opened again its position may be another's.
-type Key = (Kind, Option<String>, Option<Arc<str>>, Option<u32>, Option<u64>);
+type Key = (Kind, Option<String>, Option<JobId>, Option<u32>, Option<u64>);
 
 /// What one turn changed.
 #[derive(Debug, Default, Clone, PartialEq)]

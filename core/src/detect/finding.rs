@@ -3,9 +3,9 @@
 //! Enters: nothing; this is the vocabulary. Leaves: [`Sign`]s of detectors and [`Finding`]s of the board. Absent on
 //! purpose: any rule about when something is found.
 
+use crate::jobs::JobId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::sync::Arc;
 
 crate::labels! {
     /// What kind of trouble it is: the label `finding`.
@@ -79,7 +79,7 @@ pub struct Subject {
     /// Position of the GPU.
     pub gpu: Option<usize>,
     /// The job.
-    pub job: Option<Arc<str>>,
+    pub job: Option<JobId>,
     /// Which process of it.
     pub rank: Option<u32>,
 }

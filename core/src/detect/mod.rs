@@ -33,11 +33,11 @@ pub use finding::{Certainty, Evidence, Finding, Kind, Severity, Sign, Subject, T
 pub use settings::Settings;
 
 use crate::clock::SECOND_NS;
-use crate::jobs::{Jobs, Rank};
+use crate::jobs::{JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use steps::Steps;
 use view::{OpenStep, RankNow, View};
 
@@ -238,8 +238,8 @@ impl State {
 
 /// Every rank that has not ended, as it is now, in the order of their keys.
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
-    let now = |(job, number, rank): (&Arc<str>, u32, &Rank)| RankNow {
-        key: (Arc::clone(job), number),
+    let now = |(job, number, rank): (&JobId, u32, &Rank)| RankNow {
+        key: (job.clone(), number),
         gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
         step: rank.open_step().map(|open| OpenStep {
             number: open.step,

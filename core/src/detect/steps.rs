@@ -102,7 +102,7 @@ impl Steps {
     /// Takes what ended next; returns the whole step where that is one.
     pub fn take(&mut self, attributed: &Attributed) -> Option<Step> {
         let ended = &attributed.ended;
-        let key = (Arc::clone(&ended.job), ended.rank);
+        let key = (ended.job.clone(), ended.rank);
         if self.ranks.len() >= MOST_RANKS && !self.ranks.contains_key(&key) {
             return None;
         }
@@ -171,7 +171,7 @@ fn memory(attributed: &Attributed) -> Step {
     #[allow(clippy::cast_possible_truncation, reason = "nanoseconds of a step")]
     let idle = |gpu: &PhaseMemory| gpu.usage.idle_seconds.map(|seconds| (seconds * 1e9) as i64);
     Step {
-        key: (Arc::clone(&attributed.ended.job), attributed.ended.rank),
+        key: (attributed.ended.job.clone(), attributed.ended.rank),
         number: None,
         nth: 0,
         begin_ns: 0,

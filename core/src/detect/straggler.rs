@@ -11,9 +11,9 @@ use super::steps::Step;
 use super::view::{View, bytes, human, median, ratio};
 use super::{Detector, Ratios, Trouble};
 use crate::clock::SECOND_NS;
+use crate::jobs::JobId;
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 /// Steps of a job that wait for their other ranks, at most.
 const MOST_WAITING: usize = 8;
@@ -36,7 +36,7 @@ const MAPPED_BYTES: u64 = 1 << 30;
 /// Puts the ranks of one step beside each other.
 #[derive(Debug, Default)]
 pub(super) struct Straggler {
-    waiting: BTreeMap<Arc<str>, VecDeque<Group>>,
+    waiting: BTreeMap<JobId, VecDeque<Group>>,
     ranks: BTreeMap<RankKey, Lags>,
 }
 

@@ -6,6 +6,7 @@ use crate::gpu::{Device, GpuState};
 use crate::jobs::{Account, Event, Limits};
 use crate::wire::{self, EventType, Memory};
 use crate::{phases, ring};
+use std::sync::Arc;
 
 /// GPUs of these UUIDs, without any reading.
 fn join(uuids: &[&str]) -> Join {

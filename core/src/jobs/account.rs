@@ -5,6 +5,7 @@
 //! free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so that whatever one owner takes,
 //! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
 
+use super::id::Scope;
 use super::limits::Limits;
 use crate::clock::SECOND_NS;
 use std::collections::{BTreeMap, HashMap};
@@ -65,16 +66,6 @@ pub enum Within {
     Unknown,
 }
 
-impl Within {
-    /// Whether both are on the node itself, or in one namespace.
-    fn is_beside(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Within::Pod(one), Within::Pod(other)) => one.namespace == other.namespace,
-            (one, other) => one == other,
-        }
-    }
-}
-
 /// Who answers for what a sender makes the daemon keep.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Owner {
@@ -106,15 +97,34 @@ impl Owner {
         }
     }
 
-    /// Whether this owner may speak for what `other` began: the same user in the same namespace. Pods of one job share
-    /// a node and are replaced under other names, so the pod does not count here.
+    /// Whether this owner may speak for what `other` began: in one namespace, or the same user outside of all. Pods of one
+    /// job share a node and are replaced under other names, so the pod does not count here.
     #[must_use]
     pub fn speaks_for(&self, other: &Self) -> bool {
         match (self, other) {
-            (Owner::User { uid, within }, Owner::User { uid: other_uid, within: other }) => {
-                uid == other_uid && within.is_beside(other)
+            (Owner::User { within: Within::Pod(pod), .. }, Owner::User { within: Within::Pod(other), .. }) => {
+                pod.namespace == other.namespace
             }
             (one, other) => one == other,
+        }
+    }
+
+    /// Within which the names of its jobs are distinct.
+    #[must_use]
+    pub fn scope(&self) -> Scope {
+        match self {
+            Owner::User { within: Within::Pod(pod), .. } => Scope::Namespace(pod.namespace.as_str().into()),
+            Owner::User { uid, .. } => Scope::User(uid.to_string().into()),
+            Owner::Address(address) => Scope::User(address.to_string().into()),
+            Owner::Daemon => Scope::Daemon,
+        }
+    }
+
+    /// The scope that its jobs had before its pod was known; `None` where there was no such time.
+    pub(super) fn scope_without_pod(&self) -> Option<Scope> {
+        match self {
+            Owner::User { uid, within: Within::Pod(_) } => Some(Scope::User(uid.to_string().into())),
+            _ => None,
         }
     }
 
@@ -199,6 +209,8 @@ struct Book {
 pub struct Account {
     /// Whose it is.
     pub owner: Owner,
+    /// Within which the names of its jobs are distinct.
+    pub scope: Scope,
     book: Arc<Book>,
     held: [AtomicUsize; RESOURCES],
     bucket: Mutex<Bucket>,
@@ -369,6 +381,7 @@ impl Accounts {
         }
         let account = Account {
             owner: owner.clone(),
+            scope: owner.scope(),
             book: Arc::clone(&self.book),
             held: std::array::from_fn(|_| AtomicUsize::new(0)),
             bucket: Mutex::default(),

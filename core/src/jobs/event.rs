@@ -2,6 +2,7 @@
 
 use super::account::Sender;
 use super::gpus;
+use super::id::Scope;
 use super::limits::Limits;
 use super::refusal::Refusal;
 use super::speaker::Speaker;
@@ -53,8 +54,11 @@ pub struct Event {
     pub kind: Kind,
     /// The step's, phase's, layer's or mark's name.
     pub name: String,
-    /// The job.
+    /// The job's name.
     pub job: String,
+    /// Whose job it is, where that is known otherwise than by the sender: of a recording's events, and of those that were
+    /// taken.
+    pub scope: Option<Scope>,
     /// Which process of it; 0 where the job does not say.
     pub rank: u32,
     /// How many processes it has.
@@ -86,6 +90,7 @@ impl Event {
             kind: Kind::Phase,
             name: EXIT_NAME.to_owned(),
             job: job.to_owned(),
+            scope: None,
             rank,
             world_size: None,
             gpus: None,
@@ -161,6 +166,7 @@ impl Context<'_> {
             kind: raw.kind,
             name,
             job,
+            scope: raw.scope,
             rank: raw.rank.or(rank).unwrap_or(0),
             world_size: raw.world_size,
             gpus,

@@ -2,6 +2,7 @@
 
 use super::account::{Account, Held, Owner, Resource};
 use super::event::Event;
+use super::id::JobId;
 use super::limits::Limits;
 use super::profile::LayerNames;
 use super::rank::Rank;
@@ -20,7 +21,6 @@ type Names = BTreeMap<Arc<str>, (usize, Option<Held>)>;
 /// One job.
 #[derive(Debug)]
 pub struct Job {
-    pub(super) name: Arc<str>,
     /// Who first spoke for it, and alone may, with the process that did.
     owner: Owner,
     begun_by: Option<u32>,
@@ -34,10 +34,9 @@ pub struct Job {
 }
 
 impl Job {
-    pub(super) fn new(name: &Arc<str>, begun_by: Option<u32>, account: &Arc<Account>) -> Self {
-        let bytes = account.hold(Resource::Bytes, JOB_BYTES + name.len());
+    pub(super) fn new(id: &JobId, begun_by: Option<u32>, account: &Arc<Account>) -> Self {
+        let bytes = account.hold(Resource::Bytes, JOB_BYTES + id.name().len());
         Self {
-            name: Arc::clone(name),
             owner: account.owner.clone(),
             begun_by,
             ranks: BTreeMap::new(),

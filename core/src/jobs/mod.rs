@@ -5,8 +5,10 @@
 //! bounded by [`Limits`], in number and in bytes of one owner. Absent on purpose: memory over time, and what has ended.
 
 mod account;
+mod apart;
 mod event;
 mod gpus;
+mod id;
 mod job;
 mod limits;
 mod place;
@@ -18,6 +20,7 @@ mod speaker;
 pub use account::{Account, Accounts, Held, Owner, Pod, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
 pub use gpus::Gpus;
+pub use id::{JobId, Scope};
 pub use job::Job;
 pub use limits::Limits;
 pub use place::{Container, Place, Search};
@@ -28,6 +31,8 @@ pub use speaker::Speaker;
 
 use crate::gpu::OnGpus;
 use crate::wire::{EventType, Kind, Memory};
+use apart::Apart;
+use id::Key;
 use job::{JOB_BYTES, NAME_BYTES};
 use profile::Profiles;
 use rank::{Closed, Plan, Taking};
@@ -38,7 +43,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Ended {
     /// The job.
-    pub job: Arc<str>,
+    pub job: JobId,
     /// Which process of it.
     pub rank: u32,
     /// What had been open.
@@ -69,7 +74,7 @@ const SERIES_BYTES: usize = 5 << 10;
 #[derive(Debug, Clone)]
 pub struct Mark {
     /// The job.
-    pub job: Arc<str>,
+    pub job: JobId,
     /// Which process of it.
     pub rank: u32,
     /// What happened.
@@ -113,7 +118,8 @@ impl Left {
 #[derive(Debug)]
 pub struct Jobs {
     limits: Limits,
-    jobs: BTreeMap<Arc<str>, Job>,
+    jobs: BTreeMap<JobId, Job>,
+    apart: Apart,
     pending: VecDeque<Ended>,
     marks: VecDeque<Mark>,
     /// Whose positions those of ranks and phases are, by UUID.
@@ -125,8 +131,10 @@ pub struct Jobs {
 }
 
 /// What became of an event that was taken.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
+    /// The job that it belongs to.
+    pub job: JobId,
     /// It lies before the rank's newest one.
     pub out_of_order: bool,
     /// Whoever's end is to be seen from now on.
@@ -140,6 +148,7 @@ impl Jobs {
         Self {
             limits,
             jobs: BTreeMap::new(),
+            apart: Apart::default(),
             pending: VecDeque::new(),
             marks: VecDeque::new(),
             devices: Vec::new(),
@@ -149,20 +158,20 @@ impl Jobs {
         }
     }
 
-    /// The jobs by name.
+    /// The jobs by owner and name.
     #[must_use]
-    pub fn by_name(&self) -> &BTreeMap<Arc<str>, Job> {
+    pub fn by_id(&self) -> &BTreeMap<JobId, Job> {
         &self.jobs
     }
 
     /// Every rank with its job and its number, in the order of these.
-    pub fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
-        self.jobs.iter().flat_map(|(name, job)| job.ranks.iter().map(move |(number, rank)| (name, *number, rank)))
+    pub fn ranks(&self) -> impl Iterator<Item = (&JobId, u32, &Rank)> {
+        self.jobs.iter().flat_map(|(id, job)| job.ranks.iter().map(move |(number, rank)| (id, *number, rank)))
     }
 
     /// The latest profile of layers of every rank that has one, with its job and number, in the order of these.
-    pub fn profiles(&self) -> impl Iterator<Item = ((Arc<str>, u32), Arc<Profile>)> {
-        self.ranks().filter_map(|(job, number, rank)| Some(((Arc::clone(job), number), Arc::clone(rank.profile()?))))
+    pub fn profiles(&self) -> impl Iterator<Item = ((JobId, u32), Arc<Profile>)> {
+        self.ranks().filter_map(|(job, number, rank)| Some(((job.clone(), number), Arc::clone(rank.profile()?))))
     }
 
     /// What never ended so far.
@@ -194,17 +203,19 @@ impl Jobs {
     /// # Errors
     /// Why it is refused; then nothing has changed, but that ranks that have ended may have made room.
     pub fn take(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
-        let plan = match self.plan(event, account) {
-            Err(refusal) if refusal.is_want_of_room() && self.make_room(event, account, &refusal) => {
-                self.plan(event, account)
+        let id = self.apart.of(self.id_of(event, account), event);
+        self.hold(&id, event)?;
+        let plan = match self.plan(&id, event, account) {
+            Err(refusal) if refusal.is_want_of_room() && self.make_room(&id, event, account, &refusal) => {
+                self.plan(&id, event, account)
             }
             plan => plan,
         };
-        let plan = plan.inspect_err(|refusal| self.note_lack(event, refusal))?;
-        let place = self.place(event, account);
+        let plan = plan.inspect_err(|refusal| self.note_lack(&id, event, refusal))?;
+        let place = self.place(&id, event, account);
         let top = self.limits.top_layers;
         let Self { jobs, .. } = self;
-        let job = jobs.entry(event.job.as_str().into()).or_insert_with_key(|name| Job::new(name, event.pid, account));
+        let job = jobs.entry(id.clone()).or_insert_with_key(|id| Job::new(id, event.pid, account));
         job.adopt(&account.owner, event.pid);
         let (name, number) = job.intern(event, account);
         let rank = job.ranks.entry(event.rank).or_insert_with(|| {
@@ -225,14 +236,59 @@ impl Jobs {
             }
         }
         let watch = rank.heard(event.speaker());
-        let (job, gpus, pid) = (Arc::clone(&job.name), rank.gpus.clone(), rank.pid);
-        self.note(event, account, job, closed, (gpus, pid));
-        Ok(Taken { out_of_order, watch })
+        let of = (rank.gpus.clone(), rank.pid);
+        self.note(event, account, id.clone(), closed, of);
+        Ok(Taken { job: id, out_of_order, watch })
+    }
+
+    /// The job that an event of this account belongs to: one of its owner, or one that a process of its pod began before
+    /// that was known.
+    fn id_of(&self, event: &Event, account: &Account) -> JobId {
+        let scope = event.scope.as_ref().unwrap_or(&account.scope);
+        let begun_before = || {
+            let (id, job) = self.known(&account.owner.scope_without_pod()?, &event.job)?;
+            job.may_be_spoken_for(&account.owner, event.pid).then_some(id)
+        };
+        let known = self.known(scope, &event.job).map(|(id, _)| id).or_else(begun_before);
+        known.cloned().unwrap_or_else(|| JobId::new(scope.clone(), &event.job))
+    }
+
+    /// Refuses a begin of a rank that another process holds.
+    fn hold(&self, id: &JobId, event: &Event) -> Result<(), Refusal> {
+        match self.rank(id, event.rank).and_then(|rank| rank.held_against(event)) {
+            Some(holder) => Err(Refusal::Contested { job: id.to_string(), rank: event.rank, holder }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes an event of a process whose rank another one holds that still runs. From now on all that it sends for this rank
+    /// belongs to a job of its own. Returns that with the event.
+    ///
+    /// # Errors
+    /// As of [`take`](Self::take).
+    pub fn take_apart(&mut self, event: &Event, account: &Arc<Account>, now_ns: i64) -> Result<Taken, Refusal> {
+        let id = self.id_of(event, account);
+        let is_new = self.apart.keep(&id, event, self.limits.name_bytes);
+        let taken = self.take(event, account, now_ns);
+        if taken.is_err() && is_new {
+            self.apart.forget(&id, event);
+        }
+        taken
+    }
+
+    /// How often two processes that ran at once sent steps for one rank of one job.
+    #[must_use]
+    pub fn conflicts(&self) -> u64 {
+        self.apart.conflicts()
+    }
+
+    fn known(&self, scope: &Scope, name: &str) -> Option<(&JobId, &Job)> {
+        self.jobs.get_key_value(&(scope, name) as &dyn Key)
     }
 
     /// What an event would do, if there is room for it everywhere.
-    fn plan(&self, event: &Event, account: &Arc<Account>) -> Result<Plan, Refusal> {
-        let job = self.jobs.get(event.job.as_str());
+    fn plan(&self, id: &JobId, event: &Event, account: &Arc<Account>) -> Result<Plan, Refusal> {
+        let job = self.jobs.get(id);
         if job.is_some_and(|job| !job.may_be_spoken_for(&account.owner, event.pid)) {
             return Err(Refusal::NotOwner(event.job.clone()));
         }
@@ -272,23 +328,23 @@ impl Jobs {
     }
 
     /// Holds what something that begins takes.
-    fn place(&self, event: &Event, account: &Arc<Account>) -> Taking {
-        let rank = self.rank(&event.job, event.rank);
+    fn place(&self, id: &JobId, event: &Event, account: &Arc<Account>) -> Taking {
+        let rank = self.rank(id, event.rank);
         let bytes = open_bytes(event);
         let held = (bytes > 0).then(|| account.hold(Resource::Bytes, bytes));
         let series = || [account.hold(Resource::Series, 1), account.hold(Resource::Bytes, SERIES_BYTES)];
         Taking { held, series: needs_series(event, rank).then(series) }
     }
 
-    fn rank(&self, job: &str, rank: u32) -> Option<&Rank> {
+    fn rank(&self, job: &JobId, rank: u32) -> Option<&Rank> {
         self.jobs.get(job)?.ranks.get(&rank)
     }
 
-    fn rank_mut(&mut self, job: &str, rank: u32) -> Option<&mut Rank> {
+    fn rank_mut(&mut self, job: &JobId, rank: u32) -> Option<&mut Rank> {
         self.jobs.get_mut(job)?.ranks.get_mut(&rank)
     }
 
-    fn note(&mut self, event: &Event, account: &Arc<Account>, job: Arc<str>, closed: Closed, of: Of) {
+    fn note(&mut self, event: &Event, account: &Arc<Account>, job: JobId, closed: Closed, of: Of) {
         let (gpus, pid) = of;
         self.left.superseded += closed.superseded;
         self.left.step_ended += closed.step_ended;
@@ -336,18 +392,18 @@ impl Jobs {
 
     /// Positions of the GPUs of a rank, where known.
     #[must_use]
-    pub fn gpus_of(&self, job: &str, rank: u32) -> Option<Arc<[usize]>> {
+    pub fn gpus_of(&self, job: &JobId, rank: u32) -> Option<Arc<[usize]>> {
         self.rank(job, rank)?.gpus.clone()
     }
 
     /// Notes the GPUs that a search found, unless it has ended or begun anew since; for the rank and for what has ended and
     /// still waits for its memory.
-    pub fn set_found(&mut self, job: &str, rank: u32, search: &Search, gpus: &Arc<[usize]>) {
+    pub fn set_found(&mut self, job: &JobId, rank: u32, search: &Search, gpus: &Arc<[usize]>) {
         let Some(known) = self.jobs.get_mut(job).and_then(|job| job.ranks.get_mut(&rank)) else { return };
         if known.search.since_ns.is_none() || known.search.since_ns != search.since_ns {
             return;
         }
-        let is_its = |ended: &&mut Ended| &*ended.job == job && ended.rank == rank && ended.pid == known.pid;
+        let is_its = |ended: &&mut Ended| ended.job == *job && ended.rank == rank && ended.pid == known.pid;
         for ended in self.pending.iter_mut().filter(is_its) {
             ended.gpus.get_or_insert_with(|| Arc::clone(gpus));
         }
@@ -358,7 +414,7 @@ impl Jobs {
     /// Notes on which GPUs a rank's process was seen, if its events name none and all that are known of the rank are among
     /// them. Else nothing follows: a GPU that does not answer, or was not asked yet, is in no list, and the list of a MIG
     /// instance that does not answer is its parent's.
-    pub fn set_listed(&mut self, job: &str, rank: u32, listed: &OnGpus) {
+    pub fn set_listed(&mut self, job: &JobId, rank: u32, listed: &OnGpus) {
         let Some(known) = self.rank_mut(job, rank) else { return };
         let Some(before) = known.gpus.as_deref().filter(|_| !known.search.named) else { return };
         if !before.iter().all(|gpu| listed.works.contains(gpu) || listed.idles.contains(gpu)) {
@@ -373,25 +429,23 @@ impl Jobs {
 
     /// Whether this rank is in a step.
     #[must_use]
-    pub fn is_in_step(&self, job: &str, rank: u32) -> bool {
+    pub fn is_in_step(&self, job: &JobId, rank: u32) -> bool {
         self.rank(job, rank).is_some_and(|rank| rank.open_step().is_some())
     }
 
     /// The search for this rank's GPUs; `None` where they are known.
     #[must_use]
-    pub fn search(&self, job: &str, rank: u32) -> Option<Search> {
+    pub fn search(&self, job: &JobId, rank: u32) -> Option<Search> {
         let search = &self.rank(job, rank)?.search;
         search.since_ns.map(|_| Search::clone(search))
     }
 
     /// Ranks of this process whose GPUs are looked for: with their job, their owner's account and their search.
     #[must_use]
-    pub fn searches_of(&self, pid: u32) -> Vec<(Arc<str>, u32, Arc<Account>, Search)> {
+    pub fn searches_of(&self, pid: u32) -> Vec<(JobId, u32, Arc<Account>, Search)> {
         let searching = self.ranks().filter(|(_, _, rank)| rank.pid == Some(pid) && rank.search.since_ns.is_some());
         searching
-            .map(|(name, number, rank)| {
-                (Arc::clone(name), number, Arc::clone(rank.account()), Search::clone(&rank.search))
-            })
+            .map(|(id, number, rank)| (id.clone(), number, Arc::clone(rank.account()), Search::clone(&rank.search)))
             .collect()
     }
 
@@ -408,18 +462,34 @@ impl Jobs {
         ready
     }
 
-    /// The exits of the ranks that end with this speaker at this time, each with its owner's account: nobody else speaks for
-    /// them, and nobody else has begun what they have open. Each is returned once, and is still to be taken.
-    pub fn exits_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
-        let mut exits = Vec::new();
-        for (name, job) in &mut self.jobs {
-            for (number, rank) in
-                job.ranks.iter_mut().filter_map(|(n, rank)| rank.ends_with(speaker).then_some((n, rank)))
-            {
-                exits.push((Event::exit(name, *number, rank.pid, at_ns), Arc::clone(rank.account())));
-            }
+    /// Ends the ranks that end with this speaker at this time: nobody else speaks for them, and nobody else has begun what
+    /// they have open. Returns the exits, each as the event that it is. The daemon saw the end itself, so nothing can refuse
+    /// one: the rank's owner may have become known since it began.
+    pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<Event> {
+        let mut ended = Vec::new();
+        for (id, job) in &mut self.jobs {
+            let with = |(number, rank): (&u32, &mut Rank)| rank.ends_with(speaker).then_some((*number, rank.pid));
+            ended.extend(job.ranks.iter_mut().filter_map(with).map(|(number, pid)| (id.clone(), number, pid)));
         }
-        exits
+        ended.into_iter().filter_map(|(id, number, pid)| self.end(&id, number, pid, at_ns)).collect()
+    }
+
+    /// Ends the ranks whose steps this process began, whoever else sends for them. Returns the exits.
+    pub fn end_held_by(&mut self, pid: u32, at_ns: i64) -> Vec<Event> {
+        let held = |(_, _, rank): &(&JobId, u32, &Rank)| rank.is_held_by(pid);
+        let ranks: Vec<_> = self.ranks().filter(held).map(|(id, number, _)| (id.clone(), number)).collect();
+        ranks.into_iter().filter_map(|(id, number)| self.end(&id, number, Some(pid), at_ns)).collect()
+    }
+
+    /// Ends one rank; `None` where it is not known.
+    fn end(&mut self, id: &JobId, number: u32, pid: Option<u32>, at_ns: i64) -> Option<Event> {
+        let exit = Event { scope: Some(id.scope().clone()), ..Event::exit(id.name(), number, pid, at_ns) };
+        let rank = self.rank_mut(id, number)?;
+        let account = Arc::clone(rank.account());
+        let taking = Taking { held: None, series: None };
+        let closed = rank.take(&exit, exit.name.as_str().into(), Plan::Exit, taking, at_ns);
+        self.note(&exit, &account, id.clone(), closed, (None, pid));
+        Some(exit)
     }
 
     /// Forgets ranks that ended a while ago, or have been silent for too long, and jobs without ranks. Returns whether one was
@@ -435,9 +505,9 @@ impl Jobs {
 
     /// Forgets what an event needs the room of: ranks of its owner that have ended, and if bytes of profiles are short, a
     /// profile of that owner that another is about to replace. Returns whether there was anything.
-    fn make_room(&mut self, event: &Event, account: &Arc<Account>, refusal: &Refusal) -> bool {
+    fn make_room(&mut self, id: &JobId, event: &Event, account: &Arc<Account>, refusal: &Refusal) -> bool {
         let needs_profile = event.layer.is_some() && refusal.is_over_budget_of(Resource::Layers);
-        let of_event = self.rank_mut(&event.job, event.rank);
+        let of_event = self.rank_mut(id, event.rank);
         let was_refused = of_event.as_ref().is_some_and(|rank| rank.profiles.was_refused());
         let own = needs_profile && of_event.is_some_and(|rank| rank.profiles.forget());
         if event.layer.is_some() && was_refused {
@@ -450,13 +520,13 @@ impl Jobs {
     }
 
     /// Counts a layer's record that found no room.
-    fn note_lack(&mut self, event: &Event, refusal: &Refusal) {
+    fn note_lack(&mut self, id: &JobId, event: &Event, refusal: &Refusal) {
         if event.layer.is_none() || !refusal.is_lack_for_record() {
             return;
         }
         self.layer_records_dropped += 1;
         let top = self.limits.top_layers;
-        if let Some(job) = self.jobs.get_mut(event.job.as_str())
+        if let Some(job) = self.jobs.get_mut(id)
             && let Some(rank) = job.ranks.get_mut(&event.rank)
         {
             let step = rank.step_of(event);
@@ -483,6 +553,7 @@ impl Jobs {
             });
             !job.ranks.is_empty()
         });
+        self.apart.retain(|job| self.jobs.contains_key(job));
         self.has_forgotten |= forgotten;
         forgotten
     }

@@ -68,6 +68,8 @@ pub struct Rank {
     /// When it ended; then nothing is open and no GPU is its. Its next event makes it go on.
     pub exited_ns: Option<i64>,
     speakers: Speakers,
+    /// Who began its last step, and by which process.
+    holder: Option<(Speaker, u32)>,
     pub(super) profiles: Profiles,
     /// Phases that have ended and have series of their own, each with its place on the owner's account.
     series: BTreeMap<Arc<str>, Option<SeriesPlace>>,
@@ -128,6 +130,7 @@ impl Rank {
             since_ns: now_ns,
             exited_ns: None,
             speakers: Speakers::default(),
+            holder: None,
             profiles: Profiles::default(),
             series: BTreeMap::new(),
             held,
@@ -143,6 +146,18 @@ impl Rank {
     pub(super) fn has_series(&self, phase: &str) -> bool {
         let is_open = || self.open.iter().any(|open| open.kind == Kind::Phase && &*open.name == phase);
         self.series.contains_key(phase) || is_open()
+    }
+
+    /// The process that holds the rank against this event: another one, which is counted on, has begun its steps. Processes
+    /// may share a rank's phases within a step, as those do that load its data.
+    pub(super) fn held_against(&self, event: &Event) -> Option<u32> {
+        let (speaker, holder) = self.holder.filter(|_| self.exited_ns.is_none() && makes_holder(event))?;
+        let is_other = event.pid.is_some_and(|pid| pid != holder);
+        (is_other && self.speakers.counts_on(speaker)).then_some(holder)
+    }
+
+    pub(super) fn is_held_by(&self, pid: u32) -> bool {
+        self.holder.is_some_and(|(_, holder)| holder == pid)
     }
 
     /// The step that is open.
@@ -246,6 +261,9 @@ impl Rank {
             self.gpus = None;
         }
         self.pid = event.pid.or(self.pid);
+        if makes_holder(event) {
+            self.holder = event.speaker().zip(event.pid);
+        }
         self.last_event_ns = self.last_event_ns.max(event.at_ns);
         // A late event does not replace newer values: counters would fall.
         if let Some(step) = event.step.filter(|_| event.at_ns >= self.step_ns) {
@@ -299,7 +317,7 @@ impl Rank {
     /// Ends the rank. What is known of it is still shown for a while; its GPUs are free for others.
     fn exit(&mut self, now_ns: i64) -> Closed {
         self.exited_ns = Some(now_ns);
-        (self.gpus, self.search, self.speakers) = (None, Box::default(), Speakers::default());
+        (self.gpus, self.search, self.speakers, self.holder) = (None, Box::default(), Speakers::default(), None);
         Closed { exited: std::mem::take(&mut self.open).len() as u64, ..Closed::default() }
     }
 
@@ -329,6 +347,11 @@ impl Rank {
         closed.ended = Some(ended);
         closed
     }
+}
+
+/// Whether the process that sends this holds the rank from now on.
+fn makes_holder(event: &Event) -> bool {
+    (event.event, event.kind) == (EventType::Begin, Kind::Step)
 }
 
 fn describe(event: &Event) -> String {

@@ -39,6 +39,8 @@ pub enum Refusal {
     TooManyOpen(usize),
     #[error("job `{0}` belongs to another user or namespace")]
     NotOwner(String),
+    #[error("rank {rank} of job `{job}` is process {holder}, which still runs")]
+    Contested { job: String, rank: u32, holder: u32 },
     #[error("{what}: {}", shortage(*.short, *.limit))]
     OverBudget { what: &'static str, resource: Resource, short: Shortage, limit: usize },
     #[error("more events a second than this sender's share of {0}")]
@@ -93,6 +95,7 @@ impl Refusal {
             Refusal::TooManyNames(_) | Refusal::TooManySeries(..) => Outcome::TooManyNames,
             Refusal::TooManyOpen(_) => Outcome::TooManyOpen,
             Refusal::NotOwner(_) => Outcome::NotOwner,
+            Refusal::Contested { .. } => Outcome::Contested,
             Refusal::OverBudget { .. } | Refusal::TooManyRecords(_) => Outcome::OverBudget,
             Refusal::OverRate(_) => Outcome::OverRate,
         }
@@ -119,6 +122,7 @@ crate::labels! {
         TooManyNames = "too_many_names",
         TooManyOpen = "too_many_open",
         NotOwner = "not_owner",
+        Contested = "contested",
         OverBudget = "over_budget",
         OverRate = "over_rate",
     }
@@ -200,6 +204,7 @@ mod tests {
             (Refusal::TooManySeries(short, 1), Outcome::TooManyNames),
             (Refusal::TooManyOpen(1), Outcome::TooManyOpen),
             (Refusal::NotOwner(text()), Outcome::NotOwner),
+            (Refusal::Contested { job: text(), rank: 0, holder: 1 }, Outcome::Contested),
             (Refusal::OverBudget { what: "bytes", resource: Resource::Bytes, short, limit: 1 }, Outcome::OverBudget),
             (Refusal::TooManyRecords(1), Outcome::OverBudget),
             (Refusal::OverRate(1), Outcome::OverRate),

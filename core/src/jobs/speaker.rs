@@ -35,6 +35,11 @@ impl Speakers {
         Some(new)
     }
 
+    /// Whether this one is counted on.
+    pub fn counts_on(&self, speaker: Speaker) -> bool {
+        self.counted.contains(&speaker)
+    }
+
     /// Notes that one has ended. Returns whether it was counted on, and nobody else is.
     pub fn ended(&mut self, ended: Speaker) -> bool {
         let before = self.counted.len();

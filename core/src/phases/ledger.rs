@@ -87,7 +87,7 @@ mod tests {
     fn what_has_ended_is_forgotten_where_positions_mean_others() {
         let ledger = Ledger::new(Limits::default());
         record(&ledger, 0);
-        assert!(!ledger.set_devices(vec!["a".into()]) && ledger.ended().has_job("j"));
-        assert!(ledger.set_devices(vec!["b".into()]) && !ledger.ended().has_job("j"));
+        assert!(!ledger.set_devices(vec!["a".into()]) && ledger.ended().has_job(&"j".into()));
+        assert!(ledger.set_devices(vec!["b".into()]) && !ledger.ended().has_job(&"j".into()));
     }
 }

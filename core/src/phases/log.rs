@@ -10,7 +10,7 @@ use super::memory::{Attributed, PhaseMemory};
 use super::shares::{Shares, Weigh};
 use super::stats::RankStats;
 use super::trail::Trail;
-use crate::jobs::{Limits, Resource, weight};
+use crate::jobs::{JobId, Limits, Resource, weight};
 use crate::wire::Kind;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -141,7 +141,7 @@ impl Log {
     pub fn record(&mut self, attributed: Attributed) {
         self.attributions.add(&attributed);
         let ended = &attributed.ended;
-        let stats = self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default();
+        let stats = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
         self.layers_unkept += u64::from(!stats.record(&attributed));
         if ended.open.kind == Kind::Layer {
             self.layers.push(attributed);
@@ -151,9 +151,17 @@ impl Log {
         self.phases.push(attributed);
     }
 
+    /// The jobs of which it has something and which a reader may mean by this text.
+    #[must_use]
+    pub fn jobs_meant_by(&self, text: &str) -> BTreeSet<JobId> {
+        let entries = [&self.phases, &self.layers].into_iter().flat_map(|shelf| shelf.entries.each().flatten());
+        let jobs = entries.map(|entry| &entry.attributed.ended.job);
+        jobs.filter(|job| job.is_meant_by(text)).cloned().collect()
+    }
+
     /// Whether it has any of this job.
     #[must_use]
-    pub fn has_job(&self, job: &str) -> bool {
+    pub fn has_job(&self, job: &JobId) -> bool {
         self.phases.has_job(job) || self.layers.has_job(job)
     }
 
@@ -213,20 +221,20 @@ impl Shelf {
     }
 
     /// Those of one job before number `before`, newest first, each with its number.
-    pub fn of_job<'a>(&'a self, job: &'a str, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
+    pub fn of_job<'a>(&'a self, job: &'a JobId, before: u64) -> impl Iterator<Item = (u64, &'a Arc<Attributed>)> {
         // A job has one owner; what it has here may be of several accounts where pods of it send.
         let mut found: Vec<&Entry> = self
             .entries
             .each()
             .flat_map(|own| own.iter().rev())
-            .filter(|entry| entry.number < before && &*entry.attributed.ended.job == job)
+            .filter(|entry| entry.number < before && entry.attributed.ended.job == *job)
             .collect();
         found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.number));
         found.into_iter().map(|entry| (entry.number, &entry.attributed))
     }
 
-    fn has_job(&self, job: &str) -> bool {
-        self.entries.each().flatten().any(|entry| &*entry.attributed.ended.job == job)
+    fn has_job(&self, job: &JobId) -> bool {
+        self.entries.each().flatten().any(|entry| entry.attributed.ended.job == *job)
     }
 
     fn clear(&mut self) {

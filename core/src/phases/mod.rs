@@ -25,7 +25,7 @@ pub use pressure::{Pressure, THRESHOLDS};
 pub use stats::{DURATION_BOUNDS_S, LastLayer, LayerStats, PhaseStats, RankStats, WINDOW_SLACK_NS, WINDOWS};
 pub use trail::{Block, Span, Trail};
 
-use std::sync::Arc;
+use crate::jobs::JobId;
 
 /// Which process of which job.
-pub type RankKey = (Arc<str>, u32);
+pub type RankKey = (JobId, u32);

@@ -7,7 +7,7 @@
 
 use super::memory::Attributed;
 use super::shares::{Shares, Weigh};
-use crate::jobs::Held;
+use crate::jobs::{Held, JobId};
 use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::Kind;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ pub struct Span {
     /// Its number among all steps and phases that have ended.
     pub number: u64,
     /// The job.
-    pub job: Arc<str>,
+    pub job: JobId,
     /// Which process of it.
     pub rank: u32,
     /// Step or phase.
@@ -57,7 +57,7 @@ pub struct Trail {
 pub struct Block {
     encoded: Vec<u8>,
     /// Jobs with ranks, and kinds with names, by their position in the code.
-    ranks: Vec<(Arc<str>, u32)>,
+    ranks: Vec<(JobId, u32)>,
     names: Vec<(Kind, Arc<str>)>,
     bytes: usize,
     oldest_ns: i64,
@@ -151,11 +151,11 @@ impl Block {
         self.newest_ns = if is_first { ended.end_ns } else { self.newest_ns.max(ended.end_ns) };
     }
 
-    fn rank_of(&mut self, job: &Arc<str>, rank: u32) -> usize {
+    fn rank_of(&mut self, job: &JobId, rank: u32) -> usize {
         let known = self.ranks.iter().position(|(of, number)| *number == rank && of == job);
         known.unwrap_or_else(|| {
-            self.bytes += NAME_BYTES + job.len();
-            self.ranks.push((Arc::clone(job), rank));
+            self.bytes += NAME_BYTES + job.name().len();
+            self.ranks.push((job.clone(), rank));
             self.ranks.len() - 1
         })
     }
@@ -189,7 +189,7 @@ impl Block {
         *last = Last { number, end_us, step: step.unwrap_or(last.step) };
         Some(Span {
             number,
-            job: Arc::clone(job),
+            job: job.clone(),
             rank: *rank,
             kind: *kind,
             name: Arc::clone(name),

@@ -92,6 +92,7 @@ names! {
     GPU_XID_LAST => "highwater.gpu.xid.last_time" "s" Gauge;
     PROCESS_MEMORY_USED => "highwater.process.gpu.memory.usage" "By" UpDown;
     JOB_INFO => "highwater.job.info" "1" GaugeInt;
+    JOB_CONFLICTS => "highwater.job.conflicts" "{conflict}" CountInt;
     JOB_STEP => "highwater.job.step" "1" GaugeInt;
     JOB_STEPS => "highwater.job.steps" "{step}" CountInt;
     JOB_STEP_DURATION => "highwater.job.step.duration" "s" Exponential;

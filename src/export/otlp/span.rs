@@ -58,9 +58,12 @@ fn events(step: &Attributed, context: &Context) -> Vec<Event> {
 fn attributes(attributed: &Attributed) -> Vec<KeyValue> {
     let ended = &attributed.ended;
     let mut list = vec![
-        KeyValue::new("highwater.job", Arc::clone(&ended.job)),
+        KeyValue::new("highwater.job", Arc::clone(ended.job.name())),
         KeyValue::new("highwater.rank", i64::from(ended.rank)),
     ];
+    let (namespace, user) = (ended.job.scope().namespace(), ended.job.scope().user());
+    list.extend(namespace.map(|namespace| KeyValue::new("k8s.namespace.name", namespace.to_owned())));
+    list.extend(user.map(|user| KeyValue::new("highwater.user", user.to_owned())));
     if let Some(step) = ended.open.step.and_then(|step| i64::try_from(step).ok()) {
         list.push(KeyValue::new("highwater.step", step));
     }

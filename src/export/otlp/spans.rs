@@ -15,8 +15,8 @@ use super::trace::{self, traceparent};
 use crate::metrics::Labels;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::histogram::Exponential;
-use highwater_core::jobs::{Ended, Rank};
-use highwater_core::phases::{Attributed, Ledger, Log};
+use highwater_core::jobs::{Ended, JobId, Rank};
+use highwater_core::phases::{Attributed, Ledger, Log, RankKey};
 use highwater_core::wire::{Kind, Scalar};
 use opentelemetry::trace::{SpanContext, SpanId, TraceId};
 use opentelemetry_sdk::trace::SpanData;
@@ -63,9 +63,6 @@ pub struct New {
     open_steps: HashMap<RankKey, i64>,
 }
 
-/// A job and the number of one of its ranks.
-type RankKey = (Arc<str>, u32);
-
 /// The result of one turn.
 #[derive(Default)]
 pub struct Turn {
@@ -97,8 +94,8 @@ impl Traces {
         };
         // Read after the ended steps, so that no step is seen as ended and open at once.
         let jobs = ledger.open();
-        let step = |(job, number, rank): (&Arc<str>, u32, &Rank)| {
-            rank.open_step().map(|step| ((Arc::clone(job), number), step.begin_ns))
+        let step = |(job, number, rank): (&JobId, u32, &Rank)| {
+            rank.open_step().map(|step| ((job.clone(), number), step.begin_ns))
         };
         New { ended, lost, open_steps: jobs.ranks().filter_map(step).collect() }
     }
@@ -149,14 +146,14 @@ impl Traces {
             return;
         }
         self.waiting += 1;
-        let rank = self.ranks.entry((Arc::clone(&phase.ended.job), phase.ended.rank)).or_default();
+        let rank = self.ranks.entry((phase.ended.job.clone(), phase.ended.rank)).or_default();
         rank.heard_ns = rank.heard_ns.max(phase.ended.end_ns);
         rank.phases.push(phase);
     }
 
     fn end_step(&mut self, step: Arc<Attributed>, context: &Context, turn: &mut Turn) {
         let ended = &step.ended;
-        let rank = self.ranks.entry((Arc::clone(&ended.job), ended.rank)).or_default();
+        let rank = self.ranks.entry((ended.job.clone(), ended.rank)).or_default();
         rank.heard_ns = rank.heard_ns.max(ended.end_ns);
         let is_own = |phase: &Arc<Attributed>| is_within(&phase.ended, ended);
         let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut rank.phases).into_iter().partition(is_own);
@@ -239,7 +236,7 @@ impl Traces {
         let parent = own_parent(ended).or_else(|| ended.open.step.map(|_| place_of_step(ended).own));
         let begin = ended.open.begin_ns.to_string();
         let rank = ended.rank.to_string();
-        let alone = || trace::trace_of(&[&ended.job, run_of(ended), &rank, &ended.open.name, &begin]);
+        let alone = || trace::trace_of(&[&job_of(ended), run_of(ended), &rank, &ended.open.name, &begin]);
         let trace = parent.as_ref().map_or_else(alone, SpanContext::trace_id);
         let own = trace::own(trace, span_of_phase(trace, ended));
         turn.add(phase, own, parent.as_ref(), context);
@@ -266,10 +263,10 @@ impl Turn {
     fn add(&mut self, attributed: &Attributed, own: SpanContext, parent: Option<&SpanContext>, context: &Context) {
         let ended = &attributed.ended;
         let seconds = exemplar(ended, &own, unix(ended.end_ns + context.shift_ns));
-        let (job, rank) = (Arc::clone(&ended.job), Arc::from(ended.rank.to_string()));
+        let of_rank = Labels::of_rank(&(ended.job.clone(), ended.rank));
         let labels = match ended.open.kind {
-            Kind::Phase => Labels::from([job, rank, Arc::clone(&ended.open.name)]),
-            Kind::Step | Kind::Layer => Labels::from([job, rank]),
+            Kind::Phase => of_rank.with(Arc::clone(&ended.open.name)),
+            Kind::Step | Kind::Layer => of_rank,
         };
         let slowest = self.exemplars.entry(labels).or_insert_with(|| seconds.clone());
         if super::span::seconds_of(&seconds) > super::span::seconds_of(slowest) {
@@ -308,22 +305,28 @@ fn place_of_step(ended: &Ended) -> Place {
     let (rank, run) = (ended.rank.to_string(), run_of(ended));
     let trace = match (&given, ended.open.step) {
         (Some(given), _) => given.trace_id(),
-        (None, Some(step)) => trace::trace_of(&[&ended.job, run, &step.to_string()]),
+        (None, Some(step)) => trace::trace_of(&[&job_of(ended), run, &step.to_string()]),
         // Without a number, ranks cannot know that they mean the same step.
-        (None, None) => trace::trace_of(&[&ended.job, run, &rank, &ended.open.begin_ns.to_string()]),
+        (None, None) => trace::trace_of(&[&job_of(ended), run, &rank, &ended.open.begin_ns.to_string()]),
     };
     let step = ended.open.step.map(|step| step.to_string()).unwrap_or_default();
-    let own = trace::own(trace, trace::span_of(trace, &["step", &ended.job, &rank, &step]));
+    let own = trace::own(trace, trace::span_of(trace, &["step", &job_of(ended), &rank, &step]));
     Place { own, parent: given }
 }
 
 fn span_of_phase(trace: TraceId, ended: &Ended) -> SpanId {
     let (rank, begin) = (ended.rank.to_string(), ended.open.begin_ns.to_string());
-    trace::span_of(trace, &["phase", &ended.job, &rank, &ended.open.name, &begin])
+    trace::span_of(trace, &["phase", &job_of(ended), &rank, &ended.open.name, &begin])
 }
 
 fn own_parent(ended: &Ended) -> Option<SpanContext> {
     traceparent(attribute(ended, "traceparent")?)
+}
+
+/// The job in the names of traces and spans. Its ranks on other nodes must find the same, and a user's number is the same
+/// there only by chance: a namespace is part of it, a user is not.
+fn job_of(ended: &Ended) -> String {
+    ended.job.to_string()
 }
 
 /// Distinguishes the runs of one job.

@@ -96,7 +96,8 @@ fn write_family(family: &Family, out: &mut Vec<u8>) {
 }
 
 fn write_labels(names: &[&str], values: &[LabelValue], out: &mut Vec<u8>) {
-    for (name, value) in names.iter().zip(values) {
+    // An empty value is the same as none.
+    for (name, value) in names.iter().zip(values).filter(|(_, value)| !value.is_empty()) {
         nested(field::METRIC_LABEL, out, |out| {
             text(field::LABEL_NAME, name, out);
             text(field::LABEL_VALUE, value, out);

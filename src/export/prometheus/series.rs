@@ -56,10 +56,10 @@ fn head(family: &Family, text: &mut Vec<u8>) {
     put(text, &[b"\n# TYPE ", name, b" ", kind, b"\n"]);
 }
 
-/// `name="value",…`, without braces.
+/// `name="value",…`, without braces. An empty value is the same as none, so it is left out.
 fn write_labels(names: &[&str], values: &[LabelValue], text: &mut Vec<u8>) {
-    for (position, (name, value)) in names.iter().zip(values).enumerate() {
-        put(text, &[if position == 0 { b"" } else { b"," }, name.as_bytes(), b"=\""]);
+    for (name, value) in names.iter().zip(values).filter(|(_, value)| !value.is_empty()) {
+        put(text, &[if text.is_empty() { b"" } else { b"," }, name.as_bytes(), b"=\""]);
         escape(value, |byte| matches!(byte, b'\\' | b'\n' | b'"'), text);
         text.push(b'"');
     }

@@ -55,12 +55,14 @@ fn family() -> impl Strategy<Value = Family> {
 /// A family with labels and histograms as the crate takes it.
 fn whole(family: &Family) -> proto::MetricFamily {
     let value = |sample: &Sample| {
-        let labels = family.metric.labels.iter().zip(&*sample.labels).map(|(name, value)| {
-            let mut pair = proto::LabelPair::default();
-            pair.set_name((*name).to_owned());
-            pair.set_value(value.to_string());
-            pair
-        });
+        let labels = family.metric.labels.iter().zip(&*sample.labels).filter(|(_, value)| !value.is_empty()).map(
+            |(name, value)| {
+                let mut pair = proto::LabelPair::default();
+                pair.set_name((*name).to_owned());
+                pair.set_value(value.to_string());
+                pair
+            },
+        );
         let mut metric = match &sample.value {
             Value::Number(value) => single(family.metric.kind, *value),
             Value::Histogram(counts) => {

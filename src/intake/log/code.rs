@@ -1,7 +1,7 @@
 //! Encodes one event as bytes, with `postcard`: thousands of events are kept, and most of their numbers are small. Only
 //! the process that wrote them ever reads them, so there is no version.
 
-use highwater_core::jobs::Event;
+use highwater_core::jobs::{Event, Scope};
 use highwater_core::wire::{EventType, Kind, Memory, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -14,6 +14,8 @@ struct Kept<'a> {
     at_ns: i64,
     rank: u32,
     job: &'a str,
+    namespace: Option<&'a str>,
+    user: Option<&'a str>,
     name: &'a str,
     world_size: Option<u32>,
     pid: Option<u32>,
@@ -35,7 +37,8 @@ enum Value<'a> {
 
 /// Appends an event.
 pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
-    let Event { event, kind, name, job, rank, world_size, gpus, step, at_ns, memory, attributes, pid, .. } = event;
+    let Event { event, kind, name, job, scope, rank, world_size, gpus, step, at_ns, memory, attributes, pid, .. } =
+        event;
     let attributes = attributes.as_deref().map(|all| all.iter().map(|(name, value)| (&**name, Value::of(value))));
     let kept = Kept {
         event: *event,
@@ -43,6 +46,8 @@ pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
         at_ns: *at_ns,
         rank: *rank,
         job,
+        namespace: scope.as_ref().and_then(Scope::namespace),
+        user: scope.as_ref().and_then(Scope::user),
         name,
         world_size: *world_size,
         pid: *pid,
@@ -108,6 +113,7 @@ impl Iterator for Events<'_> {
             kind: kept.kind,
             name: kept.name.to_owned(),
             job: kept.job.to_owned(),
+            scope: Some(Scope::of(kept.namespace, kept.user)),
             rank: kept.rank,
             world_size: kept.world_size,
             gpus: kept.gpus.map(Cow::into_owned),
@@ -151,14 +157,18 @@ mod tests {
             any::<Option<u64>>(),
             prop::option::of(any_memory()),
             prop::option::of(prop::collection::vec(("[a-z]{1,9}", scalar()), 0..5)),
-            any::<Option<u32>>(),
+            (any::<Option<u32>>(), prop::option::of("[a-z]{1,9}"), prop::option::of("[0-9]{1,9}")),
         );
         (what, more).prop_map(
-            |((event, kind, name, job, rank, at_ns), (world_size, gpus, step, memory, attributes, pid))| Event {
+            |(
+                (event, kind, name, job, rank, at_ns),
+                (world_size, gpus, step, memory, attributes, (pid, namespace, user)),
+            )| Event {
                 event,
                 kind,
                 name,
                 job,
+                scope: Some(Scope::of(namespace.as_deref(), user.as_deref())),
                 rank,
                 world_size,
                 gpus,
@@ -199,6 +209,7 @@ mod tests {
             kind: Kind::Phase,
             name: "backward".into(),
             job: "llama-8b".into(),
+            scope: Some(Scope::Daemon),
             rank: 7,
             world_size: Some(8),
             gpus: Some(vec![7]),
@@ -212,7 +223,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         encode(&event, &mut bytes);
-        assert_eq!(bytes.len(), 75);
+        assert_eq!(bytes.len(), 77);
         assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), [event]);
     }
 }

@@ -144,6 +144,7 @@ impl Job {
             kind,
             name,
             job: Some(self.name.clone()),
+            scope: None,
             rank: Some(line.rank),
             world_size: self.world_size,
             gpu: Some(Gpus::One(Gpu::Index(line.rank))),

@@ -135,6 +135,7 @@ impl Timeline {
             kind: Kind::Layer,
             name: Some(module.name.clone()),
             job: Some(plan.job.name.clone()),
+            scope: None,
             rank: u32::try_from(rank).ok(),
             world_size: None,
             gpu: Some(Gpus::One(plan.ranks[rank].gpu.clone())),

@@ -143,13 +143,47 @@ fn a_job_is_its_owners_and_of_the_process_that_began_it_before_its_pod_was_known
     let pod = || Within::Pod(Pod { namespace: "n".into(), name: "p".into() });
     let mut jobs = Jobs::new(Limits::default());
     say(&mut jobs, &of(1, Within::Unknown), &begin("a", 7));
-    let not_owner = Some(Outcome::NotOwner);
-    assert_eq!(outcome(&mut jobs, &of(2, Within::Unknown), &begin("b", 7)), not_owner);
-    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("b", 8)), not_owner, "another process of it");
-    assert_eq!(outcome(&mut jobs, &of(1, pod()), &Event { pid: None, ..begin("b", 7) }), not_owner);
-    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("b", 7)), None);
-    assert_eq!(outcome(&mut jobs, &of(1, Within::Unknown), &begin("c", 8)), not_owner, "it is the pod's now");
-    assert_eq!(outcome(&mut jobs, &of(1, pod()), &begin("c", 8)), None);
+    let mut job_of = |account: &Arc<Account>, event: &Event| take(&mut jobs, account, event).map(|taken| taken.job);
+    let (in_pod, unknown) = (of(1, pod()), of(1, Within::Unknown));
+    let [of_user, of_other] = ["1", "2"].map(|user| Ok(JobId::new(Scope::of(None, Some(user)), "j")));
+    assert_eq!(job_of(&of(2, Within::Unknown), &begin("b", 7)), of_other);
+    assert_eq!(
+        job_of(&of(1, pod()), &Event { job: "k".into(), ..begin("b", 8) }).unwrap().scope(),
+        &Scope::of(Some("n"), None)
+    );
+    assert_eq!(job_of(&in_pod, &begin("b", 7)), of_user, "the process that began it, whose pod is known now");
+    assert_eq!(job_of(&in_pod, &begin("b", 8)), of_user, "with it the other processes of the pod");
+    assert_eq!(job_of(&unknown, &begin("c", 8)), Err(Refusal::NotOwner("j".into())), "it is the pod's now");
+}
+
+#[test]
+fn jobs_of_one_name_are_apart_by_namespace_or_else_by_user() {
+    let accounts = Accounts::new(&Limits::default());
+    let pod = |namespace: &str| Within::Pod(Pod { namespace: namespace.into(), name: "p".into() });
+    let owners = [(0, pod("team-a")), (0, pod("team-b")), (7, pod("team-b")), (0, Within::Node), (7, Within::Node)];
+    let mut jobs = Jobs::new(Limits::default());
+    for (uid, within) in owners {
+        let account = accounts.of(&Owner::User { uid, within });
+        (0..3).for_each(|_| say(&mut jobs, &account, &event(EventType::Begin, Kind::Step, "step", 7)));
+        say(&mut jobs, &account, &event(EventType::End, Kind::Step, "step", 7));
+    }
+    let steps: Vec<_> = jobs.ranks().map(|(id, _, rank)| (id.text(), rank.steps)).collect();
+    let expected = [("0/j", 1), ("7/j", 1), ("team-a/j", 1), ("team-b/j", 2)].map(|(id, steps)| (id.to_owned(), steps));
+    assert_eq!(steps, expected, "users of one namespace share its jobs");
+}
+
+/// The rank's account is the one that it began with; the end that the daemon saw does not ask whose the job is now.
+#[test]
+fn a_rank_whose_pod_became_known_late_ends_with_its_process() {
+    let accounts = Accounts::new(&Limits::default());
+    let of = |within| accounts.of(&Owner::User { uid: 1, within });
+    let mut jobs = Jobs::new(Limits::default());
+    say(&mut jobs, &of(Within::Unknown), &begin("a", 7));
+    let pod = Within::Pod(Pod { namespace: "n".into(), name: "p".into() });
+    (0..2).for_each(|_| say(&mut jobs, &of(pod.clone()), &begin("a", 7)));
+    let exits = jobs.end_with(Speaker::Process(7), 9);
+    assert_eq!(exits.iter().map(|exit| (exit.event, exit.pid)).collect::<Vec<_>>(), [(EventType::Exit, Some(7))]);
+    assert_eq!((rank(&jobs).exited_ns, rank(&jobs).open.len()), (Some(9), 0));
 }
 
 #[test]
@@ -158,7 +192,7 @@ fn an_end_of_a_rank_that_is_not_there_names_it() {
     let refusal = take(&mut jobs, &account, &end("a", 7)).unwrap_err();
     assert_eq!(refusal.to_string(), "rank 0 of job `j` has not begun");
     say(&mut jobs, &account, &event(EventType::Mark, Kind::Phase, "m", 7));
-    let ranks: Vec<_> = jobs.ranks().map(|(job, number, rank)| (&**job, number, rank.open.len())).collect();
+    let ranks: Vec<_> = jobs.ranks().map(|(job, number, rank)| (&**job.name(), number, rank.open.len())).collect();
     assert_eq!(ranks, [("j", 0, 0)], "a mark is enough");
 }
 

@@ -11,7 +11,7 @@ fn a_rank_that_ends_has_nothing_open_and_no_gpu_and_keeps_what_it_has_said() {
     let ended = rank(&jobs);
     assert_eq!((ended.exited_ns, ended.gpus.as_deref(), ended.open.len()), (Some(5), None, 0));
     assert_eq!(jobs.left().exited, 1);
-    assert!(jobs.search("j", 0).is_none(), "its GPU is not looked for");
+    assert!(jobs.search(&"j".into(), 0).is_none(), "its GPU is not looked for");
     assert!(rank(&jobs).has_series("a"));
     let ended = jobs.take_ended(i64::MAX, 9);
     assert_eq!(ended[0].gpus.as_deref(), Some([3].as_slice()), "what ended before has its GPU");
@@ -29,7 +29,7 @@ fn a_rank_that_ended_is_shown_for_a_while_and_one_that_is_silent_for_longer() {
         if exits {
             exit(&mut jobs, &account, 0);
         }
-        assert!(!jobs.expire(kept_ns) && jobs.expire(kept_ns + 1) && jobs.by_name().is_empty());
+        assert!(!jobs.expire(kept_ns) && jobs.expire(kept_ns + 1) && jobs.by_id().is_empty());
         assert!(!jobs.expire(kept_ns + 2), "returned once");
         assert_eq!((jobs.left().exited, jobs.left().silent), (u64::from(exits), u64::from(!exits)));
         assert_eq!(account.holds(Resource::Ranks), 0);
@@ -41,7 +41,7 @@ fn nobody_ends_a_rank_that_is_not_there() {
     let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
     let refusal = jobs.take(&Event::exit("j", 0, None, 0), &account, 0).unwrap_err();
     assert_eq!(refusal.outcome(), Outcome::EndWithoutBegin);
-    assert!(jobs.by_name().is_empty());
+    assert!(jobs.by_id().is_empty());
 }
 
 #[test]
@@ -60,23 +60,22 @@ fn ranks_that_have_ended_make_room_for_others_of_their_owner() {
         "not for another's"
     );
     jobs.take(&of("two", "a"), &one, 0).unwrap();
-    assert_eq!(jobs.by_name().keys().map(|name| &**name).collect::<Vec<_>>(), ["two"]);
+    assert_eq!(jobs.by_id().keys().map(|id| &**id.name()).collect::<Vec<_>>(), ["two"]);
     assert!(jobs.expire(0), "what was known of the other is forgotten too");
 }
 
 #[test]
 fn a_rank_ends_with_whoever_alone_speaks_for_it() {
     let (mut jobs, account) = running();
-    assert!(
-        jobs.exits_with(Speaker::Process(8), 9).is_empty() && jobs.exits_with(Speaker::Connection(7), 9).is_empty()
-    );
-    let exits: Vec<_> = jobs.exits_with(Speaker::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
-    assert_eq!(exits, [Event::exit("j", 0, Some(7), 9)]);
-    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty(), "returned once");
+    assert!(jobs.end_with(Speaker::Process(8), 9).is_empty() && jobs.end_with(Speaker::Connection(7), 9).is_empty());
+    let exits = jobs.end_with(Speaker::Process(7), 9);
+    assert_eq!(exits, [Event { scope: Some(Scope::Daemon), ..Event::exit("j", 0, Some(7), 9) }]);
+    assert_eq!((rank(&jobs).exited_ns, jobs.left().exited), (Some(9), 1));
+    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty(), "returned once");
     // One that still speaks, or has something open, keeps it.
     let (mut jobs, _) = running();
     jobs.take(&begin("c", 8), &account, 0).unwrap();
-    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty(), "8 has begun c, and is not over");
+    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty(), "8 has begun c, and is not over");
 }
 
 #[test]
@@ -85,8 +84,8 @@ fn a_connection_speaks_for_itself_and_not_for_its_process() {
     let over = |connection| Event { connection: Some(connection), ..begin("a", 7) };
     assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, None);
     assert_eq!(jobs.take(&over(1), &account, 0).unwrap().watch, Some(Speaker::Connection(1)));
-    assert!(jobs.exits_with(Speaker::Process(7), 9).is_empty());
-    assert_eq!(jobs.exits_with(Speaker::Connection(1), 9).len(), 1);
+    assert!(jobs.end_with(Speaker::Process(7), 9).is_empty());
+    assert_eq!(jobs.end_with(Speaker::Connection(1), 9).len(), 1);
 }
 
 #[test]
@@ -95,4 +94,41 @@ fn silence_is_counted_from_the_last_event() {
     jobs.take(&begin("c", 7), &account, 100 * SECOND_NS).unwrap();
     assert!(!jobs.expire(Limits::default().silence_ns + 1));
     assert_eq!(rank(&jobs).last_heard_ns, 100 * SECOND_NS);
+}
+
+/// A step's begin over a connection of a process.
+fn step(pid: u32, connection: u32) -> Event {
+    Event { connection: Some(connection), ..event(EventType::Begin, Kind::Step, "step", pid) }
+}
+
+#[test]
+fn a_second_process_that_sends_steps_for_a_rank_is_kept_apart() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    (0..2).for_each(|_| say(&mut jobs, &account, &step(7, 1)));
+    let other = step(8, 2);
+    let refusal = take(&mut jobs, &account, &other).unwrap_err();
+    assert_eq!(refusal.to_string(), "rank 0 of job `j` is process 7, which still runs");
+    assert_eq!(jobs.take_apart(&other, &account, 0).unwrap().job.text(), "j~8");
+    for _ in 0..3 {
+        assert_eq!(take(&mut jobs, &account, &step(7, 1)).unwrap().job.text(), "j");
+        assert_eq!(take(&mut jobs, &account, &step(8, 2)).unwrap().job.text(), "j~8");
+    }
+    assert_eq!((jobs.conflicts(), named(&jobs, "j").ranks[&0].open.len()), (1, 1));
+    // A process that loads data marks its phases within the rank's step.
+    let data = Event { connection: Some(3), ..begin("data", 9) };
+    assert_eq!(take(&mut jobs, &account, &data).unwrap().job.text(), "j");
+    // When the first has ended, the rank is free, also for a process of the same id as the second.
+    jobs.end_with(Speaker::Connection(3), 5);
+    jobs.end_with(Speaker::Connection(1), 5);
+    jobs.end_held_by(7, 5);
+    jobs.end_with(Speaker::Connection(2), 5);
+    jobs.expire(i64::MAX);
+    assert_eq!(take(&mut jobs, &account, &step(8, 4)).unwrap().job.text(), "j");
+}
+
+#[test]
+fn programs_that_run_once_for_each_mark_share_a_rank() {
+    let (mut jobs, account) = (Jobs::new(Limits::default()), Account::alone());
+    (7..20).for_each(|pid| say(&mut jobs, &account, &event(EventType::Begin, Kind::Step, "step", pid)));
+    assert_eq!((jobs.conflicts(), jobs.left().superseded), (0, 12));
 }

@@ -29,8 +29,18 @@ fn running() -> (Jobs, Arc<Account>) {
     (jobs, account)
 }
 
+/// The only job of this name, whoever owns it.
+fn find<'a>(jobs: &'a Jobs, name: &str) -> Option<&'a Job> {
+    let mut of_name = jobs.by_id().iter().filter(|(id, _)| **id.name() == *name).map(|(_, job)| job);
+    of_name.next().filter(|_| of_name.next().is_none())
+}
+
+fn named<'a>(jobs: &'a Jobs, name: &str) -> &'a Job {
+    find(jobs, name).expect("one job of this name")
+}
+
 fn rank(jobs: &Jobs) -> &Rank {
-    &jobs.by_name()["j"].ranks[&0]
+    &named(&jobs, "j").ranks[&0]
 }
 
 fn exit(jobs: &mut Jobs, account: &Arc<Account>, now_ns: i64) {

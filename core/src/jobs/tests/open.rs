@@ -33,15 +33,15 @@ fn what_ends_has_its_begin_its_step_and_what_was_reported_at_both() {
     let attributes: Attributes = Box::new([("lr".into(), Scalar::Float(0.1))]);
     let begins = Event { memory: memory(1), attributes: Some(attributes.clone()), ..at(20, begin("forward", 7)) };
     let (mut jobs, account) = after(&[step(EventType::Begin, Some(5), 10), begins]);
-    assert!(jobs.is_in_step("j", 0) && !jobs.is_in_step("j", 1) && !jobs.is_in_step("k", 0));
+    assert!(jobs.is_in_step(&"j".into(), 0) && !jobs.is_in_step(&"j".into(), 1) && !jobs.is_in_step(&"k".into(), 0));
     say(&mut jobs, &account, &Event { memory: memory(9), ..at(30, end("forward", 7)) });
     say(&mut jobs, &account, &step(EventType::End, Some(5), 40));
-    assert!(!jobs.is_in_step("j", 0));
+    assert!(!jobs.is_in_step(&"j".into(), 0));
     assert_eq!(account.holds(Resource::Pending), 2);
     let ended = jobs.take_ended(i64::MAX, 9);
     let [forward, step] = &ended[..] else { panic!("two: {ended:?}") };
     assert_eq!(
-        (&*forward.job, forward.rank, forward.pid, forward.end_ns, forward.memory),
+        (&**forward.job.name(), forward.rank, forward.pid, forward.end_ns, forward.memory),
         ("j", 0, Some(7), 30, memory(9))
     );
     assert_eq!((&*forward.open.name, forward.open.kind, forward.open.step), ("forward", Kind::Phase, Some(5)));
@@ -182,9 +182,10 @@ fn marks_are_kept_newest_first_and_open_nothing() {
         let mark = Event { step: Some(9), rank: 4, at_ns, ..event(EventType::Mark, Kind::Phase, name, 7) };
         say(&mut jobs, &account, &mark);
     }
-    let marks: Vec<_> = jobs.marks().map(|mark| (&*mark.job, mark.rank, &*mark.name, mark.at_ns, mark.step)).collect();
+    let marks: Vec<_> =
+        jobs.marks().map(|mark| (&**mark.job.name(), mark.rank, &*mark.name, mark.at_ns, mark.step)).collect();
     assert_eq!(marks, [("j", 4, "c", 3, Some(9)), ("j", 4, "b", 2, Some(9))]);
-    assert!(jobs.by_name()["j"].ranks[&4].open.is_empty());
+    assert!(named(&jobs, "j").ranks[&4].open.is_empty());
 }
 
 #[test]

@@ -164,14 +164,14 @@ fn a_step_that_never_ends_takes_no_more_than_its_owners_share() {
     let of_other = |event: Event| Event { job: "k".into(), ..event };
     (0..1_000).for_each(|n| say(&mut jobs, &other, &of_other(record("a", 1, n))));
     say(&mut jobs, &other, &of_other(step(EventType::Begin, 2, 1_000_000)));
-    assert_eq!(jobs.by_name()["k"].ranks[&0].profile().expect("one").missing, 0);
+    assert_eq!(named(&jobs, "k").ranks[&0].profile().expect("one").missing, 0);
     say(&mut jobs, &account, &step(EventType::Begin, 2, 1_000_001));
     let profile = Arc::clone(rank(&jobs).profile().expect("one"));
     assert_eq!((profile.missing, profile.count as u64), (refused, 1_000_000 - refused));
     assert_eq!(profile.records().count(), profile.count);
     // What is read is on the account for as long as it is.
     jobs.expire(i64::MAX);
-    assert!(jobs.by_name().is_empty() && accounts.held(Resource::Layers) > 0);
+    assert!(jobs.by_id().is_empty() && accounts.held(Resource::Layers) > 0);
     assert!(accounts.held(Resource::Bytes) > 0, "its names are too");
     drop(profile);
     assert_eq!((accounts.held(Resource::Layers), accounts.held(Resource::Bytes)), (0, 0));
@@ -267,7 +267,7 @@ fn refused_records_of_ever_other_steps_look_at_no_other_rank() {
                     the 32768 that all share";
     // The refusal of step 7 ends the profile of step 1, which is this rank's own to forget.
     assert_eq!(refusal(&mut jobs, 7).expect("no room").to_string(), expected);
-    assert!(jobs.by_name()["j"].ranks[&1].profile().is_some());
+    assert!(named(&jobs, "j").ranks[&1].profile().is_some());
 }
 
 /// As a recording has it, whose step may never end.
@@ -277,7 +277,7 @@ fn a_played_profile_is_whole_with_its_last_record() {
     let mut last = record("b", 1, 20);
     last.layer.as_mut().expect("a layer").last_with_missing = Some(7);
     for event in [step(EventType::Begin, 1, 0), record("a", 1, 10), last] {
-        assert!(jobs.by_name().is_empty() || shown(&jobs).is_none());
+        assert!(jobs.by_id().is_empty() || shown(&jobs).is_none());
         say(&mut jobs, &account, &event);
     }
     assert_eq!(shown(&jobs), Some((Some(1), names(&["a:forward", "b:forward"]), 7)));
@@ -316,7 +316,8 @@ fn a_layer_without_a_place_for_its_name_is_missing() {
     assert_eq!(jobs.layer_records_dropped(), 2);
     // One that may not speak for the job changes nothing.
     let other = Accounts::new(&limits).of(&Owner::User { uid: 9, within: Within::Node });
-    assert!(matches!(take(&mut jobs, &other, &Event { pid: None, ..record("c", 3, 10) }), Err(Refusal::NotOwner(_))));
+    let of_daemon = Event { pid: None, scope: Some(Scope::Daemon), ..record("c", 3, 10) };
+    assert!(matches!(take(&mut jobs, &other, &of_daemon), Err(Refusal::NotOwner(_))));
     assert_eq!(jobs.layer_records_dropped(), 2);
 }
 
@@ -371,7 +372,7 @@ proptest! {
         let (mut jobs, account) = (Jobs::new(Limits { layer_names: 3, ..Limits::default() }), Account::alone());
         let (mut records, mut seen, mut last) = (0, 0, None::<Arc<Profile>>);
         let mut count = |jobs: &Jobs| {
-            let profile = jobs.by_name().get("j").and_then(|job| job.ranks[&0].profile()).cloned();
+            let profile = find(&jobs, "j").and_then(|job| job.ranks[&0].profile()).cloned();
             if let Some(profile) = profile && !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, &profile)) {
                 seen += profile.records().count() as u64;
                 last = Some(profile);

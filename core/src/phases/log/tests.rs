@@ -43,7 +43,7 @@ fn layers_push_no_phase_out() {
     assert_eq!(layers.len() as u64 + lost, 2 * limits.ended as u64);
     assert!(layers.len() <= limits.ended && layers.len() > 1_000, "{}", layers.len());
     assert!(log.layers.entries.bytes() <= limits.ended_layer_bytes);
-    assert_eq!(log.phases.of_job("j", u64::MAX).count(), 1);
+    assert_eq!(log.phases.of_job(&"j".into(), u64::MAX).count(), 1);
 }
 
 #[test]
@@ -97,14 +97,15 @@ fn the_owner_with_most_forgets_first_and_numbers_go_on() {
     let mut log = Log::new(&limits);
     log.record(ended(&other, Kind::Phase, "x", 1, 1));
     (0..6).for_each(|step| log.record(ended(&one, Kind::Phase, "a", 0, step)));
-    let numbers = |log: &Log, job: &str, before| log.phases.of_job(job, before).map(|(n, _)| n).collect::<Vec<_>>();
+    let numbers =
+        |log: &Log, job: &str, before| log.phases.of_job(&job.into(), before).map(|(n, _)| n).collect::<Vec<_>>();
     assert_eq!((numbers(&log, "j", u64::MAX), numbers(&log, "j", 5)), (vec![6, 5, 4, 0], vec![4, 0]));
     let (since, lost) = log.phases.since(2);
     assert_eq!((since.len(), lost, log.phases.count()), (3, 2, 7));
     drop(since);
-    assert!(log.has_job("j") && !log.has_job("k"));
+    assert!(log.has_job(&"j".into()) && !log.has_job(&"k".into()));
     log.clear();
-    assert_eq!((log.has_job("j"), log.phases.count(), accounts.held(Resource::Ended)), (false, 7, 0));
+    assert_eq!((log.has_job(&"j".into()), log.phases.count(), accounts.held(Resource::Ended)), (false, 7, 0));
 }
 
 #[test]

@@ -231,6 +231,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         kind: Kind::Step,
         name: "step".into(),
         job: "job".into(),
+        scope: None,
         rank: 0,
         world_size: None,
         gpus: None,
