@@ -129,11 +129,17 @@ impl Settings {
     }
 }
 
-/// The default socket, where clients look for it: below `/run` for root, otherwise in the user's runtime directory.
+/// The default socket, where clients look for it: below `/run` for root, otherwise in the user's runtime directory. A
+/// service manager may name another folder (`RUNTIME_DIRECTORY`, `systemd.exec(5)`).
 #[must_use]
 pub fn default_socket() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    match runtime {
+    let folder = |name| std::env::var_os(name).filter(|dir| !dir.is_empty());
+    if let Some(folders) = folder("RUNTIME_DIRECTORY") {
+        // Several are separated by colons.
+        let first = std::env::split_paths(&folders).next().unwrap_or_default();
+        return first.join("annotations.sock");
+    }
+    match folder("XDG_RUNTIME_DIR") {
         Some(dir) if !rustix::process::geteuid().is_root() => PathBuf::from(dir).join("highwater/annotations.sock"),
         _ => PathBuf::from("/run/highwater/annotations.sock"),
     }

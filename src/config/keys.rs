@@ -79,7 +79,7 @@ keys! {
         };
     "ring.max_bytes" = "2MiB", "Memory limit for the samples of one GPU; at the limit, older samples are dropped.",
         |s, v| { s.ring_max_bytes = bytes(v, 256 << 10, 1 << 30)?; Ok(()) };
-    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` disables it. By default below $XDG_RUNTIME_DIR if that is set and the daemon does not run as root.",
+    "annotations.socket" = "/run/highwater/annotations.sock", "The Unix datagram socket for annotations; `none` disables it. By default in $RUNTIME_DIRECTORY, which systemd sets, or else below $XDG_RUNTIME_DIR if that is set and the daemon does not run as root.",
         |s, v| { s.annotations_socket = path_or_none(v); Ok(()) };
     "annotations.token_file" = "", "File with the token that annotations over TCP need. Without it they are accepted on loopback addresses only.",
         |s, v| { s.token_file = path(v); Ok(()) };

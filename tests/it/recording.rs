@@ -73,6 +73,22 @@ fn arguments_and_streams_are_the_commands_own() {
     assert!(output.status.success());
 }
 
+/// Where the service manager says that the daemon's socket is, there a recording looks for another daemon, and nowhere else:
+/// all other tests name a folder that does not exist.
+#[test]
+fn another_daemon_is_looked_for_where_the_service_manager_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = |name: &str| {
+        let mut record = command();
+        record.args(["record", "--source", "sim", "--for", "0.1s", "-o"]).arg(folder.path().join(name));
+        record.env("RUNTIME_DIRECTORY", folder.path()).env("TMPDIR", folder.path());
+        text(&record.output().expect("it runs").stderr).contains("a daemon runs on this node too")
+    };
+    assert!(!told("alone.sqlite"));
+    let _other = std::os::unix::net::UnixDatagram::bind(folder.path().join("annotations.sock")).expect("bound");
+    assert!(told("beside.sqlite"));
+}
+
 /// As with a training script that asks something, or draws a progress bar.
 #[test]
 fn a_command_has_the_terminal_and_its_interrupts() {
@@ -140,6 +156,7 @@ fn interrupts_end_the_loop_around_it() {
         format!(r#"for n in 1 2; do "$0" run --source sim -o "$1/link/$n.sqlite" -- python3 -c "{waits}"; done"#);
     let mut bash = Command::new("bash");
     bash.args(["-c", &script, env!("CARGO_BIN_EXE_highwater")]).arg(folder.path());
+    bash.env("RUNTIME_DIRECTORY", crate::daemon::NO_DAEMON);
     let (_, seen) = on_terminal(&bash, "", "ready");
     assert_eq!((seen.matches("ready").count(), seen.matches("reached at").count()), (1, 1), "{seen}");
 }
@@ -233,7 +250,7 @@ for n in range(3):
     let source = format!("replay:{}", file.display());
     let daemon = Daemon::start(&["serve", "--source", &source, "--replay-speed", "max"]);
     eventually(SOON, "the end", || daemon.printed().contains("the recording has ended").then_some(()));
-    let metrics = daemon.get("/metrics");
+    let metrics = daemon.metrics();
     let (_, peak) = live.iter().find(|(name, _)| name == "step").expect("steps");
     let answer: serde_json::Value = serde_json::from_str(&daemon.get("/api/v1/jobs/t/phases?limit=100")).expect("JSON");
     let played = answer["phases"].as_array().into_iter().flatten();
@@ -380,9 +397,7 @@ fn a_daemon_that_runs_already_can_record_the_command() {
     let captures = format!("captures.directory={}", folder.path().join("captures").display());
     let daemon = Daemon::start(&["serve", "--source", "sim:demo", "--set", &captures]).ready();
     // Until the first phases of the simulated jobs have ended.
-    eventually(SOON, "phases", || {
-        daemon.get("/metrics").contains("highwater_phase_duration_seconds_count").then_some(())
-    });
+    eventually(SOON, "phases", || daemon.metrics().contains("highwater_phase_duration_seconds_count").then_some(()));
     let run = |flags: &[&str], words: &[&str]| {
         let mut run = command();
         run.current_dir(folder.path()).arg("run").args(flags).arg("--").args(words);
