@@ -170,7 +170,7 @@ def dashboards(browser, url, out, names, span, variables, waits):
 
 def why_slow(browser, url, source, out):
     """Why the demo's job is slow, while it is: the row of its dashboard with findings and heat maps."""
-    count = urllib.parse.quote('count(highwater_finding_active{exported_job="moe-tight"} == 1) > 1')
+    count = urllib.parse.quote('count(highwater_finding_active{training_job="moe-tight"} == 1) > 1')
     found = lambda: json.loads(answers(f"{source}/api/v1/query?query={count}") or "{}").get("data", {}).get("result")
     eventually("findings of moe-tight", found, 90)
     browser.open(f"{url}/d/highwater-training-job?from=now-5m&to=now&theme=dark&var-job=moe-tight&kiosk", SCREEN[0], 1500)

@@ -5,9 +5,9 @@ from generator.board import Board, listed, window
 from generator.panels import BLUE, FULL, NONE_WANTED, ORANGE, GREEN, bars, column, lines, matrix, plot, query, rows, table
 from generator.queries import JOB, PHASES, RECENT, STEP, WHOLE, count, mean, peak, phase_peak, seconds, usable
 
-INFO = f"max by (instance, uuid, exported_job) (highwater_job_info{{{JOB}}})"
-BY = "exported_job"
-NAME = "{{exported_job}}"
+INFO = f"max by (instance, uuid, training_job) (highwater_job_info{{{JOB}}})"
+BY = "training_job"
+NAME = "{{training_job}}"
 TO_JOB = ("The job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}&var-job=${__value.raw}")
 
 
@@ -18,7 +18,7 @@ def of_job(vector, reduce="max", info=INFO):
 
 def peaks_of_jobs():
     """The peak of each interval at whose beginning the job ran already: a GPU's peak before may be another job's."""
-    throughout = f"({INFO} and max by (instance, uuid, exported_job) (highwater_job_info{{{JOB}}} offset {RECENT}))"
+    throughout = f"({INFO} and max by (instance, uuid, training_job) (highwater_job_info{{{JOB}}} offset {RECENT}))"
     # A daemon that restarts within the interval in another pod has two series for a GPU.
     return of_job(f"max by (instance, uuid) ({_everywhere(peak('', RECENT))})", info=throughout)
 
@@ -31,8 +31,8 @@ def _everywhere(expr):
 def dashboard():
     board = Board("compare-runs", "Runs side by side, one job each: an algorithm, a batch size or a version against another. Runs that "
                   "ended stay as long as the time range contains them. Two runs with the same name are one job here.", [
-                      listed("job", "Jobs", "highwater_job_info", "exported_job",
-                             "The jobs to compare, by their names in annotations, Prometheus's label exported_job."),
+                      listed("job", "Jobs", "highwater_job_info", "training_job",
+                             "The jobs to compare, by their names in annotations, the label training_job."),
                       window("highwater_gpu_memory_used_max_bytes"),
                   ], ["gpu", "training"])
     board.row("The runs")

@@ -59,7 +59,7 @@ KINDS = {
 NOTHING = "none"
 SEVERITIES = {"critical": RED, "warning": ORANGE, "info": BLUE}
 SHOWN_SEVERITIES = words({severity: (severity, color) for severity, color in SEVERITIES.items()})
-WORDS = {"instance": "node", "gpu": "GPU", "exported_job": "job", "rank": "rank"}
+WORDS = {"instance": "node", "gpu": "GPU", "training_job": "job", "rank": "rank"}
 RUNBOOK = "${runbooks}docs/runbooks/${__value.raw}.md"
 
 
@@ -105,7 +105,7 @@ def findings_table(title, active, seen, *, of="", unread=None):
             column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
             column("Node", source="instance", width=125, missing="", link=("Live page of the node", _live("/findings"))),
             column("GPU", source="gpu", width=50, missing="", link=("Live page of the GPU", _live("/gpu/${__value.raw}"))),
-            column("Job", source="exported_job", width=90, missing="",
+            column("Job", source="training_job", width=90, missing="",
                    link=("Training job", "/d/highwater-training-job?${__url_time_range}&${datasource:queryparam}"
                                          "&var-job=${__value.raw}")),
             column("Rank", source="rank", width=50, missing=""),
@@ -132,13 +132,13 @@ def alerts_table(title, alerts, seen):
             column("Severity", source="severity", mappings=[SHOWN_SEVERITIES], cell="text", width=95, missing=""),
             column("Node", source="instance", missing=""),
             column("GPU", source="gpu", width=60, missing=""),
-            column("Job", source="exported_job", missing=""),
+            column("Job", source="training_job", missing=""),
             column("Rank", source="rank", width=60, missing=""),
         ],
         hidden=["alertstate", "uuid", "pod", "xid", "finding", "cause", "reason", "Value"])
 
 
-def annotate(board, matchers, on, by="instance, gpu, exported_job, rank", shown=("critical", "warning")):
+def annotate(board, matchers, on, by="instance, gpu, training_job, rank", shown=("critical", "warning")):
     """Marks findings on the panels `on`, each severity in its colour, a mark for each kind and each value of the labels `by`.
     Marks of many GPUs lie on each other until they hide the data, so pages of many GPUs leave them switched off (`shown`)."""
     subject = " ".join(f"{WORDS[label]} {{{{{label}}}}}" for label in by.split(", "))

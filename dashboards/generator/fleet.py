@@ -40,7 +40,7 @@ def dashboard():
     board.row("Over time")
     on = board.line(9, (12, _full()), (12, _found()))
     board.line(8, (8, _busy()), (8, _power()), (8, _answering()))
-    findings.annotate(board, NODE, on[:1], by="exported_job", shown=())
+    findings.annotate(board, NODE, on[:1], by="training_job", shown=())
     return board
 
 
@@ -93,7 +93,7 @@ def _gpus():
         rows(f"count by (instance, gpu) (highwater_finding_active{{{NODE},gpu!=\"\"}} == 1) "
              f"or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
         # A rank whose GPU is unknown would be merged into the rows of all GPUs of its node.
-        rows("topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) "
+        rows("topk by (instance, gpu) (1, max by (instance, gpu, training_job, rank) "
              f"(highwater_job_info{{{NODE},gpu!=\"\"}}))"),
         rows(f"{by} ({queries.share_of_power_limit(NODE)})"),
         rows(f"min by (instance, gpu) ({queries.below_slowdown(NODE)})"),
@@ -114,7 +114,7 @@ def _gpus():
         column("Throttled", source="H", mappings=[THROTTLED], cell="text", width=80),
         column("XIDs", source="I", steps=NONE_WANTED, cell="text", width=50),
         column("Findings", source="J", steps=SOME, cell="text", width=75),
-        column("Job", source="exported_job", missing="", link=TO_JOB, filtered=True, width=120),
+        column("Job", source="training_job", missing="", link=TO_JOB, filtered=True, width=120),
         column("Rank", source="rank", missing="", width=50),
         column("Model", source="name", filtered=True),
     ]
@@ -154,20 +154,20 @@ def _nodes():
 
 def _jobs():
     info = f"highwater_job_info{{{NODE}}}"
-    ranks = "count by (exported_job) (count by (exported_job, rank) (%s))"
+    ranks = "count by (training_job) (count by (training_job, rank) (%s))"
     seen = f"last_over_time({info}[$__range])"
     queries_ = [
         rows(ranks % seen),
         rows(ranks % info),
-        rows("count by (exported_job) (count by (exported_job, instance) (%s))" % seen),
-        rows(queries.mean(queries.STEP, NODE, ["exported_job"])),
-        rows(f"max by (exported_job) (highwater_job_compute_lag_ratio{{{NODE}}})"),
-        rows(f"max by (exported_job) (highwater_job_data_stall_ratio{{{NODE}}})"),
-        rows(f"count by (exported_job) (highwater_finding_active{{{NODE},exported_job!=\"\"}} == 1) "
-             f"or 0 * count by (exported_job) ({info})"),
+        rows("count by (training_job) (count by (training_job, instance) (%s))" % seen),
+        rows(queries.mean(queries.STEP, NODE, ["training_job"])),
+        rows(f"max by (training_job) (highwater_job_compute_lag_ratio{{{NODE}}})"),
+        rows(f"max by (training_job) (highwater_job_data_stall_ratio{{{NODE}}})"),
+        rows(f"count by (training_job) (highwater_finding_active{{{NODE},training_job!=\"\"}} == 1) "
+             f"or 0 * count by (training_job) ({info})"),
     ]
     columns = [
-        column("Job", source="exported_job", link=TO_JOB, filtered=True),
+        column("Job", source="training_job", link=TO_JOB, filtered=True),
         column("Ranks now", source="B", missing="gone", cell="text", steps=[(1, BLUE)], width=90),
         column("Nodes", source="C", width=60),
         column("Step time", source="D", unit="s", decimals=3),

@@ -48,7 +48,7 @@ def dashboard():
     board.row("GPU by GPU of $node", collapsed=True)
     (band,) = board.line(8, (8, _band()))
     band |= {"repeat": "gpu", "repeatDirection": "h", "maxPerRow": 4}
-    findings.annotate(board, GPU, on, by="exported_job", shown=())
+    findings.annotate(board, GPU, on, by="training_job", shown=())
     board.annotate("XID errors", f"highwater_gpu_xid_last_timestamp_seconds{{{GPU}}} * 1000", "purple", "XID {{xid}}", NAME,
                    on=on, useValueForTime=True)
     return board
@@ -140,7 +140,7 @@ def _now():
         rows(f"{by} (highwater_gpu_memory_used_bytes{{{GPU}}} / {usable(GPU)})"),
         rows(f"{by} (highwater_gpu_memory_used_bytes{{{GPU}}})"),
         rows(f"{by} ({usable(GPU)} - ignoring (window) {peak(GPU)})"),
-        rows(f"topk by (instance, gpu) (1, max by (instance, gpu, exported_job, rank) (highwater_job_info{{{GPU}}}))"),
+        rows(f"topk by (instance, gpu) (1, max by (instance, gpu, training_job, rank) (highwater_job_info{{{GPU}}}))"),
     ]
     return table("Memory now", "A row for each GPU that was seen within the time range, with the job that runs on it.", queries_, [
         column("Node", source="instance"),
@@ -149,7 +149,7 @@ def _now():
         column("In use", source="C", unit="percentunit", decimals=1, minimum=0, maximum=1, steps=FULL, cell="gauge"),
         column("Bytes in use", source="D", unit="bytes", decimals=1, width=120),
         column("Least free", source="E", unit="bytes", decimals=1, width=120),
-        column("Job", source="exported_job", missing="none reported", link=TO_JOB),
+        column("Job", source="training_job", missing="none reported", link=TO_JOB),
         column("Rank", source="rank", missing="", width=70),
     ], sort=("Peak", True), pages=True)
 
@@ -177,7 +177,7 @@ def _utilization():
 
 def _controller():
     return lines("Memory controller", "Share of the driver's last window in which device memory was read or written.",
-                 [query(f"highwater_gpu_memory_utilization_ratio{{{GPU}}}", NAME)], "percentunit", maximum=1)
+                 [query(f"highwater_gpu_memory_busy_ratio{{{GPU}}}", NAME)], "percentunit", maximum=1)
 
 
 def _clock():

@@ -12,9 +12,9 @@ def dashboard():
     board = Board("layers", "One job: the layers that take its memory, from the last profiled step of each rank, and its "
                   "allocator: what it holds, what is in tensors, what is outside of it, and how often it had to try again. A job "
                   "without layer profiles has only the latter. Grey means unknown.", [
-                      listed("job", "Job", "highwater_job_info", "exported_job",
-                             "The job's name in its annotations, Prometheus's label exported_job.", many=False),
-                      listed("rank", "Rank", 'highwater_job_info{exported_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
+                      listed("job", "Job", "highwater_job_info", "training_job",
+                             "The job's name in its annotations, the label training_job.", many=False),
+                      listed("rank", "Rank", 'highwater_job_info{training_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
                   ], ["gpu", "training"])
     board.row("The last profiled step")
     board.tiles(*_tiles())

@@ -12,8 +12,8 @@ a whole interval, which has many such windows, so time panels take the maximum o
 
 NODE = 'instance=~"$instance"'
 GPU = 'instance=~"$instance",gpu=~"$gpu"'
-JOB = 'exported_job=~"$job"'
-RANK = 'exported_job=~"$job",rank=~"$rank"'
+JOB = 'training_job=~"$job"'
+RANK = 'training_job=~"$job",rank=~"$rank"'
 PHASE = RANK + ',phase=~"$phase"'
 STEP = "highwater_job_step_duration_seconds"
 PHASES = "highwater_phase_duration_seconds"

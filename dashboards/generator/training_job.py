@@ -10,10 +10,10 @@ from generator.queries import (PHASE, PHASES, RANK, RECENT, STEP, WHOLE, count, 
 INFO = f"highwater_job_info{{{RANK}}}"
 LAST = f"highwater_job_last_annotation_timestamp_seconds{{{RANK}}}"
 # Alerts about the job, and alerts without a job about the nodes that it runs on.
-NODES_ALERTS = queries.firing('exported_job=""')
+NODES_ALERTS = queries.firing('training_job=""')
 ALERTS = f"{queries.firing(queries.JOB)} or ({NODES_ALERTS} and on (instance) highwater_job_info{{{queries.JOB}}})"
 # Findings about the job, and findings without a job about the GPUs that it runs on: a GPU that ranks share has no job.
-FINDINGS = (f'highwater_finding_active{{{RANK}}} == 1 or (highwater_finding_active{{exported_job="",gpu!=""}} == 1 '
+FINDINGS = (f'highwater_finding_active{{{RANK}}} == 1 or (highwater_finding_active{{training_job="",gpu!=""}} == 1 '
             f"and on (instance, gpu) {INFO})")
 LAG = [(0, GREEN), (1.2, YELLOW), (1.5, RED)]
 STALL = [(0, GREEN), (0.15, YELLOW), (0.3, RED)]
@@ -25,12 +25,12 @@ TO_GPU = ("This GPU", "/d/highwater-gpu-memory?${__url_time_range}&${datasource:
 
 def dashboard():
     board = Board("training-job", "One training job: why it is slow, how long its steps and phases take, what memory did inside "
-                  "each phase, and where the GPUs waited. The job's name is in the label exported_job, because Prometheus sets "
-                  "the label job itself unless honor_labels is set. Grey means unknown.", [
-                      listed("job", "Job", "highwater_job_info", "exported_job",
-                             "The job's name in its annotations, Prometheus's label exported_job.", many=False),
-                      listed("rank", "Rank", 'highwater_job_info{exported_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
-                      listed("phase", "Phase", 'highwater_phase_active{exported_job=~"$job"}', "phase",
+                  "each phase, and where the GPUs waited. The job's name is in the label training_job. "
+                  "Grey means unknown.", [
+                      listed("job", "Job", "highwater_job_info", "training_job",
+                             "The job's name in its annotations, the label training_job.", many=False),
+                      listed("rank", "Rank", 'highwater_job_info{training_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
+                      listed("phase", "Phase", 'highwater_phase_active{training_job=~"$job"}', "phase",
                              "Phases that the job has annotated."),
                       window("highwater_phase_memory_peak_max_bytes"),
                       runbooks(),
@@ -59,10 +59,10 @@ def dashboard():
 
 def _tiles():
     idle = f"sum(rate(highwater_phase_gpu_idle_seconds_total{{{PHASE}}}[$__rate_interval]))"
-    ranks = "count by (exported_job, rank) (%s)"
+    ranks = "count by (training_job, rank) (%s)"
     gone = f"{ranks % f'last_over_time({INFO}[$__range])'} unless {ranks % INFO}"
-    top = (f"max by (instance, exported_job, rank) ({phase_peak(PHASE)}) "
-           f"* on (instance, exported_job, rank) group_right () {INFO} "
+    top = (f"max by (instance, training_job, rank) ({phase_peak(PHASE)}) "
+           f"* on (instance, training_job, rank) group_right () {INFO} "
            "/ on (instance, gpu, uuid) group_left () (highwater_gpu_memory_used_bytes + highwater_gpu_memory_free_bytes)")
     return [
         tile("Silent for", "Time since the longest-silent rank sent its last event. A rank that hangs or died goes silent, and is "
@@ -220,7 +220,7 @@ def _peak(title, by, legend, of):
 
 
 def _peak_by_rank():
-    share = (f"max by (instance, exported_job, rank) ({phase_peak(PHASE, RECENT)}) * on (instance, exported_job, rank) group_right () {INFO} "
+    share = (f"max by (instance, training_job, rank) ({phase_peak(PHASE, RECENT)}) * on (instance, training_job, rank) group_right () {INFO} "
              "/ on (instance, gpu, uuid) group_left () (highwater_gpu_memory_used_bytes + highwater_gpu_memory_free_bytes)")
     return heat("Peak by rank", "The most device memory in use at any millisecond of the selected phases, as a share of what jobs can "
                 "have on the rank's GPU. A row for each rank, rank 0 at the top. If ranks differ widely, the fullest one limits "

@@ -135,7 +135,7 @@ class RealDaemon(Case):
         wait_until(lambda: len(daemon.phases("all")) == 2, "the step and its phase")
         self.assertEqual({phase["rank"] for phase in daemon.phases("all")}, {3})
         self.assertEqual(daemon.metric("highwater_annotations_total", outcome="malformed"), 0)
-        self.assertEqual(daemon.metric("highwater_job_allocator_allocated_bytes", job="all", rank="3"), 5)
+        self.assertEqual(daemon.metric("highwater_job_allocator_allocated_bytes", training_job="all", rank="3"), 5)
         self.assertEqual(len(json.loads(daemon.get("/api/v1/jobs/all/layers"))["layers"]), 1)
 
     def test_a_token_is_needed_where_the_daemon_asks_for_one_and_a_wrong_one_is_told_once(self):
@@ -169,7 +169,7 @@ class RealDaemon(Case):
         ]:
             environment = {**os.environ, **place, "HIGHWATER_JOB": name, "PYTHONPATH": str(PYTHON)}
             subprocess.run([sys.executable, "-W", "error", "-c", text], env=environment, check=True, timeout=SECONDS)
-            wait_until(lambda name=name: not daemon.metric("highwater_phase_active", job=name), "the rank's end")
+            wait_until(lambda name=name: not daemon.metric("highwater_phase_active", training_job=name), "the rank's end")
         self.assertEqual(daemon.metric("highwater_phases_total", outcome="exited"), 2)
 
     def test_a_daemon_that_is_started_again_goes_on_with_the_job(self):

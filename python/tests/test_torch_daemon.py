@@ -58,7 +58,7 @@ class WatchedByTheDaemon(TorchCase):
         self.assertEqual(records, [(n, "forward") for n in names] + [(n, "backward") for n in reversed(names)])
         self.assertEqual([record["activations"] for record in profile["records"][:3]], [4 * 16 * 4, 4 * 16 * 4, 4 * 4 * 4])
         parameters = sum(each.numel() * 4 for each in model.parameters())
-        self.assertEqual(daemon.metric("highwater_job_profile_parameter_bytes", job="watched", rank="0"), parameters)
+        self.assertEqual(daemon.metric("highwater_job_profile_parameter_bytes", training_job="watched", rank="0"), parameters)
         outcomes = ("malformed", "bad_name", "too_large", "end_without_begin", "end_before_begin", "over_budget")
         refused = [daemon.metric("highwater_annotations_total", outcome=outcome) for outcome in outcomes]
         self.assertEqual((refused, daemon.metric("highwater_annotations_lost_total")), ([0.0] * len(outcomes), 0))

@@ -67,7 +67,7 @@ metrics! {
         "Drops in memory in use of at least 256 MiB and 1 % of the usable memory, half of which came back within 100 ms: the sign that a framework's allocator flushed its cache.";
     GPU_UTILIZATION = Gauge "highwater_gpu_utilization_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which a kernel ran. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
-    GPU_MEMORY_UTILIZATION = Gauge "highwater_gpu_memory_utilization_ratio" ["gpu", "uuid"]
+    GPU_MEMORY_BUSY = Gauge "highwater_gpu_memory_busy_ratio" ["gpu", "uuid"]
         "Share of the driver's last window in which device memory was read or written. From NVML every 100 ms; the driver's own window is 1/6 to 1 s.";
     GPU_POWER = Gauge "highwater_gpu_power_watts" ["gpu", "uuid"]
         "Power draw. From NVML every 100 ms: the instant value, or the mean of 1 s if the driver has no other.";
@@ -105,43 +105,43 @@ metrics! {
         "Unix time of the last XID error of this number.";
     PROCESS_MEMORY_USED = Gauge "highwater_process_gpu_memory_used_bytes" ["gpu", "uuid", "pid"]
         "Memory of one process on one GPU; only with `metrics.processes`. From NVML, in the slow lane.";
-    JOB_INFO = Gauge "highwater_job_info" ["job", "rank", "namespace", "user", "world_size", "gpu", "uuid"]
+    JOB_INFO = Gauge "highwater_job_info" ["training_job", "rank", "namespace", "user", "world_size", "gpu", "uuid"]
         "Static facts of a rank, always 1; a series for each of its GPUs. From its annotations.";
     JOB_CONFLICTS = Counter "highwater_job_conflicts_total" []
         "How often two processes that ran at once sent steps for one rank of one job. What the second sends is kept as a job of its own, NAME~PID.";
-    JOB_STEP = Gauge "highwater_job_step" ["job", "rank", "namespace", "user"]
+    JOB_STEP = Gauge "highwater_job_step" ["training_job", "rank", "namespace", "user"]
         "Number of the last step. From annotations.";
-    JOB_STEPS = Counter "highwater_job_steps_total" ["job", "rank", "namespace", "user"]
+    JOB_STEPS = Counter "highwater_job_steps_total" ["training_job", "rank", "namespace", "user"]
         "Steps that ended. From annotations.";
-    JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["job", "rank", "namespace", "user"]
+    JOB_STEP_DURATION = Histogram "highwater_job_step_duration_seconds" ["training_job", "rank", "namespace", "user"]
         "Durations of steps, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
-    JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["job", "rank", "namespace", "user"]
+    JOB_LAST_ANNOTATION = Gauge "highwater_job_last_annotation_timestamp_seconds" ["training_job", "rank", "namespace", "user"]
         "Unix time of the rank's newest annotation.";
-    JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["job", "rank", "namespace", "user"]
+    JOB_ALLOCATOR_ALLOCATED = Gauge "highwater_job_allocator_allocated_bytes" ["training_job", "rank", "namespace", "user"]
         "Bytes in live tensors, as last reported by the job's allocator.";
-    JOB_ALLOCATOR_RESERVED = Gauge "highwater_job_allocator_reserved_bytes" ["job", "rank", "namespace", "user"]
+    JOB_ALLOCATOR_RESERVED = Gauge "highwater_job_allocator_reserved_bytes" ["training_job", "rank", "namespace", "user"]
         "Bytes that the job's allocator holds from the driver, as it last reported.";
-    JOB_ALLOCATOR_RETRIES = Counter "highwater_job_allocator_retries_total" ["job", "rank", "namespace", "user"]
+    JOB_ALLOCATOR_RETRIES = Counter "highwater_job_allocator_retries_total" ["training_job", "rank", "namespace", "user"]
         "Failed device allocations that made the job's allocator flush its cache, since the process began, as it last reported.";
-    JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["job", "rank", "namespace", "user"]
+    JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["training_job", "rank", "namespace", "user"]
         "Out-of-memory errors of the job's allocator since the process began, as it last reported.";
-    JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["job", "rank", "namespace", "user"]
+    JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["training_job", "rank", "namespace", "user"]
         "The process's memory according to NVML less what its allocator held, at the end of the last phase that reported the latter: communication buffers, context, workspaces.";
-    PHASE_ACTIVE = Gauge "highwater_phase_active" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_ACTIVE = Gauge "highwater_phase_active" ["training_job", "rank", "namespace", "user", "phase"]
         "Whether the rank is inside this phase.";
-    PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["training_job", "rank", "namespace", "user", "phase"]
         "Durations of phases, by the job's own times. docs/prometheus.md describes its buckets and native histograms.";
-    PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_MEMORY_PEAK = Gauge "highwater_phase_memory_peak_bytes" ["training_job", "rank", "namespace", "user", "phase"]
         "Highest memory in use on the rank's GPUs inside the last phase of this name that ended, of all samples.";
-    PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["job", "rank", "namespace", "user", "phase", "window"]
+    PHASE_MEMORY_PEAK_MAX = Gauge "highwater_phase_memory_peak_max_bytes" ["training_job", "rank", "namespace", "user", "phase", "window"]
         "Highest memory in use inside any phase of this name that ended within the sliding window.";
-    PHASE_MEMORY_GROWTH = Gauge "highwater_phase_memory_growth_bytes" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_MEMORY_GROWTH = Gauge "highwater_phase_memory_growth_bytes" ["training_job", "rank", "namespace", "user", "phase"]
         "Memory at the end of the last phase of this name less memory at its beginning.";
-    PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_ENERGY = Counter "highwater_phase_energy_joules_total" ["training_job", "rank", "namespace", "user", "phase"]
         "Energy of the rank's GPUs inside phases of this name: power, read every 100 ms, times time.";
-    PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["job", "rank", "namespace", "user", "phase"]
+    PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
         "Time inside phases of this name in which no kernel ran, the mean of several GPUs. From the driver's utilization, whose window is 1/6 to 1 s, so it is an estimate for shorter phases.";
-    FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "job", "rank", "namespace", "user"]
+    FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "training_job", "rank", "namespace", "user"]
         "1 while a finding goes on; a label that does not apply is empty. docs/findings.md describes each kind.";
     FINDINGS = Counter "highwater_findings_total" ["finding"]
         "Findings that were raised.";
@@ -149,35 +149,35 @@ metrics! {
         "Signs of findings that were dropped because 256 findings were already going on.";
     FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []
         "Steps and phases that were forgotten before the detectors saw them, because too many ended at once.";
-    COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["job", "rank", "namespace", "user"]
+    COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's communication divided by the median of the rank's own healthy steps.";
-    JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["job", "rank", "namespace", "user"]
+    JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's time outside communication and data divided by the median of the job's other ranks on this node.";
-    JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["job", "rank", "namespace", "user"]
+    JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["training_job", "rank", "namespace", "user"]
         "Share of the last 10 steps' time spent waiting for data with the GPU idle.";
-    JOB_MEMORY_FULL = Gauge "highwater_job_memory_full_forecast_seconds" ["job", "rank", "namespace", "user"]
+    JOB_MEMORY_FULL = Gauge "highwater_job_memory_full_forecast_seconds" ["training_job", "rank", "namespace", "user"]
         "Time until memory is full at the present growth of the peak per step; absent while it does not grow.";
     PHASES = Counter "highwater_phases_total" ["outcome"]
         "Steps, phases and layers that ended or were given up, by outcome.";
-    JOB_PROFILE_STEP = Gauge "highwater_job_profile_step" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_STEP = Gauge "highwater_job_profile_step" ["training_job", "rank", "namespace", "user"]
         "Step of the rank's last layer profile. From records of layers, updated when a profiled step is over, as are all metrics of the profile. docs/annotations.md describes the records.";
-    JOB_PROFILE_LAYERS = Gauge "highwater_job_profile_layers" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_LAYERS = Gauge "highwater_job_profile_layers" ["training_job", "rank", "namespace", "user"]
         "Different layers in the rank's last layer profile. Updated at each profiled step.";
-    JOB_PROFILE_MISSING = Gauge "highwater_job_profile_missing_records" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_MISSING = Gauge "highwater_job_profile_missing_records" ["training_job", "rank", "namespace", "user"]
         "Records that the rank's last layer profile lacks because there was no room for them. Updated at each profiled step.";
-    JOB_PROFILE_ACTIVATION = Gauge "highwater_job_profile_activation_bytes" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_ACTIVATION = Gauge "highwater_job_profile_activation_bytes" ["training_job", "rank", "namespace", "user"]
         "Activations of all layers in the forward pass of the last profiled step, as the job measured them. Updated at each profiled step.";
-    JOB_PROFILE_PARAMETER = Gauge "highwater_job_profile_parameter_bytes" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_PARAMETER = Gauge "highwater_job_profile_parameter_bytes" ["training_job", "rank", "namespace", "user"]
         "Parameters of all layers of the last profiled step, each layer once. Updated at each profiled step.";
-    JOB_PROFILE_GATHERED = Gauge "highwater_job_profile_gathered_bytes" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_GATHERED = Gauge "highwater_job_profile_gathered_bytes" ["training_job", "rank", "namespace", "user"]
         "Bytes that all-gathers produced in the last profiled step. Updated at each profiled step.";
-    JOB_PROFILE_ALLOCATED_MAX = Gauge "highwater_job_profile_allocated_max_bytes" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_ALLOCATED_MAX = Gauge "highwater_job_profile_allocated_max_bytes" ["training_job", "rank", "namespace", "user"]
         "The most in live tensors after any layer of the last profiled step. Updated at each profiled step.";
-    JOB_PROFILE_RESERVED_MAX = Gauge "highwater_job_profile_reserved_max_bytes" ["job", "rank", "namespace", "user"]
+    JOB_PROFILE_RESERVED_MAX = Gauge "highwater_job_profile_reserved_max_bytes" ["training_job", "rank", "namespace", "user"]
         "The most that the job's allocator held from the driver after any layer of the last profiled step. Updated at each profiled step.";
-    LAYER_ACTIVATION = Gauge "highwater_layer_activation_bytes" ["job", "rank", "namespace", "user", "layer"]
+    LAYER_ACTIVATION = Gauge "highwater_layer_activation_bytes" ["training_job", "rank", "namespace", "user", "layer"]
         "Activations of one layer in the forward pass of the last profiled step; the `layers.top` layers of the rank with the most, and fewer if all ranks together have more than 2,048. Updated at each profiled step.";
-    LAYER_PARAMETER = Gauge "highwater_layer_parameter_bytes" ["job", "rank", "namespace", "user", "layer"]
+    LAYER_PARAMETER = Gauge "highwater_layer_parameter_bytes" ["training_job", "rank", "namespace", "user", "layer"]
         "Parameters of the layers that highwater_layer_activation_bytes has. Updated at each profiled step.";
     LAYER_RECORDS_DROPPED = Counter "highwater_layer_records_dropped_total" []
         "Records of layers that are in no profile: refused for lack of room, of a step whose profile was whole already, or of a step that began again before it ended.";

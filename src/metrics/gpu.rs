@@ -114,7 +114,7 @@ fn medium(view: &View, out: &mut Families) {
     };
     let reading = &latest.reading;
     out.number(&c::GPU_UTILIZATION, &view.labels, reading.utilization_ratio);
-    out.number(&c::GPU_MEMORY_UTILIZATION, &view.labels, reading.memory_utilization_ratio);
+    out.number(&c::GPU_MEMORY_BUSY, &view.labels, reading.memory_busy_ratio);
     out.number(&c::GPU_POWER, &view.labels, reading.power_watts);
     out.number(&c::GPU_TEMPERATURE, &view.labels, reading.temperature_celsius);
     out.number(&c::GPU_SM_CLOCK, &view.labels, reading.sm_clock_hertz);

@@ -32,7 +32,7 @@ impl<'a> Questions<'a> {
         Medium {
             utilization_ratio: utilization.as_ref().map(|rates| f64::from(rates.gpu) / 100.0),
             // A GPU that has no memory of its own always reports 0.
-            memory_utilization_ratio: utilization
+            memory_busy_ratio: utilization
                 .as_ref()
                 .filter(|_| self.unit.memory_version() != MemoryVersion::None)
                 .map(|rates| f64::from(rates.memory) / 100.0),

@@ -126,7 +126,7 @@ impl Source for Sim {
         Medium {
             utilization_ratio: utilization,
             // A training kernel waits for memory about half of the time.
-            memory_utilization_ratio: utilization.map(|ratio| ratio / 2.0),
+            memory_busy_ratio: utilization.map(|ratio| ratio / 2.0),
             power_watts: calls.time(Call::Power, || meters().map(|meters| meters.watts())),
             temperature_celsius: calls.time(Call::Temperature, || {
                 level().map(|(Level { meters, .. }, elapsed_ns)| meters.celsius_after(elapsed_ns).round())

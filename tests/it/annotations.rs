@@ -72,7 +72,11 @@ fn refusal_of(bad: Value) -> Value {
     let daemon = simulated();
     let (status, answered) = post(&daemon, &json!([begin("forward"), bad, end("forward")]));
     assert_eq!((status, &answered["accepted"], &answered["refused"]), (200, &json!(2), &json!(1)), "{answered}");
-    wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
+    wait_for(
+        &daemon,
+        "highwater_phase_duration_seconds_count{training_job=\"story\",rank=\"0\",phase=\"forward\"}",
+        1.0,
+    );
     assert_eq!(answered["refusals"][0]["index"], json!(1));
     answered["refusals"][0].clone()
 }
@@ -122,9 +126,9 @@ fn a_datagram_is_joined_with_its_senders_job_and_pid() {
     wait_for(&daemon, "highwater_annotations_total{outcome=\"malformed\"}", 1.0);
     let metrics = daemon.metrics();
     for line in [
-        "highwater_job_step{job=\"story\",rank=\"3\"} 7",
-        "highwater_job_steps_total{job=\"story\",rank=\"3\"} 1",
-        "highwater_job_allocator_reserved_bytes{job=\"story\",rank=\"3\"} 5",
+        "highwater_job_step{training_job=\"story\",rank=\"3\"} 7",
+        "highwater_job_steps_total{training_job=\"story\",rank=\"3\"} 1",
+        "highwater_job_allocator_reserved_bytes{training_job=\"story\",rank=\"3\"} 5",
         "highwater_annotations_total{outcome=\"accepted\"} 5",
     ] {
         assert!(metrics.contains(line), "no line {line}");
@@ -154,8 +158,8 @@ fn the_readmes_python_is_taken_word_for_word() {
         .expect("python3");
     wait_for_joined(&daemon, 3.0);
     let metrics = daemon.metrics();
-    assert!(metrics.contains("highwater_job_step{job=\"llama\",rank=\"1\"} 0"), "{metrics}");
-    assert!(metrics.contains("highwater_job_info{job=\"llama\",rank=\"1\",gpu=\"0\""), "{metrics}");
+    assert!(metrics.contains("highwater_job_step{training_job=\"llama\",rank=\"1\"} 0"), "{metrics}");
+    assert!(metrics.contains("highwater_job_info{training_job=\"llama\",rank=\"1\",gpu=\"0\""), "{metrics}");
     drop(job.stdin.take());
     assert!(job.wait().expect("it ends").success());
     // The first may come before the process's environment has been read.
@@ -207,7 +211,7 @@ fn a_sender_without_a_job_is_named_by_its_environment() {
         .expect("python3");
     let event = json!({"event": "begin", "name": "forward", "gpu": 0}).to_string();
     std::io::Write::write_all(&mut child.stdin.take().expect("stdin"), event.as_bytes()).expect("written");
-    wait_for(&daemon, "highwater_phase_active{job=\"slurm-4711\",rank=\"2\",phase=\"forward\"}", 1.0);
+    wait_for(&daemon, "highwater_phase_active{training_job=\"slurm-4711\",rank=\"2\",phase=\"forward\"}", 1.0);
     child.kill().and_then(|()| child.wait()).expect("it ends");
 }
 
@@ -296,10 +300,10 @@ fn a_layer_profile_is_listed_when_its_step_is_over_and_pushes_nothing_out() {
     assert_eq!(daemon.ask("/api/v1/jobs/story/layers?rank=x").0, 400);
     let metrics = daemon.metrics();
     let has = |line: &str| assert!(metrics.lines().any(|other| other == line), "{line}\n{metrics}");
-    has("highwater_job_profile_layers{job=\"story\",rank=\"2\"} 250");
-    has("highwater_job_profile_activation_bytes{job=\"story\",rank=\"2\"} 31125");
-    has("highwater_job_profile_parameter_bytes{job=\"story\",rank=\"2\"} 1000");
-    has("highwater_layer_activation_bytes{job=\"story\",rank=\"2\",layer=\"layer 249\"} 249");
+    has("highwater_job_profile_layers{training_job=\"story\",rank=\"2\"} 250");
+    has("highwater_job_profile_activation_bytes{training_job=\"story\",rank=\"2\"} 31125");
+    has("highwater_job_profile_parameter_bytes{training_job=\"story\",rank=\"2\"} 1000");
+    has("highwater_layer_activation_bytes{training_job=\"story\",rank=\"2\",layer=\"layer 249\"} 249");
     let top = metrics.lines().filter(|line| line.starts_with("highwater_layer_activation_bytes{")).count();
     assert_eq!(top, 11, "ten of one rank, and the only one of the other");
     let misplaced = json!({"event": "begin", "name": "x", "job": "story", "layer": {"direction": "forward"}});
@@ -338,7 +342,11 @@ fn an_end_before_its_begin_is_refused_and_a_later_one_taken() {
         "{answered}"
     );
     assert_eq!(post(&daemon, &at(end("forward"), now + 1_000)).0, 200);
-    wait_for(&daemon, "highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"}", 1.0);
+    wait_for(
+        &daemon,
+        "highwater_phase_duration_seconds_count{training_job=\"story\",rank=\"0\",phase=\"forward\"}",
+        1.0,
+    );
 }
 
 #[test]
@@ -393,7 +401,7 @@ fn without_a_driver_jobs_come_and_go_all_the_same() {
     assert_eq!(post(&daemon, &json!([event("begin"), event("end"), event("begin")])).0, 200);
     wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
     wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
-    assert!(!daemon.metrics().contains("job=\"story\""));
+    assert!(!daemon.metrics().contains("training_job=\"story\""));
 }
 
 #[test]
@@ -415,7 +423,7 @@ fn begun_twice_and_never_ended_have_their_outcomes() {
     assert_eq!(answered["accepted"], json!(5), "{answered}");
     wait_for(&daemon, "highwater_phases_total{outcome=\"superseded\"}", 2.0);
     wait_for(&daemon, "highwater_phases_total{outcome=\"step_ended\"}", 1.0);
-    wait_for(&daemon, "highwater_job_steps_total{job=\"story\",rank=\"0\"}", 1.0);
+    wait_for(&daemon, "highwater_job_steps_total{training_job=\"story\",rank=\"0\"}", 1.0);
     // An event older than the rank's newest is accepted and counted as out of order.
     let mut late = begin("eval");
     late["time_unix_nano"] = json!(now_ns() - 60_000_000_000);
@@ -428,7 +436,7 @@ fn a_silent_job_is_forgotten() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike", "--set", "annotations.silence=1s"]);
     assert_eq!(post(&daemon, &begin("forward")).0, 200);
     wait_for(&daemon, "highwater_phases_total{outcome=\"silent\"}", 1.0);
-    assert!(!daemon.metrics().contains("job=\"story\""));
+    assert!(!daemon.metrics().contains("training_job=\"story\""));
 }
 
 #[test]
@@ -439,8 +447,11 @@ fn a_job_without_a_gpu_has_times_and_no_memory() {
     wait_for(&daemon, "highwater_phases_total{outcome=\"without_gpu\"}", 1.0);
     let metrics = daemon.metrics();
     assert!(metrics.contains("highwater_annotations_total{outcome=\"accepted_without_gpu\"} 2"));
-    assert!(metrics.contains("highwater_phase_duration_seconds_count{job=\"story\",rank=\"0\",phase=\"forward\"} 1"));
-    assert!(!metrics.contains("highwater_phase_memory_peak_bytes{job=\"story\""));
+    assert!(
+        metrics
+            .contains("highwater_phase_duration_seconds_count{training_job=\"story\",rank=\"0\",phase=\"forward\"} 1")
+    );
+    assert!(!metrics.contains("highwater_phase_memory_peak_bytes{training_job=\"story\""));
 }
 
 #[test]
@@ -450,8 +461,10 @@ fn visible_devices_and_local_rank_find_the_gpu() {
     let event = |event: &str| json!({"event": event, "name": "x", "job": "story", "attributes": attributes});
     assert_eq!(post(&daemon, &json!([event("begin"), event("end")])).0, 200);
     let metrics = daemon.metrics();
-    let info =
-        metrics.lines().find(|line| line.starts_with("highwater_job_info{job=\"story\"")).expect("the job is known");
+    let info = metrics
+        .lines()
+        .find(|line| line.starts_with("highwater_job_info{training_job=\"story\""))
+        .expect("the job is known");
     assert!(info.contains("gpu=\"3\""), "{info}");
 }
 

@@ -146,7 +146,7 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
         got.into_body().read_to_string().expect("text")
     };
     eventually(SOON, "the job's steps", || {
-        metrics().contains("highwater_job_steps_total{job=\"example\",rank=\"0\"} 3").then_some(())
+        metrics().contains("highwater_job_steps_total{training_job=\"example\",rank=\"0\"} 3").then_some(())
     });
     rustix::process::kill_process(rustix::process::Pid::from_child(&demo.0), rustix::process::Signal::HUP)
         .expect("sent");

@@ -496,7 +496,7 @@ fn substitute(expression: &str, node: &Daemon, scraper: &Scraper) -> String {
     let instance = node.address();
     let jobs = scraper.query(&format!("highwater_job_info{{instance={instance:?}}}"));
     let jobs: BTreeSet<&str> =
-        jobs.iter().filter_map(|job| job.labels.get("exported_job")).map(String::as_str).collect();
+        jobs.iter().filter_map(|job| job.labels.get("training_job")).map(String::as_str).collect();
     let jobs: Vec<&str> = jobs.into_iter().collect();
     [
         ("$__rate_interval", "10s"),

@@ -83,7 +83,7 @@ impl Job {
 fn wait_until_full_for(daemon: &Daemon, job: &str) -> String {
     eventually(PATIENCE, &format!("the GPU is full for {job}"), || {
         let metrics = daemon.metrics();
-        let of_job = format!("job=\"{job}\"");
+        let of_job = format!("training_job=\"{job}\"");
         let is_its = |line: &str| {
             line.starts_with("highwater_finding_active{finding=\"low_headroom\"") && line.contains(&of_job)
         };
@@ -102,16 +102,19 @@ fn followed_over(door: &str, end: impl FnOnce(Job)) -> String {
     let mut second = Job::start("second", door, &daemon);
     second.step(0);
     let metrics = wait_until_full_for(&daemon, "second");
-    assert!(metrics.contains("highwater_job_steps_total{job=\"second\",rank=\"0\"} 1"), "within one step: {metrics}");
+    assert!(
+        metrics.contains("highwater_job_steps_total{training_job=\"second\",rank=\"0\"} 1"),
+        "within one step: {metrics}"
+    );
     // The series of the first job can still be scraped.
-    assert!(metrics.contains("highwater_job_steps_total{job=\"first\",rank=\"0\"} 3"), "{metrics}");
+    assert!(metrics.contains("highwater_job_steps_total{training_job=\"first\",rank=\"0\"} 3"), "{metrics}");
     second.kill();
     metrics
 }
 
 fn assert_first_has_exited(metrics: &str) {
     assert!(metrics.contains("highwater_phases_total{outcome=\"exited\"} 1"), "the open step is given up: {metrics}");
-    assert!(metrics.contains("highwater_job_info{job=\"first\",rank=\"0\"}"), "{metrics}");
+    assert!(metrics.contains("highwater_job_info{training_job=\"first\",rank=\"0\"}"), "{metrics}");
 }
 
 #[test]

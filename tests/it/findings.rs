@@ -166,7 +166,7 @@ fn a_finding_has_its_words_its_numbers_and_its_series() {
         "highwater_findings_total{finding=\"allocator_thrash\"} 3",
         "highwater_findings_total{finding=\"straggler\"} 3",
         "highwater_findings_total{finding=\"gpu_lost\"} 0",
-        "highwater_comm_slowdown_ratio{job=\"h200-ddp\",rank=\"1\"} ",
+        "highwater_comm_slowdown_ratio{training_job=\"h200-ddp\",rank=\"1\"} ",
     ] {
         assert!(metrics.contains(line), "{line}");
     }

@@ -276,8 +276,10 @@ fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
     let phases =
         |json: &str| serde_json::from_str::<Value>(json).expect("JSON")["phases"].as_array().map_or(0, Vec::len);
     let ended = eventually(WITHIN, "every phase", || {
-        let accepted =
-            count(&daemon, "highwater_phase_duration_seconds_count{job=\"honest\",rank=\"3\",phase=\"forward\"}");
+        let accepted = count(
+            &daemon,
+            "highwater_phase_duration_seconds_count{training_job=\"honest\",rank=\"3\",phase=\"forward\"}",
+        );
         (accepted >= 500.0).then_some(accepted)
     });
     println!("honest: {sent} sent, {lost} lost, {ended} phases; the others: {flooded} events taken or refused");

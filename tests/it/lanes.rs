@@ -273,7 +273,7 @@ fn a_gpu_without_a_memory_call_that_is_lost_is_down_and_comes_back() {
     let power = "highwater_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"}";
     let metrics = node.until("its power", |metrics| value(metrics, power).is_some());
     assert_eq!((value(&metrics, &used(1)), value(&metrics, &up(1))), (None, Some(1.0)));
-    let utilization = "highwater_gpu_memory_utilization_ratio{gpu=\"1\",uuid=\"GPU-1\"}";
+    let utilization = "highwater_gpu_memory_busy_ratio{gpu=\"1\",uuid=\"GPU-1\"}";
     assert_eq!(value(&metrics, utilization), None, "it has no memory of its own");
     control["gpus"][1]["lost"] = json!(true);
     node.control.put(&control);

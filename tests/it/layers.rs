@@ -67,10 +67,11 @@ fn the_activations_of_resnet50_are_what_its_recording_has() {
     assert_eq!(listed["profiles"][0]["totals"]["activation_bytes"], json!(ACTIVATIONS));
     let metrics = daemon.metrics();
     for expected in [
-        format!("highwater_job_profile_activation_bytes{{job=\"resnet50\",rank=\"0\"}} {ACTIVATIONS}"),
-        "highwater_job_profile_allocated_max_bytes{job=\"resnet50\",rank=\"0\"} 1588135936".to_owned(),
-        "highwater_job_profile_reserved_max_bytes{job=\"resnet50\",rank=\"0\"} 1973420032".to_owned(),
-        "highwater_layer_activation_bytes{job=\"resnet50\",rank=\"0\",layer=\"layer1.0.bn3\"} 51380224".to_owned(),
+        format!("highwater_job_profile_activation_bytes{{training_job=\"resnet50\",rank=\"0\"}} {ACTIVATIONS}"),
+        "highwater_job_profile_allocated_max_bytes{training_job=\"resnet50\",rank=\"0\"} 1588135936".to_owned(),
+        "highwater_job_profile_reserved_max_bytes{training_job=\"resnet50\",rank=\"0\"} 1973420032".to_owned(),
+        "highwater_layer_activation_bytes{training_job=\"resnet50\",rank=\"0\",layer=\"layer1.0.bn3\"} 51380224"
+            .to_owned(),
     ] {
         assert!(metrics.contains(&expected), "no {expected}");
     }
@@ -169,7 +170,7 @@ fn all_gathers_have_a_graph_and_another_rank_can_be_chosen() {
         let metrics = daemon.metrics();
         profiled
             .iter()
-            .all(|rank| metrics.contains(&format!("highwater_job_profile_step{{job=\"{rank}\"")))
+            .all(|rank| metrics.contains(&format!("highwater_job_profile_step{{training_job=\"{rank}\"")))
             .then_some(())
     });
     browser.appear(1400, 1000, Theme::Light);

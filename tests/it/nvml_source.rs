@@ -74,7 +74,7 @@ fn every_lane_answers_in_base_units() {
     }]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     let medium = nvml.medium(0, 0, &calls);
-    assert_eq!((medium.utilization_ratio, medium.memory_utilization_ratio), (Some(0.42), Some(0.07)));
+    assert_eq!((medium.utilization_ratio, medium.memory_busy_ratio), (Some(0.42), Some(0.07)));
     assert_eq!((medium.power_watts, medium.temperature_celsius), (Some(650.5), Some(61.0)));
     assert_eq!((medium.sm_clock_hertz, medium.memory_clock_hertz), (Some(1.98e9), Some(3.201e9)));
     assert_eq!(medium.throttle_reasons, Some(0x44));

@@ -58,8 +58,8 @@ fn prometheus_stores_what_the_jobs_say() {
     let daemon = Daemon::start(&["serve", "--source", "sim"]);
     let scraper = Scraper::of(&program, &[&daemon]);
     for positive in [
-        "histogram_quantile(0.5, sum by (exported_job, le) (rate(highwater_job_step_duration_seconds_bucket[10s])))",
-        "sum by (exported_job, rank) (rate(highwater_job_steps_total[10s]))",
+        "histogram_quantile(0.5, sum by (training_job, le) (rate(highwater_job_step_duration_seconds_bucket[10s])))",
+        "sum by (training_job, rank) (rate(highwater_job_steps_total[10s]))",
         "sum by (phase) (rate(highwater_phase_duration_seconds_sum[10s]))",
         r#"highwater_phase_memory_peak_max_bytes{window="15s"}"#,
         "highwater_phase_memory_peak_bytes",
@@ -70,8 +70,8 @@ fn prometheus_stores_what_the_jobs_say() {
     }
     let steps = scraper.query("highwater_job_step");
     assert!(steps.iter().all(|sample| !sample.labels.contains_key("step")), "a step number is a value: {steps:?}");
-    let named = labels(&scraper.query("highwater_job_info"), "exported_job");
-    assert_eq!(labels(&steps, "exported_job"), named, "every job that is known has a step");
+    let named = labels(&scraper.query("highwater_job_info"), "training_job");
+    assert_eq!(labels(&steps, "training_job"), named, "every job that is known has a step");
     assert_eq!(labels(&steps, "job"), BTreeSet::from(["highwater".to_owned()]), "the scrape's own label is kept");
 }
 
@@ -96,12 +96,12 @@ fn what_a_job_sends_is_what_prometheus_stores() {
         scraper.wait_for_another_scrape();
     }
     for (ended, count) in [
-        (r#"highwater_job_steps_total{exported_job="mine"} == 1"#, 2),
-        (r#"highwater_job_step{exported_job="mine"} == 7"#, 2),
-        (r#"highwater_job_info{exported_job="mine",gpu="0"}"#, 2),
-        (r#"highwater_phase_duration_seconds_count{exported_job="mine",phase="forward"} == 1"#, 2),
-        (r#"highwater_phase_memory_peak_bytes{exported_job="mine",phase="forward"}"#, 2),
-        (r#"highwater_phase_active{exported_job="mine"} == 1"#, 0),
+        (r#"highwater_job_steps_total{training_job="mine"} == 1"#, 2),
+        (r#"highwater_job_step{training_job="mine"} == 7"#, 2),
+        (r#"highwater_job_info{training_job="mine",gpu="0"}"#, 2),
+        (r#"highwater_phase_duration_seconds_count{training_job="mine",phase="forward"} == 1"#, 2),
+        (r#"highwater_phase_memory_peak_bytes{training_job="mine",phase="forward"}"#, 2),
+        (r#"highwater_phase_active{training_job="mine"} == 1"#, 0),
     ] {
         eventually(DATA_WITHIN, ended, || (scraper.query(ended).len() == count).then_some(()));
     }

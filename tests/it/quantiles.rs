@@ -50,7 +50,7 @@ fn native_histograms_have_the_quantiles_of_the_steps() {
     let begin_ns = begin_ns();
     send(&daemon, begin_ns, 0);
     let prometheus = Scraper::with(&program, &daemon, NATIVE);
-    let job = r#"highwater_job_step_duration_seconds{exported_job="spread"}"#;
+    let job = r#"highwater_job_step_duration_seconds{training_job="spread"}"#;
     has_counted(&prometheus, &format!("histogram_count({job})"), STEPS);
     send(&daemon, begin_ns, STEPS);
     has_counted(&prometheus, &format!("histogram_count({job})"), 2 * STEPS);
@@ -70,7 +70,7 @@ fn native_histograms_have_the_quantiles_of_the_steps() {
 
 /// The demo's own job goes on meanwhile: its steps are those that Prometheus has counted at one instant.
 fn the_demo_agrees(daemon: &Daemon, prometheus: &Scraper) {
-    let job = r#"highwater_job_step_duration_seconds{exported_job="llama-ddp"}"#;
+    let job = r#"highwater_job_step_duration_seconds{training_job="llama-ddp"}"#;
     let enough = format!("sum(histogram_count({job})) > 200");
     eventually(DATA_WITHIN, &enough, || (!prometheus.query(&enough).is_empty()).then_some(()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64().to_string();
@@ -119,7 +119,7 @@ fn classic_series_are_there_beside_native_ones_if_they_are_wanted() {
     send(&daemon, begin_ns(), 0);
     let lines = format!("{NATIVE}    always_scrape_classic_histograms: true\n");
     let prometheus = Scraper::with(&program, &daemon, &lines);
-    let job = r#"{exported_job="spread"}"#;
+    let job = r#"{training_job="spread"}"#;
     for count in
         ["histogram_count(highwater_job_step_duration_seconds{})", "highwater_job_step_duration_seconds_count{}"]
     {
@@ -128,10 +128,11 @@ fn classic_series_are_there_beside_native_ones_if_they_are_wanted() {
     // As many as the text has: an older rule finds what it found.
     let buckets = prometheus.query(&format!("highwater_job_step_duration_seconds_bucket{job}"));
     let lines = daemon.metrics();
-    let lines =
-        lines.lines().filter(|line| line.starts_with("highwater_job_step_duration_seconds_bucket{job=\"spread\""));
+    let lines = lines
+        .lines()
+        .filter(|line| line.starts_with("highwater_job_step_duration_seconds_bucket{training_job=\"spread\""));
     assert_eq!(buckets.len(), lines.count());
-    let coarse = r#"highwater_job_step_duration_seconds_bucket{exported_job="spread",le="0.1"}"#;
+    let coarse = r#"highwater_job_step_duration_seconds_bucket{training_job="spread",le="0.1"}"#;
     assert_eq!(prometheus.query(coarse).len(), 1);
 }
 
@@ -143,7 +144,7 @@ fn an_older_prometheus_stores_native_histograms_too() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
     send(&daemon, begin_ns(), 0);
     let prometheus = Scraper::with_feature(&program, &daemon, "native-histograms");
-    let job = r#"highwater_job_step_duration_seconds{exported_job="spread"}"#;
+    let job = r#"highwater_job_step_duration_seconds{training_job="spread"}"#;
     has_counted(&prometheus, &format!("histogram_count({job})"), STEPS);
     let all = durations(&daemon, "spread", |_, _| true);
     for share in SHARES {
@@ -159,13 +160,13 @@ fn buckets_have_the_quantiles_to_a_bucket() {
     let daemon = Daemon::start(&["serve", "--source", "sim:spike"]);
     send(&daemon, begin_ns(), 0);
     let prometheus = Scraper::of(&program, &[&daemon]);
-    has_counted(&prometheus, r#"highwater_job_step_duration_seconds_count{exported_job="spread"}"#, STEPS);
+    has_counted(&prometheus, r#"highwater_job_step_duration_seconds_count{training_job="spread"}"#, STEPS);
     let all = durations(&daemon, "spread", |_, _| true);
     // What the coarse bounds alone would say: those of a node with many series.
     let coarse = r#"le=~"0.001|0.0025|0.005|0.01|0.025|0.05|0.1|0.25|0.5|1.0|2.5|5.0|10.0|30.0|60.0|300.0|1|5|10|30|60|300|\\+Inf""#;
     for share in SHARES {
         for (bounds, ratio) in [("", BUCKET), (coarse, COARSE_BUCKET)] {
-            let buckets = format!("highwater_job_step_duration_seconds_bucket{{exported_job=\"spread\",{bounds}}}");
+            let buckets = format!("highwater_job_step_duration_seconds_bucket{{training_job=\"spread\",{bounds}}}");
             let quantile = format!("histogram_quantile({share}, sum by (le) ({buckets}))");
             is_near(&quantile, one(&prometheus, &quantile), &all, share, ratio);
         }
@@ -200,7 +201,8 @@ fn send(daemon: &Daemon, begin_ns: i64, first: usize) {
     }
     let (status, answer) = daemon.post("/api/v1/annotations", &Value::from(events));
     assert_eq!(status, 200, "{answer}");
-    let counted = format!("highwater_job_step_duration_seconds_count{{job=\"spread\",rank=\"0\"}} {}", first + STEPS);
+    let counted =
+        format!("highwater_job_step_duration_seconds_count{{training_job=\"spread\",rank=\"0\"}} {}", first + STEPS);
     eventually(DATA_WITHIN, &counted, || daemon.metrics().contains(&counted).then_some(()));
 }
 

@@ -137,7 +137,7 @@ fn what_the_recording_does_not_have_is_not_exported() {
     {
         assert!(!metrics.lines().any(|line| line.contains(absent)), "{absent} is exported for a replay");
     }
-    assert!(metrics.contains("highwater_job_allocator_retries_total{job=\"h200-ddp\",rank=\"0\"} 3"));
+    assert!(metrics.contains("highwater_job_allocator_retries_total{training_job=\"h200-ddp\",rank=\"0\"} 3"));
 }
 
 /// The three steps in which PyTorch's allocator retried show their fall and regrowth, and no other step has one.

@@ -1,5 +1,5 @@
-//! A real Prometheus that scrapes daemons every second, configured as people do it: without honor_labels, so that a
-//! training job's label `job` arrives as `exported_job`. Or one that receives OTLP.
+//! A real Prometheus that scrapes daemons every second, configured as people do it: without honor_labels. Or one
+//! that receives OTLP.
 
 use crate::daemon::{Daemon, agent, answer};
 use crate::process::{Process, eventually};

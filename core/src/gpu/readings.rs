@@ -6,7 +6,7 @@ pub struct Medium {
     /// Share of the driver's last window in which a kernel ran, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// Share of that window in which device memory was read or written, 0 to 1.
-    pub memory_utilization_ratio: Option<f64>,
+    pub memory_busy_ratio: Option<f64>,
     /// Instant power draw, watts.
     pub power_watts: Option<f64>,
     /// Core temperature, degrees Celsius.

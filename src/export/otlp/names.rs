@@ -3,7 +3,7 @@
 //! A metric has a name of OpenTelemetry's hardware and process conventions if one means the same, else `highwater.*`.
 //! Two names that sound alike differ: `hw.gpu.memory.utilization` is memory in use as a share of all memory, so it is
 //! made from two metrics; NVML's memory utilization is how busy memory was, and is exported as
-//! `highwater.gpu.memory.activity`.
+//! `highwater.gpu.memory.busy`.
 
 use crate::metrics::catalogue::{self as c, Metric};
 
@@ -72,7 +72,7 @@ names! {
     GPU_MEMORY_PRESSURE => "highwater.gpu.memory.pressure" "s" Count;
     GPU_MEMORY_FLUSHES => "highwater.gpu.memory.flushes" "{flush}" CountInt;
     GPU_UTILIZATION => "hw.gpu.utilization" "1" Gauge;
-    GPU_MEMORY_UTILIZATION => "highwater.gpu.memory.activity" "1" Gauge;
+    GPU_MEMORY_BUSY => "highwater.gpu.memory.busy" "1" Gauge;
     GPU_POWER => "hw.power" "W" Gauge ["hw.type" = "gpu"];
     GPU_POWER_LIMIT => "highwater.gpu.power.limit" "W" Gauge;
     GPU_ENERGY => "hw.energy" "J" ForeignCount ["hw.type" = "gpu"];
@@ -218,6 +218,7 @@ pub fn attribute_name(metric: &Metric, label: &str) -> String {
         "driver_version" => "hw.driver_version",
         "severity" if std::ptr::eq(metric, &raw const c::GPU_ECC_ERRORS) => "error.type",
         "limit" if std::ptr::eq(metric, &raw const c::GPU_TEMPERATURE_LIMIT) => "hw.limit_type",
+        "training_job" => "highwater.job",
         "pid" => "process.pid",
         "namespace" => "k8s.namespace.name",
         "pod" => "k8s.pod.name",

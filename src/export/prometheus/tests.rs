@@ -31,7 +31,7 @@ fn histogram() -> impl Strategy<Value = Value> {
 
 /// A family as the catalogue could have it. It is leaked, because the catalogue is static.
 fn family() -> impl Strategy<Value = Family> {
-    const NAMES: [&[&str]; 3] = [&[], &["job"], &["job", "rank", "phase"]];
+    const NAMES: [&[&str]; 3] = [&[], &["training_job"], &["training_job", "rank", "phase"]];
     let kind = prop_oneof![Just(Kind::Gauge), Just(Kind::Counter), Just(Kind::Histogram)];
     (prop::sample::select(&NAMES[..]), kind, text()).prop_flat_map(|(labels, kind, help)| {
         let metric: &'static Metric = Box::leak(Box::new(Metric {
@@ -116,7 +116,7 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
             );
         }
         let text = String::from_utf8(encode(families.clone()).expect("well formed")).expect("text");
-        let (name, labels) = ("highwater_job_step_duration_seconds", "job=\"j\",rank=\"255\"");
+        let (name, labels) = ("highwater_job_step_duration_seconds", "training_job=\"j\",rank=\"255\"");
         let of = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
         assert_eq!(of(&format!("{name}_bucket{{{labels}")), buckets);
         for line in ["_bucket{L,le=\"0.1\"} 2", "_bucket{L,le=\"300\"} 2", "_bucket{L,le=\"+Inf\"} 3", "_count{L} 3"] {

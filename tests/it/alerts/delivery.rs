@@ -20,8 +20,8 @@ highwater_gpu_up{gpu="2",uuid="GPU-2"} 1
 highwater_gpu_memory_used_bytes{gpu="2",uuid="GPU-2"} 149700000000
 highwater_gpu_memory_free_bytes{gpu="2",uuid="GPU-2"} 300000000
 highwater_gpu_memory_used_max_bytes{gpu="2",uuid="GPU-2",window="60s"} 149790284288
-highwater_job_info{job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"} 1
-highwater_finding_active{finding="low_headroom",severity="warning",gpu="2",uuid="GPU-2",job="moe-tight",rank="0"} 1
+highwater_job_info{training_job="moe-tight",rank="0",world_size="2",gpu="2",uuid="GPU-2"} 1
+highwater_finding_active{finding="low_headroom",severity="warning",gpu="2",uuid="GPU-2",training_job="moe-tight",rank="0"} 1
 "#;
 
 /// The demo's `moe-tight` goes near OOM for a quarter of every minute.
@@ -39,7 +39,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
     let near_oom = |status: &'static str| {
         alertmanager.notice(DELIVERED_WITHIN, &format!("{status} HighwaterNearOom of rank 0 of moe-tight"), |notice| {
             let is = |label: &str, value: &str| notice.labels.get(label).is_some_and(|own| own == value);
-            let of_rank = is("exported_job", "moe-tight") && is("rank", "0");
+            let of_rank = is("training_job", "moe-tight") && is("rank", "0");
             notice.status == status && is("alertname", "HighwaterNearOom") && of_rank
         })
     };
