@@ -9,9 +9,10 @@
 
 With PyTorch, one line does this and more: `highwater.torch.watch(model, optimizer=optimizer)`.
 
-Marks go to the daemon's Unix socket: `HIGHWATER_ANNOTATIONS_SOCKET`, or else `/run/highwater/annotations.sock` and
-`$XDG_RUNTIME_DIR/highwater/annotations.sock`; or else over HTTP to `HIGHWATER_URL`. Job, rank and GPU come from `configure`
-or from the launcher's environment (torchrun, Slurm, MPI, Ray, Kubernetes). `HIGHWATER_DISABLED=1` turns everything off.
+Marks go to the daemon that `configure` names, or else `HIGHWATER_ANNOTATIONS_SOCKET` (a Unix socket) or `HIGHWATER_URL` (HTTP).
+If none of these names one, they go to the socket `/run/highwater/annotations.sock` or
+`$XDG_RUNTIME_DIR/highwater/annotations.sock`. Job, rank and GPU come from `configure` or from the launcher's environment
+(torchrun, Slurm, MPI, Ray, Kubernetes). `HIGHWATER_DISABLED=1` turns everything off.
 
 Nothing here raises into the job or waits for the daemon: a mark is put into a queue, and a thread of its own sends it. A mark
 that cannot be sent is counted, and the next one that can reports the number (`highwater_annotations_lost_total`). CUDA is

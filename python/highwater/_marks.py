@@ -195,6 +195,8 @@ class Sender:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.transport: Optional[_transport.Transport] = None
+        # The place that the user names, to which the transport leads.
+        self.named = _transport.Named()
         self.sent_marks = 0
         # A message that is to be sent again, and the marks in it.
         self.message: Optional[bytes] = None
@@ -268,6 +270,7 @@ class Sender:
 
     def send(self, message: bytes) -> bool:
         """Sends one message; whether it needs no further thought."""
+        self.follow_named()
         if self.transport is None and not self.open():
             return False
         assert self.transport is not None
@@ -300,16 +303,26 @@ class Sender:
         now_s = time.monotonic()
         if now_s < self.retry_at_s:
             return False
-        self.transport, place, was_asked = _transport.open_one(self.client.socket, self.client.url)
+        self.transport, place = _transport.open_one(self.named)
         if self.transport is None:
             self.retry_at_s = now_s + self.retry_s
             self.retry_s = min(2 * self.retry_s, MOST_RETRY_S)
-            self.client.say(f"no daemon takes marks ({place}); the job goes on without", was_asked)
+            # Nobody who names no daemon is told that there is none.
+            was_named = self.named != _transport.Named()
+            self.client.say(f"no daemon takes marks ({place}); the job goes on without", was_named)
             return False
         self.retry_s = RETRY_S
         # A new daemon knows nothing of this rank.
         self.configured = None
         return True
+
+    def follow_named(self) -> None:
+        """Leaves a daemon that was found before the user named another place."""
+        named = _transport.named(self.client.socket, self.client.url)
+        if named != self.named:
+            self.named = named
+            self.close_transport()
+            self.retry_s, self.retry_at_s = RETRY_S, 0.0
 
     def close_transport(self) -> None:
         if self.transport:

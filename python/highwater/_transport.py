@@ -10,7 +10,10 @@ import os
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+# The datagram socket of a daemon that runs as root.
+SYSTEM_SOCKET = "/run/highwater/annotations.sock"
 
 # The daemon takes messages up to 64 KiB on its sockets, and bodies up to 1 MiB over HTTP.
 MOST_BYTES = 60 << 10
@@ -134,14 +137,30 @@ def _refusals(body: bytes) -> Optional[str]:
         return None
 
 
-def socket_paths(named: Optional[str]) -> List[str]:
-    """Where the daemon's datagram socket may be, the most likely first."""
-    known = named or os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET")
-    if known:
-        return [known]
+class Named(NamedTuple):
+    """The place that the user names: the path of a socket, or an address."""
+
+    path: Optional[str] = None
+    url: Optional[str] = None
+
+    def shown(self) -> str:
+        """For people: without the name and password that an address may have."""
+        return self.path or (self.url or "").rpartition("@")[2]
+
+
+def named(path: Optional[str], url: Optional[str]) -> Named:
+    """What the user names, by these arguments of `configure`, or else in the environment. Of two at one level, the socket."""
+    if path or url:
+        return Named(path) if path else Named(None, url)
+    path = os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET")
+    return Named(path) if path else Named(None, os.environ.get("HIGHWATER_URL") or None)
+
+
+def found_paths() -> List[str]:
+    """Where the daemon's datagram socket may be if nobody names one, the most likely first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = [os.path.join(runtime, "highwater", "annotations.sock")] if runtime else []
-    return ["/run/highwater/annotations.sock", *own]
+    return [SYSTEM_SOCKET, *own]
 
 
 def token() -> Optional[str]:
@@ -154,25 +173,22 @@ def token() -> Optional[str]:
         return file.read().strip()
 
 
-def open_one(path: Optional[str], url: Optional[str]) -> Tuple[Optional[Transport], str, bool]:
-    """Opens the first way that there is: a socket, or HTTP where an address is given. Returns it, or None with what was
-    tried, and whether anybody asked for it: nobody who did not is told that there is no daemon."""
+def open_one(place: Named) -> Tuple[Optional[Transport], str]:
+    """Opens the way to the daemon that the user names and no other, or else the first that is found. Returns it with the path
+    or address that was opened, or None with what was tried."""
+    if place.url:
+        try:
+            return Http(place.url, token()), place.shown()
+        except (OSError, Refused, ValueError, UnicodeDecodeError) as error:
+            return None, f"{place.shown()}: {error}"
     tried = []
-    for each in socket_paths(path):
+    for each in [place.path] if place.path else found_paths():
         for way in (Seqpacket, Datagrams):
             try:
-                return way(each), each, True
+                return way(each), each
             except OSError as error:
                 tried.append(f"{each}: {error.strerror or error}")
                 # The second says the same.
                 if error.errno in (errno.EACCES, errno.EPERM):
                     break
-    url = url or os.environ.get("HIGHWATER_URL")
-    if url:
-        try:
-            return Http(url, token()), url, True
-        except (OSError, Refused, ValueError, UnicodeDecodeError) as error:
-            # Without the name and password that an address may have.
-            tried.append(f"{url.rpartition('@')[2]}: {error}")
-    asked = bool(path or url or os.environ.get("HIGHWATER_ANNOTATIONS_SOCKET"))
-    return None, "; ".join(dict.fromkeys(tried)), asked
+    return None, "; ".join(dict.fromkeys(tried))

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import highwater
+from highwater import _transport
 
 PYTHON = Path(__file__).resolve().parent.parent
 SECONDS = 20
@@ -113,9 +114,13 @@ class Case(unittest.TestCase):
         self.folder = folder.name
         self.path = os.path.join(folder.name, "annotations.sock")
         environment = {"HIGHWATER_ANNOTATIONS_SOCKET": self.path, "HIGHWATER_JOB": "llama", "PATH": os.environ["PATH"]}
-        patch = mock.patch.dict(os.environ, environment, clear=True)
-        patch.start()
-        self.addCleanup(patch.stop)
+        # A daemon that runs on this machine must see nothing of the tests.
+        self.system = os.path.join(folder.name, "system.sock")
+        for patch in (
+            mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(_transport, "SYSTEM_SOCKET", self.system),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
         self.client = highwater._client
         self.addCleanup(self.reset)
         self.reset()
@@ -128,8 +133,8 @@ class Case(unittest.TestCase):
         client.has_said, client.places = False, {}
         client.forget()
 
-    def listen(self, kind=socket.SOCK_SEQPACKET):
-        listener = Listener(self.path, kind)
+    def listen(self, kind=socket.SOCK_SEQPACKET, path=None):
+        listener = Listener(path or self.path, kind)
         self.addCleanup(listener.close)
         return listener
 

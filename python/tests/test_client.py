@@ -204,16 +204,16 @@ class Ways(Case):
         os.environ["XDG_RUNTIME_DIR"] = self.folder
         del os.environ["HIGHWATER_ANNOTATIONS_SOCKET"]
         own = f"{self.folder}/highwater/annotations.sock"
-        self.assertEqual(_transport.socket_paths(None), ["/run/highwater/annotations.sock", own])
-        self.assertEqual(_transport.socket_paths("/elsewhere"), ["/elsewhere"])
+        self.assertEqual(_transport.found_paths(), [self.system, own])
         os.makedirs(os.path.dirname(own))
         self.path = own
         daemon = self.listen()
         highwater.mark("a")
         self.assertEqual(len(self.sent(daemon, 1)), 1)
 
-    def test_http_is_used_where_there_is_no_socket(self):
+    def test_http_is_used_where_an_address_is_named(self):
         server = self.serve()
+        del os.environ["HIGHWATER_ANNOTATIONS_SOCKET"]
         os.environ["HIGHWATER_URL"] = server.url + "/"
         with open(f"{self.folder}/token", "w") as file:
             file.write("secret of sixteen\n")
@@ -285,6 +285,70 @@ class Ways(Case):
                 wait_until(lambda: logs.output, "a line")
             self.assertIn(wrong, logs.output[0])
             self.assertEqual(len(logs.output), 1)
+
+
+class Places(Case):
+    """Where marks go: a place that the user names beats those that the client finds."""
+
+    def setUp(self):
+        super().setUp()
+        del os.environ["HIGHWATER_ANNOTATIONS_SOCKET"]
+        self.found = self.listen(path=self.system)
+
+    def test_the_socket_of_the_system_is_found_if_nothing_is_named(self):
+        highwater.mark("a")
+        self.assertEqual([event["name"] for event in self.sent(self.found, 1)], ["a"])
+
+    def test_what_is_named_beats_what_is_found(self):
+        server, socket_named = self.serve(), self.listen()
+        call, environment = highwater.configure, os.environ.__setitem__
+        for mark, name, daemon in [
+            ("a", lambda: environment("HIGHWATER_URL", server.url), server),
+            ("b", lambda: call(url=server.url), server),
+            ("c", lambda: environment("HIGHWATER_ANNOTATIONS_SOCKET", self.path), socket_named),
+            ("d", lambda: call(socket=self.path), socket_named),
+        ]:
+            name()
+            highwater.mark(mark)
+            self.assertTrue(highwater.flush(SECONDS))
+            wait_until(lambda: mark in [event.get("name") for event in daemon.events()], f"{mark} where it belongs")  # noqa: B023
+            self.reset()
+            for variable in ("HIGHWATER_URL", "HIGHWATER_ANNOTATIONS_SOCKET"):
+                os.environ.pop(variable, None)
+        self.assertEqual((self.found.connections, self.found.events()), ([], []))
+
+    def test_a_call_beats_the_environment_and_a_socket_an_address(self):
+        for call, environment, place in [
+            ({"url": "u"}, {"HIGHWATER_ANNOTATIONS_SOCKET": "/e", "HIGHWATER_URL": "v"}, (None, "u")),
+            ({"socket": "/c", "url": "u"}, {}, ("/c", None)),
+            ({}, {"HIGHWATER_ANNOTATIONS_SOCKET": "/e", "HIGHWATER_URL": "v"}, ("/e", None)),
+            ({}, {"HIGHWATER_ANNOTATIONS_SOCKET": "", "HIGHWATER_URL": "v"}, (None, "v")),
+            ({}, {"HIGHWATER_URL": ""}, (None, None)),
+        ]:
+            with mock.patch.dict(os.environ, environment):
+                self.assertEqual(_transport.named(call.get("socket"), call.get("url")), place, (call, environment))
+
+    def test_a_named_place_that_is_dead_is_said_once_and_nothing_else_is_tried(self):
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with mock.patch.object(_marks, "RETRY_S", 0.01), self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.configure(url=dead)
+            highwater.mark("a")
+            self.assertFalse(highwater.flush(0.2))
+            wait_until(lambda: self.client.sender.retry_s > 0.03, "a second try")
+        self.assertEqual(len(logs.output), 1, logs.output)
+        self.assertIn(dead, logs.output[0])
+        self.assertEqual(self.found.connections, [])
+
+    def test_a_place_that_is_named_later_gets_the_marks_from_then_on(self):
+        highwater.mark("a")
+        self.sent(self.found, 1)
+        server = self.serve()
+        highwater.configure(url=server.url)
+        highwater.mark("b")
+        self.assertEqual([event["name"] for event in self.sent(server, 1)], ["b"])
+        wait_until(lambda: self.found.ended == 1, "the end of the rank at the first daemon")
+        self.assertEqual([event["name"] for event in self.found.events()], ["a"])
 
 
 class Losses(Case):

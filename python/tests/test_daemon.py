@@ -111,7 +111,7 @@ class RealDaemon(Case):
 
     def test_over_http(self):
         daemon = self.start()
-        highwater.configure(socket="/nowhere", url=daemon.url, gpu=0, job="http")
+        highwater.configure(url=daemon.url, gpu=0, job="http")
         self.work(50)
         self.check(daemon, "http", 50)
 
@@ -146,7 +146,7 @@ class RealDaemon(Case):
             file.write("0123456789abcdef\n")
         daemon = self.start("--set", f"annotations.token_file={token}", address="0.0.0.0")
         os.environ["HIGHWATER_TOKEN"] = "wrong wrong wrong"
-        highwater.configure(socket="/nowhere", url=daemon.url, job="token")
+        highwater.configure(url=daemon.url, job="token")
         with self.assertLogs("highwater", "WARNING") as logs:
             self.work(2)
             self.assertTrue(highwater.flush(SECONDS))
@@ -155,7 +155,7 @@ class RealDaemon(Case):
         self.reset()
         os.environ["HIGHWATER_TOKEN_FILE"] = token
         del os.environ["HIGHWATER_TOKEN"]
-        highwater.configure(socket="/nowhere", url=daemon.url, job="token")
+        highwater.configure(url=daemon.url, job="token")
         self.work(2)
         self.assertTrue(highwater.flush(SECONDS))
         wait_until(lambda: len(daemon.phases("token")) == 8, "all phases")
@@ -165,7 +165,7 @@ class RealDaemon(Case):
         text = "import highwater\nwith highwater.step(1): pass\nhighwater.phase('forward').__enter__()\nhighwater.flush(20)"
         for name, place in [
             ("seqpacket", {"HIGHWATER_ANNOTATIONS_SOCKET": daemon.socket}),
-            ("http", {"HIGHWATER_ANNOTATIONS_SOCKET": "/nowhere", "HIGHWATER_URL": daemon.url}),
+            ("http", {"HIGHWATER_ANNOTATIONS_SOCKET": "", "HIGHWATER_URL": daemon.url}),
         ]:
             environment = {**os.environ, **place, "HIGHWATER_JOB": name, "PYTHONPATH": str(PYTHON)}
             subprocess.run([sys.executable, "-W", "error", "-c", text], env=environment, check=True, timeout=SECONDS)
