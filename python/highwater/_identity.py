@@ -1,11 +1,12 @@
-"""Who this process is in its job: what launchers say in the environment.
+"""Who this process is in its job: what launchers say in the environment, and a guessed name if they say none.
 
 Read for the first mark and not at import, because some programs set the environment themselves.
 """
 
 import os
-import sys
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from . import _names
 
 # A job's name: the variable, and what stands before its value. The first three are what the daemon knows, too.
 _JOBS = (
@@ -80,16 +81,16 @@ def of_environment(environment: Optional[Mapping[str, str]] = None) -> Identity:
         places["LOCAL_RANK"] = str(local_rank)
     if known.get("POD_NAME") and known.get("POD_NAMESPACE"):
         places.update({name: known[variable] for name, variable in _PLACES if known.get(variable)})
-    return Identity(_job(known), rank or 0, world_size, local_rank, places)
+    return Identity(_job(known) or _names.guess(known, rank is not None), rank or 0, world_size, local_rank, places)
 
 
-def _job(known: Mapping[str, str]) -> str:
+def _job(known: Mapping[str, str]) -> Optional[str]:
+    """The name that the user or a launcher gave."""
     for name, prefix in _JOBS:
         value = known.get(name)
         if value and not (name == "TORCHELASTIC_RUN_ID" and value == _NO_RUN_ID):
             return prefix + value
-    script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
-    return script or "python"
+    return None
 
 
 def _ranks(known: Mapping[str, str]) -> Tuple[Optional[int], Optional[int], Optional[int]]:

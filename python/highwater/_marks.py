@@ -72,6 +72,7 @@ class Client:
         self.socket: Optional[str] = None
         self.url: Optional[str] = None
         self.has_said = False
+        self.is_fork = False
         self.forget()
 
     def forget(self) -> None:
@@ -89,9 +90,13 @@ class Client:
         self.wanted = 0
         self.flushed = 0
         self.is_closing = False
-        # A child marks for its parent's rank, which goes on when the child ends.
-        self.is_child = multiprocessing.parent_process() is not None
         self.sender = Sender(self)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this is a child, which marks for its parent's rank: that goes on when the child ends. Not known before
+        the first mark, because multiprocessing imports the program's modules earlier."""
+        return self.is_fork or multiprocessing.parent_process() is not None
 
     # On the job's threads.
 
@@ -424,7 +429,7 @@ def _after_fork() -> None:
         log.debug("highwater: %r", error)
     _of_parents.append((list(client.queue), sender))
     client.forget()
-    client.is_child = True
+    client.is_fork = True
     # What a child would say, its parent has said.
     client.has_said = True
 

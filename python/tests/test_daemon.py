@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 
 import highwater
+from highwater import _names
 
 from .listeners import PYTHON, SECONDS, Case, wait_until
 
@@ -171,6 +172,32 @@ class RealDaemon(Case):
             subprocess.run([sys.executable, "-W", "error", "-c", text], env=environment, check=True, timeout=SECONDS)
             wait_until(lambda name=name: not daemon.metric("highwater_phase_active", training_job=name), "the rank's end")
         self.assertEqual(daemon.metric("highwater_phases_total", outcome="exited"), 2)
+
+    def test_two_runs_of_one_script_are_two_jobs_and_every_step_is_counted(self):
+        daemon = self.start()
+        script = os.path.join(os.path.dirname(daemon.socket), "sweep.py")
+        with open(script, "w") as file:
+            file.write(
+                "import highwater, sys\n"
+                "for n in range(60):\n"
+                "    with highwater.step(n), highwater.phase('forward'): pass\n"
+                # Both are there before either ends.
+                "    if n == 30: print(flush=True), sys.stdin.readline()\n"
+            )
+        environment = {**os.environ, "HIGHWATER_ANNOTATIONS_SOCKET": daemon.socket, "PYTHONPATH": str(PYTHON)}
+        del environment["HIGHWATER_JOB"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        runs = [subprocess.Popen([sys.executable, script], env=environment, **pipes) for _ in range(2)]
+        for run in runs:
+            run.stdout.readline()
+        printed = [run.communicate("\n", SECONDS)[0] for run in runs]
+        self.assertEqual(([run.returncode for run in runs], printed), ([0, 0], ["", ""]))
+        for run in runs:
+            job = _names._fitted("sweep", _names._process(run.pid))
+            wait_until(lambda job=job: daemon.metric("highwater_job_steps_total", job=job) == 60, f"the steps of {job}")
+            self.assertEqual(len([p for p in daemon.phases(job) if p["phase"] == "forward"]), 60)
+        accepted = daemon.metric("highwater_annotations_total", outcome="accepted_without_gpu")
+        self.assertEqual(accepted, daemon.metric("highwater_annotations_total"))
 
     def test_a_daemon_that_is_started_again_goes_on_with_the_job(self):
         daemon = self.start()
