@@ -24,7 +24,7 @@ test: ## Run all tests that need no peer programs
 	@mkdir -p target/loom
 	failed=; part() { echo "$$*"; "$$@" || failed="$$failed"$$'\n'"  $$*"; }; \
 	part env RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --no-fail-fast; \
-	part env HIGHWATER=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/highwater python3 -m unittest discover -q -s python/tests -t python; \
+	part env HIGHWATER=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/highwater python3 python/tests/alone.py; \
 	part python3 -m unittest discover -q benches/gpu; \
 	part python3 -m unittest discover -q benches/soak; \
 	part tests/models; \
