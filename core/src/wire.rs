@@ -199,6 +199,10 @@ pub struct Annotation {
     /// Events that the sender could not send since the last one that it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u32>,
+    /// Whether the sender reads an answer to the message that contains this event. Only the seqpacket socket needs it;
+    /// it is never recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<bool>,
     /// A few more strings or numbers, kept for spans and recordings, never labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<BTreeMap<String, Scalar>>,

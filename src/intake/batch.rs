@@ -95,12 +95,15 @@ impl Taking<'_> {
         let (over_rate, malformed) = self.unseen;
         self.intake.refuse_unseen(Outcome::OverRate, over_rate, &self.arrival);
         self.intake.refuse_unseen(Outcome::Malformed, malformed, &self.arrival);
-        self.answer.refused += usize::try_from(over_rate + malformed).unwrap_or(usize::MAX);
+        for (outcome, events) in [(Outcome::OverRate, over_rate), (Outcome::Malformed, malformed)] {
+            self.answer.count(outcome, usize::try_from(events).unwrap_or(usize::MAX));
+        }
         self.answer.refusals.sort_by_key(|refused| refused.index);
         std::mem::take(&mut self.answer)
     }
 
     fn take(&mut self, index: usize, event: Result<Annotation, Refusal>) {
+        self.answer.is_asked_for |= matches!(&event, Ok(annotation) if annotation.answer == Some(true));
         self.intake.take_one(index, event, &self.arrival, &mut self.answer);
     }
 

@@ -5,6 +5,7 @@
 //! reason that is counted; everything kept is limited by [`Limits`], in bytes per owner; no lock that senders share is
 //! held while another process is read. Absent on purpose: memory, which is joined later.
 
+mod answer;
 mod batch;
 mod complaints;
 pub mod datagram;
@@ -16,13 +17,14 @@ pub mod seqpacket;
 mod speak;
 pub(crate) mod split;
 
+pub use answer::{Answer, Refused};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
 pub use log::{EventLog, LogLimits, Taken};
 pub use speak::{due, speak};
 
 use crate::metrics::{Collect, Families, Labels, Part, catalogue as c};
 use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};
-use complaints::{Complaints, detail};
+use complaints::Complaints;
 use ends::Ends;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{Device, OnGpus, Processes};
@@ -32,39 +34,13 @@ use highwater_core::jobs::{
 };
 use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
-use serde::Serialize;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-
-/// Refusals listed in one answer; further ones are only counted.
-const MOST_LISTED: usize = 100;
 
 /// The longest time between two updates of time-dependent state, while events arrive.
 const ADVANCE_NS: i64 = 100 * MILLISECOND_NS;
 /// How often processes that could not be read in time are logged.
 const LOG_NS: i64 = 60 * SECOND_NS;
-
-/// The answer to one batch.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Answer {
-    /// Events taken, or kept until their sender's process has been read.
-    pub accepted: usize,
-    /// Events refused.
-    pub refused: usize,
-    /// The reasons, by index; the first hundred.
-    pub refusals: Vec<Refused>,
-}
-
-/// One refused event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Refused {
-    /// Its position in the batch, from 0.
-    pub index: usize,
-    /// The reason, as in the counter's label.
-    pub reason: &'static str,
-    /// What is wrong with it.
-    pub detail: String,
-}
 
 /// Called for each mark when it is taken, on the endpoint's thread, so it must not wait.
 pub type MarkListener = Box<dyn Fn(&Event) + Send + Sync>;
@@ -257,11 +233,7 @@ impl Intake {
             }
             Err(refusal) => {
                 self.refuse(&refusal, arrival);
-                answer.refused += 1;
-                if answer.refusals.len() < MOST_LISTED {
-                    let (reason, detail) = (refusal.outcome().label(), detail(&refusal));
-                    answer.refusals.push(Refused { index, reason, detail });
-                }
+                answer.refuse(index, &refusal);
             }
         }
     }

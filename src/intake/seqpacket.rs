@@ -1,4 +1,5 @@
-//! The Unix seqpacket socket: a connection for each sender, one event per line, several lines per message, no answer.
+//! The Unix seqpacket socket: a connection for each sender, one event per line, several lines per message, and a
+//! reply to a message that asks for it.
 //!
 //! Each sender has a queue of its own. A flood fills only its sender's queue: its sends then block, or fail with
 //! `EAGAIN`. One thread reads all connections in rounds, with a limit on the bytes read per account and round, over all
@@ -6,11 +7,13 @@
 //! are shared among owners as everything else is ([`Accounts`](super::Accounts)).
 
 use super::Intake;
+use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
 use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender, Speaker};
 use rustix::event::{Timespec, epoll};
-use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with, listen, recv};
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen, recv, send};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -27,6 +30,9 @@ const AT_ONCE: usize = 64 << 10;
 const LEAST: usize = 1 << 10;
 /// Connections that are served in one round, and the most that are accepted in it.
 const EVENTS: usize = 64;
+/// What the kernel keeps of a sender's replies, bytes; it takes as much again for itself. A sender that does not read
+/// them loses the next ones, and costs no more than this.
+const REPLIES: usize = 4 * MOST_REPLY_BYTES;
 /// How long a round waits at most. This is also the longest that the thread delays a shutdown if [`Listener::close`]
 /// does not wake it.
 const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -50,6 +56,8 @@ struct Connection {
     socket: OwnedFd,
     sender: Sender,
     account: Arc<Account>,
+    /// Whether the memory for its replies is bounded.
+    is_answered: bool,
     _held: Held,
 }
 
@@ -96,9 +104,7 @@ impl Listener {
 
     /// Takes senders' events until `stop`.
     pub fn run(&self, intake: &Intake, stop: &AtomicBool) {
-        let (connections, read, buffer) = (HashMap::new(), HashMap::new(), vec![0u8; MOST_DATAGRAM_BYTES]);
-        let mut reader =
-            Reader { listener: self, intake, connections, next: LISTENER + 1, buffer, paused: None, read, rounds: 0 };
+        let mut reader = Reader::new(self, intake);
         let mut events = Vec::with_capacity(EVENTS);
         while !stop.load(Ordering::Relaxed) {
             events.clear();
@@ -123,7 +129,12 @@ impl Listener {
     }
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(listener: &'a Listener, intake: &'a Intake) -> Self {
+        let (connections, read, buffer) = (HashMap::new(), HashMap::new(), vec![0u8; MOST_DATAGRAM_BYTES]);
+        Self { listener, intake, connections, next: LISTENER + 1, buffer, paused: None, read, rounds: 0 }
+    }
+
     fn round(&mut self, events: &[epoll::Event]) {
         self.read.clear();
         if self.paused.is_some_and(|until| Instant::now() >= until) {
@@ -173,14 +184,14 @@ impl Reader<'_> {
             return tracing::warn!(%error, "cannot wait for a connection; closing it");
         }
         let held = account.hold(Resource::Connections, 1);
-        self.connections.insert(self.next, Connection { socket, sender, account, _held: held });
+        self.connections.insert(self.next, Connection { socket, sender, account, is_answered: false, _held: held });
         self.next += 1;
     }
 
     /// Takes messages of a connection until its account reaches its limit in this round; the rest is read in a later
     /// round.
     fn turn(&mut self, number: u64) {
-        let Some(connection) = self.connections.get(&number) else { return };
+        let Some(connection) = self.connections.get_mut(&number) else { return };
         let read = self.read.entry(Arc::as_ptr(&connection.account) as usize).or_default();
         while *read < AT_ONCE {
             match connection.read_one(self.intake, &mut self.buffer) {
@@ -206,7 +217,7 @@ enum After {
 
 impl Connection {
     /// Takes a message. The kernel drops open files that are sent along, because the call does not ask for them.
-    fn read_one(&self, intake: &Intake, buffer: &mut [u8]) -> After {
+    fn read_one(&mut self, intake: &Intake, buffer: &mut [u8]) -> After {
         match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
             // The end, or an empty message, which no sender with events sends.
             Ok((_, 0)) => After::End,
@@ -216,12 +227,31 @@ impl Connection {
             }
             // Refused events are counted and logged with their sender.
             Ok((length, _)) => {
-                drop(intake.take_json(buffer.get(..length).unwrap_or_default(), &self.sender));
-                After::More(length)
+                let message = buffer.get(..length).unwrap_or_default();
+                let reply = intake.take_json(message, &self.sender).reply_to(message);
+                After::More(length + reply.map_or(0, |reply| self.reply(&reply)))
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => After::Nothing,
+            // It closed without reading its replies. Messages that it sent before may wait behind this error.
+            Err(rustix::io::Errno::CONNRESET) => After::More(0),
             Err(_) => After::End,
         }
+    }
+
+    /// Replies to a message, and returns the bytes of the reply. Never waits: a sender that does not read loses its
+    /// replies. That is not counted here, because only such a sender can cause it, and it misses them itself.
+    fn reply(&mut self, reply: &[u8]) -> usize {
+        if !self.is_answered {
+            if let Err(error) = set_socket_send_buffer_size(&self.socket, REPLIES) {
+                tracing::debug!(%error, "the memory for replies could not be bounded; sending none");
+                return 0;
+            }
+            self.is_answered = true;
+        }
+        if let Err(error) = send(&self.socket, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            tracing::debug!(%error, pid = self.sender.pid, "a reply was lost");
+        }
+        reply.len()
     }
 }
 
@@ -254,3 +284,6 @@ fn credentials(socket: &OwnedFd) -> io::Result<Sender> {
     }
     Ok(Sender::process(u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0), credentials.uid))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,4 @@
+use super::answer::MOST_LISTED;
 use super::*;
 use highwater_core::clock::{Manual, SECOND_NS};
 use highwater_core::jobs::{Job, JobId, Scope};

@@ -199,6 +199,7 @@ fn annotation(head: &Head, job: Option<&JobId>, record: Record, shift_ns: i64) -
         memory: (memory != Memory::default()).then_some(memory),
         layer: Some(Box::new(layer)),
         lost: None,
+        answer: None,
         attributes: None,
     }
 }

@@ -200,6 +200,7 @@ impl File {
                 memory: (memory != Memory::default()).then_some(memory),
                 layer: None,
                 lost: None,
+                answer: None,
                 attributes,
             };
             Ok((annotation, bytes))

@@ -277,6 +277,7 @@ impl Timeline {
             step: Some(self.step),
             layer: None,
             lost: None,
+            answer: None,
             time_unix_nano: Some(at_ns),
             memory: Some(memory),
             attributes: None,

@@ -149,7 +149,9 @@ fn every_block_has_a_language_that_is_tested() {
                 ["README.md", "docs/recordings.md", "docs/python.md", "python/README.md"].contains(&&*block.document)
             }
             "sql" => block.document == "docs/recordings.md",
-            // `the_documented_record_of_a_layer_is_accepted` sends the latter.
+            // The same file runs it and compares what it prints.
+            "pycon" => block.document == "docs/python.md",
+            // `the_documented_record_of_a_layer_is_accepted` sends the latter's first; the intake's tests make its second.
             "json" => ["docs/scenarios.md", "docs/annotations.md"].contains(&&*block.document),
             "text" => figures.contains(&&*block.document),
             _ => false,

@@ -151,6 +151,7 @@ impl Job {
             step: line.step,
             layer: None,
             lost: None,
+            answer: None,
             time_unix_nano: Some(line.ts),
             memory: (memory != Memory::default()).then_some(memory),
             attributes: (!attributes.is_empty()).then_some(attributes),

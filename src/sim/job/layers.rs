@@ -144,6 +144,7 @@ impl Timeline {
             memory: Some(memory),
             layer: Some(Box::new(layer)),
             lost: None,
+            answer: None,
             attributes: None,
         };
         self.queue.push_back(Moment { at_ns, rank, what: What::Says(Box::new(annotation)) });
