@@ -122,7 +122,7 @@ mod tests {
         let document = include_str!("../../docs/annotations.md");
         let block = document.split("```json\n").nth(2).and_then(|rest| rest.split("```").next()).expect("a block");
         let mut answer = Answer { accepted: 58, ..of(&[]) };
-        [3, 5].map(|index| answer.refuse(index, &Refusal::NotOwner("train".into())));
+        [3, 5].into_iter().for_each(|index| answer.refuse(index, &Refusal::NotOwner("train".into())));
         assert_eq!(reply(answer), serde_json::from_str::<Value>(block).expect("JSON"));
     }
 

@@ -208,7 +208,7 @@ impl Intake {
         let arrival = self.arrival(sender);
         match self.check_and_take(annotation, &arrival) {
             Ok(outcome) => {
-                outcome.into_iter().for_each(|outcome| self.counts.count(outcome));
+                outcome.into_iter().for_each(|accepted| self.counts.count(accepted.outcome));
                 Ok(())
             }
             Err(refusal) => {
@@ -228,7 +228,10 @@ impl Intake {
     ) {
         match parsed.and_then(|raw| self.check_and_take(raw, arrival)) {
             Ok(outcome) => {
-                outcome.into_iter().for_each(|outcome| self.counts.count(outcome));
+                if let Some(Accepted { outcome, apart }) = outcome {
+                    self.counts.count(outcome);
+                    answer.job = apart.map(|job| job.to_string()).or(answer.job.take());
+                }
                 answer.accepted += 1;
             }
             Err(refusal) => {
@@ -348,19 +351,19 @@ impl Intake {
         let Parked { annotation, arrival, held } = parked;
         drop(held);
         match self.check_with(annotation, Some(peer), &arrival) {
-            Ok(outcome) => self.counts.count(outcome),
+            Ok(accepted) => self.counts.count(accepted.outcome),
             Err(refusal) => self.refuse(&refusal, &arrival),
         }
     }
 
     /// Takes an annotation; `None` if it waits for its sender's process to be read.
-    fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Outcome>, Refusal> {
+    fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Accepted>, Refusal> {
         let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
         self.check_with(raw, peer.as_ref(), arrival).map(Some)
     }
 
     /// Takes an annotation with the information about its sender's process.
-    fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Outcome, Refusal> {
+    fn check_with(&self, raw: Annotation, peer: Option<&Arc<Peer>>, arrival: &Arrival) -> Result<Accepted, Refusal> {
         let (devices, gpus) = (self.devices_now(), self.places.gpus());
         let (now_ns, sender, unix_shift_ns) = (arrival.at_ns, &arrival.sender, arrival.unix_shift_ns);
         let context = Context { limits: &self.limits, gpus: gpus.as_deref(), now_ns, unix_shift_ns, sender };
@@ -420,11 +423,13 @@ impl Intake {
         {
             self.has_ended(Speaker::Process(pid));
         }
-        Ok(match (taken.out_of_order, knows_gpus) {
+        let outcome = match (taken.out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
             (false, true) => Outcome::Accepted,
             (false, false) => Outcome::AcceptedWithoutGpu,
-        })
+        };
+        let is_apart = **taken.job.name() != *event.job;
+        Ok(Accepted { outcome, apart: is_apart.then(|| Arc::clone(taken.job.name())) })
     }
 
     /// Takes an event for a rank that another process holds: if that still runs, the sender is kept apart.
@@ -503,6 +508,13 @@ impl Intake {
         };
         self.places.find(pid, peer.place, search, now_ns)
     }
+}
+
+/// What became of an event that was accepted.
+struct Accepted {
+    outcome: Outcome,
+    /// The name of the job that it belongs to, if it is not the one that the sender gave.
+    apart: Option<Arc<str>>,
 }
 
 /// When a batch arrived, and from which sender.

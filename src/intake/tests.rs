@@ -530,3 +530,22 @@ fn a_layers_record_is_in_no_log_and_triggers_nothing() {
     assert_eq!(intake.take_json(json!([record, mark, record]).to_string().as_bytes(), &process(1)).accepted, 3);
     assert_eq!((intake.log().since(0).next, heard.load(Ordering::Relaxed), intake.jobs().marks().count()), (1, 1, 1));
 }
+
+/// This process and one that it starts both send steps for one rank. When the second ends, its id means nothing any more.
+#[test]
+fn a_second_process_of_a_rank_is_told_the_name_under_which_its_marks_are_kept() {
+    let (intake, ..) = node();
+    let mut first = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("it starts");
+    let connected =
+        |pid: u32, connection: u32| Sender { connection: Some(connection), ..Sender::process(Some(pid), 7) };
+    let step = json!({"event": "begin", "kind": "step", "job": "train"}).to_string();
+    let send = |sender: Sender| intake.take_json(step.as_bytes(), &sender);
+    let (holder, second) = (connected(first.id(), 1), connected(4_000_000, 2));
+    assert_eq!([send(holder), send(holder)].map(|answer| (answer.accepted, answer.job)), [(1, None), (1, None)]);
+    assert_eq!(send(second).job.as_deref(), Some("train~4000000"));
+    assert_eq!((send(holder).job, intake.jobs().conflicts()), (None, 1));
+    drop(first.stdin.take());
+    first.wait().expect("it ends");
+    let third = connected(4_000_001, 3);
+    assert_eq!(send(third).job, None, "the rank is free, although its connection's end was not seen yet");
+}

@@ -5,7 +5,6 @@ use super::collector::Collector;
 use super::wire::{GPUS, settings, standard};
 use highwater::export::otlp::Signal;
 use highwater::export::otlp::settings::{Keys, Raw};
-use highwater::intake::Answer;
 use highwater_core::clock::MILLISECOND_NS;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
@@ -105,7 +104,7 @@ async fn a_step_arrives_as_a_trace_with_its_memory_and_its_gpu() {
             event("end", "step", "step", 500),
         ]);
         let answer = bench.intake.take_json(events.to_string().as_bytes(), &highwater_core::jobs::Sender::DAEMON);
-        assert_eq!(answer, Answer { accepted: 5, ..Answer::default() });
+        assert_eq!((answer.accepted, answer.refused), (5, 0));
         sleep(Duration::from_secs(20)).await;
         collector.received(|received| {
             let spans = received.spans();
