@@ -114,7 +114,8 @@ class Truth(unittest.TestCase):
         self.assertAlmostEqual(thrash["evidence"]["fall_bytes"] / GIB, 8, delta=0.01)
         self.assertAlmostEqual(thrash["evidence"]["regrowth_bytes"] / GIB, 7.9, delta=0.01)
         (starved,) = found(derived, "comm_starvation")
-        self.assertEqual((starved["rank"], starved["first_step"], starved["must_find"]), (1, 16, True))
+        self.assertEqual((starved["rank"], starved["waiting_ranks"]), (0, [1]))
+        self.assertEqual((starved["first_step"], starved["must_find"]), (16, True))
         self.assertEqual(starved["evidence"]["ratio"], 11.0)
         self.assertEqual(starved["evidence"]["culprit_retries"], 1)
         (lag,) = found(derived, "straggler")
@@ -186,7 +187,7 @@ class Truth(unittest.TestCase):
         job.steps("tight", 3)
         job.step("tight", {"forward": {0: 240, 1: 240}}, flush_on=0)
         (starved,) = found(job.truth(), "comm_starvation")
-        self.assertEqual((starved["rank"], starved["evidence"]["ratio"]), (1, round(251 / 51, 2)))
+        self.assertEqual((starved["waiting_ranks"], starved["evidence"]["ratio"]), ([1], round(251 / 51, 2)))
 
     def test_what_is_judged_and_what_is_not_share_all_time(self) -> None:
         job = two_ranks(Segment("free", healthy=True), Segment("tight", spare=0.1))

@@ -21,9 +21,9 @@ KINDS = {
         "Free memory on that rank: a smaller batch, or expandable segments against fragmentation",
         "allocator-thrash"),
     "comm_starvation": (
-        "Communication is slow while a rank of the job is short of memory",
-        "The comm phases took a multiple of their healthy time, while a rank had low headroom or thrashed",
-        "Mend the memory shortage of the rank that the finding names; the network is not the cause",
+        "The rank is short of memory, and other ranks wait for it in communication",
+        "Other ranks' comm phases took a multiple of their healthy time, while this rank had low headroom or thrashed",
+        "Give this rank more room; the ranks that wait need no change, and the network is not the cause",
         "comm-starvation"),
     "input_stall": (
         "A rank waits for its data",

@@ -182,8 +182,10 @@ fn near_oom_is_reported_with_its_cause_and_who_waits() {
     let (_, begin_ns, end_ns) = played.step_at(1, starved.begin_ns - START_NS);
     // A collective is slow only once it has lasted longer than it should, which is known at the end of its step.
     assert_in_time(Kind::CommStarvation, end_ns, *seen_ns, end_ns - begin_ns);
-    assert_eq!(starved.subject.rank, Some(1), "the rank that waits");
-    assert!(starved.text.what.contains("while rank 0 flushed"), "{}", starved.text.what);
+    let (gpu, rank) = (starved.subject.gpu, starved.subject.rank);
+    assert_eq!((gpu, rank, &starved.waiting_ranks), (Some(0), Some(0), &vec![1]), "rank 0 is short, rank 1 waits");
+    assert!(starved.text.what.starts_with("Rank 0 of train flushed"), "{}", starved.text.what);
+    assert!(starved.text.what.contains("while rank 1 waited"), "{}", starved.text.what);
     assert_eq!(played.kinds(), ["allocator_thrash", "comm_starvation", "low_headroom"]);
     // Ten seconds after the last sign all findings have ended.
     assert_eq!(played.detect.board().active().count(), 0);

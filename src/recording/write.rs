@@ -59,7 +59,7 @@ pub(crate) struct FindingRow {
     pub why: String,
     /// What to try next.
     pub advice: String,
-    /// The numbers behind it, by name.
+    /// The numbers behind it, by name, and `waiting_ranks`, the ranks that wait for this one, where there are any.
     pub evidence: serde_json::Value,
 }
 
@@ -67,7 +67,9 @@ impl FindingRow {
     /// A finding as it is now.
     pub fn of(finding: &Finding) -> Self {
         let (sign, subject) = (&finding.sign, &finding.sign.subject);
-        let evidence = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
+        let numbers = sign.evidence.iter().map(|evidence| (evidence.name.to_owned(), evidence.value.into()));
+        let waiting = Some(&sign.waiting_ranks).filter(|ranks| !ranks.is_empty());
+        let evidence = numbers.chain(waiting.map(|ranks| ("waiting_ranks".to_owned(), ranks.as_slice().into())));
         Self {
             id: finding.id,
             kind: sign.kind.label(),

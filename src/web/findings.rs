@@ -53,6 +53,8 @@ struct FindingAnswer {
     namespace: Option<String>,
     user: Option<String>,
     rank: Option<u32>,
+    /// Ranks of the job that wait for this one, the first 64.
+    waiting_ranks: Vec<u32>,
     step: Option<u64>,
     begin_unix_nano: i64,
     raised_unix_nano: i64,
@@ -102,6 +104,7 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         namespace: of_owner(Scope::namespace),
         user: of_owner(Scope::user),
         rank: subject.rank,
+        waiting_ranks: sign.waiting_ranks.clone(),
         step: sign.step,
         begin_unix_nano: sign.begin_ns + shift_ns,
         raised_unix_nano: finding.raised_ns + shift_ns,

@@ -95,7 +95,7 @@ fn the_recording_has_what_its_allocator_counted_and_nothing_else() {
         confirmed warning allocator_thrash rank 0 step 2 in alpha0.2
         observed info straggler rank 0 step 0 in alpha0.1
         confirmed warning allocator_thrash rank 0 step 2 in alpha0.05
-        observed warning comm_starvation rank 1 step 2 in alpha0.05
+        observed warning comm_starvation rank 0 step 2 in alpha0.05
         observed info straggler rank 0 step 0 in alpha0.03
         confirmed warning allocator_thrash rank 0 step 2 in alpha0.02
         observed info straggler rank 0 step 0 in alpha0.01
@@ -111,7 +111,7 @@ fn without_the_allocators_counters_its_flushes_are_suspected() {
         suspected warning allocator_thrash rank 0 step 2 in alpha0.2
         observed info straggler rank 0 step 0 in alpha0.1
         suspected warning allocator_thrash rank 0 step 2 in alpha0.05
-        observed warning comm_starvation rank 1 step 2 in alpha0.05
+        observed warning comm_starvation rank 0 step 2 in alpha0.05
         observed info straggler rank 0 step 0 in alpha0.03
         suspected warning allocator_thrash rank 0 step 2 in alpha0.02
         observed info straggler rank 0 step 0 in alpha0.01

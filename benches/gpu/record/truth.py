@@ -91,7 +91,7 @@ def swing(recording: Recording, gpu: int, phase: Phase) -> dict[str, int]:
 
 
 def starvation(recording: Recording, judged: list[Judged]) -> list[dict[str, Any]]:
-    """Steps in which a rank waited long for one that was short of memory."""
+    """Steps in which a rank waited long for one that was short of memory, which the finding is about."""
     if recording.scenario.gpus < 2 or not any(segment.spare for segment in recording.scenario.segments):
         return []
     culprit = recording.scenario.ballast_rank
@@ -106,8 +106,9 @@ def starvation(recording: Recording, judged: list[Judged]) -> list[dict[str, Any
             ratio = waiting(step, annotated) / usual if usual else 0.0
             if ratio >= STRETCH_MAY:
                 evidence = {"ratio": round(ratio, 2), "usual_seconds": round(usual, 6)}
-                evidence |= {"culprit_rank": culprit, "culprit_retries": retries.get(step.number, 0)}
-                found.append(finding("comm_starvation", [step], ratio >= STRETCH_MUST, evidence))
+                evidence |= {"culprit_retries": retries.get(step.number, 0)}
+                starved = finding("comm_starvation", [step], ratio >= STRETCH_MUST, evidence)
+                found.append({**starved, "rank": culprit, "gpu": culprit, "waiting_ranks": [rank]})
     return found
 
 

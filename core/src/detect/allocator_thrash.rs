@@ -165,6 +165,7 @@ impl Seen<'_> {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: self.step,
             code: None,
+            waiting_ranks: Vec::new(),
             evidence: self.evidence(),
             text: Text {
                 what: format!(

@@ -171,7 +171,9 @@ impl Finding {
         let certainty = before.certainty.max(sign.certainty);
         let begin_ns = before.begin_ns.min(sign.begin_ns);
         let until_ns = before.until_ns.max(sign.until_ns);
+        let waiting_ranks = std::mem::take(&mut self.sign.waiting_ranks);
         self.sign = Sign { severity, certainty, begin_ns, until_ns, ..sign };
+        self.sign.add_waiting(&waiting_ranks);
         self.seen_ns = now_ns;
         self.signs += 1;
     }
@@ -192,6 +194,7 @@ mod tests {
             until_ns,
             step: None,
             code: None,
+            waiting_ranks: Vec::new(),
             evidence: Vec::new(),
             text: Text::default(),
         }

@@ -2,11 +2,12 @@
 //! memory.
 //!
 //! A collective ends when its last rank has come. One rank that flushes its allocator's cache, or has no room for
-//! communication buffers, makes all others wait in theirs. What is found here is that both happened together; the
-//! rank in trouble is named. If a job marks no communication, its whole steps are compared instead, and the finding is only
-//! suspected. Slow communication without a rank in trouble is no finding, but the slowdown is exported.
+//! communication buffers, makes all others wait in theirs. What is found here is that both happened together. The finding
+//! is about the rank in trouble; the ranks that wait for it are listed apart. If a job marks no communication, its whole
+//! steps are compared instead, and the finding is only suspected. Slow communication without a rank in trouble is no
+//! finding, but the slowdown is exported.
 
-use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
+use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
 use super::steps::{Step, title};
 use super::view::{View, median, ratio};
 use super::{Detector, Ratios, Trouble};
@@ -46,11 +47,18 @@ struct Baseline {
     last_ratio: Option<f64>,
 }
 
+/// A rank in trouble, and the slow steps of one number that it explains: other ranks' or its own.
+#[derive(Debug)]
+struct Shortage {
+    kind: Kind,
+    key: RankKey,
+    slow: Vec<Slow>,
+}
+
 /// A step whose communication was slow.
 #[derive(Debug)]
 struct Slow {
     key: RankKey,
-    gpu: Option<usize>,
     step: Option<u64>,
     from_ns: i64,
     to_ns: i64,
@@ -69,15 +77,19 @@ impl Detector for CommStarvation {
             self.waiting.extend(baseline.judge(view, step));
             baseline.adopt(has_thrashed(troubles, step));
         }
-        self.waiting.retain(|slow| {
+        let mut shortages: BTreeMap<(RankKey, Option<u64>), Shortage> = BTreeMap::new();
+        for slow in std::mem::take(&mut self.waiting) {
             let waited_ns = view.now_ns - slow.seen_ns;
-            let Some(trouble) = slow.cause(troubles) else { return waited_ns < PATIENCE_NS };
-            if trouble.kind != Kind::AllocatorThrash && waited_ns < SETTLE_NS {
-                return true;
+            match slow.cause(troubles) {
+                Some(trouble) if trouble.kind == Kind::AllocatorThrash || waited_ns >= SETTLE_NS => {
+                    let of_step = shortages.entry((trouble.key.clone(), slow.step));
+                    of_step.or_insert_with(|| Shortage::of(trouble)).slow.push(slow);
+                }
+                None if waited_ns >= PATIENCE_NS => {}
+                _ => self.waiting.push(slow),
             }
-            signs.push(slow.sign(view, trouble));
-            false
-        });
+        }
+        signs.extend(shortages.values().filter_map(|shortage| shortage.sign(view)));
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
@@ -116,7 +128,6 @@ impl Baseline {
         let most = settings.comm_slowdown * if self.is_comm { 1.0 } else { STEP_FACTOR };
         (ratio >= most && took_ns - baseline_ns >= settings.comm_excess_ns).then(|| Slow {
             key: step.key.clone(),
-            gpu: step.gpus.first().copied(),
             step: step.number,
             from_ns: step.begin_ns,
             to_ns: step.end_ns,
@@ -163,49 +174,83 @@ impl Slow {
         (self.is_comm || found.key.1 != self.key.1).then_some(found)
     }
 
-    fn sign(&self, view: &View<'_>, trouble: &Trouble) -> Sign {
-        let (job, rank) = (&self.key.0, self.key.1);
-        let step = title(self.step);
-        let what = if self.is_comm { "Communication" } else { "A step" };
-        let did = match trouble.kind {
+    fn evidence(&self, waiting: &[u32]) -> Vec<Evidence> {
+        vec![
+            Evidence { name: "slowdown_ratio", value: self.ratio },
+            Evidence { name: "took_seconds", value: seconds(self.comm_ns) },
+            Evidence { name: "baseline_seconds", value: seconds(self.baseline_ns) },
+            Evidence { name: "waiting_count", value: number(waiting.len() as u64) },
+        ]
+    }
+}
+
+impl Shortage {
+    fn of(trouble: &Trouble) -> Self {
+        Self { kind: trouble.kind, key: trouble.key.clone(), slow: Vec::new() }
+    }
+
+    fn sign(&self, view: &View<'_>) -> Option<Sign> {
+        // A step of its own counts only where no other rank waits.
+        let is_other = |slow: &Slow| slow.key != self.key;
+        let order = |a: &&Slow, b: &&Slow| is_other(a).cmp(&is_other(b)).then(a.ratio.total_cmp(&b.ratio));
+        let slowest = self.slow.iter().max_by(order)?;
+        let gpu = view.ranks.iter().find(|now| now.key == self.key).and_then(|now| now.gpus.first().copied());
+        let mut sign = Sign {
+            kind: Kind::CommStarvation,
+            subject: Subject { gpu, job: Some(self.key.0.clone()), rank: Some(self.key.1) },
+            severity: if slowest.ratio >= 10.0 { Severity::Critical } else { Severity::Warning },
+            certainty: if slowest.is_comm { Certainty::Observed } else { Certainty::Suspected },
+            begin_ns: self.slow.iter().map(|slow| slow.from_ns).min()?,
+            until_ns: view.now_ns + view.settings.hold_ns,
+            step: slowest.step,
+            code: None,
+            waiting_ranks: Vec::new(),
+            evidence: Vec::new(),
+            text: Text::default(),
+        };
+        let others = self.slow.iter().map(|slow| slow.key.1).filter(|rank| *rank != self.key.1);
+        sign.add_waiting(&others.collect::<Vec<_>>());
+        sign.evidence = slowest.evidence(&sign.waiting_ranks);
+        sign.text = self.text(slowest, &sign.waiting_ranks);
+        Some(sign)
+    }
+
+    fn text(&self, slowest: &Slow, waiting: &[u32]) -> Text {
+        let (job, rank) = &self.key;
+        let did = match self.kind {
             Kind::AllocatorThrash => "flushed its allocator's cache",
             _ => "had almost no memory free",
         };
-        Sign {
-            kind: Kind::CommStarvation,
-            subject: Subject { gpu: self.gpu, job: Some(job.clone()), rank: Some(rank) },
-            severity: if self.ratio >= 10.0 { Severity::Critical } else { Severity::Warning },
-            certainty: if self.is_comm { Certainty::Observed } else { Certainty::Suspected },
-            begin_ns: self.from_ns,
-            until_ns: view.now_ns + view.settings.hold_ns,
-            step: self.step,
-            code: None,
-            evidence: vec![
-                Evidence { name: "slowdown_ratio", value: self.ratio },
-                Evidence { name: "took_seconds", value: seconds(self.comm_ns) },
-                Evidence { name: "baseline_seconds", value: seconds(self.baseline_ns) },
-                Evidence { name: "rank_in_trouble", value: f64::from(trouble.key.1) },
-            ],
-            text: Text {
-                what: format!(
-                    "{what} of rank {rank} of {job} in {step} took {}, {:.1} times its baseline, while rank {} {did}.",
-                    Span(self.comm_ns),
-                    self.ratio,
-                    trouble.key.1
-                ),
-                why: format!(
-                    "The median of its healthy steps is {}. Rank {} {did} in the same step; a collective ends only when \
-                     its last rank has come.",
-                    Span(self.baseline_ns),
-                    trouble.key.1
-                ),
-                advice: format!(
-                    "Give rank {} room: a batch smaller by one, shorter sequences, or recomputed activations. Compare its \
-                     peak memory by phase with the other ranks'.",
-                    trouble.key.1
-                ),
-            },
+        let baseline = Span(slowest.baseline_ns);
+        let took = format!("{}, {:.1} times the baseline", Span(slowest.comm_ns), slowest.ratio);
+        let meanwhile = match (waiting, slowest.is_comm) {
+            ([], _) => format!("and its communication took {took}"),
+            (_, true) => format!("while {} waited in communication for {took}", ranks(waiting)),
+            (_, false) => format!("while a step of {} took {took}", ranks(waiting)),
+        };
+        Text {
+            what: format!("Rank {rank} of {job} {did} in {}, {meanwhile}.", title(slowest.step)),
+            why: format!(
+                "The median of rank {}'s healthy steps is {baseline}. A collective ends only when its last rank has come, \
+                 and rank {rank} {did} in the same step.",
+                slowest.key.1
+            ),
+            advice: format!(
+                "Give rank {rank} room: a batch smaller by one, shorter sequences, or recomputed activations. Compare its \
+                 peak memory by phase with the other ranks'. The ranks that wait need no change."
+            ),
         }
+    }
+}
+
+/// `rank 3`, `ranks 1, 2 and 3`, or how many and the first of them.
+fn ranks(waiting: &[u32]) -> String {
+    const NAMED: usize = 4;
+    let named: Vec<_> = waiting.iter().take(NAMED).map(u32::to_string).collect();
+    match named.split_last() {
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, rest)) if waiting.len() <= NAMED => format!("ranks {} and {last}", rest.join(", ")),
+        _ => format!("{} ranks ({}, …)", waiting.len(), named.join(", ")),
     }
 }
 
@@ -252,27 +297,52 @@ mod tests {
     }
 
     #[test]
-    fn slow_communication_while_another_rank_flushes_is_reported_with_who_it_was() {
+    fn slow_communication_while_another_rank_flushes_is_about_the_rank_that_flushes() {
         let sign = after_healthy(comm(8, 40), |_, _| {}).expect("slow");
         assert_eq!(
             (sign.kind, sign.severity, sign.certainty),
             (Kind::CommStarvation, Severity::Warning, Certainty::Observed)
         );
-        assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
+        let culprit = Subject { gpu: Some(1), job: Some("j".into()), rank: Some(1) };
+        assert_eq!((sign.subject, sign.waiting_ranks), (culprit, vec![0]), "rank 1 is short of memory, rank 0 waits");
         let end_ns = 8 * SECOND_NS + 90 * MILLISECOND_NS;
         let hold_ns = Hand::new(0).settings.hold_ns;
         assert_eq!((sign.begin_ns, sign.until_ns, sign.step), (8 * SECOND_NS, end_ns + hold_ns, Some(8)));
         let values: Vec<_> = sign.evidence.iter().map(|evidence| (evidence.name, evidence.value)).collect();
         let expected =
-            [("slowdown_ratio", 4.0), ("took_seconds", 0.04), ("baseline_seconds", 0.01), ("rank_in_trouble", 1.0)];
+            [("slowdown_ratio", 4.0), ("took_seconds", 0.04), ("baseline_seconds", 0.01), ("waiting_count", 1.0)];
         assert_eq!(values, expected);
-        assert!(
-            sign.text.what.starts_with("Communication of rank 0 of j in step 8 took 40 ms, 4.0 times its baseline")
+        assert_eq!(
+            sign.text.what,
+            "Rank 1 of j flushed its allocator's cache in step 8, while rank 0 waited in communication for 40 ms, 4.0 times \
+             the baseline."
         );
-        assert!(sign.text.what.ends_with("while rank 1 flushed its allocator's cache."));
+        assert!(sign.text.advice.starts_with("Give rank 1 room"), "{}", sign.text.advice);
         let severity = |comm_ms| after_healthy(comm(8, comm_ms), |_, _| {}).map(|sign| sign.severity);
         assert_eq!((severity(99), severity(100)), (Some(Severity::Warning), Some(Severity::Critical)));
         assert_eq!((severity(29), severity(30)), (None, Some(Severity::Warning)), "20 ms above its baseline");
+    }
+
+    #[test]
+    fn all_ranks_that_wait_for_one_are_in_one_finding() {
+        let (mut hand, mut detector) = (Hand::with_ranks(8), CommStarvation::default());
+        let of = |rank, nth, ms| Hand::step(rank, nth, at(nth), &[("forward", 50), ("comm", ms)]);
+        // Rank 1 waits longest.
+        let all = |nth, ms: i64| {
+            (1..8).map(move |rank| of(rank, nth, if rank == 1 { ms + 1 } else { ms })).collect::<Vec<_>>()
+        };
+        (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, all(nth, 10)), []));
+        hand.troubles = vec![Trouble { key: key(0), ..in_trouble(&comm(8, 200)) }];
+        let [sign] = hand.steps_end(&mut detector, all(8, 90)).try_into().expect("one for all");
+        assert_eq!((sign.subject.gpu, sign.subject.rank), (Some(0), Some(0)));
+        assert_eq!((sign.waiting_ranks, sign.severity), ((1..8).collect(), Severity::Warning));
+        assert!(
+            sign.text.what.contains("while 7 ranks (1, 2, 3, 4, …) waited in communication for 90 ms, 9.0 times"),
+            "{}",
+            sign.text.what
+        );
+        let named = [&[3][..], &[1, 2], &[1, 2, 5]].map(ranks);
+        assert_eq!(named, ["rank 3", "ranks 1 and 2", "ranks 1, 2 and 5"]);
     }
 
     #[test]
@@ -343,14 +413,15 @@ mod tests {
         assert!(reported(&|_, trouble| trouble.key.0 = "k".into()).is_none());
         assert!(reported(&|step, trouble| trouble.from_ns = step.end_ns + 1).is_none());
         assert!(reported(&|step, trouble| trouble.from_ns = step.end_ns).is_some());
-        assert!(reported(&|_, trouble| trouble.key = key(0)).expect("its own").contains("while rank 0 flushed"));
+        let own = reported(&|_, trouble| trouble.key = key(0)).expect("its own");
+        assert!(own.starts_with("Rank 0 of j flushed") && own.contains("and its communication took 40 ms"), "{own}");
         let (mut hand, mut detector) = (Hand::with_ranks(3), CommStarvation::default());
         (0..8).for_each(|nth| assert_eq!(hand.steps_end(&mut detector, vec![comm(nth, 10)]), []));
         let trouble = |rank, kind| Trouble { kind, key: key(rank), ..in_trouble(&comm(8, 40)) };
         let (flush, full) = (Kind::AllocatorThrash, Kind::LowHeadroom);
         hand.troubles = vec![trouble(0, flush), trouble(1, full), trouble(2, flush)];
         let [sign] = hand.steps_end(&mut detector, vec![comm(8, 40)]).try_into().expect("one");
-        assert!(sign.text.what.contains("while rank 2 flushed"), "{}", sign.text.what);
+        assert_eq!((sign.subject.rank, sign.waiting_ranks), (Some(2), vec![0]), "{}", sign.text.what);
     }
 
     #[test]
@@ -363,7 +434,7 @@ mod tests {
         assert_eq!(hand.look(&mut detector).0, []);
         hand.now_ns += 1;
         let [sign] = hand.look(&mut detector).0.try_into().expect("one");
-        assert!(sign.text.what.ends_with("while rank 1 had almost no memory free."));
+        assert!(sign.text.what.starts_with("Rank 1 of j had almost no memory free in step 8"), "{}", sign.text.what);
         assert_eq!(hand.look(&mut detector).0, [], "reported once");
     }
 
@@ -395,7 +466,7 @@ mod tests {
         let [sign] = reported(160, 1).try_into().expect("at four fifths of the ratio asked for");
         assert_eq!(sign.certainty, Certainty::Suspected);
         assert!(
-            sign.text.what.starts_with("A step of rank 0 of j in step 8 took 160 ms, 1.6 times"),
+            sign.text.what.ends_with("in step 8, while a step of rank 0 took 160 ms, 1.6 times the baseline."),
             "{}",
             sign.text.what
         );

@@ -30,6 +30,9 @@ pub struct True {
     pub finding: Kind,
     /// The rank that it concerns.
     pub rank: Option<u32>,
+    /// The ranks that wait for it; a sign that lists another one is wrong. Not judged where left out.
+    #[serde(default)]
+    pub waiting_ranks: Option<Vec<u32>>,
     /// When it began.
     pub begin_unix_nano: i64,
     /// When it ended.
@@ -137,7 +140,9 @@ pub fn score(kind: Kind, truth: &Truth, signs: &[(i64, Sign)]) -> Score {
 impl True {
     fn has(&self, seen_ns: i64, sign: &Sign) -> bool {
         let same_rank = self.rank.is_none() || sign.subject.rank.is_none() || self.rank == sign.subject.rank;
-        same_rank && sign.begin_ns <= self.end_unix_nano + SLACK_NS && self.begin_unix_nano <= seen_ns
+        let waits = |rank: &u32| self.waiting_ranks.as_ref().is_none_or(|ranks| ranks.contains(rank));
+        let same_waiting = sign.waiting_ranks.iter().all(waits);
+        same_rank && same_waiting && sign.begin_ns <= self.end_unix_nano + SLACK_NS && self.begin_unix_nano <= seen_ns
     }
 }
 
@@ -163,6 +168,7 @@ mod tests {
             until_ns: 0,
             step: Some(step),
             code: None,
+            waiting_ranks: Vec::new(),
             evidence: Vec::new(),
             text: Text::default(),
         }
@@ -173,6 +179,7 @@ mod tests {
         let findings = findings.iter().map(|&(rank, begin_s, end_s, must_find)| True {
             finding: Kind::Straggler,
             rank: Some(rank),
+            waiting_ranks: None,
             begin_unix_nano: ns(begin_s),
             end_unix_nano: ns(end_s),
             must_find,
@@ -253,6 +260,16 @@ mod tests {
         assert_eq!(seen(&[(13, sign(5, Severity::Warning, 12, 1))], &truth), (0, 0, 0, 1), "another kind");
         let other = Sign { kind: Kind::IdleGpu, ..sign(1, Severity::Warning, 12, 1) };
         assert_eq!(seen(&[(13, other)], &truth), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn a_sign_that_lists_a_rank_that_does_not_wait_is_wrong() {
+        let mut truth = truth(&[(1, 10, 20, true)], &[]);
+        let waits = |ranks: &[u32]| (13, Sign { waiting_ranks: ranks.to_vec(), ..sign(1, Severity::Warning, 12, 1) });
+        assert_eq!(seen(&[waits(&[7])], &truth), (1, 1, 1, 1), "not judged");
+        truth.findings[0].waiting_ranks = Some(vec![0, 2]);
+        assert_eq!(seen(&[waits(&[0])], &truth), (1, 1, 1, 1));
+        assert_eq!(seen(&[waits(&[0, 3])], &truth), (0, 1, 0, 1));
     }
 
     #[test]

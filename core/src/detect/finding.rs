@@ -104,6 +104,9 @@ pub struct Text {
     pub advice: String,
 }
 
+/// Ranks that a finding lists as waiting; further ones are left out of the list.
+pub const MOST_WAITING: usize = 64;
+
 /// What a detector sees at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sign {
@@ -123,10 +126,22 @@ pub struct Sign {
     pub step: Option<u64>,
     /// Distinguishes it from others of its kind on the same subject: the number of an XID.
     pub code: Option<u64>,
+    /// Ranks of the job that wait for the subject, in order and at most [`MOST_WAITING`]; empty where nobody is known to.
+    pub waiting_ranks: Vec<u32>,
     /// The numbers.
     pub evidence: Vec<Evidence>,
     /// The words.
     pub text: Text,
+}
+
+impl Sign {
+    /// Ranks that wait as well; the list stays in order and bounded.
+    pub(super) fn add_waiting(&mut self, ranks: &[u32]) {
+        self.waiting_ranks.extend(ranks);
+        self.waiting_ranks.sort_unstable();
+        self.waiting_ranks.dedup();
+        self.waiting_ranks.truncate(MOST_WAITING);
+    }
 }
 
 /// A trouble from its first sign until its last one has run out.
@@ -136,7 +151,8 @@ pub struct Finding {
     pub id: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
-    /// The newest sign; severity and certainty are the highest of all, the begin is the first one's.
+    /// The newest sign; severity and certainty are the highest of all, the begin is the first one's, and the ranks that wait
+    /// are those of all.
     pub sign: Sign,
     /// When it was raised, nanoseconds of the timeline.
     pub raised_ns: i64,

@@ -31,6 +31,7 @@ impl Detector for GpuLost {
                 until_ns: view.now_ns + SECOND_NS,
                 step: None,
                 code: None,
+                waiting_ranks: Vec::new(),
                 evidence: Vec::new(),
                 text: Text {
                     what: format!("{} does not answer.", view.gpu_name(gpu)),

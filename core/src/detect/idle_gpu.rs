@@ -51,6 +51,7 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
         until_ns: view.now_ns + SECOND_NS,
         step: view.step_on(gpu),
         code: None,
+        waiting_ranks: Vec::new(),
         evidence: vec![bytes("held_bytes", held_bytes), Evidence { name: "idle_seconds", value: seconds(idle_ns) }],
         text: Text {
             what: format!(

@@ -79,6 +79,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
         until_ns: view.now_ns + view.settings.hold_ns,
         step: step.number,
         code: None,
+        waiting_ranks: Vec::new(),
         evidence: vec![
             Evidence { name: "stalled_ratio", value: found },
             Evidence { name: "stalled_seconds", value: seconds(stalled_ns) },

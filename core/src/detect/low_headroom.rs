@@ -81,6 +81,7 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
         until_ns: view.now_ns + settings.hold_ns,
         step: view.step_on(gpu),
         code: None,
+        waiting_ranks: Vec::new(),
         evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],
         text: Text {
             what: format!("{} had only {} free within the last second.", view.gpu_name(gpu), human(free_bytes)),

@@ -177,6 +177,7 @@ impl Growth {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: step.number,
             code: None,
+            waiting_ranks: Vec::new(),
             evidence,
             text: Text {
                 what: format!("The peak of memory of rank {rank} of {job} rises from step to step. {when}"),

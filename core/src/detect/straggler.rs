@@ -220,6 +220,7 @@ impl Lag<'_> {
             until_ns: view.now_ns + view.settings.hold_ns,
             step: self.step.number,
             code: None,
+            waiting_ranks: Vec::new(),
             evidence,
             text: Text {
                 what,

@@ -1,22 +1,24 @@
 //! Findings on steps: which findings a step has, and the span event of each.
 //!
-//! Enters: what ended, and findings. Leaves: span events. A finding belongs to a step if it names the step's rank, or
-//! the step's job and no rank, or no job and a GPU that the step ran on; and if it overlaps the step, from its begin to
+//! Enters: what ended, and findings. Leaves: span events. A finding belongs to a step if it names the step's rank, as
+//! its subject or as one that waits, or the step's job and no rank, or no job and a GPU that the step ran on; and if it overlaps the step, from its begin to
 //! its last sign. The last sign may have been seen a moment after what it reports, so the next step may have the
 //! finding too.
 
 use super::context::Context;
 use highwater_core::detect::{Finding, Severity};
 use highwater_core::phases::Attributed;
-use opentelemetry::KeyValue;
 use opentelemetry::trace::Event;
+use opentelemetry::{Array, KeyValue, Value};
 
 /// The context's findings that belong to a step.
 pub(super) fn findings_of<'a>(step: &'a Attributed, context: &Context<'a>) -> impl Iterator<Item = &'a Finding> {
     context.findings.iter().filter(move |finding| {
         let (sign, ended) = (&finding.sign, &step.ended);
         let is_own = match (&sign.subject.job, sign.subject.rank) {
-            (Some(job), Some(rank)) => *job == ended.job && rank == ended.rank,
+            (Some(job), Some(rank)) => {
+                *job == ended.job && (rank == ended.rank || sign.waiting_ranks.contains(&ended.rank))
+            }
             (Some(job), None) => *job == ended.job,
             (None, _) => is_on(step, finding),
         };
@@ -50,5 +52,9 @@ pub(super) fn event(finding: &Finding, step: &Attributed, context: &Context) -> 
             .iter()
             .map(|evidence| KeyValue::new(format!("highwater.finding.{}", evidence.name), evidence.value)),
     );
+    if !sign.waiting_ranks.is_empty() {
+        let ranks = sign.waiting_ranks.iter().map(|rank| i64::from(*rank)).collect();
+        attributes.push(KeyValue::new("highwater.finding.waiting_ranks", Value::Array(Array::I64(ranks))));
+    }
     Event::new(sign.kind.label(), context.time(sign.begin_ns.max(step.ended.open.begin_ns)), attributes, 0)
 }

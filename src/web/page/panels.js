@@ -47,6 +47,7 @@ function findingPanel(feed, found, show) {
       link(["finding", String(found.id)], `${found.finding} ${found.id}`),
       found.gpu === null ? null : [" on ", link(["gpu", found.gpu], `GPU ${found.gpu}`)],
       found.job === null ? null : [" in ", link(["job", found.job], found.job), found.rank === null ? "" : ` rank ${found.rank}`],
+      found.waiting_ranks.length ? ` · ${found.waiting_ranks.length === 1 ? "rank" : "ranks"} ${found.waiting_ranks.join(", ")} ${found.waiting_ranks.length === 1 ? "waits" : "wait"}` : null,
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));
 }

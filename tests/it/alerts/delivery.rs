@@ -55,7 +55,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
         .and_then(|rest| rest.split_once("B,"));
     let (free, _) = free.unwrap_or_else(|| panic!("no number in {description:?}"));
     assert!(free.ends_with("Mi"), "less than a GiB: {description}");
-    assert_eq!(fired.annotations["runbook_url"], "docs/runbooks/near-oom.md");
+    assert_eq!(fired.annotations["runbook"], "docs/runbooks/near-oom.md");
     let resolved = near_oom("resolved");
     assert_eq!(resolved.labels, fired.labels, "the alert that fired is the one that resolves");
 }

@@ -35,6 +35,7 @@ impl Found {
             until_ns: 0,
             step: None,
             code: None,
+            waiting_ranks: Vec::new(),
             evidence: Vec::new(),
             text: Text::default(),
         };

@@ -286,6 +286,7 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
         until_ns: 0,
         step: None,
         code: None,
+        waiting_ranks: Vec::new(),
         evidence: vec![Evidence { name: "fall_bytes", value: 9e9 }],
         text: Text { what: "Rank 0 flushed.".into(), ..Text::default() },
     };
