@@ -89,8 +89,9 @@ fn memory(view: &View, out: &mut Families) {
     for (window, length_ns) in WINDOWS {
         let labels = view.labels.with(window);
         // The window ends now, not at the last sample, so that the memory of a lost GPU leaves it in time.
-        let from_ns = (view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS).max(oldest_ns);
-        let Ok(summary) = view.ring.summary_through(from_ns, newest_ns) else { continue };
+        let from_ns = view.now_ns - length_ns - highwater_core::phases::WINDOW_SLACK_NS;
+        let kept = view.ring.of_kept(from_ns, newest_ns, |from_ns| view.ring.summary_through(from_ns, newest_ns));
+        let Ok((_, summary)) = kept else { continue };
         out.count(&c::GPU_MEMORY_USED_MAX, &labels, summary.max);
         out.count(&c::GPU_MEMORY_USED_MIN, &labels, summary.min);
         out.number(&c::GPU_MEMORY_USED_AVG, labels, summary.mean);

@@ -114,7 +114,8 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct MemoryQuery {
-    /// Begin, Unix nanoseconds; a minute before the end if left out.
+    /// Begin, Unix nanoseconds; a minute before the end if left out. Before the oldest time that is kept, for example 0, it
+    /// means that time.
     from: Option<i64>,
     /// End, Unix nanoseconds; the newest sample if left out.
     to: Option<i64>,
@@ -122,11 +123,13 @@ pub(super) struct MemoryQuery {
     max_points: Option<usize>,
 }
 
-/// The changes of a GPU's memory in an interval.
+/// The changes of a GPU's memory in an interval, as far back as they are kept.
 #[cfg_attr(test, utoipa::path(get, path = "/api/v1/gpus/{gpu}/memory", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or PCI bus id."), MemoryQuery),
     responses((status = 200, body = MemoryAnswer), (status = 400, body = super::problem::Body),
         (status = 404, description = "No such GPU, or none of its memory has been read.", body = super::problem::Body),
+        (status = 410, description = "Nothing of the interval is kept any more; `oldest_unix_nano` is the oldest time that is.",
+            body = super::problem::Body),
         (status = 503, description = "Nothing is read; the detail says why.", body = super::problem::Body))))]
 pub(super) async fn memory(
     State(site): State<Site>,
@@ -144,22 +147,18 @@ pub(super) async fn memory(
     let (oldest_ns, newest_ns) = (ring.oldest_ns().ok_or_else(empty)?, ring.newest_ns().ok_or_else(empty)?);
     let to_ns = query.to.map_or(newest_ns, |to| to.saturating_sub(shift_ns)).min(newest_ns);
     let from_ns = query.from.map_or(to_ns.saturating_sub(60 * SECOND_NS), |from| from.saturating_sub(shift_ns));
-    let from_ns = from_ns.max(oldest_ns);
     let most = query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS);
     // A change exactly at the end belongs to the next interval, except for the newest reading, which may have no next
     // interval.
-    let (points, summary) = if to_ns == newest_ns {
-        (ring.points_through(from_ns, to_ns, most), ring.summary_through(from_ns, to_ns))
-    } else {
-        (ring.points(from_ns, to_ns, most), ring.summary(from_ns, to_ns))
-    };
-    let points = points.map_err(|error| query_problem(&error))?;
-    let summary = summary.map_err(|error| query_problem(&error))?;
+    let through_end = to_ns == newest_ns;
+    let kept = ring.of_kept(from_ns, to_ns, |from_ns| ring.points_and_summary((from_ns, to_ns), through_end, most));
+    let (from_ns, (points, summary)) = kept.map_err(|error| query_problem(&error, shift_ns))?;
     let answer = MemoryAnswer {
         gpu: state.device.index.clone(),
         uuid: state.device.uuid.clone(),
         from_unix_nano: from_ns + shift_ns,
         to_unix_nano: to_ns + shift_ns,
+        oldest_unix_nano: oldest_ns + shift_ns,
         peak_bytes: summary.max,
         min_bytes: summary.min,
         mean_bytes: summary.mean,
@@ -176,8 +175,12 @@ pub(super) async fn memory(
 pub(super) struct MemoryAnswer {
     gpu: String,
     uuid: String,
+    /// Begin of what is returned: later than the requested one if that is no longer kept.
     from_unix_nano: i64,
+    /// End of what is returned: the newest reading if the requested one is later.
     to_unix_nano: i64,
+    /// The oldest time of which memory was kept when the request came.
+    oldest_unix_nano: i64,
     peak_bytes: Option<u64>,
     min_bytes: Option<u64>,
     mean_bytes: Option<f64>,
@@ -190,7 +193,13 @@ pub(super) struct MemoryAnswer {
     points: Vec<(i64, Option<u64>)>,
 }
 
-fn query_problem(error: &QueryError) -> Problem {
+/// Why an interval has no answer, in Unix time. Nothing else is returned for one that is no longer kept.
+fn query_problem(error: &QueryError, shift_ns: i64) -> Problem {
+    if let QueryError::Overtaken { oldest_ns } = error {
+        let oldest = oldest_ns.saturating_add(shift_ns);
+        let detail = format!("memory of that time is no longer kept: only from {oldest} ns on");
+        return Problem::new(StatusCode::GONE, detail).with("oldest_unix_nano", &oldest);
+    }
     Problem::new(StatusCode::BAD_REQUEST, error.to_string())
 }
 

@@ -279,11 +279,11 @@ fn gpus(node: &Node, since: Option<&Reach>, reach: &Reach, base_ns: i64) -> Vec<
 
 /// The value at the last event and each change since, through the newest reading.
 fn points(ring: &ring::Reader, before_ns: Option<i64>, newest_ns: i64) -> Vec<ring::Point> {
-    let Some(oldest_ns) = ring.oldest_ns() else { return Vec::new() };
-    // A ring of another node, or one that has moved on, has no reading of then.
-    let from_ns = before_ns.unwrap_or(newest_ns).clamp(oldest_ns, newest_ns.max(oldest_ns));
-    // Overtaken between the two calls: the client sees that readings are missing, and requests them.
-    ring.points_through(from_ns, newest_ns, POINTS).map(|points| points.points).unwrap_or_default()
+    // A ring of another node may not have come to then.
+    let from_ns = before_ns.unwrap_or(newest_ns).min(newest_ns);
+    let kept = ring.of_kept(from_ns, newest_ns, |from_ns| ring.points_through(from_ns, newest_ns, POINTS));
+    // Without readings the client sees that some are missing, and requests them.
+    kept.map(|(_, points)| points.points).unwrap_or_default()
 }
 
 /// What GPUs, jobs and findings do now, as server-sent events: an [`Update`] each.

@@ -111,6 +111,67 @@ fn zoom_reaches_a_spike_of_a_millisecond_and_everything_works_by_keyboard() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
+/// The memory of a GPU from `from` on, and the answer's status.
+fn memory(daemon: &Daemon, from: i64) -> (u16, Value) {
+    let (status, body) = daemon.ask(&format!("/api/v1/gpus/2/memory?from={from}&max_points=4000"));
+    (status, serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}")))
+}
+
+/// A daemon that keeps a minute and runs for longer: the oldest time moves on with each reading, a thousand times a second.
+fn wrapped() -> Daemon {
+    let daemon = Daemon::start(&["serve", "--source", "sim:demo", "--set", "ring.retention=60s"]).ready();
+    let oldest = || {
+        let answer: Value = serde_json::from_str(&daemon.get("/api/v1/gpus")).ok()?;
+        answer["gpus"][2]["oldest_unix_nano"].as_i64()
+    };
+    let first = eventually(Duration::from_secs(20), "a reading", oldest);
+    eventually(Duration::from_secs(120), "a ring that has wrapped", || (oldest()? > first).then_some(()));
+    daemon
+}
+
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_page_has_all_that_is_kept_once_the_oldest_is_forgotten() {
+    let Some(mut browser) = Browser::start() else { return };
+    let daemon = wrapped();
+    for _ in 0..20 {
+        let (status, answer) = memory(&daemon, 0);
+        assert_eq!(status, 200, "{answer}");
+        let [from, oldest] = ["from_unix_nano", "oldest_unix_nano"].map(|name| answer[name].as_i64().expect("a time"));
+        assert!(oldest > 0 && from >= oldest, "{from}, {oldest}");
+        // Its points and its peak are of the same readings.
+        let points = answer["points"].as_array().expect("a list");
+        assert_eq!(points[0][0], from);
+        assert_eq!(points.iter().filter_map(|point| point[1].as_u64()).max(), answer["peak_bytes"].as_u64());
+    }
+    browser.appear(1400, 1000, Theme::Light);
+    visit(&mut browser, &daemon, "", READY);
+    browser.value("highwaterChart.place.focus()");
+    browser.press("0");
+    let whole = "(() => { const [from, to] = highwaterChart.view, part = (to - from) / 20, { curve } = highwaterChart.series[2];
+        return to - from > 50 && Array.from({ length: 18 }, (_, i) => from + (i + 1.5) * part)
+            .every((at) => curve.extremes(at, at + part).most > 2 ** 30); })()";
+    browser.wait(whole);
+    let peak = "fetch('api/v1/gpus/2/memory?from=0').then((answer) => answer.json())
+        .then(({ peak_bytes: peak }) => peak > 0 && peak === highwaterChart.series[2].peak?.[0])";
+    browser.wait(peak);
+    browser.painted();
+    browser.keep("live-wrapped");
+    // More than is kept: the page says from when on there is memory.
+    browser.press("3");
+    browser.wait("document.querySelector('.chart').innerText.includes('The daemon has memory from ')");
+    // And what it could not load is not missing without a word.
+    browser.value(
+        "for (const { memory } of highwaterLive.feed.gpus.values())
+            Object.assign(memory, { overview: null, detail: null, load: () => Promise.reject(new Error('made up')) })",
+    );
+    browser.wait("document.querySelector('.chart').innerText.includes('Memory of GPU 2 before ')");
+    browser.wait("document.querySelector('.chart').innerText.includes('could not be loaded: made up.')");
+    browser.painted();
+    browser.keep("live-lacks-history");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
 /// Shown at the latest with the fourth event after it was raised: events are a quarter of a second apart.
 #[test]
 #[ignore = "needs a peer: make test-peers"]

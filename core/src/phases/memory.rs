@@ -79,14 +79,13 @@ pub fn attribute_one(ended: &Ended, gpu: usize, ring: &ring::Reader, state: &Gpu
     let usage = state.series.usage(begin_ns, end_ns);
     // What lies before the first sample, or after the last one because the GPU is gone, is a gap like any other.
     let unknown = || PhaseMemory { gap_ns: end_ns - begin_ns, usage, ..PhaseMemory::unknown(gpu) };
-    let (Some(oldest_ns), Some(newest_ns)) = (ring.oldest_ns(), ring.newest_ns()) else { return unknown() };
-    let (from_ns, to_ns) = (begin_ns.max(oldest_ns), end_ns.min(newest_ns));
-    if from_ns > to_ns {
-        return unknown();
-    }
+    let Some(newest_ns) = ring.newest_ns() else { return unknown() };
+    let to_ns = end_ns.min(newest_ns);
     // What changes at a phase's end is the next one's. The last reading of a GPU that is gone since is still this one's.
-    let summary = if to_ns < end_ns { ring.summary_through(from_ns, to_ns) } else { ring.summary(from_ns, to_ns) };
-    let Ok(summary) = summary else { return unknown() };
+    let summarize = |from_ns| {
+        if to_ns < end_ns { ring.summary_through(from_ns, to_ns) } else { ring.summary(from_ns, to_ns) }
+    };
+    let Ok((from_ns, summary)) = ring.of_kept(begin_ns, to_ns, summarize) else { return unknown() };
     let above_ns = state.usable_bytes().and_then(|usable_bytes| {
         let thresholds_bytes = THRESHOLDS.map(|threshold| threshold.bytes_of(usable_bytes));
         let peak_bytes = summary.max?;

@@ -134,6 +134,55 @@ impl Reader {
         self.walk(from_ns, to_ns, thinner, scan_through).map(Thinner::into_points)
     }
 
+    /// What [`points`](Self::points) and [`summary`](Self::summary) return, or with `through_end`
+    /// [`points_through`](Self::points_through) and [`summary_through`](Self::summary_through): of one walk, so that both
+    /// are of the same readings, and neither expires while the other is made.
+    ///
+    /// # Errors
+    /// See [`QueryError`].
+    pub fn points_and_summary(
+        &self,
+        (from_ns, to_ns): (i64, i64),
+        through_end: bool,
+        max_points: usize,
+    ) -> Result<(Points, Summary), QueryError> {
+        self.check(from_ns, to_ns)?;
+        let (walk, before_ns): (Walk<Both>, i64) =
+            if through_end { (scan_through, to_ns.saturating_add(1)) } else { (scan, to_ns) };
+        let both = Both { thinner: Thinner::new(from_ns, before_ns, max_points), folded: Folded::NOTHING };
+        let both = self.walk(from_ns, to_ns, both, walk)?;
+        Ok((both.thinner.into_points(), both.folded.summary(from_ns, to_ns)))
+    }
+
+    /// Asks `question` for the interval from `from_ns`, or from the oldest time that is kept if that is later; returns the
+    /// begin that was asked for, with the answer. The oldest time moves with each reading, so that a begin that was kept
+    /// when a caller looked may have expired when it asks: then the question is asked again from a later begin, by more
+    /// each time.
+    ///
+    /// # Errors
+    /// Those of the question; [`QueryError::Overtaken`] only if nothing of the interval up to `to_ns` is kept.
+    pub fn of_kept<T>(
+        &self,
+        from_ns: i64,
+        to_ns: i64,
+        question: impl Fn(i64) -> Result<T, QueryError>,
+    ) -> Result<(i64, T), QueryError> {
+        let mut begin_ns = from_ns.max(self.oldest_ns().ok_or(QueryError::Empty)?);
+        if from_ns <= to_ns && begin_ns > to_ns {
+            return Err(QueryError::Overtaken { oldest_ns: begin_ns });
+        }
+        let mut lead_ns = self.resolution_ns();
+        loop {
+            match question(begin_ns) {
+                Err(QueryError::Overtaken { oldest_ns }) if oldest_ns <= to_ns => {
+                    begin_ns = oldest_ns.saturating_add(lead_ns).min(to_ns);
+                    lead_ns = lead_ns.saturating_mul(2);
+                }
+                answer => return answer.map(|answer| (begin_ns, answer)),
+            }
+        }
+    }
+
     /// The value held just before the begin, returned as a point at the begin, and every change from the begin up to the end, both
     /// included. If a gap begins at the very time of a reading, both are returned: the reading was good.
     ///
@@ -154,9 +203,7 @@ impl Reader {
     }
 
     fn fold(&self, from_ns: i64, to_ns: i64, walk: Walk<Folded>) -> Result<Summary, QueryError> {
-        let sink = Folded { part: Part::NOTHING, first: None, last: None };
-        let folded = self.walk(from_ns, to_ns, sink, walk)?;
-        Ok(Summary::new(from_ns, to_ns, &folded.part, folded.first.flatten(), folded.last))
+        Ok(self.walk(from_ns, to_ns, Folded::NOTHING, walk)?.summary(from_ns, to_ns))
     }
 
     fn query<S: Sink>(&self, from_ns: i64, to_ns: i64, sink: S) -> Result<S, QueryError> {
@@ -235,6 +282,14 @@ struct Folded {
     last: Option<u64>,
 }
 
+impl Folded {
+    const NOTHING: Self = Self { part: Part::NOTHING, first: None, last: None };
+
+    fn summary(&self, from_ns: i64, to_ns: i64) -> Summary {
+        Summary::new(from_ns, to_ns, &self.part, self.first.flatten(), self.last)
+    }
+}
+
 impl Sink for Folded {
     fn whole(&mut self, part: &Part) -> bool {
         self.part = self.part.then(part);
@@ -247,6 +302,23 @@ impl Sink for Folded {
         if let Some(used_bytes) = used_bytes {
             self.part.hold(used_bytes, to_ns - from_ns);
         }
+    }
+}
+
+/// The points of an interval, and all of them folded.
+struct Both {
+    thinner: Thinner,
+    folded: Folded,
+}
+
+impl Sink for Both {
+    fn whole(&mut self, _part: &Part) -> bool {
+        false
+    }
+
+    fn held(&mut self, from_ns: i64, to_ns: i64, used_bytes: Option<u64>) {
+        self.thinner.held(from_ns, to_ns, used_bytes);
+        self.folded.held(from_ns, to_ns, used_bytes);
     }
 }
 

@@ -84,17 +84,20 @@ class Feed {
   gpuOf(uuid) {
     if (!this.gpus.has(uuid)) {
       const load = async (from, to, points) => {
-        const range = from === null ? `from=0` : `from=${this.unixNs(from)}&to=${this.unixNs(to)}`;
-        try {
-          const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/memory?${range}&max_points=${points}`);
-          const times = Float64Array.from(answer.points, ([at]) => this.seconds(at));
-          const used = Float64Array.from(answer.points, ([, bytes]) => bytes ?? NaN);
-          return new Curve(times, used, this.seconds(answer.to_unix_nano), (answer.bucket_ns ?? 0) / 1e9);
-        } catch { return null; } // The next event tries again, and the state line shows a daemon that is gone.
+        const range = from === null ? "from=0" : `from=${this.unixNs(from)}&to=${this.unixNs(to)}`;
+        const answer = await request(`api/v1/gpus/${encodeURIComponent(uuid)}/memory?${range}&max_points=${points}`);
+        return this.curve(answer);
       };
       this.gpus.set(uuid, { uuid, memory: new Memory(load) });
     }
     return this.gpus.get(uuid);
+  }
+
+  // An answer's memory as a curve.
+  curve(answer) {
+    const times = Float64Array.from(answer.points, ([at]) => this.seconds(at));
+    const used = Float64Array.from(answer.points, ([, bytes]) => bytes ?? NaN);
+    return new Curve(times, used, this.seconds(answer.to_unix_nano), (answer.bucket_ns ?? 0) / 1e9);
   }
 
   // Steps and phases of an interval of the past.

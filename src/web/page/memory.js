@@ -46,9 +46,10 @@ class Tail extends Curve {
 }
 
 class Memory {
-  // `load(from, to, points)` requests a Curve of an interval; null for everything that is kept.
+  // `load(from, to, points)` requests a Curve of an interval; null for everything that is kept. `trouble`: why the last
+  // request failed; null if it did not.
   constructor(load) {
-    Object.assign(this, { load, overview: null, detail: null, oldest: -Infinity, present: -Infinity, best: null, retry: -Infinity });
+    Object.assign(this, { load, overview: null, detail: null, oldest: -Infinity, present: -Infinity, best: null, retry: -Infinity, trouble: null });
     this.tail = new Tail();
   }
 
@@ -133,18 +134,39 @@ class Memory {
   // Whether something is to be requested, and the last request did not fail just now.
   wants(from, to, pixel) { return performance.now() > this.retry && (!this.overview || this.lacks(from, to, pixel)); }
 
+  // A request that fails is repeated after a while, and the page says why it lacks something.
+  async request(from, to, points) {
+    try {
+      const curve = await this.load(from, to, points);
+      this.trouble = null;
+      return curve;
+    } catch (error) {
+      this.trouble = error.message;
+      this.retry = performance.now() + RETRY_MS;
+      return null;
+    }
+  }
+
   // Requests what a view lacks, with as much again around it.
   async refine(from, to, pixel) {
-    if (!this.overview) {
-      this.overview = await this.load(null, null, OVERVIEW_POINTS);
-      if (!this.overview) this.retry = performance.now() + RETRY_MS;
-    }
+    this.overview ??= await this.request(null, null, OVERVIEW_POINTS);
     if (!this.overview || !this.lacks(from, to, pixel)) return;
     const margin = (to - from) / 4, begin = from - margin, end = Math.min(to + margin, this.tail.end);
+    // Nothing of it is kept.
+    if (end < this.oldest) return;
     // Six points at most are kept of each interval.
     const points = Math.ceil((end - begin) / (2 * pixel)) * 6 + 7;
-    const curve = await this.load(begin, end, Math.min(points, 100000));
+    const curve = await this.request(begin, end, Math.min(points, 100000));
     if (curve) this.detail = Object.assign(curve, { from: begin, to: end });
-    else this.retry = performance.now() + RETRY_MS;
+  }
+
+  // What a view should show and does not, as a sentence that `name` and the `axis` complete; null if nothing.
+  missing(from, name, axis) {
+    if (this.tail.begin === Infinity || from >= this.tail.begin) return null;
+    if (!this.overview) {
+      const before = `Memory of ${name} before ${axis.moment(this.tail.begin).slice(0, 8)}`;
+      return this.trouble ? `${before} could not be loaded: ${this.trouble}. The page tries again.` : `${before} is being loaded.`;
+    }
+    return this.trouble ? `Details of ${name} could not be loaded: ${this.trouble}. The page tries again.` : null;
   }
 }

@@ -139,8 +139,8 @@ class Live {
       to: found.ended_unix_nano === null ? feed.now : feed.seconds(found.ended_unix_nano), color: COLORS[found.severity] ?? "--note", text: `${found.finding}: ${found.what}` }));
     chart.findings = marks.sort((a, b) => a.from - b.from);
     chart.extend(feed.oldest(), feed.now);
-    const left = this.lanes() - MOST_LANES, lost = feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : "";
-    this.unseen.textContent = [left > 0 ? `${left} ranks are not in the chart.` : "", lost].join(" ").trim();
+    const unseen = this.missing().join(" ");
+    if (this.unseen.textContent !== unseen) this.unseen.textContent = unseen;
     buttons.get("l").setAttribute("aria-pressed", String(chart.following !== null));
     for (const { one, least, most } of chart.inView()) {
       const now = one.gpu.up ? one.gpu.memory.now() : NaN;
@@ -148,6 +148,16 @@ class Live {
       if (one.value && one.value.textContent !== text) one.value.textContent = text;
     }
     this.refine();
+  }
+
+  // What the chart lacks, in sentences.
+  missing() {
+    const { feed } = this, { chart } = this.region, [from] = chart.view, oldest = feed.oldest(), left = this.lanes() - MOST_LANES;
+    const shown = chart.series.filter((one) => one.shown);
+    return [...shown.map((one) => one.gpu.memory.missing(from, one.name, chart.axis)),
+      shown.length && from < oldest - chart.pixel() ? `The daemon has memory from ${chart.axis.moment(oldest).slice(0, 8)} on.` : null,
+      left > 0 ? `${left} ranks are not in the chart.` : null,
+      feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : null].filter((text) => text !== null);
   }
 
   // The steps and phases in view; returns how many ranks there are.

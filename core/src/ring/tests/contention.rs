@@ -52,6 +52,16 @@ fn ask(reader: &Reader, mut seed: u64, done: &AtomicBool) -> (u64, u64) {
         if let Ok(points) = reader.points(from_ns, to_ns, 1_000) {
             assert_eq!(points.points, model(from_ns, to_ns).points(from_ns, to_ns));
         }
+        // Everything that is kept can always be asked for, however fast it is overwritten.
+        let everything = |from_ns| reader.points_and_summary((from_ns, newest_ns), true, 1_000);
+        match reader.of_kept(i64::MIN, newest_ns, everything) {
+            Ok((from_ns, (points, summary))) => {
+                assert_eq!(points.points, model(from_ns, newest_ns).points_through(from_ns, newest_ns));
+                assert_eq!(summary, model(from_ns, newest_ns).summary_through(from_ns, newest_ns));
+            }
+            Err(QueryError::Overtaken { oldest_ns }) => assert!(oldest_ns > newest_ns, "{oldest_ns} is kept"),
+            Err(other) => panic!("{other}"),
+        }
         if let Ok(above_ns) = reader.above_ns(from_ns, to_ns, [1 << 29]) {
             assert_eq!(above_ns, [model(from_ns, to_ns).above_ns(from_ns, to_ns, 1 << 29)]);
         }

@@ -158,6 +158,11 @@ impl Pair {
         assert!(points.bucket_ns.is_none_or(|bucket_ns| bucket_ns > 0 && bucket_ns <= to_ns - from_ns));
         let through = self.reader.points_through(from_ns, to_ns, max_points).unwrap();
         check_thinned(&through.points, &self.model.points_through(from_ns, to_ns), (from_ns, to_ns + 1), max_points);
+        // Both of one walk are what each is of its own.
+        let both = |through_end| self.reader.points_and_summary((from_ns, to_ns), through_end, max_points);
+        let summaries =
+            (self.reader.summary(from_ns, to_ns).unwrap(), self.reader.summary_through(from_ns, to_ns).unwrap());
+        assert_eq!((both(false), both(true)), (Ok((points, summaries.0)), Ok((through, summaries.1))));
     }
 }
 

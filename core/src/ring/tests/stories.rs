@@ -63,6 +63,34 @@ fn the_newest_reading_counts_in_an_interval_that_reaches_through_it() {
     assert_eq!((through.max, through.last, through.gap_ns), (Some(9 * GIB), None, 0));
 }
 
+/// At 1 kHz the oldest time moves on each millisecond: while a question about everything is being answered, too.
+#[test]
+fn a_question_about_everything_that_is_kept_is_never_too_old() {
+    let config = Config { retention_ns: 10 * MS, max_bytes: 1 << 16, resolution_ns: 1_000 };
+    let (writer, reader) = ring(config).unwrap();
+    let writer = std::cell::RefCell::new(writer);
+    let read = |tick: i64| writer.borrow_mut().push(tick * MS, tick as u64 * GIB).unwrap();
+    (0..=50).for_each(read);
+    assert_eq!(reader.oldest_ns(), Some(40 * MS));
+    let next = std::cell::Cell::new(51);
+    // Whoever asks is overtaken three times by a new reading, right before the question.
+    let question = |from_ns| {
+        if next.get() < 54 {
+            read(next.replace(next.get() + 1));
+        }
+        reader.points_and_summary((from_ns, 50 * MS), true, 100)
+    };
+    let (from_ns, (points, summary)) = reader.of_kept(0, 50 * MS, question).unwrap();
+    assert!((43 * MS..=44 * MS).contains(&from_ns), "from what is kept, and little later: {from_ns}");
+    assert_eq!((points.points[0].at_ns, summary.from_ns, summary.max), (from_ns, from_ns, Some(50 * GIB)));
+    // What is asked for and kept is not changed, and what is not kept at all is an error and not another interval.
+    let at = |from_ns, to_ns| reader.of_kept(from_ns, to_ns, |from_ns| reader.summary(from_ns, to_ns)).map(|of| of.0);
+    assert_eq!(at(46 * MS, 48 * MS), Ok(46 * MS));
+    assert_eq!(at(0, 30 * MS), Err(QueryError::Overtaken { oldest_ns: 43 * MS }));
+    assert_eq!(at(48 * MS, 46 * MS), Err(QueryError::Reversed));
+    assert_eq!(at(46 * MS, 99 * MS), Err(QueryError::Ahead { newest_ns: 53 * MS }));
+}
+
 #[test]
 fn a_gap_is_neither_zero_nor_the_last_value() {
     let (_, reader) = written(&[Some(4), None, None, Some(6), Some(6)]);
