@@ -14,9 +14,9 @@ function gpuTable(feed) {
     const share = gpu.usable && !Number.isNaN(used) ? used / gpu.usable : null;
     const bar = element("meter", { min: "0", max: "1", high: "0.97", value: share ?? 0, "aria-label": `Share of GPU ${gpu.gpu}'s memory in use` });
     const ranks = feed.ranks.list().filter(({ gpus }) => gpus.includes(gpu.uuid));
-    const jobs = [...new Set(ranks.map(({ job }) => job))];
+    const jobs = [...new Map(ranks.map(({ id, job }) => [id, job]))];
     return [element("span", {}, link(["gpu", gpu.gpu], `GPU ${gpu.gpu}`)), gpu.name ?? "not known",
-      gpu.up ? jobs.length ? element("span", {}, ...jobs.flatMap((job, at) => [at ? ", " : "", link(["job", job], job)])) : "none" : (gpu.trouble ?? "does not answer"),
+      gpu.up ? jobs.length ? element("span", {}, ...jobs.flatMap(([id, job], at) => [at ? ", " : "", link(["job", id], job)])) : "none" : (gpu.trouble ?? "does not answer"),
       share === null ? "not known" : element("span", {}, bar, ` ${ratio(share)}`), gib(used), gib(gpu.usable), ratio(gpu.utilization), unit(gpu.power, "W"),
       unit(gpu.temperature, "°C"), gpu.throttle === null || gpu.throttle === undefined ? "not known" : gpu.throttle.join(", ") || "none"];
   });
@@ -25,16 +25,16 @@ function gpuTable(feed) {
 }
 
 function jobTable(feed) {
-  const rows = feed.jobs.map(({ job, ranks }) => {
+  const rows = feed.jobs.map(({ job, id, namespace, user, ranks }) => {
     const steps = ranks.map(({ step }) => step).filter((step) => step !== null);
     const heard = Math.max(...ranks.map((rank) => rank.last_annotation_unix_nano));
     const gpus = [...new Set(ranks.flatMap((rank) => rank.gpus))].map((uuid) => gpuName(feed, uuid));
     const first = Math.min(...steps), last = Math.max(...steps);
-    return [link(["job", job], job), String(ranks.length), ranks[0]?.world_size === null ? "not known" : String(ranks[0]?.world_size),
+    return [link(["job", id], job), namespace ?? (user === null ? "this daemon" : `user ${user}`), String(ranks.length), ranks[0]?.world_size === null ? "not known" : String(ranks[0]?.world_size),
       gpus.join(", ") || "not known", steps.length ? first === last ? String(last) : `${first} to ${last}` : "not known",
       `${duration(Math.max(0, feed.jobsAt - feed.seconds(heard)))} ago`];
   });
-  return table("Jobs", ["job", "ranks here", "of", "GPUs", "step", "last heard"], rows, 1, true);
+  return table("Jobs", ["job", "owner", "ranks here", "of", "GPUs", "step", "last heard"], rows, 2, true);
 }
 
 // A finding with its advice. `show` shows it on the chart; null if there is no chart.
@@ -46,7 +46,7 @@ function findingPanel(feed, found, show) {
     element("p", { class: "kind" }, `${found.severity}, ${found.certainty}, since ${when(found.begin_unix_nano)}, ${state}. `,
       link(["finding", String(found.id)], `${found.finding} ${found.id}`),
       found.gpu === null ? null : [" on ", link(["gpu", found.gpu], `GPU ${found.gpu}`)],
-      found.job === null ? null : [" in ", link(["job", found.job], found.job), found.rank === null ? "" : ` rank ${found.rank}`],
+      found.job === null ? null : [" in ", link(["job", found.job_id], found.job), found.rank === null ? "" : ` rank ${found.rank}`],
       found.waiting_ranks.length ? ` · ${found.waiting_ranks.length === 1 ? "rank" : "ranks"} ${found.waiting_ranks.join(", ")} ${found.waiting_ranks.length === 1 ? "waits" : "wait"}` : null,
       captures.map((capture) => [" · capture ", link(["capture", capture.id], capture.id)]), " ",
       show ? element("button", { onclick: () => show(found), "aria-label": `Show ${found.finding} ${found.id} on the chart` }, "Show") : null));

@@ -51,7 +51,7 @@ class Spans {
 }
 
 class LiveRank {
-  constructor(job, rank) { Object.assign(this, { job, rank, gpus: [], step: null, open: [], spans: new Spans(), past: null }); }
+  constructor(job, id, rank) { Object.assign(this, { job, id, rank, gpus: [], step: null, open: [], spans: new Spans(), past: null }); }
 
   forget(most) {
     // A quarter at once, so that it is seldom.
@@ -79,8 +79,8 @@ class Ranks {
   }
 
   rankOf(one) {
-    const key = `${one.rank} ${one.job}`;
-    if (!this.byKey.has(key)) this.byKey.set(key, new LiveRank(one.job, one.rank));
+    const key = `${one.rank} ${one.id}`;
+    if (!this.byKey.has(key)) this.byKey.set(key, new LiveRank(one.job, one.id, one.rank));
     return [key, this.byKey.get(key)];
   }
 
@@ -152,6 +152,6 @@ class Ranks {
   }
 
   list() {
-    return [...this.byKey.values()].sort((a, b) => a.job < b.job ? -1 : a.job > b.job ? 1 : a.rank - b.rank);
+    return [...this.byKey.values()].sort((a, b) => a.id < b.id ? -1 : a.id > b.id ? 1 : a.rank - b.rank);
   }
 }

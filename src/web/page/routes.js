@@ -163,7 +163,7 @@ class Live {
   // The steps and phases in view; returns how many ranks there are.
   lanes() {
     const { feed } = this, { chart } = this.region;
-    const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ job }) => job)).size > 1;
+    const shown = feed.ranks.list().filter(this.scope.ranks), several = new Set(shown.map(({ id }) => id)).size > 1;
     chart.lanes = shown.slice(0, MOST_LANES).map((rank) => rank.lane(chart.view, feed.now, several));
     return shown.length;
   }
@@ -257,16 +257,16 @@ class Live {
 
   // Whether a finding is about a rank on this GPU.
   ranksOn(gpu, found) {
-    return found.job !== null && this.feed.ranks.list().some((rank) => rank.job === found.job && (found.rank === null || rank.rank === found.rank) && rank.gpus.includes(gpu.uuid));
+    return found.job !== null && this.feed.ranks.list().some((rank) => rank.id === found.job_id && (found.rank === null || rank.rank === found.rank) && rank.gpus.includes(gpu.uuid));
   }
 
   job(name) {
-    const { feed } = this, own = (rank) => rank.job === name;
-    const known = feed.jobs.some(({ job }) => job === name) || feed.ranks.list().some(own);
+    const { feed } = this, isMeant = ({ job, id }) => id === name || job === name, own = isMeant;
+    const known = feed.jobs.some(isMeant) || feed.ranks.list().some(own);
     if (!known) return this.nothing(`No job ${name} is known.`);
     this.main.append(element("h2", {}, "Job ", element("bdi", {}, name)));
     const gpus = () => new Set(feed.ranks.list().filter(own).flatMap((rank) => rank.gpus));
-    this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job === name || (found.job === null && gpus().has(found.uuid)));
+    this.chart((gpu) => gpus().has(gpu.uuid), own, (found) => found.job_id === name || found.job === name || (found.job === null && gpus().has(found.uuid)));
     const findings = this.part(() => findingsList(feed, feed.findings.filter(this.scope.findings), (found) => this.show(found), "There are none."));
     let answer = { ranks: [] };
     const tables = this.part(() => jobTables(feed, answer));
@@ -286,15 +286,15 @@ class Live {
     const { feed } = this, found = feed.findings.find((one) => one.id === id);
     if (!found) return this.nothing(`No finding ${id} is known; the daemon keeps the last ones.`);
     this.main.append(element("h2", {}, `Finding ${id}`));
-    const gpus = new Set(found.uuid ? [found.uuid] : feed.ranks.list().filter(({ job }) => job === found.job).flatMap((rank) => rank.gpus));
-    this.chart((gpu) => gpus.size === 0 || gpus.has(gpu.uuid), (rank) => rank.job === found.job || rank.gpus.some((uuid) => gpus.has(uuid)), (one) => one.id === id);
+    const gpus = new Set(found.uuid ? [found.uuid] : feed.ranks.list().filter(({ id }) => id === found.job_id).flatMap((rank) => rank.gpus));
+    this.chart((gpu) => gpus.size === 0 || gpus.has(gpu.uuid), (rank) => rank.id === found.job_id || rank.gpus.some((uuid) => gpus.has(uuid)), (one) => one.id === id);
     this.show(found);
     const now = () => feed.findings.find((one) => one.id === id) ?? found;
     // There is advice once a profile of layers or enough steps are known, which may be later than the finding.
     let advice = [], asked = -Infinity, isAnswered = !LACKS_MEMORY.includes(found.finding) || found.job === null;
     const ask = async () => {
       try {
-        advice = adviceOf(found.job, await request(`api/v1/jobs/${encodeURIComponent(found.job)}/advice`));
+        advice = adviceOf(found.job, await request(`api/v1/jobs/${encodeURIComponent(found.job_id)}/advice`));
         isAnswered = advice.length > 0;
         text();
       } catch { /* There is none yet, or the job has ended. */ }
@@ -305,7 +305,7 @@ class Live {
         ?? element("p", {}, "There are no numbers."),
       ...capturesPart(feed, capturesOf(feed, now()))]);
     return { title: `${found.finding} ${id}`, lists: text, tables: () => {
-      const isDue = asked === -Infinity || (performance.now() - asked > 5000 && feed.jobs.some(({ job }) => job === found.job));
+      const isDue = asked === -Infinity || (performance.now() - asked > 5000 && feed.jobs.some(({ id }) => id === found.job_id));
       if (!isAnswered && isDue) { asked = performance.now(); ask(); }
     } };
   }
