@@ -15,8 +15,9 @@ If none of these names one, they go to the socket `/run/highwater/annotations.so
 (torchrun, Slurm, MPI, Ray, Kubernetes). `HIGHWATER_DISABLED=1` turns everything off.
 
 Nothing here raises into the job or waits for the daemon: a mark is put into a queue, and a thread of its own sends it. A mark
-that cannot be sent is counted, and the next one that can reports the number (`highwater_annotations_lost_total`). CUDA is
-asynchronous: call `torch.cuda.synchronize()` before a phase ends if the phase must include the memory that its kernels cause.
+that cannot be sent is counted, and the next one that can reports the number (`highwater_annotations_lost_total`). `status()`
+says what became of the marks. CUDA is asynchronous: call `torch.cuda.synchronize()` before a phase ends if the phase must
+include the memory that its kernels cause.
 """
 
 import asyncio
@@ -29,8 +30,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Type, TypeVar, 
 from . import _encode
 from ._identity import number as _number
 from ._marks import client as _client
+from ._tally import Status as Status
 
-__all__ = ["configure", "flush", "layer", "mark", "phase", "step"]
+__all__ = ["Status", "configure", "flush", "layer", "mark", "phase", "status", "step"]
 __version__ = "0.1.0"
 
 Gpu = Union[int, str, List[Union[int, str]]]
@@ -161,8 +163,16 @@ def mark(name: str, **attributes: Any) -> None:
 
 
 def flush(timeout: float = 1.0) -> bool:
-    """Waits until what was marked so far has been sent, `timeout` seconds at most; returns whether it has."""
+    """Waits until what was marked so far has been sent, `timeout` seconds at most. Returns whether the daemon took all of it
+    since the flush before: False if it refused a mark, if one was lost, or if there is no daemon. Where the daemon cannot
+    answer (`status()["confirmed"]` is None), True means that everything was handed to its socket."""
     return _client.flush(timeout)
+
+
+def status() -> Status:
+    """Where this process's marks go, and what became of them: how many the daemon took, refused and why, how many were lost.
+    Never raises, and never waits."""
+    return _client.status()
 
 
 def __getattr__(name: str) -> Any:

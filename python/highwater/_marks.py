@@ -14,10 +14,11 @@ import queue
 import socket
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _identity, _transport
 from ._encode import dumps
+from ._tally import Answer, Status, Tally, visible
 
 # What comes before an event's time, the time, and what comes after it: the pieces of a JSON object that is not closed.
 Mark = Tuple[str, int, str]
@@ -51,6 +52,14 @@ MOST_EVENT_BYTES = 16 << 10
 
 log = logging.getLogger("highwater")
 
+# What to do about marks that are refused for a reason, where its own text does not say so.
+ADVICE = {
+    "not_owner": "give this run a name of its own, with HIGHWATER_JOB or highwater.configure(job=…)",
+    "over_rate": "mark less often, or raise the daemon's annotations.max_rate",
+    "too_many_jobs": "raise the daemon's limit, or give runs that belong together one name",
+    "over_budget": "raise the daemon's annotations.max_bytes",
+}
+
 
 class Client:
     """The marks of one process."""
@@ -71,7 +80,8 @@ class Client:
         self.places: Dict[str, str] = {}
         self.socket: Optional[str] = None
         self.url: Optional[str] = None
-        self.has_said = False
+        # What the user was told, by what it is about.
+        self.said: Set[str] = set()
         self.is_fork = False
         self.forget()
 
@@ -82,7 +92,9 @@ class Client:
         self.asleep = True
         # A signal handler may mark while the thread that it interrupts counts.
         self.lock = threading.RLock()
+        # Lost since the last message, which reports them.
         self.lost = 0
+        self.tally = Tally()
         # Unlike an event, it may be used by a signal handler that interrupts its use.
         self.alarm: "queue.SimpleQueue[None]" = queue.SimpleQueue()
         self.thread: Optional[threading.Thread] = None
@@ -124,6 +136,7 @@ class Client:
         if self.room:
             with self.lock:
                 self.lost += count
+                self.tally.lost += count
 
     def wake(self) -> None:
         """Has the thread send what is there soon. Starts it for the first mark."""
@@ -146,14 +159,15 @@ class Client:
             pass
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything that was marked so far has been sent; whether it has."""
+        """Waits until everything that was marked so far has been sent; whether it has, and the daemon took it."""
         if self.thread is None:
-            return not self.queue
+            return not self.queue and self.tally.flush()
         with self.sent:
             self.wanted += 1
             wanted = self.wanted
             self.wake()
-            return self.sent.wait_for(lambda: self.flushed >= wanted, timeout_s)
+            is_sent = self.sent.wait_for(lambda: self.flushed >= wanted, timeout_s)
+            return is_sent and self.tally.flush()
 
     def close(self) -> None:
         """Sends the last marks, and that the rank has ended. Waits for EXIT_S at most."""
@@ -183,15 +197,56 @@ class Client:
         """The rank as configured, or else as the launcher gave it."""
         return self.rank if self.rank is not None else _identity.of_environment().rank
 
-    def say(self, text: str, is_wanted: bool = True) -> None:
-        """Tells the user one thing, once, on the first rank of a node; the rest is for those who ask for it."""
+    def say(self, text: str, is_wanted: bool = True, about: str = "", of_rank: bool = False) -> None:
+        """Tells the user one thing about each subject; the rest is for those who ask for it. What is not about this rank is
+        said on the first one of a node."""
         # Read here: something may be said before anything is sent.
-        is_first = not self.has_said and (_identity.of_environment().local_rank or 0) == 0
+        is_first = about not in self.said and (of_rank or (_identity.of_environment().local_rank or 0) == 0)
         if is_wanted and is_first:
-            self.has_said = True
+            self.said.add(about)
             log.warning("highwater: %s", text)
         else:
             log.debug("highwater: %s", text)
+
+    def trouble(self, text: str, about: str, is_wanted: bool = True, of_rank: bool = False) -> None:
+        """The same of something that concerns the way of the marks, and that the status has."""
+        self.tally.problem = text
+        self.say(text, is_wanted, about, of_rank)
+
+    def answered(self, known: Answer) -> None:
+        """Counts an answer of the daemon's, and tells the user of each reason for which it refuses marks."""
+        self.tally.answered(known)
+        for reason, count in known.refused.items():
+            detail = known.details.get(reason)
+            parts = [f"the daemon refused {count} marks ({reason})" + (f": {detail}" if detail else ""), ADVICE.get(reason)]
+            self.trouble("; ".join(part for part in parts if part), f"refused: {reason}", of_rank=True)
+        if known.job:
+            text = (
+                "another process marks for the same job and rank: the daemon keeps this run's marks under the job "
+                f"`{known.job}`; give this run a name or a rank of its own, with HIGHWATER_JOB or highwater.configure"
+            )
+            self.trouble(text, "job", of_rank=True)
+
+    def status(self) -> Status:
+        """Where marks go and what became of them. Waits for nothing."""
+        sender, tally = self.sender, self.tally
+        transport, message = sender.transport, sender.message
+        named = _transport.named(self.socket, self.url)
+        known = _identity.of_environment()
+        return Status(
+            daemon=visible(sender.place if transport else named.shown()) or None,
+            transport=transport.name if transport else None,
+            connected=transport is not None,
+            confirmed=True if transport and transport.is_answered else None,
+            job=tally.job or self.job or known.job,
+            rank=self.rank if self.rank is not None else known.rank,
+            accepted=tally.accepted,
+            refused=tally.refused.copy(),
+            unconfirmed=tally.unanswered + tally.pending,
+            lost=tally.lost,
+            waiting=len(self.queue) + len(sender.left) + (message.count(b"\n") if message else 0),
+            problem=tally.problem,
+        )
 
 
 class Sender:
@@ -200,6 +255,8 @@ class Sender:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.transport: Optional[_transport.Transport] = None
+        # Where it leads, for people.
+        self.place = ""
         # The place that the user names, to which the transport leads.
         self.named = _transport.Named()
         self.sent_marks = 0
@@ -280,10 +337,10 @@ class Sender:
             return False
         assert self.transport is not None
         try:
-            said = self.transport.send(message)
+            self.transport.send(message)
         except _transport.Refused as error:
             self.client.lose(message.count(b"\n"))
-            self.client.say(str(error))
+            self.client.trouble(str(error), "daemon")
             return True
         except OSError as error:
             # The daemon is only slow: the socket is as good as before. Before Python 3.10 its timeout is no TimeoutError.
@@ -296,11 +353,13 @@ class Sender:
             # Nothing that sending again would mend. Its text may be the token's.
             self.close_transport()
             self.client.lose(message.count(b"\n"))
-            self.client.say(f"marks cannot be sent: {type(error).__name__}")
+            self.client.trouble(f"marks cannot be sent: {type(error).__name__}", "daemon")
             return True
-        if said:
-            self.client.say(said)
-        self.sent_marks += message.count(b"\n")
+        marks = message.count(b"\n")
+        self.sent_marks += marks
+        self.client.tally.sent(marks, self.transport.is_answered)
+        while self.transport.answers:
+            self.client.answered(self.transport.answers.pop(0))
         return True
 
     def open(self) -> bool:
@@ -314,9 +373,9 @@ class Sender:
             self.retry_s = min(2 * self.retry_s, MOST_RETRY_S)
             # Nobody who names no daemon is told that there is none.
             was_named = self.named != _transport.Named()
-            self.client.say(f"no daemon takes marks ({place}); the job goes on without", was_named)
+            self.client.trouble(f"no daemon takes marks ({place}); the job goes on without", "daemon", was_named)
             return False
-        self.retry_s = RETRY_S
+        self.retry_s, self.place = RETRY_S, place
         # A new daemon knows nothing of this rank.
         self.configured = None
         return True
@@ -430,8 +489,8 @@ def _after_fork() -> None:
     _of_parents.append((list(client.queue), sender))
     client.forget()
     client.is_fork = True
-    # What a child would say, its parent has said.
-    client.has_said = True
+    # What a child would say about the node, its parent has said.
+    client.said |= {"", "daemon"}
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -10,14 +10,20 @@ import os
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
+
+from ._tally import MOST_TEXT, Answer, answer, visible
 
 # The datagram socket of a daemon that runs as root.
 SYSTEM_SOCKET = "/run/highwater/annotations.sock"
 
 # The daemon takes messages up to 64 KiB on its sockets, and bodies up to 1 MiB over HTTP.
 MOST_BYTES = 60 << 10
-# How long a send waits for a daemon that takes nothing: what the thread can lose at the end of the job.
+# How an event asks for an answer to its message, in place of the bracket that it begins with.
+ASK = b'{"answer":true,'
+MOST_ANSWER_BYTES = 64 << 10
+# How long a send waits for a daemon that takes nothing, and again for its answer: what the thread can lose at the end of
+# the job.
 WAIT_S = 1.0
 
 
@@ -27,14 +33,21 @@ class Refused(Exception):
 
 class Transport:
     """A way to the daemon. `send` raises OSError where the message did not go out and may be sent again, and Refused where
-    it may not. It returns what the daemon has to say about it, if anything."""
+    it may not."""
 
+    name = ""
+    # Whether the daemon has answered. It may have to be tried.
+    is_answered = False
     # Whether its end is the end of the rank, so that no event `exit` is needed.
     ends_rank = False
     # Whether it can be used after a send that took too long. Of a request over HTTP, the answer may still come.
     outlives_timeouts = True
 
-    def send(self, message: bytes) -> Optional[str]:
+    def __init__(self) -> None:
+        # Answers that came, until they are looked at.
+        self.answers: List[Answer] = []
+
+    def send(self, message: bytes) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -45,6 +58,7 @@ class UnixSocket(Transport):
     """A socket of the daemon, of one kind at one path."""
 
     def __init__(self, kind: int, path: str) -> None:
+        super().__init__()
         self.socket = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
         self.socket.settimeout(WAIT_S)
         try:
@@ -54,25 +68,52 @@ class UnixSocket(Transport):
             self.socket.close()
             raise
 
-    def send(self, message: bytes) -> Optional[str]:
+    def send(self, message: bytes) -> None:
         self.socket.send(message)
-        return None
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Seqpacket(UnixSocket):
-    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon."""
+    """The seqpacket socket: a connection and a queue of its own, and its end is seen by the daemon. It answers each message
+    that asks for it. A daemon that leaves one without an answer is asked no more until that comes: an older one answers
+    nothing, and one that is busy must not be waited for with each message."""
 
+    name = "seqpacket"
     ends_rank = True
 
     def __init__(self, path: str) -> None:
         super().__init__(socket.SOCK_SEQPACKET, path + ".seqpacket")
+        self.is_owed = False
+
+    def send(self, message: bytes) -> None:
+        if self.is_owed:
+            self.receive(socket.MSG_DONTWAIT)
+        if self.is_owed:
+            return super().send(message)
+        super().send(ASK + message[1:])
+        self.is_owed = True
+        return self.receive(0)
+
+    def receive(self, flags: int) -> None:
+        """Takes an answer, if one comes in time."""
+        try:
+            body = self.socket.recv(MOST_ANSWER_BYTES, flags)
+        except (BlockingIOError, TimeoutError, socket.timeout):
+            return
+        if not body:
+            raise ConnectionResetError(errno.ECONNRESET, "the daemon closed the connection")
+        self.is_owed, self.is_answered = False, True
+        known = answer(body)
+        if known:
+            self.answers.append(known)
 
 
 class Datagrams(UnixSocket):
-    """The datagram socket, for daemons without the other."""
+    """The datagram socket, for daemons without the other. Nothing can answer."""
+
+    name = "datagram"
 
     def __init__(self, path: str) -> None:
         super().__init__(socket.SOCK_DGRAM, path)
@@ -81,9 +122,12 @@ class Datagrams(UnixSocket):
 class Http(Transport):
     """`POST /api/v1/annotations` over a connection that stays open. No proxy is used: the daemon is on this node."""
 
+    name = "http"
+    is_answered = True
     outlives_timeouts = False
 
     def __init__(self, url: str, token: Optional[str]) -> None:
+        super().__init__()
         parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused("this is not the address of a daemon, such as http://127.0.0.1:10450")
@@ -99,7 +143,7 @@ class Http(Transport):
         )
         self.connection.connect()
 
-    def send(self, message: bytes) -> Optional[str]:
+    def send(self, message: bytes) -> None:
         try:
             self.connection.request("POST", self.path, message, self.headers)
             response = self.connection.getresponse()
@@ -108,9 +152,11 @@ class Http(Transport):
             raise OSError(errno.EPROTO, f"no answer that is HTTP: {error!r}") from error
         if status in (429, 503) or (status >= 500):
             raise OSError(errno.EAGAIN, f"the daemon answered {status}")
-        if status >= 300:
+        known = answer(body)
+        if known:
+            self.answers.append(known)
+        elif status >= 300:
             raise Refused(f"the daemon answered {status}: {_detail(body)}")
-        return _refusals(body)
 
     def close(self) -> None:
         self.connection.close()
@@ -120,21 +166,9 @@ def _detail(body: bytes) -> str:
     """What a problem's body says."""
     try:
         problem = json.loads(body)
-        return str(problem.get("detail") or problem.get("title"))
+        return visible(str(problem.get("detail") or problem.get("title")))
     except Exception:
-        return body[:200].decode(errors="replace")
-
-
-def _refusals(body: bytes) -> Optional[str]:
-    """The first refusal of an answer, if there is one."""
-    try:
-        answer = json.loads(body)
-        if not answer.get("refused"):
-            return None
-        first: Dict[str, Any] = next(iter(answer.get("refusals") or []), {})
-        return f"the daemon refused {answer['refused']} marks: {first.get('detail') or first.get('reason')}"
-    except Exception:
-        return None
+        return visible(body[:MOST_TEXT].decode(errors="replace"))
 
 
 class Named(NamedTuple):

@@ -15,6 +15,7 @@ from unittest import mock
 import highwater
 from highwater import _transport
 
+ASK = b'"answer":true'
 PYTHON = Path(__file__).resolve().parent.parent
 SECONDS = 20
 
@@ -29,10 +30,12 @@ def wait_until(condition, what="a condition"):
 
 
 class Listener:
-    """Keeps every message that arrives at a Unix socket, as events."""
+    """Keeps every message that arrives at a Unix socket, as events. It answers as it is told, and otherwise that it took
+    everything; one that does not answer at all is an older daemon's."""
 
-    def __init__(self, path, kind=socket.SOCK_SEQPACKET):
+    def __init__(self, path, kind=socket.SOCK_SEQPACKET, answers=()):
         self.path, self.messages, self.ended = path, [], 0
+        self.answers = None if answers is None else list(answers)
         self.socket = socket.socket(socket.AF_UNIX, kind)
         self.socket.bind(path + ".seqpacket" if kind == socket.SOCK_SEQPACKET else path)
         self.is_reading = threading.Event()
@@ -62,9 +65,14 @@ class Listener:
                 self.ended += 1
                 return
             self.messages.append(message)
+            if connection and self.answers is not None and ASK in message:
+                taken = {"accepted": len(message.splitlines()), "refused": 0, "refusals": []}
+                connection.send(json.dumps(self.answers.pop(0) if self.answers else taken).encode())
 
     def events(self):
-        return [json.loads(line) for message in list(self.messages) for line in message.splitlines()]
+        """All of them, without the question for an answer."""
+        events = [json.loads(line) for message in list(self.messages) for line in message.splitlines()]
+        return [{name: value for name, value in event.items() if name != "answer"} for event in events]
 
     def close(self):
         for each in [self.socket, *self.connections]:
@@ -86,7 +94,7 @@ class Server(http.server.ThreadingHTTPServer):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 server.requests.append((self.path, dict(self.headers), body))
-                taken = (200, {"accepted": 1, "refused": 0, "refusals": []})
+                taken = (200, {"accepted": len(body.splitlines()), "refused": 0, "refusals": []})
                 status, answer = server.answers.pop(0) if server.answers else taken
                 text = json.dumps(answer).encode()
                 self.send_response(status)
@@ -130,11 +138,12 @@ class Case(unittest.TestCase):
         client = self.client
         client.close()
         client.job = client.rank = client.world_size = client.gpu = client.socket = client.url = client.counters = None
-        client.has_said, client.places = False, {}
+        client.said.clear()
+        client.places, client.is_fork = {}, False
         client.forget()
 
-    def listen(self, kind=socket.SOCK_SEQPACKET, path=None):
-        listener = Listener(path or self.path, kind)
+    def listen(self, kind=socket.SOCK_SEQPACKET, path=None, answers=()):
+        listener = Listener(path or self.path, kind, answers)
         self.addCleanup(listener.close)
         return listener
 
@@ -144,9 +153,9 @@ class Case(unittest.TestCase):
         self.addCleanup(server.shutdown)
         return server
 
-    def sent(self, listener, count=None):
-        """Every event that has arrived after all has been sent, or once there are `count`."""
-        self.assertTrue(highwater.flush(SECONDS), "the marks were not sent")
+    def sent(self, listener, count=None, is_whole=True):
+        """Every event that has arrived after all has been sent, or once there are `count`; whether all were taken."""
+        self.assertEqual(highwater.flush(SECONDS), is_whole, f"the marks were not sent: {highwater.status()}")
         if count is not None:
             wait_until(lambda: len(listener.events()) >= count, f"event {count} of {len(listener.events())}")
         return listener.events()

@@ -16,7 +16,7 @@ from unittest import mock
 import highwater
 from highwater import _marks, _transport
 
-from .listeners import PYTHON, SECONDS, Case, wait_until
+from .listeners import ASK, PYTHON, SECONDS, Case, wait_until
 
 
 class Unprintable:
@@ -234,12 +234,15 @@ class Ways(Case):
         ]
         with self.assertLogs("highwater", logging.WARNING) as logs:
             highwater.mark("a")
-            self.sent(server, 1)
+            self.sent(server, 1, is_whole=False)
             highwater.mark("b")
-            self.sent(server, 2)
+            self.sent(server, 2, is_whole=False)
             highwater.mark("c")
             events = self.sent(server, 3)
-        self.assertEqual(logs.output, ["WARNING:highwater:highwater: the daemon answered 401: a token is needed"])
+        self.assertEqual(logs.output, [
+            "WARNING:highwater:highwater: the daemon answered 401: a token is needed",
+            "WARNING:highwater:highwater: the daemon refused 1 marks (bad_name): name: is empty",
+        ])
         self.assertEqual([(event["name"], event.get("lost")) for event in events], [("a", None), ("b", 1), ("c", None)])
 
     def test_an_answer_that_asks_for_patience_is_no_loss(self):
@@ -262,7 +265,7 @@ class Ways(Case):
         highwater.configure(url=server.url)
         with self.assertLogs("highwater", logging.DEBUG) as logs:
             highwater.mark("b")
-            self.assertTrue(highwater.flush(SECONDS))
+            self.assertFalse(highwater.flush(SECONDS))
         self.assertEqual(([event.get("name") for event in server.events()], self.client.lost), (["a", None], 1))
         told = [line for line in logs.output if line.startswith("WARNING")]
         self.assertEqual(told, ["WARNING:highwater:highwater: marks cannot be sent: ValueError"])
@@ -351,6 +354,154 @@ class Places(Case):
         self.assertEqual([event["name"] for event in self.found.events()], ["a"])
 
 
+class Answers(Case):
+    """What the daemon says of the marks, and what the user hears of it."""
+
+    NOT_OWNER = {
+        "accepted": 1, "refused": 2, "reasons": {"not_owner": 2},
+        "refusals": [{"index": 0, "reason": "not_owner", "detail": "job `llama` belongs to another user or namespace"}],
+    }
+
+    def mark(self, count=3):
+        """Marks that go in one message."""
+        self.client.queue.extend(('{"event":"mark","name":"m","time_unix_nano":', n, "") for n in range(count))
+        self.client.wake()
+
+    def test_what_was_taken_is_known(self):
+        self.listen()
+        self.assertEqual(highwater.status()["connected"], False)
+        self.mark()
+        self.assertTrue(highwater.flush(SECONDS))
+        self.assertEqual(highwater.status(), {
+            "daemon": self.path, "transport": "seqpacket", "connected": True, "confirmed": True, "job": "llama", "rank": 0,
+            "accepted": 3, "refused": {}, "unconfirmed": 0, "lost": 0, "waiting": 0, "problem": None,
+        })
+
+    def test_a_refusal_is_said_once_for_each_reason_with_what_to_do(self):
+        over_rate = {"accepted": 0, "refused": 3, "reasons": {"over_rate": 3}, "refusals": []}
+        daemon = self.listen(answers=[self.NOT_OWNER, self.NOT_OWNER, over_rate])
+        flushed = []
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            for _ in range(4):
+                self.mark()
+                flushed.append(highwater.flush(SECONDS))
+        self.assertEqual((flushed, len(daemon.events())), ([False, False, False, True], 12))
+        self.assertEqual(len(logs.output), 2, logs.output)
+        self.assertIn("refused 2 marks (not_owner): job `llama` belongs to another user or namespace; give this run a name of",
+                      logs.output[0])
+        self.assertIn("over_rate", logs.output[1])
+        status = highwater.status()
+        self.assertEqual((status["accepted"], status["refused"]), (5, {"not_owner": 4, "over_rate": 3}))
+        self.assertIn("over_rate", status["problem"])
+
+    def test_each_rank_says_what_is_refused_of_its_own(self):
+        self.listen(answers=[self.NOT_OWNER])
+        os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+        with self.assertLogs("highwater", logging.WARNING):
+            self.mark()
+            self.assertFalse(highwater.flush(SECONDS))
+
+    def test_a_run_that_is_kept_under_another_name_is_told_once(self):
+        kept = {"accepted": 1, "refused": 0, "refusals": [], "job": "llama-2"}
+        self.listen(answers=[kept, kept])
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            for _ in range(2):
+                highwater.mark("a")
+                self.assertTrue(highwater.flush(SECONDS))
+        self.assertEqual((len(logs.output), highwater.status()["job"]), (1, "llama-2"))
+        self.assertIn("`llama-2`", logs.output[0])
+
+    def test_a_person_without_logging_sees_a_refusal(self):
+        self.listen(answers=[self.NOT_OWNER])
+        text = "import highwater; highwater.mark('a'); print(highwater.flush(20), highwater.status()['refused'])"
+        command, environment = [sys.executable, "-c", text], {**os.environ, "PYTHONPATH": str(PYTHON)}
+        result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(result.stdout, "False {'not_owner': 2}\n")
+        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+
+    def test_a_daemon_that_does_not_answer_is_asked_once(self):
+        with mock.patch.object(_transport, "WAIT_S", 0.01):
+            daemon = self.listen(answers=None)
+            for _ in range(3):
+                self.mark()
+                self.assertTrue(highwater.flush(SECONDS), "it was handed over")
+        asked = [ASK in message for message in daemon.messages]
+        self.assertEqual((asked, len(daemon.events()), len(daemon.connections)), ([True, False, False], 9, 1))
+        status = highwater.status()
+        self.assertEqual((status["confirmed"], status["accepted"], status["unconfirmed"]), (None, 0, 9))
+
+    def test_an_answer_that_comes_late_counts_and_the_daemon_is_asked_again(self):
+        with mock.patch.object(_transport, "WAIT_S", 0.01):
+            daemon = self.listen(answers=None)
+            self.mark()
+            self.assertTrue(highwater.flush(SECONDS))
+            daemon.answers = []
+            daemon.connections[0].send(json.dumps(self.NOT_OWNER).encode())
+            self.client.sender.transport.socket.settimeout(SECONDS)
+            self.mark()
+            self.assertFalse(highwater.flush(SECONDS), "it confirms a refusal")
+        status = highwater.status()
+        self.assertEqual((status["accepted"], status["refused"], status["unconfirmed"]), (4, {"not_owner": 2}, 0))
+        self.assertTrue(status["confirmed"])
+
+    def test_a_busy_daemon_is_not_waited_for_with_each_message(self):
+        daemon = self.listen()
+        self.mark()
+        self.assertTrue(highwater.flush(SECONDS))
+        self.client.sender.transport.socket.settimeout(0.01)
+        daemon.answers = None
+        for wanted in (False, False):
+            self.mark()
+            self.assertEqual(highwater.flush(SECONDS), wanted, "whether they were taken is not known")
+        self.assertEqual([ASK in message for message in daemon.messages], [True, True, False])
+        self.assertEqual(highwater.status()["unconfirmed"], 6)
+
+    def test_marks_whose_answer_the_daemon_took_with_it_are_sent_to_the_next_one(self):
+        first = self.listen(answers=None)
+        self.mark()
+        wait_until(lambda: first.messages, "the marks")
+        first.close()
+        os.unlink(self.path + ".seqpacket")
+        second = self.listen()
+        self.assertEqual(len(self.sent(second, 3)), 3)
+
+    def test_datagrams_promise_only_that_they_were_handed_over(self):
+        self.listen(socket.SOCK_DGRAM)
+        self.mark()
+        self.assertTrue(highwater.flush(SECONDS))
+        status = highwater.status()
+        self.assertEqual((status["transport"], status["confirmed"], status["unconfirmed"]), ("datagram", None, 3))
+
+    def test_what_is_no_answer_does_no_harm(self):
+        for wrong in ([], 3, {"accepted": "x"}, {"refused": 1}, {"accepted": 1, "refused": 1, "reasons": {"a": "b"}}):
+            self.reset()
+            daemon = self.listen(answers=[wrong], path=os.path.join(self.folder, f"{len(os.listdir(self.folder))}.sock"))
+            highwater.configure(socket=daemon.path)
+            highwater.mark("a")
+            self.assertFalse(highwater.flush(SECONDS), wrong)
+            self.assertEqual(highwater.status()["unconfirmed"], 1)
+
+    def test_http_says_the_same(self):
+        server = self.serve()
+        # Of a batch that was refused as a whole, and of a daemon that does not count by reason.
+        listed = [{"index": n, "reason": "bad_name", "detail": "name: is empty\x1b[2J"} for n in range(2)]
+        server.answers += [(400, {"title": "Bad Request", "annotations": {"accepted": 0, "refused": 3, "refusals": listed}})]
+        highwater.configure(url=server.url)
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            self.mark()
+            self.assertFalse(highwater.flush(SECONDS))
+        self.assertEqual(highwater.status()["refused"], {"bad_name": 2, "other": 1})
+        self.assertEqual(self.client.lost, 0, "the daemon has counted them")
+        self.assertNotIn("\x1b", "".join(logs.output))
+
+    def test_a_status_never_raises(self):
+        with mock.patch.dict(os.environ, {"HIGHWATER_ANNOTATIONS_SOCKET": "", "HIGHWATER_URL": "http://u:secret@h:1"}):
+            self.assertEqual(highwater.status()["daemon"], "h:1")
+        os.environ.update(RANK="x", HIGHWATER_JOB="")
+        with mock.patch.object(sys, "argv", [3]), mock.patch("os.getcwd", side_effect=OSError):
+            self.assertEqual(highwater.status()["rank"], 0)
+
+
 class Losses(Case):
     """What happens to marks that cannot be sent."""
 
@@ -393,7 +544,7 @@ class Losses(Case):
         self.assertLessEqual(len(self.client.queue), wait)
         wait_until(lambda: len(self.client.queue) <= _marks.MOST_KEPT, "room")
         daemon = self.listen()
-        self.sent(daemon)
+        self.sent(daemon, is_whole=False)
 
         def accounted():
             return sum(1 + event.get("lost", 0) for event in daemon.events()) + self.client.lost
@@ -409,7 +560,7 @@ class Losses(Case):
         highwater.mark("too long" * 100_000)
         with highwater.step(1, text="größe" * 10_000):
             pass
-        events = self.sent(daemon, 1)
+        events = self.sent(daemon, 1, is_whole=False)
         self.assertEqual([(event["event"], event.get("lost")) for event in events], [("end", 2)])
 
     def test_a_daemon_that_does_not_read_costs_no_time_and_loses_nothing(self):
@@ -450,7 +601,7 @@ class Losses(Case):
         highwater.mark("a")
         self.client.put_later(Broken())
         highwater.mark("b")
-        events = self.sent(daemon, 2)
+        events = self.sent(daemon, 2, is_whole=False)
         self.assertEqual([event["name"] for event in events], ["a", "b"])
         self.assertEqual(sum(event.get("lost", 0) for event in events) + self.client.lost, 1)
 
@@ -513,7 +664,7 @@ class Processes(Case):
             os._exit(0 if highwater.flush(SECONDS) else 1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         highwater.mark("parent")
-        events = self.sent(daemon, 3)
+        events = self.sent(daemon, 3, is_whole=False)
         lost = {event["name"]: event.get("lost") for event in events}
         self.assertEqual(lost, {"before": None, "child": None, "parent": 9})
         self.assertEqual(len(daemon.connections), 2)

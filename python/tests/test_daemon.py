@@ -92,7 +92,7 @@ class RealDaemon(Case):
 
     def check(self, daemon, job, steps):
         """All steps and phases arrived, in order, and nothing was refused or lost."""
-        self.assertTrue(highwater.flush(SECONDS))
+        self.assertTrue(highwater.flush(SECONDS), highwater.status())
         wait_until(lambda: len(daemon.phases(job)) == 4 * steps, "all phases")
         phases = list(reversed(daemon.phases(job)))
         self.assertEqual([phase["step"] for phase in phases if phase["kind"] == "step"], list(range(steps)))
@@ -107,6 +107,8 @@ class RealDaemon(Case):
         highwater.configure(socket=daemon.socket, gpu=0, job="socket")
         self.work(50)
         self.check(daemon, "socket", 50)
+        status = highwater.status()
+        self.assertEqual((status["accepted"], status["refused"], status["unconfirmed"]), (400, {}, 0))
         self.assertEqual(self.client.sender.transport.__class__.__name__, "Seqpacket")
         self.assertEqual([p for p in daemon.phases("socket") if not p["gpus"]], [], "the memory of the GPU that was named")
 
@@ -115,6 +117,7 @@ class RealDaemon(Case):
         highwater.configure(url=daemon.url, gpu=0, job="http")
         self.work(50)
         self.check(daemon, "http", 50)
+        self.assertEqual(highwater.status()["accepted"], 400)
 
     def test_over_datagrams(self):
         daemon = self.start()
@@ -150,7 +153,7 @@ class RealDaemon(Case):
         highwater.configure(url=daemon.url, job="token")
         with self.assertLogs("highwater", "WARNING") as logs:
             self.work(2)
-            self.assertTrue(highwater.flush(SECONDS))
+            self.assertFalse(highwater.flush(SECONDS))
         self.assertEqual(len(logs.output), 1)
         self.assertIn("401", logs.output[0])
         self.reset()
@@ -195,9 +198,51 @@ class RealDaemon(Case):
         for run in runs:
             job = _names._fitted("sweep", _names._process(run.pid))
             wait_until(lambda job=job: daemon.metric("highwater_job_steps_total", job=job) == 60, f"the steps of {job}")
-            self.assertEqual(len([p for p in daemon.phases(job) if p["phase"] == "forward"]), 60)
+            wait_until(lambda job=job: len(daemon.phases(job)) == 120, f"the steps and phases of {job}")
         accepted = daemon.metric("highwater_annotations_total", outcome="accepted_without_gpu")
         self.assertEqual(accepted, daemon.metric("highwater_annotations_total"))
+
+    def test_a_refusal_reaches_the_person(self):
+        daemon = self.start()
+        highwater.configure(socket=daemon.socket, job="refused")
+        highwater.mark("a")
+        self.assertTrue(highwater.flush(SECONDS))
+        with self.assertLogs("highwater", "WARNING") as logs:
+            for _ in range(2):
+                highwater.phase("never begun").__exit__(None, None, None)
+                self.assertFalse(highwater.flush(SECONDS))
+        self.assertEqual(len(logs.output), 1)
+        self.assertRegex(logs.output[0], r"refused 1 marks \(end_without_begin\): .*never begun.* has not begun$")
+        self.assertEqual(highwater.status()["refused"], {"end_without_begin": 2})
+        highwater.mark("a")
+        self.assertTrue(highwater.flush(SECONDS))
+
+    def test_a_second_user_with_the_same_name_hears_that_the_job_is_anothers(self):
+        """What a job is known by today: its name. When jobs are known by their owner, too, both are taken."""
+        if os.geteuid() != 0:
+            self.skipTest("NOT TRIED: only root can start a program of another user")
+        daemon = self.start()
+        # The other user has to reach the socket.
+        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        highwater.configure(socket=daemon.socket, job="train")
+        self.work(2)
+        self.check(daemon, "train", 2)
+        text = (
+            "import highwater, json, os\n"
+            "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+            "for n in range(60):\n"
+            "    with highwater.step(n), highwater.phase('forward'): pass\n"
+            "print(json.dumps([highwater.flush(20), highwater.status()]))\n"
+        )
+        environment = {
+            **os.environ, "HIGHWATER_ANNOTATIONS_SOCKET": daemon.socket, "HIGHWATER_JOB": "train", "PYTHONPATH": str(PYTHON),
+        }
+        command, pipes = [sys.executable, "-c", text], {"capture_output": True, "text": True}
+        result = subprocess.run(command, env=environment, check=True, timeout=SECONDS, **pipes)
+        is_taken, status = json.loads(result.stdout)
+        self.assertEqual((is_taken, status["accepted"], status["refused"]), (False, 0, {"not_owner": 240}))
+        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        self.assertIn("job `train` belongs to another user or namespace; give this run a name", result.stderr)
 
     def test_a_daemon_that_is_started_again_goes_on_with_the_job(self):
         daemon = self.start()

@@ -1,6 +1,5 @@
 """What a job is called if nobody names it, by processes as users start them."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,10 @@ from highwater._identity import of_environment
 
 from .listeners import PYTHON, SECONDS, Case
 
-WHO = "import os; from highwater._identity import of_environment as _o; print(_o().job, os.getpid(), os.getppid(), flush=True)\n"
+WHO = (
+    "import os; from highwater._identity import of_environment as _of\n"
+    "print(_of().job, os.getpid(), os.getppid(), flush=True)\n"
+)
 # Every way in which multiprocessing starts a process, a child of such a child, and a plain fork.
 CHILDREN = '''
 import multiprocessing, os, sys
@@ -144,9 +146,11 @@ class Runs(unittest.TestCase):
 
     def of(self, argv="train.py", pids=_names._FIRST_PIDS, host_names="uts:[1]", host="3f2a9c", **environment):
         namespaces = {"pid": pids, "uts": host_names}
-        with mock.patch.object(_names, "_namespace", namespaces.get), mock.patch("socket.gethostname", return_value=host):
-            with mock.patch.object(sys, "argv", [argv]), mock.patch.object(_names, "_first_process", 4711):
-                return of_environment(environment).job
+        with (
+            mock.patch.object(_names, "_namespace", namespaces.get), mock.patch("socket.gethostname", return_value=host),
+            mock.patch.object(sys, "argv", [argv]), mock.patch.object(_names, "_first_process", 4711),
+        ):
+            return of_environment(environment).job
 
     def test_the_process_is_enough_on_a_machine_and_not_in_a_container(self):
         self.assertEqual(self.of(), "train-4711")

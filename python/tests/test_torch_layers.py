@@ -129,7 +129,7 @@ class Layers(LayerCase):
         import highwater.torch.layers as layers
 
         with mock.patch.object(layers.tensors, "new_bytes", side_effect=ZeroDivisionError("ours")):
-            self.client.has_said = False
+            self.client.said.clear()
             with self.assertLogs("highwater", "WARNING"):
                 self.watch(self.model, self.optimizer, layers_every=1)
                 self.train()

@@ -294,7 +294,7 @@ class Handle(TorchCase):
 
         for fault in ("next_part", "end_eval", "resume_optimizer", "end_step"):
             with self.subTest(fault), mock.patch.object(loop.Loop, fault, side_effect=ZeroDivisionError("ours")):
-                self.client.has_said = False
+                self.client.said.clear()
                 with self.assertLogs("highwater", "WARNING") as logged, self.watch(self.model, self.optimizer):
                     for _ in range(2):
                         self.train()
@@ -306,7 +306,7 @@ class Handle(TorchCase):
         for model, optimizer, loader in [
             (None, None, None), (3, "no optimizer", [1, 2]), (self.model, 3, None), (self.model, None, range(3)),
         ]:
-            self.client.has_said = False
+            self.client.said.clear()
             with self.assertLogs("highwater", "WARNING"), self.watch(model, optimizer, loader):
                 pass
         self.train()
