@@ -425,6 +425,7 @@ class Answers(Case):
             for _ in range(3):
                 self.mark()
                 self.assertTrue(highwater.flush(SECONDS), "it was handed over")
+        wait_until(lambda: len(daemon.messages) == 3, "the last message")
         asked = [ASK in message for message in daemon.messages]
         self.assertEqual((asked, len(daemon.events()), len(daemon.connections)), ([True, False, False], 9, 1))
         status = highwater.status()
@@ -453,6 +454,7 @@ class Answers(Case):
         for wanted in (False, False):
             self.mark()
             self.assertEqual(highwater.flush(SECONDS), wanted, "whether they were taken is not known")
+        wait_until(lambda: len(daemon.messages) == 3, "the last message")
         self.assertEqual([ASK in message for message in daemon.messages], [True, True, False])
         self.assertEqual(highwater.status()["unconfirmed"], 6)
 
