@@ -99,7 +99,11 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
     let known = known(&settings, &intake, clock);
-    let otlp = settings.otlp_export.take().map(|settings| (settings, Arc::new(otlp::Stats::default())));
+    let source = source_attributes(&settings.source);
+    let otlp = settings.otlp_export.take().map(|mut settings| {
+        settings.resource.extend(source);
+        (settings, Arc::new(otlp::Stats::default()))
+    });
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
@@ -316,6 +320,19 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
+/// Attributes of the resource of what is no reading of GPUs now, so that every point and span says so.
+fn source_attributes(source: &SourceSpec) -> Vec<(String, String)> {
+    let attribute = |name: &str, value: String| (format!("highwater.{name}"), value);
+    match source {
+        SourceSpec::Nvml => Vec::new(),
+        SourceSpec::Sim(name) => {
+            let source = format!("sim:{}", name.as_deref().unwrap_or("demo"));
+            vec![attribute("source", source), attribute("simulated", true.to_string())]
+        }
+        SourceSpec::Replay(path) => vec![attribute("source", format!("replay:{}", path.display()))],
+    }
+}
+
 /// Whether `otlp.queue_dir` can be used. A running daemon may hold its lock, so that is not tried; nothing is created.
 fn queue_folder(settings: &Settings) -> anyhow::Result<()> {
     let Some(wanted) = settings.otlp_export.as_ref().and_then(|otlp| otlp.queue_dir.as_deref()) else { return Ok(()) };
@@ -388,5 +405,22 @@ impl Shared {
             busy_ratio: settings.budget,
         };
         FastLane { budget, idle_period_ns: settings.idle_period_ns, hang_after_ns: settings.hang_after_ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_resource_says_that_no_gpu_is_read() {
+        let of = |source| source_attributes(&source).into_iter().map(|(name, value)| format!("{name}={value}"));
+        assert_eq!(of(SourceSpec::Nvml).count(), 0);
+        let simulated: Vec<_> = of(SourceSpec::Sim(None)).collect();
+        assert_eq!(simulated, ["highwater.source=sim:demo", "highwater.simulated=true"]);
+        let named: Vec<_> = of(SourceSpec::Sim(Some("spike".to_owned()))).collect();
+        assert_eq!(named[0], "highwater.source=sim:spike");
+        let replayed: Vec<_> = of(SourceSpec::Replay("/r/a.sqlite".into())).collect();
+        assert_eq!(replayed, ["highwater.source=replay:/r/a.sqlite"]);
     }
 }

@@ -7,6 +7,7 @@ use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon::{Format, Recording};
 use crate::files::OwnFolder;
 use crate::report;
+use crate::source::provenance;
 use anyhow::Context as _;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -117,6 +118,7 @@ impl Record {
         let socket = socket.or_else(|| self.annotations_socket.clone()).unwrap_or_else(default_socket);
         let settings = self.flags.settings(&socket)?;
         note_daemon(&socket);
+        note_simulation(&settings);
         drive(async {
             let signals = Signals::listen()?;
             let recording = Recording::start(settings, self.flags.output(), self.flags.format, "highwater record")?;
@@ -143,6 +145,14 @@ impl Record {
             terminal::progress("");
             end(recording, self.flags.output())
         })
+    }
+}
+
+/// Says if what is recorded is simulated. A file in the format `ort` cannot say it.
+pub(super) fn note_simulation(settings: &Settings) {
+    if let SourceSpec::Sim(name) = &settings.source {
+        let source = format!("sim:{}", name.as_deref().unwrap_or("demo"));
+        terminal::print_error(format_args!("highwater: {}", provenance::notice(&source).unwrap_or_default()));
     }
 }
 

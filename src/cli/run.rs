@@ -1,6 +1,6 @@
 //! `run`: records while a command runs, and returns its exit status.
 
-use super::record::{Flags, answers, end, note_daemon, show};
+use super::record::{Flags, answers, end, note_daemon, note_simulation, show};
 use super::terminal;
 use super::via::{self, Daemon};
 use crate::config::default_socket;
@@ -67,6 +67,7 @@ impl Run {
             command.env("HIGHWATER_ANNOTATIONS_SOCKET", socket);
             note_daemon(socket);
         }
+        note_simulation(&settings);
         let recording = Recording::start(settings, self.flags.output(), self.flags.format, &self.line())?;
         let ended = execute(&mut command, &runtime);
         if ended.is_ok() {

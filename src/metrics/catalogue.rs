@@ -195,8 +195,8 @@ metrics! {
         "Whether NVML could be opened and has GPUs. Absent for simulations and replays.";
     SOURCE_ERROR = Gauge "highwater_source_error" ["reason"]
         "1 with the reason while there is nothing to read; the daemon tries again every few seconds.";
-    SOURCE_INFO = Gauge "highwater_source_info" ["source"]
-        "The source that is read, always 1: NVML with its driver's version, a simulation, or a replay.";
+    SOURCE_INFO = Gauge "highwater_source_info" ["source", "simulated"]
+        "The source that is read, always 1: NVML with its driver's version, a simulation, or a replay. `simulated` is `true` where no GPU was read.";
     TICKS_DUE = Counter "highwater_sampler_ticks_due_total" []
         "Deadlines of the fast lane that passed: taken plus missed.";
     TICKS_TAKEN = Counter "highwater_sampler_ticks_taken_total" []

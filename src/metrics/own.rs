@@ -4,14 +4,16 @@ use super::catalogue as c;
 use super::families::{Families, Labels};
 use crate::footprint::Footprint;
 use crate::node::Node;
-use crate::source::Call;
+use crate::source::{Call, provenance};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Collects the sampler's ticks and driver calls.
 #[allow(clippy::cast_precision_loss, reason = "a period in nanoseconds")]
 pub(super) fn sampler(node: &Node, out: &mut Families) {
-    out.number(&c::SOURCE_INFO, Labels::found(&[&node.source.description()]), Some(1.0));
+    let source = node.source.description();
+    let simulated = provenance::is_simulated(&source).to_string();
+    out.number(&c::SOURCE_INFO, Labels::found(&[&source, &simulated]), Some(1.0));
     let ticks = &node.ticks;
     let (taken, late, driver) =
         (ticks.taken.load(Relaxed), ticks.missed_late.load(Relaxed), ticks.missed_driver.load(Relaxed));

@@ -1,12 +1,13 @@
 //! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
 //! it was written.
 
+use super::import::is_own;
 use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
 use super::rows::{File, json, needed, number, real, text, word};
 use super::tape::{Format, Tape, Times, Words, is_too_long};
-use crate::source::OpenError;
+use crate::source::{OpenError, provenance};
 use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
 use rusqlite::Row;
@@ -25,6 +26,13 @@ const MOST_CHANGES: usize = 1 << 16;
 
 /// The product's own format.
 const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[] };
+
+/// What simulated a recording in the product's own format; `None` of readings of GPUs, and of other files.
+pub(super) fn simulation_of(path: &Path) -> Option<String> {
+    // A file of another format has nothing to say, and one of this format has been read.
+    let file = File::open(path).ok().filter(|_| is_own(path))?;
+    provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
+}
 
 /// Reads a recording.
 ///

@@ -10,6 +10,7 @@ use super::lines::SkippedLines;
 use super::points::Track;
 use super::tape::{Allocation, Format, Tape};
 use super::{folder, import, read};
+use crate::source::provenance::RECORDED_FROM;
 use crate::source::{CallStats, Error, NextTick, OpenError, Source};
 use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::wire::Annotation;
@@ -48,7 +49,11 @@ impl Replay {
             import::tape(path)?
         };
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
-        Ok(Self { description: format!("replay:{}", path.display()), tape, shift_ns })
+        let mut description = format!("replay:{}", path.display());
+        if let Some(simulation) = read::simulation_of(path) {
+            description = format!("{description}{RECORDED_FROM}{simulation}");
+        }
+        Ok(Self { description, tape, shift_ns })
     }
 
     /// The earliest point or annotation, nanoseconds of Unix time, shifted.

@@ -4,6 +4,7 @@ use super::layers::Profile;
 use super::{Comparison, Report, Row, Span, advised, allocator};
 use crate::kineto::Ranks;
 use crate::recording::{Allocator, Times};
+use crate::source::provenance;
 use serde_json::{Value, json};
 
 /// The reports, their comparison, and how long the ranks of several traces waited for each other, as one object.
@@ -33,6 +34,7 @@ fn recording(report: &Report) -> Value {
         "times": times(report),
         "host": origin.host,
         "source": origin.source,
+        "simulated": origin.source.as_deref().map(provenance::is_simulated),
         "note": origin.note,
         "state": origin.state,
         "period_ns": origin.period_ns,

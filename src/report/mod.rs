@@ -47,7 +47,7 @@ pub use usage::Usage;
 
 use crate::config::Settings;
 use crate::recording::{Allocation, Allocator, READING_NS, SkippedLines, Times};
-use crate::source::OpenError;
+use crate::source::{OpenError, provenance};
 use highwater_core::gpu::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -129,6 +129,13 @@ pub struct Origin {
     pub times: Times,
     /// What such a file does not contain, for people.
     pub missing: Vec<&'static str>,
+}
+
+impl Origin {
+    /// What to say first of a recording that is not of GPUs, or of a replay.
+    pub(crate) fn notice(&self) -> Option<String> {
+        self.source.as_deref().and_then(provenance::notice)
+    }
 }
 
 /// One GPU.

@@ -41,6 +41,7 @@ fn recording(report: &Report, offset_ns: Option<i64>) -> Value {
         "format": origin.format,
         "host": origin.host,
         "source": origin.source,
+        "notice": origin.notice(),
         "note": origin.note,
         "state": origin.state,
         "missing": origin.missing,

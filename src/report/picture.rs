@@ -138,6 +138,11 @@ pub fn picture(reports: &[Report]) -> Result<Vec<u8>, png::EncodingError> {
         _ => format!("{} recordings", reports.len()),
     };
     write(&mut canvas, &title, At::new(20, 28), TEXT, true);
+    // Beside the title, in the color of a warning: a picture is passed on without its words.
+    if let Some(notice) = reports.iter().find_map(|report| report.origin.notice()) {
+        let left = i32::try_from(title.chars().take(80).count()).unwrap_or(80) * 10 + 40;
+        write(&mut canvas, &notice, At::new(left, 28), Rgb888::CSS_CRIMSON, true);
+    }
     if let [one] = reports
         && let Some(headline) = super::text::headline(one)
     {
@@ -273,6 +278,22 @@ fn legend(canvas: &mut Canvas, drawn: &[Drawn<'_>]) {
 mod tests {
     use super::*;
     use crate::report::hand;
+
+    #[test]
+    fn a_simulated_recording_says_so_in_its_picture() {
+        let crimson = |source: Option<&str>| {
+            let mut report = hand::report("name", &[vec![(0, Some(1 << 30)), (9, Some(2 << 30))]]);
+            report.origin.source = source.map(str::to_owned);
+            let picture = picture(&[report]).expect("encoded");
+            let mut reader = png::Decoder::new(std::io::Cursor::new(picture)).read_info().expect("a picture");
+            let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
+            reader.next_frame(&mut pixels).expect("pixels");
+            let warning = Rgb888::CSS_CRIMSON;
+            pixels.chunks(3).filter(|pixel| *pixel == [warning.r(), warning.g(), warning.b()]).count()
+        };
+        assert_eq!((crimson(None), crimson(Some("nvml 580"))), (0, 0));
+        assert!(crimson(Some("sim:demo")) > 500);
+    }
 
     #[test]
     fn a_spike_of_one_reading_is_in_the_picture() {

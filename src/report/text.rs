@@ -29,6 +29,9 @@ pub fn comparison_of_ranks(ranks: &Result<Ranks, String>) -> String {
 }
 
 fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
+    if let Some(notice) = report.origin.notice() {
+        writeln!(out, "{}", printable(&notice))?;
+    }
     if let Some(headline) = headline(report) {
         writeln!(out, "{}", printable(&headline))?;
     }

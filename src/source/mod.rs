@@ -4,6 +4,7 @@
 //! no code above this module depends on NVML. Absent on purpose: everything derived (windows, rates, phases).
 
 pub mod calls;
+pub mod provenance;
 
 pub use calls::{Call, CallStats};
 
@@ -77,7 +78,7 @@ pub enum NextTick {
 /// A value that a source does not provide is not available: that is the default of every method but the first three. By
 /// default, a lost GPU counts as reacquired.
 pub trait Source: Send + Sync {
-    /// A description for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`.
+    /// A description for people: `nvml 580.159.04`, `sim:demo`, `replay:PATH`, `replay:PATH of sim:demo`.
     fn description(&self) -> String;
 
     /// The GPUs and MIG instances, fixed for the life of the source.

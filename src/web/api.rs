@@ -4,7 +4,7 @@ use super::Site;
 use super::json::{self, Json};
 use super::problem::Problem;
 use crate::node::Node;
-use crate::source::Skipped;
+use crate::source::{Skipped, provenance};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -44,6 +44,8 @@ pub(super) fn uuids(node: Option<&Node>, rank: &Rank) -> Vec<String> {
 pub(super) struct GpusAnswer {
     /// What is read.
     source: String,
+    /// Whether that is a simulation, or the replay of one: no GPU was read.
+    simulated: bool,
     gpus: Vec<GpuAnswer>,
 }
 
@@ -105,7 +107,9 @@ pub(super) async fn gpus(State(site): State<Site>) -> Result<Json<GpusAnswer>, P
     let shift_ns = node.clock.unix_shift_ns();
     let gpus = node.gpus.iter().zip(node.rings.iter()).map(|(gpu, ring)| GpuAnswer::of(gpu, ring, shift_ns));
     let skipped = node.source.skipped().iter().map(GpuAnswer::skipped);
-    Ok(Json(GpusAnswer { source: node.source.description(), gpus: gpus.chain(skipped).collect() }))
+    let source = node.source.description();
+    let simulated = provenance::is_simulated(&source);
+    Ok(Json(GpusAnswer { source, simulated, gpus: gpus.chain(skipped).collect() }))
 }
 
 /// The query of `GET /api/v1/gpus/{gpu}/memory`.

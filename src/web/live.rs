@@ -13,6 +13,7 @@ use super::json;
 use super::spans::{self, RankSpans};
 use crate::known::Known;
 use crate::node::Node;
+use crate::source::provenance;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;
@@ -85,6 +86,8 @@ pub(super) struct Update {
     started_unix_nano: i64,
     /// What is read.
     source: Option<String>,
+    /// What to show of a simulation or a replay, in a sentence; `null` where GPUs are read.
+    notice: Option<String>,
     /// Why nothing is read.
     trouble: Option<String>,
     gpus: Vec<GpuNow>,
@@ -211,10 +214,12 @@ impl Shared {
         let (ended, lost) = self.ended(since.map(|since| since.spans), reach.spans);
         ended.into_iter().for_each(|span| spans::add(&mut ranks, span, base_ns));
         let trouble = self.known.slot.trouble().map(|trouble| trouble.message.clone());
+        let source = node.as_ref().map(|node| node.source.description());
         let update = Update {
             base_unix_nano: base_ns + shift_ns,
             started_unix_nano: self.started_unix_ns,
-            source: node.as_ref().map(|node| node.source.description()),
+            notice: source.as_deref().and_then(provenance::notice),
+            source,
             trouble: trouble.filter(|_| node.is_none()),
             gpus: node.as_deref().map(|node| gpus(node, since, reach, base_ns)).unwrap_or_default(),
             ranks: ranks.into_values().collect(),

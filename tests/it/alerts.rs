@@ -136,8 +136,7 @@ fn each_alert_explains_itself() {
 
 #[test]
 fn each_runbook_belongs_to_an_alert_and_can_be_followed() {
-    let linked: BTreeSet<String> =
-        alerts().iter().map(|rule| rule.text("/annotations/runbook").to_owned()).collect();
+    let linked: BTreeSet<String> = alerts().iter().map(|rule| rule.text("/annotations/runbook").to_owned()).collect();
     for path in in_directory("docs/runbooks", ".md") {
         let name = format!("docs/runbooks/{}", path.file_name().expect("a file").to_string_lossy());
         let text = read(&path);

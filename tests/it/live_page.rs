@@ -79,6 +79,8 @@ fn zoom_reaches_a_spike_of_a_millisecond_and_everything_works_by_keyboard() {
     browser.appear(1200, 900, Theme::Dark);
     visit(&mut browser, &daemon, "", READY);
     assert_eq!(browser.value("highwaterChart.following"), json!(30));
+    let notice = browser.value("document.querySelector('.notice').textContent");
+    assert_eq!(notice, "Simulated by sim:spike: no GPU was read.");
     browser.value("highwaterChart.place.focus()");
     browser.press("p");
     browser.wait("highwaterChart.following === null");

@@ -110,6 +110,7 @@ fn a_phase_that_is_open_is_shown_and_what_has_ended_is_in_the_timeline() {
     assert_eq!(daemon.post("/api/v1/annotations", &json!([mark("begin", "step"), mark("begin", "phase")])).0, 200);
     let mut client = Client::connect(&daemon);
     let event = client.next().expect("an event");
+    assert_eq!(event["notice"], "Simulated by sim:spike: no GPU was read.");
     let rank = &list(&event, "ranks")[0];
     assert_eq!((&rank["job"], &rank["rank"], list(rank, "open").len()), (&json!("j"), &json!(3), 2), "{event}");
     assert_eq!(daemon.post("/api/v1/annotations", &json!([mark("end", "phase"), mark("end", "step")])).0, 200);

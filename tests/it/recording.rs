@@ -238,6 +238,8 @@ for n in range(3):
     assert!(output.status.success(), "{output:?}");
     let (file, printed) = (folder.path().join("file.sqlite"), text(&output.stderr));
     assert!(printed.contains("forward"), "{printed}");
+    let simulated = "Simulated by sim:spike: no GPU was read.\n";
+    assert_eq!(printed.matches(simulated).count(), 2, "before the command, and above the peak: {printed}");
     let live = peaks(&file);
     assert_eq!(live.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["forward", "step"], "{printed}");
     let query = |sql: &str| -> String {
@@ -251,6 +253,10 @@ for n in range(3):
     let daemon = Daemon::start(&["serve", "--source", &source, "--replay-speed", "max"]);
     eventually(SOON, "the end", || daemon.printed().contains("the recording has ended").then_some(()));
     let metrics = daemon.metrics();
+    let info = format!("highwater_source_info{{source=\"{source} of sim:spike\",simulated=\"true\"}} 1");
+    assert!(metrics.contains(&info), "{metrics}");
+    let gpus: serde_json::Value = serde_json::from_str(&daemon.get("/api/v1/gpus")).expect("JSON");
+    assert_eq!(gpus["simulated"], true);
     let (_, peak) = live.iter().find(|(name, _)| name == "step").expect("steps");
     let answer: serde_json::Value = serde_json::from_str(&daemon.get("/api/v1/jobs/t/phases?limit=100")).expect("JSON");
     let played = answer["phases"].as_array().into_iter().flatten();
@@ -361,6 +367,7 @@ fn the_older_tools_format_has_a_line_for_every_reading() {
         .expect("it runs");
     assert!(output.status.success(), "{output:?}");
     assert!(text(&output.stderr).contains("reached at"), "{output:?}");
+    assert!(text(&output.stderr).contains("Simulated by sim:spike"), "the file cannot say it: {output:?}");
     let lines = std::fs::read_to_string(folder.path().join("memory_usage.txt")).expect("the tool's own name");
     let mut readings = std::collections::BTreeMap::<u64, Vec<(u64, u64)>>::new();
     for line in lines.lines() {

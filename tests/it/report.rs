@@ -216,6 +216,8 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
     let shown = text(&report(folder.path(), &["it.sqlite"]).stdout);
     assert!(shown.contains("activations") && shown.contains("layers.0.mlp.up"), "{shown}");
     assert_eq!(recording["note"], "highwater record");
+    assert!(shown.contains("\nSimulated by sim:demo: no GPU was read.\nPeak: "), "{shown}");
+    assert_eq!((&recording["source"], &recording["simulated"]), (&json!("sim:demo"), &json!(true)));
     let before = std::fs::read(folder.path().join("it.sqlite")).expect("read");
     for flag in ["-o", "--png"] {
         let output = report(folder.path(), &["it.sqlite", flag, "it.sqlite"]);
@@ -230,6 +232,8 @@ fn a_recording_of_this_program_is_shown_as_its_rows_are() {
         let output = report(other.path(), &["link/it.sqlite", "-o", "page.html", "--png", "picture.png"]);
         assert!(output.status.success(), "{output:?}");
     }
+    let page = std::fs::read_to_string(other.path().join("page.html")).expect("a page");
+    assert!(page.contains("\"notice\":\"Simulated by sim:demo: no GPU was read.\""), "the page's banner");
 }
 
 /// The last readings of a recorder that was killed lie after the end that it noted.

@@ -108,7 +108,8 @@ function about(report) {
     one.gpus.length || one.spans ? stretch(one, one.duration_ns) : null,
     one.state === "complete" || one.state === null ? null : `the recording is ${one.state.replace("_", " ")}`] : [];
   const title = one ? one.name : `${report.recordings.length} recordings`;
-  return [element("h1", {}, title), parts.length ? element("p", { class: "about" }, ...parts.filter(Boolean).flatMap((part, at) =>
+  const notices = [...new Set(report.recordings.map(({ notice }) => notice).filter(Boolean))];
+  return [element("h1", {}, title), ...notices.map((notice) => element("p", { class: "notice", role: "status" }, notice)), parts.length ? element("p", { class: "about" }, ...parts.filter(Boolean).flatMap((part, at) =>
     // Names from a file must not turn round what stands beside them.
     [at ? " · " : "", element("bdi", {}, part)])) : null,
     one?.note ? element("p", { class: "about" }, element("code", {}, one.note)) : null,

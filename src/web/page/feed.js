@@ -14,7 +14,7 @@ async function request(path) {
 class Feed {
   // `changed` is called with the names of what has changed.
   constructor(changed) {
-    Object.assign(this, { changed, originMs: null, now: 0, source: null, trouble: null, state: "connecting" });
+    Object.assign(this, { changed, originMs: null, now: 0, source: null, notice: null, trouble: null, state: "connecting" });
     Object.assign(this, { gpus: new Map(), ranks: new Ranks((from, to) => this.timeline(from, to)), findings: [], captures: { captures: [] }, jobs: [], lost: 0 });
     this.revision = null;
     this.connect();
@@ -58,7 +58,7 @@ class Feed {
     const isFirst = this.originMs === null;
     this.originMs ??= Math.floor(update.base_unix_nano / 1e6);
     const base = this.seconds(update.base_unix_nano), at = (us) => base + us / 1e6;
-    Object.assign(this, { source: update.source, trouble: update.trouble });
+    Object.assign(this, { source: update.source, notice: update.notice, trouble: update.trouble });
     this.lost += update.lost;
     let newest = -Infinity;
     const present = new Set();

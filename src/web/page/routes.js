@@ -27,9 +27,10 @@ class Live {
     this.state = element("span", { role: "status" }, "connecting");
     this.news = element("p", { class: "unseen", role: "status" });
     this.source = element("p", { class: "about" });
+    this.notice = element("p", { class: "notice", role: "status" });
     document.getElementById("about").append(element("h1", {}, "highwater"),
       element("nav", { "aria-label": "Pages" }, element("a", { href: "#/" }, "Overview"), " ", element("a", { href: "#/findings" }, "Findings"), " ",
-        element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.state), this.source, this.news);
+        element("a", { href: "#/captures" }, "Captures"), " ", element("a", { href: "metrics" }, "Metrics"), " ", element("a", { href: "api/v1/openapi.json" }, "API"), " ", this.state), this.source, this.notice, this.news);
   }
 
   // The address: the parts of the path, and the interval that it names.
@@ -46,7 +47,8 @@ class Live {
   changed(what) {
     if (what === "state") this.drawState();
     if (what === "update") {
-      const { source, trouble } = this.feed;
+      const { source, notice, trouble } = this.feed;
+      if (this.notice.textContent !== (notice ?? "")) this.notice.textContent = notice ?? "";
       const text = trouble ? `Nothing is read: ${trouble}` : source ? `Reading ${source}.` : "Starting.";
       if (this.source.textContent !== text) { this.source.textContent = text; this.source.className = trouble ? "trouble" : "about"; }
       // Before the lists have come, nothing is known of how far back a view may reach.
