@@ -47,7 +47,7 @@ def dashboard():
 def _tiles():
     seen = f"last_over_time(highwater_build_info{{{NODE}}}[$__range])"
     active = f"highwater_finding_active{{{NODE},severity=\"%s\"}} == 1"
-    throttled = f'max by (instance, gpu) (highwater_gpu_throttle_active{{{NODE},reason=~"hw_.+|sw_thermal"}})'
+    throttled = f'max by (instance, gpu) (highwater_gpu_clocks_event_active{{{NODE},reason=~"hw_.+|sw_thermal_slowdown"}})'
     return [
         tile("Nodes reporting", "Daemons that Prometheus scrapes now.", f"count({DAEMON})", steps=[(1, BLUE)]),
         tile("Nodes gone", "Daemons that were scraped within the time range and are not now. What their GPUs do is unknown.",
@@ -88,7 +88,7 @@ def _gpus():
         rows(f"{by} (highwater_gpu_utilization_ratio{{{NODE}}})"),
         rows(f"{by} (highwater_gpu_power_watts{{{NODE}}})"),
         rows(f"{by} (highwater_gpu_temperature_celsius{{{NODE}}})"),
-        rows(f'{by} (highwater_gpu_throttle_active{{{NODE},reason=~"hw_.+|sw_thermal"}})'),
+        rows(f'{by} (highwater_gpu_clocks_event_active{{{NODE},reason=~"hw_.+|sw_thermal_slowdown"}})'),
         rows(f"count by (instance, gpu) ({xids}) or 0 * {by} (highwater_gpu_up{{{NODE}}})"),
         rows(f"count by (instance, gpu) (highwater_finding_active{{{NODE},gpu!=\"\"}} == 1) "
              f"or 0 * {by} (highwater_gpu_up{{{NODE}}})"),

@@ -55,7 +55,7 @@ def dashboard():
 
 
 def _tiles():
-    throttled = f'max by (instance, gpu) (highwater_gpu_throttle_active{{{GPU},reason=~"hw_.+|sw_thermal"}})'
+    throttled = f'max by (instance, gpu) (highwater_gpu_clocks_event_active{{{GPU},reason=~"hw_.+|sw_thermal_slowdown"}})'
     return [
         tile("GPUs answering", "GPUs and MIG instances that the driver can read now.",
              or_zero(f"count({UP} == 1)", UP), steps=[(1, BLUE)]),
@@ -181,7 +181,7 @@ def _controller():
 
 
 def _clock():
-    return lines("SM clock", "Clock of the streaming multiprocessors. If it falls under load, Throttle reasons shows why. The axis "
+    return lines("SM clock", "Clock of the streaming multiprocessors. If it falls under load, Clocks event reasons shows why. The axis "
                  "does not begin at 0.", [query(f"highwater_gpu_sm_clock_hertz{{{GPU}}}", NAME)], "hertz", minimum=None)
 
 
@@ -195,7 +195,7 @@ def _power():
 
 def _temperature():
     return lines("Temperature", "Core temperature. Dashed: where the hardware slows the GPU and where it shuts down, the lowest of "
-                 "the selected GPUs; no line if they report none. Throttle reasons has thermal reasons. The axis does not begin at 0.",
+                 "the selected GPUs; no line if they report none. Clocks event reasons has thermal reasons. The axis does not begin at 0.",
                  [query(f"highwater_gpu_temperature_celsius{{{GPU}}}", NAME),
                   query(f"min by (limit) (highwater_gpu_temperature_limit_celsius{{{GPU}}})", "{{limit}}")], "celsius",
                  minimum=None, overrides=[dashed("slowdown", ORANGE), dashed("shutdown", RED)])
@@ -211,13 +211,13 @@ def _energy():
 
 
 def _throttled():
-    active = f"highwater_gpu_throttle_active{{{GPU}}}"
+    active = f"highwater_gpu_clocks_event_active{{{GPU}}}"
     ever = f"max by (instance, gpu, reason) (max_over_time({active}[$__range])) > 0"
     reasons = f"max by (instance, gpu, reason) ({active}) and ({ever})"
     # A GPU without a reason has a row as well: only then a lack of rows means that nothing is known.
     healthy = f'label_replace(0 * max by (instance, gpu) ({active}), "reason", "not throttled", "", "")'
-    return timeline("Throttle reasons", "Why a GPU runs below its requested clock. sw_power_cap is normal at full load; hw_* and "
-                    "sw_thermal are not. A GPU has a row for each reason within the range, or one that says that it is not throttled.",
+    return timeline("Clocks event reasons", "Why a GPU runs below its requested clock. sw_power_cap is normal at full load; hw_* and "
+                    "sw_thermal_slowdown are not. A GPU has a row for each reason within the range, or one that says that it is not throttled.",
                     [query(f"({reasons}) or ({healthy} unless on (instance, gpu) ({ever}))", NAME + " {{reason}}")], "none",
                     [(0, GREEN), (1, ORANGE)], per_page=12)
 
@@ -263,10 +263,10 @@ def _ecc():
     return lines("ECC, remapped rows", "New ECC errors, and memory rows that were remapped because of them. A single "
                  "corrected error is harmless; an uncorrected one kills the job that touches it. Bars of at least two minutes "
                  "that do not overlap.",
-                 [query(f"sum by (severity) (increase(highwater_gpu_ecc_errors_total{{{GPU}}}[$__interval]))",
-                        "ECC, {{severity}}"),
-                  query(f"sum by (severity) (increase(highwater_gpu_remapped_rows_total{{{GPU}}}[$__interval]))",
-                        "rows remapped, {{severity}}")], "short", **COUNTED)
+                 [query(f"sum by (error_type) (increase(highwater_gpu_ecc_errors_total{{{GPU}}}[$__interval]))",
+                        "ECC, {{error_type}}"),
+                  query(f"sum by (error_type) (increase(highwater_gpu_remapped_rows_total{{{GPU}}}[$__interval]))",
+                        "rows remapped, {{error_type}}")], "short", **COUNTED)
 
 
 def _bus(title, name, description):

@@ -83,8 +83,8 @@ metrics! {
         "Clock of the streaming multiprocessors. From NVML every 100 ms.";
     GPU_MEMORY_CLOCK = Gauge "highwater_gpu_memory_clock_hertz" ["gpu", "uuid"]
         "Memory clock. From NVML every 100 ms.";
-    GPU_THROTTLE = Gauge "highwater_gpu_throttle_active" ["gpu", "uuid", "reason"]
-        "Whether this reason slows the GPU's clocks. From NVML every 100 ms.";
+    GPU_CLOCKS_EVENT = Gauge "highwater_gpu_clocks_event_active" ["gpu", "uuid", "reason"]
+        "Whether this clocks event reason slows the GPU's clocks. The reasons have NVML's names: `sw_power_cap`, `hw_slowdown`, `sync_boost`, `sw_thermal_slowdown`, `hw_thermal_slowdown`, `hw_power_brake_slowdown`. From NVML every 100 ms.";
     GPU_PCIE_RECEIVED = Counter "highwater_gpu_pcie_received_bytes_total" ["gpu", "uuid"]
         "Bytes received over PCIe. From an NVML counter if it is 64 bits wide, else from GPM's rate times time since the daemon started. Every 5 s, because a sample takes 0.3 ms.";
     GPU_PCIE_TRANSMITTED = Counter "highwater_gpu_pcie_transmitted_bytes_total" ["gpu", "uuid"]
@@ -95,10 +95,10 @@ metrics! {
         "Payload bytes sent over all NVLinks. From an NVML counter, every 30 s, because the call takes 1 to 3 ms.";
     GPU_BAR1_USED = Gauge "highwater_gpu_bar1_used_bytes" ["gpu", "uuid"]
         "BAR1 aperture in use. From NVML, every 30 s.";
-    GPU_ECC_ERRORS = Counter "highwater_gpu_ecc_errors_total" ["gpu", "uuid", "severity"]
-        "ECC errors since the driver was loaded. From NVML, in the slow lane.";
-    GPU_REMAPPED_ROWS = Counter "highwater_gpu_remapped_rows_total" ["gpu", "uuid", "severity"]
-        "Memory rows remapped in the GPU's life. From NVML, in the slow lane.";
+    GPU_ECC_ERRORS = Counter "highwater_gpu_ecc_errors_total" ["gpu", "uuid", "error_type"]
+        "ECC errors since the driver was loaded, `corrected` or `uncorrected`. From NVML, in the slow lane.";
+    GPU_REMAPPED_ROWS = Counter "highwater_gpu_remapped_rows_total" ["gpu", "uuid", "error_type"]
+        "Memory rows remapped in the GPU's life, because of `corrected` or `uncorrected` errors. From NVML, in the slow lane.";
     GPU_XID_ERRORS = Counter "highwater_gpu_xid_errors_total" ["gpu", "uuid", "xid"]
         "XID errors since the daemon started. From NVML's events, as they happen.";
     GPU_XID_LAST = Gauge "highwater_gpu_xid_last_timestamp_seconds" ["gpu", "uuid", "xid"]
@@ -126,7 +126,7 @@ metrics! {
     JOB_ALLOCATOR_OOMS = Counter "highwater_job_allocator_ooms_total" ["training_job", "rank", "namespace", "user"]
         "Out-of-memory errors of the job's allocator since the process began, as it last reported.";
     JOB_OUTSIDE_ALLOCATOR = Gauge "highwater_job_memory_outside_allocator_bytes" ["training_job", "rank", "namespace", "user"]
-        "The process's memory according to NVML less what its allocator held, at the end of the last phase that reported the latter: communication buffers, context, workspaces.";
+        "Non-PyTorch memory, as PyTorch's out-of-memory message calls it: the process's memory according to NVML less what its allocator held, at the end of the last phase that reported the latter: communication buffers, context, workspaces.";
     PHASE_ACTIVE = Gauge "highwater_phase_active" ["training_job", "rank", "namespace", "user", "phase"]
         "Whether the rank is inside this phase.";
     PHASE_DURATION = Histogram "highwater_phase_duration_seconds" ["training_job", "rank", "namespace", "user", "phase"]

@@ -123,7 +123,7 @@ fn medium(view: &View, out: &mut Families) {
     out.number(&c::GPU_ENERGY, &view.labels, view.state.energy.joules(latest.at_ns, &view.state.series));
     if let Some(reasons) = reading.throttle_reasons {
         for (bit, reason) in THROTTLE_REASONS {
-            out.count(&c::GPU_THROTTLE, view.labels.with(*reason), Some(u64::from(reasons & bit != 0)));
+            out.count(&c::GPU_CLOCKS_EVENT, view.labels.with(*reason), Some(u64::from(reasons & bit != 0)));
         }
     }
 }

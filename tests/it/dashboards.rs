@@ -388,7 +388,7 @@ impl Nodes {
     fn with_data_for(&self, expression: &str) -> &Daemon {
         match expression {
             xid if xid.contains("highwater_gpu_xid_") => &self.troubled,
-            throttle if throttle.contains("highwater_gpu_throttle_active") => &self.troubled,
+            throttle if throttle.contains("highwater_gpu_clocks_event_active") => &self.troubled,
             error if error.contains("highwater_source_error") || error.contains("highwater_nvml_up") => {
                 &self.driverless
             }

@@ -107,7 +107,7 @@ fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
                 value(metrics, &format!("highwater_gpu_{name}{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"{label}}}"))
             };
             of("temperature_celsius", "") == Some(77.0)
-                && of("remapped_rows_total", ",severity=\"corrected\"") == Some(5.0)
+                && of("remapped_rows_total", ",error_type=\"corrected\"") == Some(5.0)
         })
     });
     control["gpus"][1]["hang"] = json!([]);

@@ -19,15 +19,15 @@ pub struct Medium {
     pub throttle_reasons: Option<u64>,
 }
 
-/// Clock event reasons that slow a GPU down, by their bit in NVML's mask. Idle and application clocks settings are
+/// Clocks event reasons that slow a GPU down, by their bit in NVML's mask, under NVML's names. Idle and application clocks settings are
 /// left out: they are no trouble.
 pub const THROTTLE_REASONS: &[(u64, &str)] = &[
     (0x4, "sw_power_cap"),
     (0x8, "hw_slowdown"),
     (0x10, "sync_boost"),
-    (0x20, "sw_thermal"),
-    (0x40, "hw_thermal"),
-    (0x80, "hw_power_brake"),
+    (0x20, "sw_thermal_slowdown"),
+    (0x40, "hw_thermal_slowdown"),
+    (0x80, "hw_power_brake_slowdown"),
 ];
 
 /// The slow lane's readings of one GPU.

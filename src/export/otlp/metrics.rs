@@ -4,7 +4,7 @@
 //! is the one that a scrape of the same snapshot returns. Absent on purpose: samples that are not known.
 
 use super::levels::Level;
-use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, OtlpOnly};
+use super::names::{self, Instrument, MEMORY_LEVEL, MEMORY_SHARE, NAMES, Named, OtlpOnly, STATE, STATUS};
 use super::resource::{resource, scope, text};
 use super::series::{Moment, Reported, Series};
 use super::settings::Temporality;
@@ -74,6 +74,7 @@ impl Mapper {
         let families = snapshot.families.into_ordered();
         let mut metrics: Vec<Metric> = Vec::new();
         metrics.extend(share(&families, now_ns));
+        metrics.extend(status(&families, now_ns));
         metrics.extend(self.levels(snapshot.levels, now_ns));
         for family in families {
             let Some(place) = NAMES.iter().position(|named| std::ptr::eq(named.metric, family.metric)) else {
@@ -250,6 +251,23 @@ fn point(attributes: Vec<KeyValue>, reported: Reported<f64>, now_ns: i64, is_who
         value: Some(value),
         ..NumberDataPoint::default()
     }
+}
+
+/// The state of each GPU, a point for each state that one can be in.
+fn status(families: &[Family], now_ns: i64) -> Option<Metric> {
+    let up = families.iter().find(|family| std::ptr::eq(family.metric, &raw const c::GPU_UP))?;
+    let named = names::of(&c::GPU_UP)?;
+    let mut data_points = Vec::with_capacity(2 * up.samples.len());
+    for sample in &up.samples {
+        let Value::Number(is_up) = sample.value else { continue };
+        for (state, value) in [("ok", is_up), ("failed", 1.0 - is_up)] {
+            let mut attributes = attributes(named, &sample.labels);
+            attributes.extend([text("hw.type", "gpu"), text(STATE, state)]);
+            data_points.push(point(attributes, gauge(value), now_ns, true));
+        }
+    }
+    let aggregation_temporality = temporality(false);
+    Some(only(&STATUS, Data::Sum(Sum { data_points, aggregation_temporality, is_monotonic: false })))
 }
 
 fn explicit_point(attributes: Vec<KeyValue>, reported: &Reported<Counts>, now_ns: i64) -> HistogramDataPoint {

@@ -59,7 +59,7 @@ macro_rules! names {
 }
 
 names! {
-    GPU_INFO => "highwater.gpu.info" "1" GaugeInt;
+    GPU_INFO => "highwater.gpu.info" "1" GaugeInt ["hw.vendor" = "NVIDIA"];
     GPU_UP => "highwater.gpu.up" "1" GaugeInt;
     GPU_SAMPLING_PERIOD => "highwater.gpu.sampling.period" "s" Gauge;
     GPU_MEMORY_TOTAL => "hw.gpu.memory.limit" "By" UpDown;
@@ -80,7 +80,7 @@ names! {
     GPU_TEMPERATURE_LIMIT => "hw.temperature.limit" "Cel" Gauge ["hw.type" = "gpu"];
     GPU_SM_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "sm"];
     GPU_MEMORY_CLOCK => "highwater.gpu.clock.frequency" "Hz" Gauge ["highwater.clock" = "memory"];
-    GPU_THROTTLE => "highwater.gpu.throttle.active" "1" GaugeInt;
+    GPU_CLOCKS_EVENT => "highwater.gpu.clocks.event.active" "1" GaugeInt;
     GPU_PCIE_RECEIVED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
     GPU_PCIE_TRANSMITTED => "hw.gpu.io" "By" ForeignCountInt ["network.io.direction" = "transmit"];
     GPU_NVLINK_RECEIVED => "highwater.gpu.nvlink.io" "By" ForeignCountInt ["network.io.direction" = "receive"];
@@ -191,6 +191,14 @@ pub static MEMORY_SHARE: OtlpOnly = OtlpOnly {
     unit: "1",
     help: "Share of the framebuffer in use at the last sample.",
 };
+/// Whether each GPU answers, as the conventions have it.
+pub static STATUS: OtlpOnly = OtlpOnly {
+    name: "hw.status",
+    unit: "1",
+    help: "1 for the state that the GPU is in, else 0: `hw.state` is `ok` where it answers, else `failed`. The same as highwater.gpu.up.",
+};
+/// The attribute of [`STATUS`] that names a state.
+pub const STATE: &str = "hw.state";
 /// How long memory was at each level.
 pub static MEMORY_LEVEL: OtlpOnly = OtlpOnly {
     name: "highwater.gpu.memory.level",
@@ -205,7 +213,7 @@ pub static MEMORY_RAW: OtlpOnly = OtlpOnly {
 };
 
 /// Every metric that only OTLP has.
-pub static OTLP_ONLY: [&OtlpOnly; 3] = [&MEMORY_SHARE, &MEMORY_LEVEL, &MEMORY_RAW];
+pub static OTLP_ONLY: [&OtlpOnly; 4] = [&MEMORY_SHARE, &STATUS, &MEMORY_LEVEL, &MEMORY_RAW];
 
 /// The name of a label as an attribute of `metric`.
 #[must_use]
@@ -214,9 +222,9 @@ pub fn attribute_name(metric: &Metric, label: &str) -> String {
         "uuid" => "hw.id",
         "gpu" => "highwater.gpu.index",
         "parent_uuid" => "hw.parent",
-        "name" => "hw.name",
+        "name" => "hw.model",
         "driver_version" => "hw.driver_version",
-        "severity" if std::ptr::eq(metric, &raw const c::GPU_ECC_ERRORS) => "error.type",
+        "error_type" => "error.type",
         "limit" if std::ptr::eq(metric, &raw const c::GPU_TEMPERATURE_LIMIT) => "hw.limit_type",
         "training_job" => "highwater.job",
         "pid" => "process.pid",
@@ -323,6 +331,7 @@ mod tests {
             metric::HW_ENERGY,
             metric::HW_TEMPERATURE,
             metric::HW_TEMPERATURE_LIMIT,
+            metric::HW_STATUS,
             metric::PROCESS_CPU_TIME,
             metric::PROCESS_MEMORY_USAGE,
             metric::PROCESS_MEMORY_VIRTUAL,
@@ -334,13 +343,17 @@ mod tests {
             assert!(name.starts_with("highwater.") || conventions.contains(&name), "{name}");
         }
         assert_eq!(attribute_name(&c::GPU_POWER, "uuid"), attribute::HW_ID);
-        assert_eq!(attribute_name(&c::GPU_INFO, "name"), attribute::HW_NAME);
+        assert_eq!(attribute_name(&c::GPU_INFO, "name"), attribute::HW_MODEL);
         assert_eq!(attribute_name(&c::GPU_INFO, "parent_uuid"), attribute::HW_PARENT);
-        assert_eq!(attribute_name(&c::GPU_ECC_ERRORS, "severity"), attribute::ERROR_TYPE);
-        assert_eq!(attribute_name(&c::GPU_REMAPPED_ROWS, "severity"), "highwater.severity");
+        assert_eq!(attribute_name(&c::GPU_ECC_ERRORS, "error_type"), attribute::ERROR_TYPE);
+        assert_eq!(attribute_name(&c::GPU_REMAPPED_ROWS, "error_type"), attribute::ERROR_TYPE);
+        assert_eq!(attribute_name(&c::FINDING_ACTIVE, "severity"), "highwater.severity");
+        let info = of(&c::GPU_INFO).expect("a name");
+        assert_eq!(info.constant, [(attribute::HW_VENDOR, "NVIDIA")]);
+        assert_eq!(STATE, attribute::HW_STATE);
         assert_eq!(attribute_name(&c::GPU_TEMPERATURE_LIMIT, "limit"), attribute::HW_LIMIT_TYPE);
         let limits = ["slowdown", "shutdown"].map(|limit| attribute_value(&c::GPU_TEMPERATURE_LIMIT, "limit", limit));
         assert_eq!(limits, ["throttled", "high.critical"]);
-        assert_eq!(attribute_value(&c::GPU_THROTTLE, "reason", "slowdown"), "slowdown");
+        assert_eq!(attribute_value(&c::GPU_CLOCKS_EVENT, "reason", "slowdown"), "slowdown");
     }
 }

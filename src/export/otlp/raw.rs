@@ -237,7 +237,8 @@ fn of_gpu(device: &Device, attributes: &[(String, String)], data_points: Vec<Num
         ("service.instance.id", Some(instance.as_str())),
         ("hw.id", Some(device.uuid.as_str())),
         ("hw.type", Some("gpu")),
-        ("hw.name", device.name.as_deref()),
+        ("hw.vendor", Some("NVIDIA")),
+        ("hw.model", device.name.as_deref()),
         ("hw.parent", device.parent_uuid.as_deref()),
         ("highwater.gpu.index", Some(device.index.as_str())),
     ];

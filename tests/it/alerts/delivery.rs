@@ -50,9 +50,7 @@ fn demo_near_oom_reaches_the_webhook_and_resolves() {
     }
     assert_eq!(fired.labels["instance"], node.address());
     let description = &fired.annotations["description"];
-    let free = description
-        .strip_prefix("The lowest free memory of the last minute was ")
-        .and_then(|rest| rest.split_once("B,"));
+    let free = description.split_once(" as little as ").and_then(|(_, rest)| rest.split_once("B was free"));
     let (free, _) = free.unwrap_or_else(|| panic!("no number in {description:?}"));
     assert!(free.ends_with("Mi"), "less than a GiB: {description}");
     assert_eq!(fired.annotations["runbook"], "docs/runbooks/near-oom.md");
