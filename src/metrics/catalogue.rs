@@ -142,9 +142,9 @@ metrics! {
     PHASE_IDLE = Counter "highwater_phase_gpu_idle_seconds_total" ["training_job", "rank", "namespace", "user", "phase"]
         "Time inside phases of this name in which no kernel ran, the mean of several GPUs. From the driver's utilization, whose window is 1/6 to 1 s, so it is an estimate for shorter phases.";
     FINDING_ACTIVE = Gauge "highwater_finding_active" ["finding", "severity", "gpu", "uuid", "training_job", "rank", "namespace", "user"]
-        "1 while a finding goes on; a label that does not apply is empty. docs/findings.md describes each kind.";
-    FINDINGS = Counter "highwater_findings_total" ["finding"]
-        "Findings that were raised.";
+        "1 while a finding goes on, and after its last sign for three scrape intervals as the daemon observes them, at most 5 minutes; a label that does not apply is empty. docs/findings.md describes each kind.";
+    FINDINGS = Counter "highwater_findings_total" ["finding", "gpu", "uuid", "training_job", "rank", "namespace", "user"]
+        "Findings that were raised; a label that does not apply is empty. A new series is 0 for two scrape intervals, so that its first increase can be seen. The 512 series that changed last are kept.";
     FINDINGS_DROPPED = Counter "highwater_findings_dropped_total" []
         "Signs of findings that were dropped because 256 findings were already going on.";
     FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []

@@ -24,6 +24,15 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
+    /// All samples of this moment, for a reader whose name tells it from others: findings stay until every reader has had
+    /// time to read them.
+    #[must_use]
+    pub fn collect_for(&self, reader: &str) -> Families {
+        let node = self.known.slot.node();
+        self.known.findings.note_scrape(reader, self.known.clock_of(node.as_deref()).now_ns());
+        self.collect()
+    }
+
     /// All samples of this moment.
     #[must_use]
     pub fn collect(&self) -> Families {
@@ -40,7 +49,7 @@ impl Snapshots {
         let clock = self.known.clock_of(node.as_deref());
         let (now_ns, shift_ns) = (clock.now_ns(), clock.unix_shift_ns());
         job::collect(&self.known.ledger, node.as_deref(), now_ns, shift_ns, &mut out);
-        found::collect(&self.known.findings, &mut out);
+        found::collect(&self.known.findings, now_ns, &mut out);
         let footprint = Footprint::now();
         own::process(footprint, &mut out);
         self.parts.iter().for_each(|part| part.collect(&mut out));

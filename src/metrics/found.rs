@@ -2,21 +2,21 @@
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
-use highwater_core::detect::{Detect, Finding, Kind};
-use highwater_core::jobs::Scope;
+use highwater_core::detect::{Counted, Detect, Finding};
+use highwater_core::jobs::{JobId, Scope};
 use std::collections::BTreeSet;
 
 /// Collects the findings and the ratios.
-pub(super) fn collect(detect: &Detect, out: &mut Families) {
-    let board = detect.board();
-    // Two XIDs of one GPU are two findings with the same labels.
-    let labels: BTreeSet<[String; 8]> = board.active().map(labels).collect();
+pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
+    // Two XIDs of one GPU are two findings with the same labels, and so is one that has come again.
+    let labels: BTreeSet<[String; 8]> = detect.shown(now_ns).iter().map(labels).collect();
     for labels in &labels {
         out.number(&c::FINDING_ACTIVE, Labels::found(&labels.each_ref().map(String::as_str)), Some(1.0));
     }
-    for kind in Kind::ALL {
-        out.count(&c::FINDINGS, [kind.label()], Some(board.raised(kind)));
+    for (counted, count) in detect.counts(now_ns) {
+        out.count(&c::FINDINGS, counted_labels(&counted), Some(count));
     }
+    let board = detect.board();
     out.count(&c::FINDINGS_DROPPED, (), Some(board.dropped()));
     out.count(&c::FINDINGS_UNSEEN, (), Some(detect.unseen()));
     for (rank, ratios) in board.ratios() {
@@ -28,14 +28,25 @@ pub(super) fn collect(detect: &Detect, out: &mut Families) {
     }
 }
 
+fn counted_labels(counted: &Counted) -> Labels {
+    let (gpu, uuid) = counted.gpu.clone().unwrap_or_default();
+    let rank = counted.rank.map(|rank| rank.to_string()).unwrap_or_default();
+    let [job, namespace, user] = of_job(counted.job.as_ref());
+    Labels::found(&[counted.kind.label(), &gpu, &uuid, &job, &rank, &namespace, &user])
+}
+
+/// Name, namespace and user of a job; empty where there is none.
+fn of_job(job: Option<&JobId>) -> [String; 3] {
+    let of_owner =
+        |of: fn(&Scope) -> Option<&str>| job.and_then(|job| of(job.scope())).unwrap_or_default().to_owned();
+    let name = job.map(|job| job.name().to_string()).unwrap_or_default();
+    [name, of_owner(Scope::namespace), of_owner(Scope::user)]
+}
+
 fn labels(finding: &Finding) -> [String; 8] {
     let (sign, subject) = (&finding.sign, &finding.sign.subject);
     let (gpu, uuid) = finding.gpu.clone().unwrap_or_default();
-    let job = subject.job.as_ref().map(|job| job.name().to_string()).unwrap_or_default();
     let rank = subject.rank.map(|rank| rank.to_string()).unwrap_or_default();
-    let of_owner = |of: fn(&Scope) -> Option<&str>| {
-        subject.job.as_ref().and_then(|job| of(job.scope())).unwrap_or_default().to_owned()
-    };
-    let (namespace, user) = (of_owner(Scope::namespace), of_owner(Scope::user));
+    let [job, namespace, user] = of_job(subject.job.as_ref());
     [sign.kind.label().to_owned(), sign.severity.label().to_owned(), gpu, uuid, job, rank, namespace, user]
 }

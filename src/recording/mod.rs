@@ -6,6 +6,7 @@
 //! those of the recording. Absent on purpose: when something is recorded, which [`capture`](crate::capture) decides.
 
 mod allocator;
+pub(crate) mod curve;
 mod folder;
 mod import;
 mod jobs;

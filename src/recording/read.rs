@@ -43,7 +43,7 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     let devices = file.devices()?;
     let mut tracks = Vec::new();
     for (gpu, (_, until_ns)) in &devices {
-        tracks.push(file.track(*gpu, *until_ns)?);
+        tracks.push(track(&mut file, *gpu, *until_ns)?);
     }
     let mut said = file.annotations()?;
     let meters = file.meters()?;
@@ -85,29 +85,29 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
     })
 }
 
-impl File {
-    /// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
-    fn track(&mut self, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
-        let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
-        let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
-        let rows = self.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
-        let mut points: Vec<(i64, Option<u64>)> = Vec::with_capacity(rows.len());
-        for (at_ns, used) in rows {
-            let before = points.last().and_then(|(_, used)| *used);
-            match (used, before) {
-                // Adds a reading at that time, which is the last one before the gap.
-                (None, Some(before)) => points.extend([(at_ns, Some(before)), (at_ns.saturating_add(1), None)]),
-                (used, _) => points.push((at_ns, used)),
-            }
+/// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
+pub(super) fn track(file: &mut File, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
+    let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+    let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
+    let rows = file.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
+    let mut points: Vec<(i64, Option<u64>)> = Vec::with_capacity(rows.len());
+    for (at_ns, used) in rows {
+        let before = points.last().and_then(|(_, used)| *used);
+        match (used, before) {
+            // Adds a reading at that time, which is the last one before the gap.
+            (None, Some(before)) => points.extend([(at_ns, Some(before)), (at_ns.saturating_add(1), None)]),
+            (used, _) => points.push((at_ns, used)),
         }
-        if let (Some((last_ns, Some(used))), Some(until_ns)) = (points.last().copied(), until_ns)
-            && until_ns > last_ns
-        {
-            points.extend([(until_ns, Some(used)), (until_ns.saturating_add(1), None)]);
-        }
-        Ok(Track::new(gpu, points))
     }
+    if let (Some((last_ns, Some(used))), Some(until_ns)) = (points.last().copied(), until_ns)
+        && until_ns > last_ns
+    {
+        points.extend([(until_ns, Some(used)), (until_ns.saturating_add(1), None)]);
+    }
+    Ok(Track::new(gpu, points))
+}
 
+impl File {
     fn meters(&mut self) -> Result<Meters, OpenError> {
         let reasons = if self.has_column("usage", "throttle_reasons") { "throttle_reasons" } else { "NULL" };
         let query =

@@ -5,11 +5,14 @@
 const AXIS = 84, TOP = 14, HEIGHT = 340, TICKS = 24, STRIP = 5, RIGHT = 12;
 const MOST_SPOKEN = 4, MOST_TIP = 16, MOST_FOUND = 3;
 
+// What a finding says of a time.
+function saidAt({ text, last }, seconds) { return last && seconds >= last.at ? last.text : text; }
+
 class Chart {
   // series: { name, color, curve, shift, capacity, headroom, peak: [bytes, seconds] or null, allocations, shown,
   //   holders: { sites, begins, levels }, where known: names, the begins of stretches of time in seconds, and bytes of each in each }
   // lanes: of class Lane
-  // findings: { from, to, color, text }
+  // findings: { from, to, color, text, last: { at, text } or null }: what was said first, and from a time on
   // bounds: the first and the last time that can be shown, seconds
   // axis: how times are written
   // say: called with what a reader of the screen should hear; note: with what limits what is drawn; moved: when another
@@ -187,7 +190,7 @@ class Chart {
       if (inside.length) texts.push(`${lane.name}: ${inside.map((span) => lane.text(span)).join(", ")}`);
     }
     const found = this.findings.filter(({ from, to }) => from <= seconds + width && seconds <= to);
-    texts.push(...found.slice(0, MOST_FOUND).map(({ text }) => text));
+    texts.push(...found.slice(0, MOST_FOUND).map((one) => saidAt(one, seconds)));
     return texts;
   }
 

@@ -4,6 +4,7 @@ use super::Site;
 use super::json::{self, Json};
 use super::problem::Problem;
 use crate::node::Node;
+use crate::recording::curve::Curve;
 use crate::source::{Skipped, provenance};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -20,9 +21,9 @@ use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
 /// Points in one answer by default.
-const POINTS: usize = 10_000;
+pub(super) const POINTS: usize = 10_000;
 /// The most points that a client may request.
-const MOST_POINTS: usize = 100_000;
+pub(super) const MOST_POINTS: usize = 100_000;
 
 fn node(site: &Site) -> Result<Arc<Node>, Problem> {
     site.known().slot.node().ok_or_else(|| {
@@ -195,6 +196,26 @@ pub(super) struct MemoryAnswer {
     /// Unix nanoseconds, and bytes from then on; `null` begins a gap.
     #[cfg_attr(test, schema(value_type = Vec<Vec<Option<i64>>>))]
     points: Vec<(i64, Option<u64>)>,
+}
+
+impl MemoryAnswer {
+    /// What a capture has of an interval of this GPU.
+    pub fn of_capture(curve: Curve, uuid: String) -> Self {
+        let ((from_unix_nano, to_unix_nano), summary) = (curve.interval, curve.summary);
+        Self {
+            gpu: curve.gpu,
+            uuid,
+            from_unix_nano,
+            to_unix_nano,
+            oldest_unix_nano: curve.oldest,
+            peak_bytes: summary.max,
+            min_bytes: summary.min,
+            mean_bytes: summary.mean,
+            gap_ns: summary.gap_ns,
+            bucket_ns: curve.points.bucket_ns,
+            points: curve.points.points.iter().map(|point| (point.at_ns, point.used)).collect(),
+        }
+    }
 }
 
 /// Why an interval has no answer, in Unix time. Nothing else is returned for one that is no longer kept.

@@ -3,15 +3,18 @@
 //! A file is found by its name in the recorder's list, never by a path that a client sends, and read in pieces while
 //! the client reads them.
 
-use super::json::Json;
+use super::api::{MOST_POINTS, MemoryAnswer, POINTS, bad_query};
+use super::json::{self, Json};
 use super::problem::Problem;
 use super::serve::in_time;
 use super::{LongAnswers, MakeReport, Site, gate::Gate, page};
 use crate::capture::{Listed, Recorder, Refusal, Request};
 use crate::recording::State as Progress;
+use crate::recording::curve::curve;
 use crate::web::annotations::Access;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -217,6 +220,54 @@ pub(super) async fn download(State(desk): State<Desk>, Path(id): Path<String>) -
         Ok::<_, io::Error>((!piece.is_empty()).then_some((Bytes::from(piece), file)))
     });
     Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+/// The query of `GET /api/v1/captures/{id}/memory`.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+pub(super) struct MemoryQuery {
+    /// UUID of a GPU.
+    gpu: String,
+    /// Begin, Unix nanoseconds; that of the capture if left out.
+    from: Option<i64>,
+    /// End, Unix nanoseconds; that of the capture if left out.
+    to: Option<i64>,
+    /// The most points; 10,000 if left out, at most 100,000. If there are more, extremes are kept.
+    max_points: Option<usize>,
+}
+
+/// The memory of a GPU in a capture, within an interval.
+#[cfg_attr(test, utoipa::path(get, path = "/api/v1/captures/{id}/memory", tag = "captures",
+    params(("id" = String, Path, description = "Its name."), MemoryQuery),
+    responses((status = 200, body = MemoryAnswer), (status = 400, body = super::problem::Body),
+        (status = 404, description = "There is no such capture, or it has nothing of that GPU and time.", body = super::problem::Body),
+        (status = 409, description = "It is being written.", body = super::problem::Body),
+        (status = 410, description = "It failed.", body = super::problem::Body),
+        (status = 503, description = "It cannot be read.", body = super::problem::Body))))]
+pub(super) async fn memory(
+    State(desk): State<Desk>,
+    Path(id): Path<String>,
+    query: Result<Query<MemoryQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query.map_err(bad_query)?;
+    let listed = finished(&desk, &id)?;
+    let interval = (query.from.unwrap_or(i64::MIN), query.to.unwrap_or(i64::MAX));
+    let (gpu, most) = (query.gpu.clone(), query.max_points.unwrap_or(POINTS).clamp(4, MOST_POINTS));
+    // As a report, it takes memory and a core: one at a time, also if the client goes away.
+    let alone = Arc::clone(&desk.reporting).lock_owned().await;
+    let read = blocking(move || {
+        let _alone = alone;
+        curve(&desk.recorder.path_of(&listed)?, &gpu, interval, most).map(|curve| (desk.answers, curve))
+    });
+    let (answers, found) = read.await.map_err(|error| {
+        tracing::warn!(id, %error, "the memory of a capture cannot be read");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the capture cannot be read; see the daemon's log")
+    })?;
+    let nothing = || Problem::new(StatusCode::NOT_FOUND, "the capture has nothing of that GPU and time");
+    let answer = MemoryAnswer::of_capture(found.ok_or_else(nothing)?, query.gpu);
+    Ok(answers.0.keep(json::line(&answer)?).response(json::TYPE))
 }
 
 /// The report of a capture: its curves, phases and findings as a page.

@@ -6,7 +6,7 @@ use super::json::Json;
 use super::problem::Problem;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use highwater_core::detect::Finding;
+use highwater_core::detect::{Finding, Said};
 use highwater_core::jobs::{JobId, Scope};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -58,8 +58,9 @@ struct FindingAnswer {
     step: Option<u64>,
     begin_unix_nano: i64,
     raised_unix_nano: i64,
+    /// When the newest sign was seen: `step`, `evidence` and the texts are those of this moment.
     seen_unix_nano: i64,
-    /// `null` while it goes on.
+    /// When it ended, which is when its last sign was seen; `null` while it goes on.
     ended_unix_nano: Option<i64>,
     /// How often it was seen.
     signs: u64,
@@ -68,6 +69,25 @@ struct FindingAnswer {
     what: String,
     why: String,
     advice: String,
+    /// What its first sign said.
+    first: SaidAnswer,
+}
+
+/// What one sign said, when it was seen.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(ToSchema))]
+struct SaidAnswer {
+    seen_unix_nano: i64,
+    step: Option<u64>,
+    what: String,
+    why: String,
+}
+
+impl SaidAnswer {
+    fn of(said: &Said, shift_ns: i64) -> Self {
+        let (what, why) = (said.what.clone(), said.why.clone());
+        Self { seen_unix_nano: said.seen_ns + shift_ns, step: said.step, what, why }
+    }
 }
 
 /// Active and ended findings, newest first.
@@ -115,5 +135,6 @@ fn answer(finding: &Finding, shift_ns: i64) -> FindingAnswer {
         what: sign.text.what.clone(),
         why: sign.text.why.clone(),
         advice: sign.text.advice.clone(),
+        first: SaidAnswer::of(&finding.first, shift_ns),
     }
 }

@@ -41,6 +41,7 @@ use crate::known::Known;
 use crate::metrics::Snapshots;
 use annotations::Door;
 use answers::Answers;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -49,6 +50,7 @@ use exposition::Expositions;
 use gate::Gate;
 use live::Live;
 use problem::Problem;
+use serve::Peer;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -87,6 +89,14 @@ impl Site {
         Self { snapshots, intake, recorder, answers, live, make_report }
     }
 
+    /// Someone scrapes: from this address, with this program.
+    fn note_scrape(&self, peer: Option<&Peer>, headers: &HeaderMap) {
+        let address = peer.map(|peer| peer.peer.ip().to_string()).unwrap_or_default();
+        let program = headers.get(header::USER_AGENT).and_then(|program| program.to_str().ok()).unwrap_or_default();
+        let (node, known) = (self.known().slot.node(), self.known());
+        known.findings.note_scrape(&format!("{address} {program}"), known.clock_of(node.as_deref()).now_ns());
+    }
+
     /// The current state.
     fn known(&self) -> &Known {
         &self.snapshots.known
@@ -98,13 +108,14 @@ pub fn router(site: Site, gate: Arc<Gate>, takes_annotations: bool) -> axum::Rou
     let captures = axum::Router::new()
         .route("/api/v1/captures", routing::get(captures::list))
         .route("/api/v1/captures/{id}", routing::get(captures::download))
+        .route("/api/v1/captures/{id}/memory", routing::get(captures::memory))
         .route("/api/v1/captures/{id}/report", routing::get(captures::report))
         .with_state(captures::Desk::new(&site, &gate));
     let sent = if takes_annotations { sent(&site, &gate) } else { sent_elsewhere() };
     let expositions = Arc::<Expositions>::default();
     axum::Router::new()
         .route("/", routing::get(page::page))
-        .route("/metrics", routing::get(move |site, headers| metrics(site, headers, expositions)))
+        .route("/metrics", routing::get(move |site, peer, headers| metrics(site, peer, headers, expositions)))
         .route("/healthz", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/api/v1/gpus", routing::get(api::gpus))
@@ -161,8 +172,14 @@ pub fn probes(site: Site) -> axum::Router {
         .method_not_allowed_fallback(wrong_method)
 }
 
-async fn metrics(State(site): State<Site>, headers: HeaderMap, expositions: Arc<Expositions>) -> Response {
+async fn metrics(
+    State(site): State<Site>,
+    peer: Option<Extension<Peer>>,
+    headers: HeaderMap,
+    expositions: Arc<Expositions>,
+) -> Response {
     let format = accept::format(&headers);
+    site.note_scrape(peer.as_ref().map(|Extension(peer)| peer), &headers);
     let made = expositions.answer(format, &site.answers.0, || format.encode(site.snapshots.collect()));
     match made.await {
         Ok(made) => {

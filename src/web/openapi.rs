@@ -28,6 +28,7 @@ mod tests {
             captures::ask,
             captures::download,
             captures::list,
+            captures::memory,
             captures::report,
             findings::findings,
             job::job,

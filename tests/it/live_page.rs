@@ -174,6 +174,68 @@ fn a_page_has_all_that_is_kept_once_the_oldest_is_forgotten() {
     assert!(browser.errors.is_empty(), "{:?}", browser.errors);
 }
 
+/// A finding of before what is kept is drawn from its capture, and never another time in its place; and an address that a
+/// colleague has sent stays as it is.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn an_old_finding_and_an_old_address_show_their_own_time_or_none() {
+    let Some(mut browser) = Browser::start() else { return };
+    let captures = tempfile::tempdir().expect("a folder");
+    let folder = format!("captures.directory={}", captures.path().display());
+    let daemon =
+        Daemon::start(&["serve", "--source", "sim:demo", "--set", "ring.retention=60s", "--set", &folder]).ready();
+    // The first episode of the demo is over, its capture is written, and its time has left the ring.
+    let old = eventually(Duration::from_secs(240), "a finding of before what is kept", || {
+        let gpus: Value = serde_json::from_str(&daemon.get("/api/v1/gpus")).ok()?;
+        let oldest = gpus["gpus"][2]["oldest_unix_nano"].as_i64()?;
+        let is_old = |found: &Value| found["ended_unix_nano"].as_i64().is_some_and(|ended| ended < oldest);
+        findings(&daemon).into_iter().rev().find(|found| found["finding"] == "low_headroom" && is_old(found))
+    });
+    let [begin, seen] = ["begin_unix_nano", "seen_unix_nano"].map(|name| old[name].as_f64().expect("a time"));
+    assert_eq!(old["ended_unix_nano"], old["seen_unix_nano"], "it ended with its last sign");
+    assert!(old["first"]["seen_unix_nano"].as_f64() <= Some(seen) && old["first"]["what"].is_string(), "{old}");
+    let covers = format!(
+        "(() => {{ const [from, to] = highwaterChart.view.map((at) => highwaterLive.feed.unixNs(at));
+        return from <= {begin} && to >= {seen} && to - from < 3 * ({seen} - {begin}) + 5e9; }})()"
+    );
+    for (theme, width, name) in [(Theme::Light, 1400, "light"), (Theme::Dark, 390, "dark")] {
+        browser.appear(width, 1000, theme);
+        browser.visit("about:blank", "location.href === 'about:blank'");
+        visit(&mut browser, &daemon, &format!("#/finding/{}", old["id"]), READY);
+        browser.wait("document.querySelector('.chart').innerText.includes('memory is drawn from the capture')");
+        assert_eq!(browser.value(&covers), json!(true), "its own time");
+        let full = format!(
+            "highwaterChart.series.some(({{ curve }}) => curve.extremes(highwaterLive.feed.seconds({begin}) - 0.1,
+            highwaterLive.feed.seconds({begin}) + 0.5).most > 138 * 2 ** 30)"
+        );
+        browser.wait(&full);
+        browser.painted();
+        browser.keep(&format!("live-old-finding-{name}"));
+    }
+    // Its bar ends with its last sign, and what is said at its begin is what its first sign said.
+    let bar = format!(
+        "(() => {{ const [one] = highwaterChart.findings, {{ feed }} = highwaterLive;
+        return Math.abs(feed.unixNs(one.to) - {seen}) < 1e6; }})()"
+    );
+    assert_eq!(browser.value(&bar), json!(true));
+    browser.value("highwaterChart.place.focus()");
+    browser.press("n");
+    let said = text(&mut browser, "document.querySelector('.readout').textContent");
+    assert!(said.contains(old["first"]["what"].as_str().expect("text")), "{said}");
+    // A time of which nothing is left, not even a capture.
+    let before = (begin / 1e6) as i64 - 3_600_000;
+    let address = format!("#/gpu/2?from={before}.000&to={}.000", before + 5_000);
+    visit(&mut browser, &daemon, &address, "document.documentElement?.dataset.ready === 'true'");
+    browser.wait("document.querySelector('.chart').innerText.includes('is no longer kept, and no capture has it')");
+    browser.wait("highwaterLive.feed.revision !== null");
+    let shown = text(&mut browser, "location.hash");
+    assert_eq!(shown, address, "the address is its sender's");
+    let view = browser.value("highwaterLive.feed.originMs + highwaterChart.view[0] * 1e3").as_f64().expect("a time");
+    assert!((view - before as f64).abs() < 1.0, "{view} instead of {before}");
+    browser.keep("live-old-address");
+    assert!(browser.errors.is_empty(), "{:?}", browser.errors);
+}
+
 /// Shown at the latest with the fourth event after it was raised: events are a quarter of a second apart.
 #[test]
 #[ignore = "needs a peer: make test-peers"]

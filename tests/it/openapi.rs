@@ -89,6 +89,8 @@ fn answers_are_as_described() {
     let (daemon, capture) = demo();
     let all: Value = serde_json::from_str(&daemon.get("/api/v1/openapi.json")).expect("JSON");
     assert!(all["openapi"].as_str().is_some_and(|version| version.starts_with("3.1.")), "{}", all["openapi"]);
+    let gpus: Value = serde_json::from_str(&daemon.get("/api/v1/gpus")).expect("JSON");
+    let uuid = gpus["gpus"][0]["uuid"].as_str().expect("a UUID");
     let (mut checked, mut described) = (0, Vec::new());
     for (path, methods) in all["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
@@ -100,8 +102,12 @@ fn answers_are_as_described() {
             }
             let request = path.replace("{gpu}", "0").replace("{job}", "llama-ddp");
             let request = request.replace("{id}", capture.as_str().expect("a name"));
-            let range = if path.ends_with("/timeline") { "?from=0&to=9000000000000000000" } else { "" };
-            let answer: Value = serde_json::from_str(&daemon.get(&format!("{request}{range}"))).expect("JSON");
+            let query = match path.as_str() {
+                "/api/v1/timeline" => "?from=0&to=9000000000000000000".to_owned(),
+                "/api/v1/captures/{id}/memory" => format!("?gpu={uuid}"),
+                _ => String::new(),
+            };
+            let answer: Value = serde_json::from_str(&daemon.get(&format!("{request}{query}"))).expect("JSON");
             let found = faults(&answer, response, &all, path);
             assert!(found.is_empty(), "{found:#?}");
             checked += 1;
@@ -114,6 +120,7 @@ fn answers_are_as_described() {
             "get /api/v1/captures",
             "post /api/v1/captures",
             "get /api/v1/captures/{id}",
+            "get /api/v1/captures/{id}/memory",
             "get /api/v1/captures/{id}/report",
             "get /api/v1/findings",
             "get /api/v1/gpus",
@@ -127,7 +134,7 @@ fn answers_are_as_described() {
             "get /api/v1/timeline",
         ]
     );
-    assert_eq!(checked, 10);
+    assert_eq!(checked, 11);
     // An error is a problem, as described.
     let (status, body) = daemon.ask("/api/v1/gpus/99/memory");
     let problem: Value = serde_json::from_str(&body).expect("JSON");

@@ -69,6 +69,57 @@ fn every_scrape_has_the_spike(offset: &str, period_ns: i64) {
     }
 }
 
+/// What a scraper with this interval saw, scrape by scrape, of a GPU that is full for 30 ms every 197 seconds: whether the
+/// finding was active, and the counter, if it was there.
+fn findings_scraped(interval_ns: i64) -> Vec<(bool, Option<f64>)> {
+    let text = "[[gpus]]\ncount = 1\n\n[[spikes]]\ngpu = 0\noffset = \"41 s\"\nevery = \"197 s\"\nduration = \"30 ms\"\n\
+                bytes = \"139.5 GiB\"\n";
+    let clock = Arc::new(Manual::at(START_NS));
+    let source: Arc<dyn Source> = Arc::new(Sim::new(Scenario::parse(text, "full").expect("a scenario"), START_NS));
+    let ring = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let (node, writers) = Node::new(source, Arc::clone(&clock) as _, ring, Periods::default(), None).expect("rings");
+    let node = Arc::new(node);
+    let snapshots = Snapshots {
+        known: Known::of(&node, &Arc::new(Ledger::new(Limits::default()))),
+        processes: false,
+        parts: Vec::new(),
+    };
+    let mut sampler = node.sampler(writers);
+    let mut scrapes = Vec::new();
+    for ms in 1..1_000_000 {
+        clock.advance_to(START_NS + ms * MILLISECOND_NS);
+        sampler.tick(clock.now_ns(), |_| ());
+        if ms % 100 == 0 {
+            snapshots.known.advance(&node, clock.now_ns());
+        }
+        if (ms * MILLISECOND_NS) % interval_ns == 0 {
+            let encoded = export::prometheus::encode(snapshots.collect_for("a scraper")).expect("encoded");
+            let text = String::from_utf8(encoded).expect("text");
+            let line = |name: &str| {
+                let start = format!("{name}{{finding=\"low_headroom\"");
+                let mut lines = text.lines().filter(|line| line.starts_with(&start) && line.contains("gpu=\"0\""));
+                lines.next().map(|line| line.rsplit(' ').next().expect("a value").parse().expect("a number"))
+            };
+            scrapes.push((line("highwater_finding_active").is_some(), line("highwater_findings_total")));
+        }
+    }
+    scrapes
+}
+
+/// The finding itself ends ten seconds after its last sign; its series stays until every scraper has read it.
+#[test]
+fn a_scraper_sees_every_finding_however_short() {
+    for interval_ns in [15 * SECOND_NS, 30 * SECOND_NS] {
+        let scrapes = findings_scraped(interval_ns);
+        let begun = scrapes.windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
+        assert_eq!(begun, 5, "every {interval_ns} ns: {scrapes:?}");
+        // What `increase` adds up is what happened.
+        let counts: Vec<f64> = scrapes.iter().filter_map(|(_, count)| *count).collect();
+        assert_eq!((counts[0], counts.is_sorted()), (0.0, true), "{counts:?}");
+        assert_eq!(counts.last(), Some(&5.0), "{counts:?}");
+    }
+}
+
 #[test]
 fn read_every_half_millisecond_a_spike_at_any_time_is_in_every_window() {
     for offset in ["5 s", "5.0001 s", "5.00025 s", "5.0004 s", "5.00049 s"] {

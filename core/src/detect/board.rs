@@ -1,10 +1,12 @@
 //! Findings: which go on, and which there have been.
 //!
 //! Enters: signs. Leaves: findings with numbers of their own. Invariants: a sign of what goes on already prolongs it; one
-//! whose signs have run out has ended and does not come back, another one is raised instead; both lists are bounded.
+//! whose signs have run out ended with the last of them and does not come back, another one is raised instead; both lists
+//! are bounded.
 
 use super::Ratios;
-use super::finding::{Finding, Kind, Sign};
+use super::finding::{Finding, Kind, Said, Sign};
+use super::tally::{Counted, Tally};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -20,7 +22,7 @@ const MOST_ENDED: usize = 256;
 pub struct Board {
     active: BTreeMap<Key, Finding>,
     ended: VecDeque<Finding>,
-    raised: [u64; Kind::ALL.len()],
+    raised: Tally,
     dropped: u64,
     next_id: u64,
     ratios: BTreeMap<RankKey, Ratios>,
@@ -65,14 +67,16 @@ impl Board {
                 }
                 continue;
             }
-            if self.active.len() >= MOST_ACTIVE && !self.make_room(&sign, now_ns, &mut change) {
+            if self.active.len() >= MOST_ACTIVE && !self.make_room(&sign, &mut change) {
                 self.dropped += 1;
                 continue;
             }
-            self.raised[sign.kind as usize] += 1;
             self.next_id += 1;
             let id = self.next_id;
-            let finding = Finding { id, gpu, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns: None, signs: 1 };
+            let first = Said::of(&sign, now_ns);
+            let finding =
+                Finding { id, gpu, first, sign, raised_ns: now_ns, seen_ns: now_ns, ended_ns: None, signs: 1 };
+            self.raised.raise(&finding, now_ns);
             change.raised.push(finding.clone());
             self.active.insert(key, finding);
         }
@@ -84,12 +88,13 @@ impl Board {
         let has_run_out = |finding: &Finding| finding.sign.until_ns < now_ns && may(finding);
         let keys: Vec<Key> =
             self.active.iter().filter(|(_, finding)| has_run_out(finding)).map(|(key, _)| key.clone()).collect();
-        keys.iter().filter_map(|key| self.remove(key, now_ns)).collect()
+        keys.iter().filter_map(|key| self.remove(key)).collect()
     }
 
-    fn remove(&mut self, key: &Key, now_ns: i64) -> Option<Finding> {
+    /// A finding ends with its last sign, however long it was waited for another one.
+    fn remove(&mut self, key: &Key) -> Option<Finding> {
         let mut finding = self.active.remove(key)?;
-        finding.ended_ns = Some(now_ns);
+        finding.ended_ns = Some(finding.seen_ns);
         self.ended.push_back(finding.clone());
         if self.ended.len() > MOST_ENDED {
             self.ended.pop_front();
@@ -99,10 +104,10 @@ impl Board {
 
     /// Gives the place of the least severe finding, the oldest of those, to one that is more severe: what many ranks say
     /// must not hide a lost GPU.
-    fn make_room(&mut self, sign: &Sign, now_ns: i64, change: &mut Change) -> bool {
+    fn make_room(&mut self, sign: &Sign, change: &mut Change) -> bool {
         let least = self.active.iter().min_by_key(|(_, finding)| (finding.sign.severity, finding.id));
         let least = least.filter(|(_, finding)| finding.sign.severity < sign.severity).map(|(key, _)| key.clone());
-        let ended = least.and_then(|key| self.remove(&key, now_ns));
+        let ended = least.and_then(|key| self.remove(&key));
         change.ended.extend(ended.iter().cloned());
         ended.is_some()
     }
@@ -111,6 +116,8 @@ impl Board {
     /// ranks that are gone.
     pub(super) fn advance_without_node(&mut self, now_ns: i64, is_known: impl Fn(&RankKey) -> bool) -> Change {
         self.ratios.retain(|key, _| is_known(key));
+        let lost = self.active.values_mut().filter(|finding| finding.sign.kind == Kind::GpuLost);
+        lost.for_each(|finding| finding.seen_ns = now_ns);
         Change { ended: self.end(now_ns, |finding| finding.sign.kind != Kind::GpuLost), ..Change::default() }
     }
 
@@ -120,7 +127,7 @@ impl Board {
             if *kind == Kind::GpuLost
                 && uuid.as_ref().is_some_and(|uuid| !uuids.contains(uuid) && !uuid.starts_with("MIG-"))
             {
-                finding.sign.until_ns = now_ns + SECOND_NS;
+                (finding.sign.until_ns, finding.seen_ns) = (now_ns + SECOND_NS, now_ns);
             }
         }
     }
@@ -157,10 +164,9 @@ impl Board {
         self.active().chain(self.ended())
     }
 
-    /// How many of a kind have been raised since the start.
-    #[must_use]
-    pub fn raised(&self, kind: Kind) -> u64 {
-        self.raised[kind as usize]
+    /// How many have been raised of each kind and subject, when a new count has been shown as 0 for `settle_ns`.
+    pub(super) fn counts(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
+        self.raised.shown(now_ns, settle_ns)
     }
 }
 
@@ -220,7 +226,24 @@ mod tests {
         assert_eq!(board.active().count(), 0);
         let again = board.update(vec![sign(Kind::GpuLost, 1, Severity::Info, 40)], 30, of).raised;
         assert_ne!(again[0].id, raised[0].id);
-        assert_eq!(board.raised(Kind::GpuLost), 2);
+        let counts = board.counts(30, 0);
+        assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 2, "{counts:?}");
+    }
+
+    #[test]
+    fn the_first_and_the_newest_sign_keep_their_words() {
+        let mut board = Board::default();
+        let says = |step: u64| {
+            let text = Text { what: format!("in step {step}"), ..Text::default() };
+            Sign { step: Some(step), text, ..sign(Kind::Straggler, 0, Severity::Info, 100) }
+        };
+        for step in [15, 20, 36] {
+            board.update(vec![says(step)], step.cast_signed(), of);
+        }
+        let finding = board.active().next().expect("it goes on");
+        let (first, newest) = (&finding.first, &finding.sign);
+        assert_eq!((first.seen_ns, first.step, &*first.what), (15, Some(15), "in step 15"));
+        assert_eq!((finding.seen_ns, newest.step, &*newest.text.what), (36, Some(36), "in step 36"));
     }
 
     #[test]
@@ -264,7 +287,6 @@ mod tests {
         assert_eq!((board.active().count(), board.dropped()), (MOST_ACTIVE, 1000 - MOST_ACTIVE as u64));
         let change = board.update(vec![sign(Kind::GpuLost, 7, Severity::Critical, 10)], 1, of);
         assert_eq!((change.raised.len(), change.ended.len(), board.active().count()), (1, 1, MOST_ACTIVE));
-        assert_eq!(board.raised(Kind::IdleGpu), MOST_ACTIVE as u64);
         board.update(Vec::new(), 11, of);
         assert_eq!(board.ended().count(), MOST_ENDED);
     }
@@ -293,7 +315,36 @@ mod tests {
         assert!(board.update(Vec::new(), 5, of).ended.is_empty(), "it lasts through its last moment");
         assert_eq!(board.update(Vec::new(), 6, of).ended.len(), 1);
         let all: Vec<_> = board.all().map(|finding| (finding.sign.kind, finding.ended_ns)).collect();
-        assert_eq!(all, [(Kind::Xid, None), (Kind::Straggler, Some(6))]);
+        assert_eq!(all, [(Kind::Xid, None), (Kind::Straggler, Some(1))], "it ended with its last sign");
+    }
+
+    #[test]
+    fn each_subject_has_a_count_of_its_own_which_is_0_first_and_never_falls() {
+        let mut board = Board::default();
+        let of_gpu = |board: &mut Board, at_ns| {
+            board.update(vec![sign(Kind::Xid, 1, Severity::Info, at_ns)], at_ns, of);
+            board.update(Vec::new(), at_ns + 1, of);
+        };
+        let count = |board: &mut Board, at_ns, settle_ns| {
+            let counts = board.counts(at_ns, settle_ns);
+            assert_eq!(counts.iter().filter(|(of, _)| of.gpu.is_none()).count(), Kind::ALL.len());
+            assert!(counts.iter().all(|(of, count)| of.gpu.is_some() || *count == 0));
+            counts.iter().find_map(|(of, count)| (of.gpu.as_ref()?.0 == "1").then_some(*count))
+        };
+        assert_eq!(count(&mut board, 0, 30), None);
+        of_gpu(&mut board, 10);
+        of_gpu(&mut board, 20);
+        assert_eq!([15, 39, 40].map(|at_ns| count(&mut board, at_ns, 30)), [Some(0), Some(0), Some(2)]);
+        of_gpu(&mut board, 41);
+        assert_eq!(count(&mut board, 41, 1_000), Some(3), "a slower reader has come");
+        // Others come, and the least recent is forgotten; when it comes back it begins at 0.
+        for gpu in 2..2 + super::super::tally::MOST_SERIES {
+            board.update(vec![sign(Kind::Xid, gpu, Severity::Info, 50)], 50, of);
+            board.update(Vec::new(), 51, of);
+        }
+        assert_eq!(count(&mut board, 51, 0), None);
+        of_gpu(&mut board, 60);
+        assert_eq!([60, 90].map(|at_ns| count(&mut board, at_ns, 30)), [Some(0), Some(1)]);
     }
 
     #[test]

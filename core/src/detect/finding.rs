@@ -144,6 +144,27 @@ impl Sign {
     }
 }
 
+/// What one sign said, when it was seen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    /// When, nanoseconds of the timeline.
+    pub seen_ns: i64,
+    /// The step in which it was seen.
+    pub step: Option<u64>,
+    /// What was the matter.
+    pub what: String,
+    /// Why that was believed, in numbers.
+    pub why: String,
+}
+
+impl Said {
+    /// What a sign says that is seen now. Its advice is left out: that of a kind hardly changes.
+    #[must_use]
+    pub fn of(sign: &Sign, seen_ns: i64) -> Self {
+        Self { seen_ns, step: sign.step, what: sign.text.what.clone(), why: sign.text.why.clone() }
+    }
+}
+
 /// A trouble from its first sign until its last one has run out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
@@ -151,6 +172,8 @@ pub struct Finding {
     pub id: u64,
     /// Index and UUID of its GPU.
     pub gpu: Option<(String, String)>,
+    /// What the first sign said.
+    pub first: Said,
     /// The newest sign; severity and certainty are the highest of all, the begin is the first one's, and the ranks that wait
     /// are those of all.
     pub sign: Sign,
@@ -158,7 +181,7 @@ pub struct Finding {
     pub raised_ns: i64,
     /// When the newest sign was seen.
     pub seen_ns: i64,
-    /// When it ended; `None` while it goes on.
+    /// When it ended, which is when its last sign was seen; `None` while it goes on, or may.
     pub ended_ns: Option<i64>,
     /// How many signs it has had.
     pub signs: u64,

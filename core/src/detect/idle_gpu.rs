@@ -54,12 +54,7 @@ fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {
         waiting_ranks: Vec::new(),
         evidence: vec![bytes("held_bytes", held_bytes), Evidence { name: "idle_seconds", value: seconds(idle_ns) }],
         text: Text {
-            what: format!(
-                "{} holds {} and has run nothing for {}.",
-                view.gpu_name(gpu),
-                human(held_bytes),
-                Span(idle_ns)
-            ),
+            what: format!("{} held {} and ran nothing for {}.", view.gpu_name(gpu), human(held_bytes), Span(idle_ns)),
             why: "The driver reported 0 % utilization throughout.".to_owned(),
             advice:
                 "Look whether the process still lives and what it waits for (py-spy dump), or end it to free the GPU."

@@ -85,7 +85,7 @@ fn judge(view: &View<'_>, step: &Step, steps: &VecDeque<Waited>) -> Option<Sign>
             Evidence { name: "stalled_seconds", value: seconds(stalled_ns) },
         ],
         text: Text {
-            what: format!("Rank {rank} of {job} spends {:.0} % of its time waiting for data.", 100.0 * found),
+            what: format!("Rank {rank} of {job} spent {:.0} % of its time waiting for data.", 100.0 * found),
             why: format!(
                 "In its last {} steps it was {:.2} s in its data phase {idle}.",
                 steps.len(),
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(sign.subject, Subject { gpu: Some(0), job: Some("j".into()), rank: Some(0) });
         assert_eq!((share, sign.evidence[1].value), (Some(0.6), 0.12));
         assert_eq!((sign.begin_ns, sign.until_ns), (0, hand.now_ns + hand.settings.hold_ns));
-        assert_eq!(sign.text.what, "Rank 0 of j spends 60 % of its time waiting for data.");
+        assert_eq!(sign.text.what, "Rank 0 of j spent 60 % of its time waiting for data.");
         assert_eq!(sign.text.why, "In its last 2 steps it was 0.12 s in its data phase with its GPU idle.");
         let one_unknown = vec![step(3, 60), Step { idle_ns: None, ..step(4, 60) }];
         let (sign, ..) = look(one_unknown);

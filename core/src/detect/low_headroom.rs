@@ -84,7 +84,7 @@ fn sign(view: &View<'_>, gpu: usize, free_bytes: u64) -> Sign {
         waiting_ranks: Vec::new(),
         evidence: vec![bytes("least_free_bytes", free_bytes), bytes("needed_bytes", needed_bytes)],
         text: Text {
-            what: format!("{} had only {} free within the last second.", view.gpu_name(gpu), human(free_bytes)),
+            what: format!("{} had only {} free.", view.gpu_name(gpu), human(free_bytes)),
             why: format!(
                 "NCCL allocates outside the framework's pool and needs {} for {}; below that it fails.",
                 human(needed_bytes),

@@ -165,7 +165,7 @@ impl Growth {
         evidence.extend(self.full_in_ns.map(|full| Evidence { name: "full_in_seconds", value: seconds(full) }));
         let when = self.full_in_ns.map_or_else(
             || "How much memory the GPU has is not known.".to_owned(),
-            |full_in_ns| format!("At this pace it is full in {}.", Span(full_in_ns)),
+            |full_in_ns| format!("At that pace it would be full {} later.", Span(full_in_ns)),
         );
         let is_near = self.full_in_ns.is_some_and(|full_in_ns| full_in_ns < NEAR_NS);
         Some(Sign {
@@ -319,7 +319,7 @@ mod tests {
             [("grown_bytes", number(3_200 * MIB)), ("over_seconds", 31.0), ("peak_bytes", number(at(42)))]
         );
         assert!(values[3].0 == "full_in_seconds" && (values[3].1 - full_in).abs() < 1e-6, "{values:?}");
-        assert!(sign.text.what.contains("At this pace it is full in 21 min."), "{}", sign.text.what);
+        assert!(sign.text.what.contains("At that pace it would be full 21 min later."), "{}", sign.text.what);
         let known = Hand::ratios(&detector, 0).memory_full_seconds.expect("a forecast");
         assert!((known - full_in).abs() < 1e-6);
         hand.steps_end(&mut detector, vec![step(2, at(45))]);

@@ -20,21 +20,25 @@ mod idle_gpu;
 mod input_stall;
 mod low_headroom;
 mod memory_growth;
+mod scrapes;
 mod settings;
 mod steps;
 mod straggler;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod view;
 mod xid;
 
 pub use board::{Board, Change};
-pub use finding::{Certainty, Evidence, Finding, Kind, Severity, Sign, Subject, Text};
+pub use finding::{Certainty, Evidence, Finding, Kind, Said, Severity, Sign, Subject, Text};
 pub use settings::Settings;
+pub use tally::Counted;
 
 use crate::clock::SECOND_NS;
 use crate::jobs::{JobId, Jobs, Rank};
 use crate::phases::{Flush, Join, Ledger, RankKey};
+use scrapes::Scrapes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,6 +49,10 @@ use view::{OpenStep, RankNow, View};
 const TROUBLE_NS: i64 = 30 * SECOND_NS;
 /// Troubles that are remembered at most.
 const MOST_TROUBLES: usize = 4096;
+/// For how many intervals of the slowest reader a finding stays in the metrics after its last sign.
+const HELD_INTERVALS: i64 = 3;
+/// For how many a new count of findings is shown as 0: at least one reading falls into them, however unsteady.
+const SETTLE_INTERVALS: i64 = 2;
 /// Ranks of which nothing ended for this long are forgotten.
 const SILENCE_NS: i64 = 300 * SECOND_NS;
 
@@ -93,6 +101,7 @@ pub struct Detect {
     settings: Settings,
     state: Mutex<State>,
     board: Mutex<Board>,
+    scrapes: Mutex<Scrapes>,
     /// Steps and phases that were forgotten before the detectors looked.
     unseen: AtomicU64,
 }
@@ -112,7 +121,8 @@ impl Detect {
     /// Detectors that have seen nothing.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self { settings, state: Mutex::new(State::new()), board: Mutex::default(), unseen: AtomicU64::new(0) }
+        let (state, board, scrapes) = (Mutex::new(State::new()), Mutex::default(), Mutex::default());
+        Self { settings, state, board, scrapes, unseen: AtomicU64::new(0) }
     }
 
     /// The thresholds.
@@ -124,6 +134,32 @@ impl Detect {
     /// The findings. Held for microseconds, by the join, scrapes and the API.
     pub fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Someone reads the metrics at this time: a scraper, by a name that tells it from others.
+    pub fn note_scrape(&self, reader: &str, now_ns: i64) {
+        self.scrapes().note(reader, now_ns);
+    }
+
+    fn scrapes(&self) -> MutexGuard<'_, Scrapes> {
+        self.scrapes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What metrics show at a time: findings that go on, and those whose last sign not everybody who reads the metrics has
+    /// had time to read.
+    #[must_use]
+    pub fn shown(&self, now_ns: i64) -> Vec<Finding> {
+        let held_ns = self.scrapes().interval_ns() * HELD_INTERVALS;
+        let board = self.board();
+        let is_held = |finding: &&Finding| now_ns - finding.seen_ns <= held_ns;
+        board.active().chain(board.ended().filter(is_held)).cloned().collect()
+    }
+
+    /// How many findings have been raised of each kind and subject, as metrics show it at a time.
+    #[must_use]
+    pub fn counts(&self, now_ns: i64) -> Vec<(Counted, u64)> {
+        let settle_ns = self.scrapes().known_interval_ns() * SETTLE_INTERVALS;
+        self.board().counts(now_ns, settle_ns)
     }
 
     /// Steps and phases that ended in such numbers that some were forgotten before the detectors looked.

@@ -87,7 +87,7 @@ impl Producer {
         if self.snapshot_ns.replace(now_ns) == Some(now_ns) {
             return;
         }
-        let families = self.snapshots.collect();
+        let families = self.snapshots.collect_for("otlp");
         let levels = self.levels.advance(node.as_ref());
         let (request, points) = self.mapper.request(Snapshot { now_ns, families, levels, exemplars: &self.exemplars });
         self.exemplars.clear();

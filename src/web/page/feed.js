@@ -1,6 +1,8 @@
 "use strict";
 // What the page knows of the daemon: its stream of events, and the lists that it requests when they have changed.
 
+// Captures whose memory of one GPU the page holds.
+const MOST_ARCHIVED = 4;
 // How often lists that no event announces are requested, milliseconds.
 const LISTS_EVERY = 5000;
 
@@ -98,6 +100,24 @@ class Feed {
     const times = Float64Array.from(answer.points, ([at]) => this.seconds(at));
     const used = Float64Array.from(answer.points, ([, bytes]) => bytes ?? NaN);
     return new Curve(times, used, this.seconds(answer.to_unix_nano), (answer.bucket_ns ?? 0) / 1e9);
+  }
+
+  // What a capture has of a GPU's memory; a request for each GPU and capture, once.
+  async archive(gpu, { id, begin_unix_nano: begin, end_unix_nano: end }) {
+    const { archive } = gpu.memory;
+    // Only the last few views: each may have every reading of a minute.
+    if (archive.size >= MOST_ARCHIVED) archive.delete(archive.keys().next().value);
+    archive.set(id, { from: this.seconds(begin), to: this.seconds(end), curve: null });
+    try {
+      const answer = await request(`api/v1/captures/${encodeURIComponent(id)}/memory?gpu=${encodeURIComponent(gpu.uuid)}&max_points=100000`);
+      archive.set(id, { from: this.seconds(answer.from_unix_nano), to: this.seconds(answer.to_unix_nano), curve: this.curve(answer) });
+    } catch (error) { archive.set(id, { from: this.seconds(begin), to: this.seconds(end), curve: null, trouble: error.message }); }
+  }
+
+  // Captures that have something of an interval.
+  capturesIn(from, to) {
+    return this.captures.captures.filter(({ state, begin_unix_nano: begin, end_unix_nano: end }) => !["writing", "failed", "unreadable"].includes(state)
+      && begin !== null && end !== null && this.seconds(begin) < to && this.seconds(end) > from);
   }
 
   // Steps and phases of an interval of the past.

@@ -50,10 +50,12 @@ class Memory {
   // request failed; null if it did not.
   constructor(load) {
     Object.assign(this, { load, overview: null, detail: null, oldest: -Infinity, present: -Infinity, best: null, retry: -Infinity, trouble: null });
+    // Parts of before what the daemon keeps, from captures: { from, to, curve }, by the capture's name.
+    this.archive = new Map();
     this.tail = new Tail();
   }
 
-  get begin() { return Math.min(this.overview?.begin ?? Infinity, this.tail.begin); }
+  get begin() { return Math.min(this.overview?.begin ?? Infinity, this.tail.begin, ...[...this.archive.values()].map(({ from }) => from)); }
   get end() { return this.tail.end; }
 
   // What an event says: changes until a time. The first point is the value that held when the last event ended. `present`
@@ -81,7 +83,21 @@ class Memory {
     return detail && detail.from <= from && detail.to >= Math.min(to, tail.begin) ? detail : overview;
   }
 
+  // From when on the page has what the daemon keeps. Before, captures may have something.
+  get edge() { return Math.max(this.oldest, Math.min(this.overview?.begin ?? Infinity, this.tail.begin)); }
+
+  // The captures that have a part of an interval of before that.
+  archived(from, to) { return [...this.archive.values()].filter((part) => part.curve && part.from < Math.min(to, this.edge) && part.to > from); }
+
   extremes(from, to) {
+    const { edge } = this, parts = from < edge ? this.archived(from, to) : [];
+    if (!parts.length) return this.kept(from, to);
+    const all = to > edge ? [this.kept(edge, to)] : [];
+    for (const { from: first, to: last, curve } of parts) all.push(curve.extremes(Math.max(from, first), Math.min(to, last, edge)));
+    return { least: Math.min(...all.map(({ least }) => least)), most: Math.max(...all.map(({ most }) => most)), gap: all.some(({ gap }) => gap) };
+  }
+
+  kept(from, to) {
     const { tail } = this;
     if (from >= tail.begin) return tail.extremes(from, to);
     const base = this.base(from, to) ?? { extremes: () => ({ least: Infinity, most: -Infinity, gap: true }) };
@@ -91,7 +107,7 @@ class Memory {
     return { least: Math.min(before.least, after.least), most: Math.max(before.most, after.most), gap: before.gap || after.gap };
   }
 
-  bucketAt(at) { return at >= this.tail.begin ? 0 : this.base(at, at)?.bucket ?? 0; }
+  bucketAt(at) { const [part] = at < this.edge ? this.archived(at, at + 1e-6) : []; return part ? part.curve.bucket : at >= this.tail.begin ? 0 : this.base(at, at)?.bucket ?? 0; }
 
   // The newest reading; NaN if there is none, or it is older than a second.
   now() { return this.tail.count && this.present - this.tail.end < SILENT ? this.tail.used[this.tail.count - 1] : NaN; }
@@ -99,6 +115,8 @@ class Memory {
   // The highest value that is kept, and when it was read. What is held since before the oldest time counts from then on.
   peak() {
     const { best, tail, overview } = this, newest = tail.peak();
+    // Of what is not loaded the highest value is not known.
+    if (!overview && this.oldest < tail.begin) return null;
     const isKnown = best && best.at[1] >= this.oldest && best.overview === overview && !(newest && newest[0] > best.at[0]);
     if (isKnown) return best.at;
     let at = null;

@@ -40,9 +40,13 @@ function jobTable(feed) {
 // A finding with its advice. `show` shows it on the chart; null if there is no chart.
 function findingPanel(feed, found, show) {
   const captures = capturesOf(feed, found), ended = found.ended_unix_nano;
-  const state = ended === null ? "going on" : `ended ${when(ended)}`;
+  const state = ended === null ? "going on" : `ended ${when(ended)}`, { first, signs } = found;
+  // Each text is of the moment of its sign.
+  const said = (at, what, which) => element("p", {}, `${which} ${when(at)}: `, element("strong", {}, what));
+  const texts = signs > 1 ? [said(first.seen_unix_nano, first.what, "First sign, at"), said(found.seen_unix_nano, found.what, `Last of ${signs.toLocaleString("en")} signs, at`)]
+    : [said(found.seen_unix_nano, found.what, "At")];
   return element("section", { class: `found ${found.severity}${ended === null ? "" : " ended"}`, "aria-label": found.what },
-    element("p", {}, element("strong", {}, found.what)), element("p", {}, found.why), element("p", {}, found.advice),
+    texts, element("p", {}, found.why), element("p", {}, found.advice),
     element("p", { class: "kind" }, `${found.severity}, ${found.certainty}, since ${when(found.begin_unix_nano)}, ${state}. `,
       link(["finding", String(found.id)], `${found.finding} ${found.id}`),
       found.gpu === null ? null : [" on ", link(["gpu", found.gpu], `GPU ${found.gpu}`)],

@@ -88,7 +88,7 @@ class Live {
     this.main.replaceChildren();
     this.page = (kind === undefined ? () => this.overview() : Object.hasOwn(pages, kind) ? pages[kind] : () => this.nothing("There is no such page."))();
     document.title = `${this.page.title} · highwater`;
-    if (this.region && from !== null && to !== null) this.region.chart.show(from, to);
+    if (this.region && from !== null && to !== null) this.showTime(from, to, true);
     this.page.lists?.();
     this.page.tables?.();
     this.follow();
@@ -108,6 +108,8 @@ class Live {
       moved: (view) => this.moved(view) }, [["l", "Follow", (chart) => chart.follow(Math.min(chart.view[1] - chart.view[0], 600))],
       ...WIDTHS.map(([key, text, width]) => [key, text, (chart) => chart.follow(width)])], LIVE_HELP);
     this.region = region;
+    this.earliest = Infinity;
+    region.chart.whole = () => region.chart.show(this.feed.oldest(), this.feed.now);
     region.chart.filled = series.length <= 2;
     region.chart.follow(WIDTH);
     globalThis.highwaterChart = region.chart;
@@ -137,10 +139,9 @@ class Live {
     const highest = chart.series.reduce((best, one) => (one.peak?.[0] ?? -1) > (best?.peak?.[0] ?? -1) ? one : best, null);
     chart.series.forEach((one) => { one.namesPeak = one === highest; });
     feed.ranks.forget(feed.oldest());
-    const marks = feed.findings.filter(findings).map((found) => ({ from: feed.seconds(found.begin_unix_nano),
-      to: found.ended_unix_nano === null ? feed.now : feed.seconds(found.ended_unix_nano), color: COLORS[found.severity] ?? "--note", text: `${found.finding}: ${found.what}` }));
+    const marks = feed.findings.filter(findings).map((found) => this.mark(found));
     chart.findings = marks.sort((a, b) => a.from - b.from);
-    chart.extend(feed.oldest(), feed.now);
+    chart.extend(Math.min(feed.oldest(), this.earliest), feed.now);
     const unseen = this.missing().join(" ");
     if (this.unseen.textContent !== unseen) this.unseen.textContent = unseen;
     buttons.get("l").setAttribute("aria-pressed", String(chart.following !== null));
@@ -152,12 +153,32 @@ class Live {
     this.refine();
   }
 
+  // A finding on the chart: from its begin to its last sign, with the words of the first and of the newest sign.
+  mark(found) {
+    const { feed } = this, { axis } = this.region.chart, at = feed.seconds(found.seen_unix_nano), first = feed.seconds(found.first.seen_unix_nano);
+    const said = (seconds, what) => `${found.finding}, ${axis.after(seconds).slice(0, 11)}: ${what}`;
+    return { from: feed.seconds(found.begin_unix_nano), to: Math.max(at, feed.seconds(found.begin_unix_nano)), color: COLORS[found.severity] ?? "--note",
+      text: said(first, found.first.what), last: found.signs > 1 ? { at, text: said(at, found.what) } : null };
+  }
+
+  // What is drawn instead of what the daemon does not keep any more, in a sentence; null if all of the view is kept.
+  old([from, to], shown, oldest) {
+    const { axis } = this.region.chart, short = (seconds) => axis.moment(seconds).slice(0, 8);
+    if (!shown.length || from >= oldest - this.region.chart.pixel()) return null;
+    const ids = new Set(shown.flatMap(({ gpu }) => [...gpu.memory.archive].filter(([, part]) => part.curve && part.from < Math.min(to, oldest) && part.to > from).map(([id]) => id)));
+    const kept = `The daemon has memory from ${short(oldest)} on.`;
+    if (ids.size) return `${kept} Before that, memory is drawn from ${ids.size > 1 ? "the captures" : "the capture"} ${[...ids].join(", ")}; steps and phases are in its report.`;
+    const loading = shown.some(({ gpu }) => [...gpu.memory.archive.values()].some((part) => !part.curve && !part.trouble));
+    if (loading) return `${kept} A capture of the time before is being loaded.`;
+    return to <= oldest ? `What memory did at this time is no longer kept, and no capture has it. ${kept}` : kept;
+  }
+
   // What the chart lacks, in sentences.
   missing() {
-    const { feed } = this, { chart } = this.region, [from] = chart.view, oldest = feed.oldest(), left = this.lanes() - MOST_LANES;
+    const { feed } = this, { chart } = this.region, [from] = chart.view, left = this.lanes() - MOST_LANES;
     const shown = chart.series.filter((one) => one.shown);
     return [...shown.map((one) => one.gpu.memory.missing(from, one.name, chart.axis)),
-      shown.length && from < oldest - chart.pixel() ? `The daemon has memory from ${chart.axis.moment(oldest).slice(0, 8)} on.` : null,
+      this.old(chart.view, shown, feed.oldest()),
       left > 0 ? `${left} ranks are not in the chart.` : null,
       feed.lost ? `${feed.lost.toLocaleString("en")} steps and phases ended too fast to be shown.` : null].filter((text) => text !== null);
   }
@@ -178,6 +199,7 @@ class Live {
       one.gpu.loading = true;
       one.gpu.memory.refine(from, to, pixel).finally(() => { one.gpu.loading = false; chart.draw(); });
     }
+    this.refineOld(from, to);
     const { ranks } = this.feed, { region } = this;
     if (ranks.loading || !ranks.lacks(Math.max(from, chart.bounds[0]), to)) return;
     ranks.loading = true;
@@ -188,6 +210,29 @@ class Live {
     });
   }
 
+  // Requests captures of what the daemon does not keep any more.
+  refineOld(from, to) {
+    const oldest = this.feed.oldest();
+    if (from >= oldest) { this.earliest = Infinity; return; }
+    for (const capture of this.feed.capturesIn(from, Math.min(to, oldest)).slice(0, MOST_ARCHIVED)) {
+      for (const { shown, gpu } of this.region.chart.series) {
+        if (!shown || gpu.isArchiving || gpu.memory.archive.has(capture.id)) continue;
+        gpu.isArchiving = true;
+        this.feed.archive(gpu, capture).finally(() => { gpu.isArchiving = false; this.region?.chart.draw(); });
+      }
+    }
+  }
+
+  // Shows a time, also one that is older than what the daemon keeps: never another one. Of an address that somebody has
+  // sent nothing is changed.
+  showTime(from, to, isNamed = false) {
+    const { chart } = this.region;
+    this.earliest = Math.min(this.earliest, from);
+    chart.bounds = [Math.min(chart.bounds[0], from), Math.max(chart.bounds[1], to)];
+    chart.show(from, to);
+    this.named = isNamed ? chart.view : null;
+  }
+
   // The view has moved: the address names it, unless it follows the present.
   moved(view) {
     // At once, so that what is said of a place has its steps and phases.
@@ -195,19 +240,19 @@ class Live {
     clearTimeout(this.naming);
     this.naming = setTimeout(() => {
       if (!this.region) return;
+      this.refine();
+      if (this.named === this.region.chart.view) return;
       const path = location.hash.split("?")[0] || "#/", { chart } = this.region, ms = (seconds) => (this.feed.originMs + seconds * 1e3).toFixed(3);
       const named = chart.following !== null ? path : `${path}?from=${ms(view[0])}&to=${ms(view[1])}`;
       // Not by setting the hash, which would open the page again.
       if (named !== location.hash) history.replaceState(null, "", named);
-      this.refine();
     }, 150);
   }
 
   show(found) {
-    const { chart } = this.region, from = this.feed.seconds(found.begin_unix_nano), to = found.ended_unix_nano === null ? this.feed.now : this.feed.seconds(found.ended_unix_nano);
-    const margin = Math.max((to - from) * 0.1, 0.5);
-    chart.show(from - margin, to + margin);
-    chart.say(found.what);
+    const { chart } = this.region, { from, to, text } = this.mark(found), margin = Math.max((to - from) * 0.1, 0.5);
+    this.showTime(from - margin, to + margin);
+    chart.say(text);
     chart.place.scrollIntoView({ block: "nearest" });
   }
 

@@ -40,7 +40,16 @@ impl Found {
             text: Text::default(),
         };
         let raised_ns = raised * APART_NS;
-        (now >= raised).then_some(Finding { id: 1, gpu: None, sign, raised_ns, seen_ns, ended_ns: None, signs: 1 })
+        (now >= raised).then_some(Finding {
+            id: 1,
+            gpu: None,
+            first: highwater_core::detect::Said::of(&sign, seen_ns),
+            sign,
+            raised_ns,
+            seen_ns,
+            ended_ns: None,
+            signs: 1,
+        })
     }
 
     fn is_near(self, at: i64) -> bool {

@@ -291,7 +291,16 @@ fn finding(severity: Severity, begin_ms: i64, seen_ms: i64) -> Finding {
         text: Text { what: "Rank 0 flushed.".into(), ..Text::default() },
     };
     let seen_ns = START_NS + seen_ms * MILLISECOND_NS;
-    Finding { id: 3, gpu: None, sign, raised_ns: seen_ns, seen_ns, ended_ns: None, signs: 1 }
+    Finding {
+        id: 3,
+        gpu: None,
+        first: highwater_core::detect::Said::of(&sign, seen_ns),
+        sign,
+        raised_ns: seen_ns,
+        seen_ns,
+        ended_ns: None,
+        signs: 1,
+    }
 }
 
 fn turn_with(traces: &mut Traces, ledger: &Ledger, things: &[Thing], now_ms: i64, findings: &[Finding]) -> Vec<Span> {

@@ -1,0 +1,66 @@
+//! How many findings there have been of each subject: the counter `highwater_findings_total`.
+//!
+//! Enters: findings that are raised. Leaves: a count for each kind, GPU, job and rank. Invariants: at most
+//! [`MOST_SERIES`] counts are kept; one that is forgotten begins at 0 again, which every reader of counters takes for a
+//! restart, and is added to no other; a count is shown as 0 before it is shown as 1, since the increase from "no such
+//! series" to 1 is none for a reader of counters.
+
+use super::finding::{Finding, Kind};
+use crate::jobs::JobId;
+use std::collections::BTreeMap;
+
+/// Counts that are kept.
+pub(super) const MOST_SERIES: usize = 512;
+
+/// What a count is of. Without a subject it is all zero, so that each kind has a series from the start.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Counted {
+    /// What kind.
+    pub kind: Kind,
+    /// Index and UUID of the GPU.
+    pub gpu: Option<(String, String)>,
+    /// The job.
+    pub job: Option<JobId>,
+    /// Which process of it.
+    pub rank: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Count {
+    raised: u64,
+    first_ns: i64,
+    last_ns: i64,
+    /// It has been shown as more than 0, and is never shown as less again.
+    is_shown: bool,
+}
+
+/// The counts.
+#[derive(Debug, Default)]
+pub(super) struct Tally(BTreeMap<Counted, Count>);
+
+impl Tally {
+    /// Counts a finding; forgets the count that has not changed for longest if there are too many.
+    pub(super) fn raise(&mut self, finding: &Finding, now_ns: i64) {
+        let subject = &finding.sign.subject;
+        let of =
+            Counted { kind: finding.sign.kind, gpu: finding.gpu.clone(), job: subject.job.clone(), rank: subject.rank };
+        let new = Count { raised: 0, first_ns: now_ns, last_ns: now_ns, is_shown: false };
+        let count = self.0.entry(of).or_insert(new);
+        (count.raised, count.last_ns) = (count.raised + 1, now_ns);
+        if self.0.len() > MOST_SERIES {
+            let oldest = self.0.iter().min_by_key(|(_, count)| count.last_ns).map(|(of, _)| of.clone());
+            oldest.and_then(|of| self.0.remove(&of));
+        }
+    }
+
+    /// The counts as they are shown at a time, when a new one has been shown as 0 for this long.
+    pub(super) fn shown(&mut self, now_ns: i64, settle_ns: i64) -> Vec<(Counted, u64)> {
+        let none = |kind| Counted { kind, gpu: None, job: None, rank: None };
+        let mut shown: BTreeMap<Counted, u64> = Kind::ALL.into_iter().map(|kind| (none(kind), 0)).collect();
+        for (of, count) in &mut self.0 {
+            count.is_shown |= now_ns - count.first_ns >= settle_ns;
+            shown.insert(of.clone(), if count.is_shown { count.raised } else { 0 });
+        }
+        shown.into_iter().collect()
+    }
+}
