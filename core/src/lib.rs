@@ -2,7 +2,7 @@
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
 //! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`], [`varint`],
-//! [`histogram`], [`wire`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
+//! [`histogram`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
 pub mod detect;
@@ -13,6 +13,7 @@ pub mod gpu;
 pub mod histogram;
 pub mod jobs;
 pub mod labels;
+pub mod mesh;
 pub mod phases;
 pub mod ring;
 pub mod units;

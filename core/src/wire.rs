@@ -181,6 +181,9 @@ pub struct Annotation {
     /// How many processes the job has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world_size: Option<u32>,
+    /// Where the rank stands in the job's grid of parallel dimensions: its coordinate by axis (`pp`, `dp`, `tp`, …).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<BTreeMap<String, u32>>,
     /// Which GPU or GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpus>,
@@ -224,8 +227,10 @@ impl Annotation {
         // A map keeps its entries in nodes of eleven, half of which may be empty.
         let entry = |(name, of): (&String, &Scalar)| 2 * size_of::<(String, Scalar)>() + text(name) + value(of);
         let attributes: usize = self.attributes.iter().flatten().map(entry).sum();
+        let axis = |(name, _): (&String, &u32)| 2 * size_of::<(String, u32)>() + text(name);
+        let mesh: usize = self.mesh.iter().flatten().map(axis).sum();
         let layer = if self.layer.is_some() { size_of::<Layer>() + ALLOCATION } else { 0 };
-        self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + attributes + layer
+        self.name.as_ref().map_or(0, text) + self.job.as_ref().map_or(0, text) + gpus + mesh + attributes + layer
     }
 }
 
@@ -251,6 +256,8 @@ mod tests {
         let entry = 2 * size_of::<(String, Scalar)>();
         let attributes = json!({"attributes": {"ab": "xyz", "c": 1}});
         assert_eq!(weight(attributes), (entry + 2 + 32 + 3 + 32) + (entry + 1 + 32));
+        let axis = 2 * size_of::<(String, u32)>();
+        assert_eq!(weight(json!({"mesh": {"pp": 1, "dp": 0}})), 2 * (axis + 2 + 32));
         let layer = json!({"kind": "layer", "layer": {"direction": "forward"}});
         assert_eq!(weight(layer), size_of::<Layer>() + 32);
         let all =

@@ -178,6 +178,7 @@ mod tests {
             scope: None,
             rank: 3,
             world_size: None,
+            mesh: None,
             gpus: None,
             step: None,
             at_ns: n,

@@ -193,6 +193,7 @@ fn annotation(head: &Head, job: Option<&JobId>, record: Record, shift_ns: i64) -
         scope: job.map(|job| job.scope().clone()),
         rank: Some(head.rank),
         world_size: None,
+        mesh: None,
         gpu: None,
         step: head.step,
         time_unix_nano: Some(at_ns.saturating_add(shift_ns)),

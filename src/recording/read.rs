@@ -190,7 +190,8 @@ impl File {
                 ooms: number(row, 14)?,
             };
             let (job, rank) = (text(row, 4)?.ok_or("job is not known")?, needed::<u32>(row, 5)?);
-            let named = gpus(row, 8)?.or_else(|| found.get(&(job.clone(), rank)).cloned());
+            let known = found.get(&(job.clone(), rank));
+            let named = gpus(row, 8)?.or_else(|| known?.gpus.clone());
             let attributes: Option<BTreeMap<String, Scalar>> = json(row, 15)?;
             let name = text(row, 3)?;
             let bytes = job.len() + name.as_ref().map_or(0, String::len) + text(row, 15)?.map_or(0, |text| text.len());
@@ -202,6 +203,7 @@ impl File {
                 scope: jobs.get(&job).map(|id| id.scope().clone()),
                 rank: Some(rank),
                 world_size: number(row, 6)?,
+                mesh: known.and_then(|known| known.mesh.clone()),
                 gpu: named,
                 step: number(row, 7)?,
                 time_unix_nano: Some(needed(row, 0)?),
@@ -227,14 +229,25 @@ impl File {
         Ok(Rows { events: rows.into(), profiles: Arc::default() })
     }
 
-    /// The GPUs of each rank, if they are known.
-    fn ranks(&mut self) -> Result<BTreeMap<(String, u32), Gpus>, OpenError> {
-        let query = "SELECT job, rank, gpus FROM ranks";
-        let rows = self.rows("ranks", query, 0, MOST_RANKS, |row| {
-            Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), gpus(row, 2)?))
+    /// What is known of each rank beside what it sent.
+    fn ranks(&mut self) -> Result<BTreeMap<(String, u32), Known>, OpenError> {
+        let mesh = if self.has_column("ranks", "mesh") { "mesh" } else { "NULL" };
+        let query = format!("SELECT job, rank, gpus, {mesh} FROM ranks");
+        let rows = self.rows("ranks", &query, 0, MOST_RANKS, |row| {
+            let known = Known { gpus: gpus(row, 2)?, mesh: json(row, 3)? };
+            Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), known))
         })?;
-        Ok(rows.into_iter().filter_map(|(rank, gpus)| Some((rank, gpus?))).collect())
+        Ok(rows.into_iter().collect())
     }
+}
+
+/// What a recording has of a rank as a whole.
+#[derive(Debug)]
+struct Known {
+    /// Its GPUs, if they were found.
+    gpus: Option<Gpus>,
+    /// Its coordinates, which it may have sent before the recording began.
+    mesh: Option<BTreeMap<String, u32>>,
 }
 
 /// What jobs sent.

@@ -85,7 +85,7 @@ CREATE TABLE layer_records (
     gathered_sum_bytes INTEGER, duration_ns INTEGER, PRIMARY KEY (profile, nth)
 ) WITHOUT ROWID;
 CREATE TABLE ranks (
-    job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, pid INTEGER, gpus TEXT, PRIMARY KEY (job, rank)
+    job TEXT NOT NULL, rank INTEGER NOT NULL, world_size INTEGER, pid INTEGER, gpus TEXT, mesh TEXT, PRIMARY KEY (job, rank)
 ) WITHOUT ROWID;
 CREATE TABLE findings (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, severity TEXT NOT NULL, certainty TEXT NOT NULL, gpu_uuid TEXT, job TEXT,

@@ -342,8 +342,10 @@ impl File {
     }
 
     pub fn rank(&self, job: &JobId, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {
-        let row = params![self.job(job)?, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref())];
-        self.put("INSERT OR REPLACE INTO ranks VALUES (?1, ?2, ?3, ?4, ?5)", row)
+        let axes = rank.mesh.as_ref().map(|mesh| mesh.axes().map(|(name, at)| (name.to_owned(), at.into())));
+        let mesh = axes.map(|axes| serde_json::Value::Object(axes.collect()).to_string());
+        let row = params![self.job(job)?, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref()), mesh];
+        self.put("INSERT OR REPLACE INTO ranks VALUES (?1, ?2, ?3, ?4, ?5, ?6)", row)
     }
 
     pub fn finding(&self, row: &FindingRow) -> rusqlite::Result<()> {
@@ -408,10 +410,11 @@ pub(crate) struct KnownRank {
     world_size: Option<u32>,
     pid: Option<u32>,
     gpus: Option<std::sync::Arc<[usize]>>,
+    mesh: Option<std::sync::Arc<highwater_core::mesh::Mesh>>,
 }
 
 impl KnownRank {
     pub fn of(rank: &Rank) -> Self {
-        Self { world_size: rank.world_size, pid: rank.pid, gpus: rank.gpus.clone() }
+        Self { world_size: rank.world_size, pid: rank.pid, gpus: rank.gpus.clone(), mesh: rank.mesh.clone() }
     }
 }

@@ -273,6 +273,7 @@ impl Timeline {
             scope: None,
             rank: u32::try_from(rank).ok(),
             world_size: u32::try_from(self.ranks.len()).ok(),
+            mesh: None,
             gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
             layer: None,

@@ -6,6 +6,7 @@ use super::id::Scope;
 use super::limits::Limits;
 use super::refusal::Refusal;
 use super::speaker::Speaker;
+use crate::mesh::Mesh;
 use crate::wire::{Annotation, EventType, Gpus, Kind, Layer, Memory, Scalar};
 use std::collections::BTreeMap;
 
@@ -63,6 +64,8 @@ pub struct Event {
     pub rank: u32,
     /// How many processes it has.
     pub world_size: Option<u32>,
+    /// Where it stands among them.
+    pub mesh: Option<Mesh>,
     /// Positions of the GPUs that it named.
     pub gpus: Option<Vec<usize>>,
     /// Number of the step.
@@ -93,6 +96,7 @@ impl Event {
             scope: None,
             rank,
             world_size: None,
+            mesh: None,
             gpus: None,
             step: None,
             at_ns,
@@ -160,6 +164,7 @@ impl Context<'_> {
         if raw.layer.is_some() && (raw.event, raw.kind) != (EventType::Mark, Kind::Layer) {
             return Err(Refusal::Malformed("`layer` belongs to an event `mark` of kind `layer`".to_owned()));
         }
+        let mesh = raw.mesh.map(Mesh::checked).transpose();
         Ok(Event {
             at_ns: self.check_time(raw.time_unix_nano)?,
             event: raw.event,
@@ -169,6 +174,7 @@ impl Context<'_> {
             scope: raw.scope,
             rank: raw.rank.or(rank).unwrap_or(0),
             world_size: raw.world_size,
+            mesh: mesh.map_err(|problem| Refusal::BadName { field: "mesh", problem })?,
             gpus,
             step: raw.step,
             memory: raw.memory,
@@ -280,7 +286,7 @@ mod tests {
     #[test]
     fn every_field_is_in_the_event() {
         let json = json!({
-            "event": "end", "kind": "layer", "name": "l", "job": "j", "rank": 3, "world_size": 8, "gpu": [1, 0], "step": 9,
+            "event": "end", "kind": "layer", "name": "l", "job": "j", "rank": 3, "world_size": 8, "mesh": {"tp": 1, "pp": 2}, "gpu": [1, 0], "step": 9,
             "time_unix_nano": NOW_NS + 400, "memory": {"reserved": 7}, "attributes": {"a": "b", "n": 2},
         });
         let sender = Sender { connection: Some(5), ..Sender::process(Some(42), 1_000) };
@@ -292,6 +298,7 @@ mod tests {
             name: "l".into(),
             rank: 3,
             world_size: Some(8),
+            mesh: Mesh::checked([("tp".to_owned(), 1), ("pp".to_owned(), 2)].into()).ok(),
             gpus: Some(vec![0, 1]),
             step: Some(9),
             memory: Some(Memory { reserved: Some(7), ..Memory::default() }),

@@ -6,6 +6,7 @@ use super::place::Search;
 use super::profile::{Profile, Profiles};
 use super::refusal::Refusal;
 use super::speaker::{Speaker, Speakers};
+use crate::mesh::Mesh;
 use crate::wire::{EventType, Kind, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub type SeriesPlace = [Held; 2];
 pub struct Rank {
     /// How many processes the job has.
     pub world_size: Option<u32>,
+    /// Where it stands among them, as it last said.
+    pub mesh: Option<Arc<Mesh>>,
     /// Positions of its GPUs, where known.
     pub gpus: Option<Arc<[usize]>>,
     /// The search for its GPUs.
@@ -116,6 +119,7 @@ impl Rank {
     pub(super) fn new(held: [Held; 2], now_ns: i64) -> Self {
         Self {
             world_size: None,
+            mesh: None,
             gpus: None,
             search: Box::default(),
             pid: None,
@@ -256,6 +260,9 @@ impl Rank {
             Plan::End(position) => self.end(event, position),
         };
         self.world_size = event.world_size.or(self.world_size);
+        if let Some(mesh) = event.mesh.as_ref().filter(|mesh| self.mesh.as_deref() != Some(mesh)) {
+            self.mesh = Some(Arc::new(mesh.clone()));
+        }
         if event.pid.is_some() && self.pid.is_some() && event.pid != self.pid {
             // The job was started anew, perhaps elsewhere; or another process of the rank speaks.
             self.gpus = None;

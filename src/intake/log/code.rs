@@ -2,6 +2,7 @@
 //! the process that wrote them ever reads them, so there is no version.
 
 use highwater_core::jobs::{Event, Scope};
+use highwater_core::mesh::Mesh;
 use highwater_core::wire::{EventType, Kind, Memory, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -18,6 +19,8 @@ struct Kept<'a> {
     user: Option<&'a str>,
     name: &'a str,
     world_size: Option<u32>,
+    #[serde(borrow)]
+    mesh: Option<Vec<(&'a str, u32)>>,
     pid: Option<u32>,
     step: Option<u64>,
     #[serde(borrow)]
@@ -37,7 +40,7 @@ enum Value<'a> {
 
 /// Appends an event.
 pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
-    let Event { event, kind, name, job, scope, rank, world_size, gpus, step, at_ns, memory, attributes, pid, .. } =
+    let Event { event, kind, name, job, scope, rank, world_size, mesh, gpus, step, at_ns, memory, attributes, pid, .. } =
         event;
     let attributes = attributes.as_deref().map(|all| all.iter().map(|(name, value)| (&**name, Value::of(value))));
     let kept = Kept {
@@ -50,6 +53,7 @@ pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
         user: scope.as_ref().and_then(Scope::user),
         name,
         world_size: *world_size,
+        mesh: mesh.as_ref().map(|mesh| mesh.axes().collect()),
         pid: *pid,
         step: *step,
         gpus: gpus.as_deref().map(Cow::Borrowed),
@@ -116,6 +120,9 @@ impl Iterator for Events<'_> {
             scope: Some(Scope::of(kept.namespace, kept.user)),
             rank: kept.rank,
             world_size: kept.world_size,
+            mesh: kept.mesh.and_then(|axes| {
+                Mesh::checked(axes.into_iter().map(|(name, at)| (name.to_owned(), at)).collect()).ok()
+            }),
             gpus: kept.gpus.map(Cow::into_owned),
             step: kept.step,
             at_ns: kept.at_ns,
@@ -152,7 +159,10 @@ mod tests {
         let kind = prop_oneof![Just(Kind::Step), Just(Kind::Phase), Just(Kind::Layer)];
         let what = (event_type, kind, "[a-zé ]{1,40}", "[a-z-]{1,40}", any::<u32>(), any::<i64>());
         let more = (
-            any::<Option<u32>>(),
+            (
+                any::<Option<u32>>(),
+                prop::option::of(prop::collection::btree_map("[a-z0-9_]{1,24}", any::<u32>(), 1..12)),
+            ),
             prop::option::of(prop::collection::vec(0..64_usize, 0..9)),
             any::<Option<u64>>(),
             prop::option::of(any_memory()),
@@ -162,7 +172,7 @@ mod tests {
         (what, more).prop_map(
             |(
                 (event, kind, name, job, rank, at_ns),
-                (world_size, gpus, step, memory, attributes, (pid, namespace, user)),
+                ((world_size, mesh), gpus, step, memory, attributes, (pid, namespace, user)),
             )| Event {
                 event,
                 kind,
@@ -171,6 +181,7 @@ mod tests {
                 scope: Some(Scope::of(namespace.as_deref(), user.as_deref())),
                 rank,
                 world_size,
+                mesh: mesh.map(|mesh| Mesh::checked(mesh).expect("good")),
                 gpus,
                 step,
                 at_ns,
@@ -212,6 +223,7 @@ mod tests {
             scope: Some(Scope::Daemon),
             rank: 7,
             world_size: Some(8),
+            mesh: None,
             gpus: Some(vec![7]),
             step: Some(12_345),
             at_ns: 1_795_236_050_273_350_611,
@@ -223,7 +235,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         encode(&event, &mut bytes);
-        assert_eq!(bytes.len(), 77);
+        assert_eq!(bytes.len(), 78);
         assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), [event]);
     }
 }

@@ -138,6 +138,7 @@ impl Timeline {
             scope: None,
             rank: u32::try_from(rank).ok(),
             world_size: None,
+            mesh: None,
             gpu: Some(Gpus::One(plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
             time_unix_nano: Some(at_ns),

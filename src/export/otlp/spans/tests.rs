@@ -234,6 +234,7 @@ fn phases_wait_for_a_step_that_is_open_however_long() {
         scope: None,
         rank: 0,
         world_size: None,
+        mesh: None,
         gpus: None,
         step: Some(1),
         at_ns: START_NS,
