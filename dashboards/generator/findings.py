@@ -31,10 +31,20 @@ KINDS = {
         "More data loader workers and prefetching; look at the storage's throughput",
         "input-stall"),
     "straggler": (
-        "A rank computes longer than its peers, which wait for it",
-        "Its time outside comm and data is above the other ranks' median, step after step",
+        "A rank works longer than those that are like it, which wait for it",
+        "Its marked work is above the median of the ranks of its stage and shard, step after step",
         "Compare the rank's input, clocks, throttle reasons and host with those of its peers",
         "straggler"),
+    "stage_imbalance": (
+        "One pipeline stage works longer than the others, which wait for it",
+        "The median work of its ranks is above that of the other stages, step after step",
+        "Give this stage fewer layers; the live page has what balancing would win",
+        "stage-imbalance"),
+    "uneven_work": (
+        "Ranks that do the same work on other data differ from step to step",
+        "The longest of them is far above their mean, and it is another rank from step to step",
+        "Balance the tokens of each step over ranks and microbatches; the live page has what that would win",
+        "uneven-work"),
     "memory_growth": (
         "The peak of a rank's memory rises from step to step",
         "The median peak rose in each of five successive stretches of steps",

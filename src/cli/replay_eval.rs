@@ -10,7 +10,7 @@ use crate::offline;
 use crate::recording::{Options, Replay};
 use anyhow::{Context as _, bail};
 use highwater_core::detect::evaluate::{Score, Truth, score};
-use highwater_core::detect::{Kind, Sign};
+use highwater_core::detect::{Kind, Severity, Sign};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,9 +47,12 @@ impl ReplayEval {
     pub fn run(&self) -> anyhow::Result<()> {
         let settings = settings_of(&self.set)?;
         let mut all: BTreeMap<String, Scores> = BTreeMap::new();
+        let mut told: BTreeMap<String, Vec<Told>> = BTreeMap::new();
         for recording in &self.recordings {
-            let scores = evaluate(recording, &settings).with_context(|| recording.display().to_string())?;
-            all.insert(recording.display().to_string(), scores);
+            let name = recording.display().to_string();
+            let (scores, signs) = evaluate(recording, &settings).with_context(|| name.clone())?;
+            all.insert(name.clone(), scores);
+            told.insert(name, Told::of(&signs));
         }
         let (mut total, mut kinds) = (Score::default(), Scores::new());
         for (kind, score) in all.values().flatten() {
@@ -57,7 +60,7 @@ impl ReplayEval {
             kinds.entry(*kind).or_default().add(score);
         }
         if self.json {
-            let report = serde_json::json!({ "recordings": all, "kinds": kinds, "all": total });
+            let report = serde_json::json!({ "recordings": all, "kinds": kinds, "all": total, "told": told });
             terminal::print_line(serde_json::to_string_pretty(&report)?)?;
         } else {
             terminal::print(table(&all, &kinds, &total))?;
@@ -82,17 +85,59 @@ fn judge(kinds: &Scores, least: f64) -> anyhow::Result<()> {
     if below.is_empty() { Ok(()) } else { bail!("below {least}: {}", below.join(", ")) }
 }
 
-fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<Scores> {
+/// What was told of one rank of a job, or of the job, in all of its steps.
+#[derive(Debug, serde::Serialize)]
+struct Told {
+    finding: Kind,
+    severity: Severity,
+    rank: Option<u32>,
+    /// The first step and its text.
+    first_step: Option<u64>,
+    what: String,
+    signs: u64,
+    /// The mean of each number.
+    evidence: BTreeMap<&'static str, f64>,
+}
+
+impl Told {
+    fn of(signs: &[(i64, Sign)]) -> Vec<Self> {
+        let mut all: BTreeMap<(Kind, Severity, Option<u32>), Self> = BTreeMap::new();
+        for (_, sign) in signs {
+            let (finding, severity, rank) = (sign.kind, sign.severity, sign.subject.rank);
+            let told = all.entry((finding, severity, rank)).or_insert_with(|| Self {
+                finding,
+                severity,
+                rank,
+                first_step: sign.step,
+                what: sign.text.what.clone(),
+                signs: 0,
+                evidence: BTreeMap::new(),
+            });
+            told.signs += 1;
+            #[allow(clippy::cast_precision_loss, reason = "a count of signs")]
+            let count = told.signs as f64;
+            for evidence in &sign.evidence {
+                let mean = told.evidence.entry(evidence.name).or_default();
+                *mean += (evidence.value - *mean) / count;
+            }
+        }
+        all.into_values().collect()
+    }
+}
+
+type Signs = Vec<(i64, Sign)>;
+
+fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs)> {
     let path = recording.join("truth.json");
     let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let signs = signs_of(recording, settings)?;
     let scores = Kind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
-    Ok(scores.filter(|(_, score)| score.must_find + score.signs > 0).collect())
+    Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs))
 }
 
 /// Every sign in a recording, with its time.
-fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Vec<(i64, Sign)>> {
+fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Signs> {
     let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
     let mut signs = Vec::new();
     offline::play(&replay, settings, |at_ns, _, change| {

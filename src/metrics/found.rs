@@ -37,8 +37,7 @@ fn counted_labels(counted: &Counted) -> Labels {
 
 /// Name, namespace and user of a job; empty where there is none.
 fn of_job(job: Option<&JobId>) -> [String; 3] {
-    let of_owner =
-        |of: fn(&Scope) -> Option<&str>| job.and_then(|job| of(job.scope())).unwrap_or_default().to_owned();
+    let of_owner = |of: fn(&Scope) -> Option<&str>| job.and_then(|job| of(job.scope())).unwrap_or_default().to_owned();
     let name = job.map(|job| job.name().to_string()).unwrap_or_default();
     [name, of_owner(Scope::namespace), of_owner(Scope::user)]
 }

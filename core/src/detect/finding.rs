@@ -18,6 +18,8 @@ crate::labels! {
         CommStarvation = "comm_starvation",
         InputStall = "input_stall",
         Straggler = "straggler",
+        StageImbalance = "stage_imbalance",
+        UnevenWork = "uneven_work",
         MemoryGrowth = "memory_growth",
         IdleGpu = "idle_gpu",
         GpuLost = "gpu_lost",

@@ -51,7 +51,17 @@ impl Hand {
 
     /// Rank 0 of job `j`, alone on a GPU.
     pub fn rank_on(gpu: usize) -> RankNow {
-        RankNow { key: key(0), gpus: vec![gpu], step: None, retries: None, since_ns: 0, heard_ns: 0, is_at_rest: false }
+        RankNow {
+            key: key(0),
+            gpus: vec![gpu],
+            step: None,
+            retries: None,
+            mesh: None,
+            world_size: None,
+            since_ns: 0,
+            heard_ns: 0,
+            is_at_rest: false,
+        }
     }
 
     /// Rank 0 and on of job `j`, each on the GPU of its number.
@@ -70,9 +80,9 @@ impl Hand {
             Phase { name: (*name).into(), begin_ns, end_ns, retries: [None; 2] }
         };
         let phases = phases.iter().map(&mut phase).collect();
-        let (peak_bytes, rise_bytes, idle_ns, retries) = (None, None, None, None);
+        let (peak_bytes, rise_bytes, idle_ns, retries, is_whole) = (None, None, None, None, true);
         let (key, gpus, number) = (key(rank), vec![rank], Some(nth));
-        Step { key, number, nth, begin_ns, end_ns, gpus, phases, peak_bytes, rise_bytes, idle_ns, retries }
+        Step { key, number, nth, begin_ns, end_ns, gpus, phases, peak_bytes, rise_bytes, idle_ns, retries, is_whole }
     }
 
     /// What a detector says at the end of the last of these steps, which end now.

@@ -18,16 +18,23 @@ mod gpu_lost;
 mod hand;
 mod idle_gpu;
 mod input_stall;
+mod lasting;
 mod low_headroom;
 mod memory_growth;
+mod peers;
+#[cfg(test)]
+mod pipelines;
 mod scrapes;
 mod settings;
+mod stage_imbalance;
 mod steps;
 mod straggler;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod uneven_work;
 mod view;
+mod work;
 mod xid;
 
 pub use board::{Board, Change};
@@ -88,8 +95,10 @@ impl Trouble {
 pub struct Ratios {
     /// The last step's communication over its own healthy baseline.
     pub comm_slowdown: Option<f64>,
-    /// The last step's computing over the median of the job's other ranks.
+    /// The last step's work over the median of the ranks that are like it.
     pub compute_lag: Option<f64>,
+    /// Whether its last step could be compared with that of a rank that is like it.
+    pub compared: Option<bool>,
     /// Share of the last steps spent waiting for data.
     pub data_stall: Option<f64>,
     /// Time until memory is full at the present growth, seconds.
@@ -221,7 +230,7 @@ impl State {
                 Box::new(allocator_thrash::AllocatorThrash::default()),
                 Box::new(comm_starvation::CommStarvation::default()),
                 Box::new(input_stall::InputStall::default()),
-                Box::new(straggler::Straggler::default()),
+                Box::new(peers::Peers::default()),
                 Box::new(memory_growth::MemoryGrowth::default()),
                 Box::new(idle_gpu::IdleGpu::default()),
                 Box::new(gpu_lost::GpuLost::default()),
@@ -283,6 +292,8 @@ fn ranks(jobs: &Jobs) -> Vec<RankNow> {
             retries: open.memory.and_then(|memory| memory.alloc_retries),
         }),
         retries: rank.memory.alloc_retries,
+        mesh: rank.mesh.clone(),
+        world_size: rank.world_size,
         since_ns: rank.since_ns,
         heard_ns: rank.last_heard_ns,
         is_at_rest: rank.open.is_empty(),

@@ -47,6 +47,8 @@ pub(super) struct Step {
     pub idle_ns: Option<i64>,
     /// Retries of the allocator within the step; `None` if the job does not send them.
     pub retries: Option<u64>,
+    /// Whether all of its phases are here.
+    pub is_whole: bool,
 }
 
 impl Step {
@@ -93,6 +95,8 @@ pub(super) struct Steps {
 #[derive(Debug, Default)]
 struct Under {
     phases: Vec<Phase>,
+    /// Whether the current step has more phases than are kept.
+    left_out: bool,
     steps: u64,
     last_number: Option<u64>,
     last_end_ns: i64,
@@ -111,18 +115,29 @@ impl Steps {
         match ended.open.kind {
             Kind::Layer => None,
             Kind::Phase => {
-                if under.phases.len() < MOST_PHASES {
+                under.left_out |= under.phases.len() >= MOST_PHASES;
+                if !under.left_out {
                     let retries = [ended.open.memory, ended.memory].map(|memory| memory?.alloc_retries);
                     under.phases.push(Phase { name: Arc::clone(&ended.open.name), begin_ns, end_ns, retries });
                 }
                 None
             }
             Kind::Step => {
+                let is_whole = !std::mem::take(&mut under.left_out);
                 let phases = under.close(begin_ns, end_ns, ended.open.step);
                 let nth = under.steps;
                 under.steps += 1;
                 let retries = rise(ended.open.memory, ended.memory, &phases);
-                Some(Step { number: ended.open.step, nth, begin_ns, end_ns, phases, retries, ..memory(attributed) })
+                Some(Step {
+                    number: ended.open.step,
+                    nth,
+                    begin_ns,
+                    end_ns,
+                    phases,
+                    retries,
+                    is_whole,
+                    ..memory(attributed)
+                })
             }
         }
     }
@@ -182,6 +197,7 @@ fn memory(attributed: &Attributed) -> Step {
         rise_bytes: gpus.iter().filter_map(rise).max(),
         idle_ns: gpus.iter().filter_map(idle).max(),
         retries: None,
+        is_whole: true,
     }
 }
 
@@ -317,7 +333,8 @@ mod tests {
     fn ranks_phases_and_silence_are_bounded() {
         let mut steps = Steps::default();
         (0..600).for_each(|at| phase(&mut steps, "forward", at, at));
-        assert_eq!(step_of(&mut steps, 0, 0, 0, 1_000).phases.len(), MOST_PHASES);
+        let step = step_of(&mut steps, 0, 0, 0, 1_000);
+        assert_eq!((step.phases.len(), step.is_whole), (MOST_PHASES, false));
         (1..MOST_RANKS).for_each(|rank| assert_eq!(step_of(&mut steps, rank, 0, 0, 2_000).nth, 0));
         assert!(steps.take(&attributed(ended(Kind::Step, MOST_RANKS, "step", None, 0, 1))).is_none());
         assert_eq!(step_of(&mut steps, 0, 1, 0, 1_000).nth, 1, "one that is known goes on");

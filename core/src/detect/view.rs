@@ -7,8 +7,10 @@ use super::finding::{Bytes, Evidence, Subject, number};
 use super::settings::Settings;
 use super::steps::Step;
 use crate::gpu::GpuState;
+use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
 use crate::ring;
+use std::sync::Arc;
 
 /// One rank as it is now.
 #[derive(Debug, Clone)]
@@ -20,6 +22,9 @@ pub(super) struct RankNow {
     pub step: Option<OpenStep>,
     /// Retries of its allocator so far.
     pub retries: Option<u64>,
+    /// Where it stands in its job, and how many ranks that has.
+    pub mesh: Option<Arc<Mesh>>,
+    pub world_size: Option<u32>,
     /// When its first event arrived, and its last.
     pub since_ns: i64,
     pub heard_ns: i64,

@@ -40,8 +40,9 @@ enum Value<'a> {
 
 /// Appends an event.
 pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
-    let Event { event, kind, name, job, scope, rank, world_size, mesh, gpus, step, at_ns, memory, attributes, pid, .. } =
-        event;
+    let Event {
+        event, kind, name, job, scope, rank, world_size, mesh, gpus, step, at_ns, memory, attributes, pid, ..
+    } = event;
     let attributes = attributes.as_deref().map(|all| all.iter().map(|(name, value)| (&**name, Value::of(value))));
     let kept = Kept {
         event: *event,

@@ -1,0 +1,274 @@
+//! The ranks of one step beside each other, and which of them are alike.
+//!
+//! Enters: steps as they end. Leaves: signs of [`Straggler`], [`StageImbalance`] and [`UnevenWork`], which look at the same
+//! groups. Ranks are alike if their coordinates say so: same stage, same shard, other data. Where a job sends no coordinates,
+//! the marks must show it: the same phases in the same order, and the first of them at the same time, which stages of a
+//! pipeline never have. Whoever is like nobody is compared with nobody.
+
+use super::finding::{Evidence, Sign, Span, seconds};
+use super::stage_imbalance::StageImbalance;
+use super::steps::Step;
+use super::straggler::Straggler;
+use super::uneven_work::UnevenWork;
+use super::view::{RankNow, View};
+use super::work::Work;
+use super::{Detector, Ratios, Trouble};
+use crate::clock::SECOND_NS;
+use crate::jobs::JobId;
+use crate::mesh::Mesh;
+use crate::phases::RankKey;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Steps of a job that wait for their other ranks, at most.
+const MOST_WAITING: usize = 8;
+/// How long a step waits for the others.
+const PATIENCE_NS: i64 = 10 * SECOND_NS;
+
+/// Puts the ranks of one step beside each other.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    waiting: BTreeMap<JobId, VecDeque<Waiting>>,
+    /// Whether each rank was like any other in its last step.
+    compared: BTreeMap<RankKey, bool>,
+    straggler: Straggler,
+    stages: StageImbalance,
+    lengths: UnevenWork,
+}
+
+/// The ranks of one step that have ended it.
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    since_ns: i64,
+    steps: Vec<Step>,
+}
+
+/// One rank of a step.
+pub(super) struct Member<'a> {
+    pub step: &'a Step,
+    pub mesh: Option<&'a Mesh>,
+    /// How long it worked, where that is known.
+    pub work: Option<Work>,
+}
+
+/// Ranks that are alike, by their positions in the group.
+#[derive(Debug)]
+pub(super) struct Alike {
+    pub members: Vec<usize>,
+    /// Whether their coordinates say so.
+    pub is_by_mesh: bool,
+    /// The time that the first phases of all of them have in common.
+    window_ns: (i64, i64),
+}
+
+/// One step of a job.
+pub(super) struct Group<'a> {
+    pub members: Vec<Member<'a>>,
+    /// Each rank whose work is known is in one of these.
+    pub alike: Vec<Alike>,
+    /// The step as a whole, where all of the job's ranks are here.
+    pub whole: Option<Whole>,
+}
+
+/// A step as all of its ranks made it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Whole {
+    /// How long it took.
+    pub step_ns: i64,
+    /// How long it would take if each rank worked as long as they do on average.
+    pub even_ns: i64,
+}
+
+impl Detector for Peers {
+    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        let runs = |job: &JobId| view.ranks.iter().any(|rank| rank.key.0 == *job);
+        self.compared.retain(|key, _| view.knows(key));
+        self.waiting.retain(|job, _| runs(job));
+        self.straggler.retain(|key| view.knows(key));
+        self.stages.retain(runs);
+        self.lengths.retain(runs);
+        for step in view.steps {
+            self.add(view, step);
+        }
+        for steps in self.complete(view) {
+            let group = Group::of(view, &steps);
+            self.note(&group);
+            let is_lasting = self.straggler.judge(view, &group, troubles, signs);
+            self.stages.judge(view, &group, signs);
+            self.lengths.judge(view, &group, is_lasting, signs);
+        }
+    }
+
+    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
+        self.straggler.ratios(out);
+        for (key, is_compared) in &self.compared {
+            out.entry(key.clone()).or_default().compared = Some(*is_compared);
+        }
+    }
+}
+
+impl Peers {
+    fn add(&mut self, view: &View<'_>, step: &Step) {
+        let Some(number) = step.number else { return };
+        let waiting = self.waiting.entry(step.key.0.clone()).or_default();
+        let overlaps = |one: &Waiting| {
+            one.steps.iter().all(|other| other.begin_ns <= step.end_ns && step.begin_ns <= other.end_ns)
+        };
+        let known = waiting.iter_mut().find(|one| one.number == number && overlaps(one));
+        match known {
+            Some(one) => one.steps.push(step.clone()),
+            None => waiting.push_back(Waiting { number, since_ns: view.now_ns, steps: vec![step.clone()] }),
+        }
+    }
+
+    /// The steps that all ranks have ended, or that have waited for long enough.
+    fn complete(&mut self, view: &View<'_>) -> Vec<Vec<Step>> {
+        let mut complete = Vec::new();
+        for (job, waiting) in &mut self.waiting {
+            let ranks = view.ranks.iter().filter(|rank| rank.key.0 == *job).count();
+            while let Some(first) = waiting.front() {
+                let is_old = view.now_ns - first.since_ns > PATIENCE_NS || waiting.len() > MOST_WAITING;
+                if first.steps.len() < ranks && !is_old {
+                    break;
+                }
+                complete.extend(waiting.pop_front().map(|one| one.steps));
+            }
+        }
+        complete
+    }
+
+    /// Notes who was compared: of a job with one rank nobody is, and nothing is missing.
+    fn note(&mut self, group: &Group<'_>) {
+        if group.members.len() < 2 {
+            return;
+        }
+        for (position, member) in group.members.iter().enumerate() {
+            let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
+            self.compared.insert(member.step.key.clone(), is_compared);
+        }
+    }
+}
+
+impl<'a> Group<'a> {
+    fn of(view: &'a View<'_>, steps: &'a [Step]) -> Self {
+        let now = |step: &Step| {
+            let position = view.ranks.binary_search_by(|rank| rank.key.cmp(&step.key)).ok()?;
+            view.ranks.get(position)
+        };
+        let member = |step: &'a Step| Member {
+            step,
+            mesh: now(step).and_then(|rank| rank.mesh.as_deref()),
+            work: Work::of(step, view.settings),
+        };
+        let members: Vec<Member<'a>> = steps.iter().map(member).collect();
+        let size = steps.iter().filter_map(now).filter_map(|rank: &RankNow| rank.world_size).max();
+        let is_all = size.is_none_or(|size| members.len() as u64 >= u64::from(size));
+        let alike = alike(&members);
+        // Without coordinates, ranks of several kinds may be stages of a pipeline.
+        let is_plain = alike.len() == 1 || members.iter().all(|member| member.mesh.is_some());
+        let whole = if is_all && is_plain { whole(&members) } else { None };
+        Self { alike, whole, members }
+    }
+
+    /// The step of any of them: all have one number and one job.
+    pub fn step(&self) -> Option<&'a Step> {
+        self.members.first().map(|member| member.step)
+    }
+
+    /// How long a member worked; 0 never, as those whose work is not known are in no set of ranks that are alike.
+    pub fn work_ns(&self, position: usize) -> Option<i64> {
+        Some(self.members.get(position)?.work.as_ref()?.total_ns)
+    }
+
+    /// Whether all are past the warm-up.
+    pub fn is_warm(&self, view: &View<'_>) -> bool {
+        self.members.iter().all(|member| member.step.nth >= view.settings.warm_up_steps)
+    }
+}
+
+/// Puts those that are alike together.
+fn alike(members: &[Member<'_>]) -> Vec<Alike> {
+    let mut all: Vec<Alike> = Vec::new();
+    for (position, member) in members.iter().enumerate() {
+        let Some(work) = &member.work else { continue };
+        let with = all.iter_mut().find_map(|one| {
+            let first = members.get(*one.members.first()?)?;
+            let window_ns = (one.window_ns.0.max(work.first_ns.0), one.window_ns.1.min(work.first_ns.1));
+            let is_like = match (member.mesh, first.mesh) {
+                (Some(mesh), Some(other)) => mesh.is_like(other),
+                (None, None) => first.work.as_ref()?.order == work.order && window_ns.0 < window_ns.1,
+                _ => false,
+            };
+            is_like.then_some((one, window_ns))
+        });
+        match with {
+            Some((one, window_ns)) => {
+                one.members.push(position);
+                one.window_ns = window_ns;
+            }
+            None => {
+                all.push(Alike { members: vec![position], is_by_mesh: member.mesh.is_some(), window_ns: work.first_ns })
+            }
+        }
+    }
+    all
+}
+
+/// The step with all of its ranks; `None` where the work of one is not known, or ranks differ in their microbatches.
+fn whole(members: &[Member<'_>]) -> Option<Whole> {
+    let works: Vec<&Work> = members.iter().map(|member| member.work.as_ref()).collect::<Option<_>>()?;
+    let rounds = works.first()?.rounds;
+    if works.iter().any(|work| work.rounds != rounds) {
+        return None;
+    }
+    let stages = stages(members)?;
+    let begin_ns = members.iter().map(|member| member.step.begin_ns).min()?;
+    let step_ns = members.iter().map(|member| member.step.end_ns).max()? - begin_ns;
+    let mean = |of: fn(&Work) -> i64| works.iter().map(|work| i128::from(of(work))).sum::<i128>() / works.len() as i128;
+    let (repeated_ns, once_ns) = (mean(|work| work.total_ns - work.once_ns), mean(|work| work.once_ns));
+    // A pipeline is filled and drained once a step; what the rank that waits least does beside work is no waiting.
+    let filled_ns = repeated_ns * i128::from(rounds + stages - 1) / i128::from(rounds);
+    let beside = |work: &&Work| if stages > 1 { work.outside_ns } else { work.idle_ns };
+    let beside_ns = works.iter().map(beside).min()?;
+    let even_ns = i64::try_from(filled_ns + once_ns).ok()?.checked_add(beside_ns)?;
+    (even_ns > 0).then_some(Whole { step_ns, even_ns })
+}
+
+/// The number of stages; `None` where some are not here.
+fn stages(members: &[Member<'_>]) -> Option<u64> {
+    let stage = |member: &Member<'_>| member.mesh.and_then(Mesh::stage);
+    let mut known: Vec<u32> = members.iter().filter_map(stage).collect();
+    if known.is_empty() {
+        return Some(1);
+    }
+    let is_each = known.len() == members.len();
+    known.sort_unstable();
+    known.dedup();
+    let is_dense = known.iter().copied().eq(0..u32::try_from(known.len()).ok()?);
+    (is_each && is_dense).then_some(known.len() as u64)
+}
+
+impl Whole {
+    /// How many times as long it took as it would if all worked alike; at least 1.
+    pub fn slowdown(self) -> f64 {
+        super::view::ratio(self.step_ns, self.even_ns).unwrap_or(1.0).max(1.0)
+    }
+
+    /// Its numbers.
+    pub fn evidence(self) -> [Evidence; 3] {
+        [
+            Evidence { name: "slowdown_ratio", value: self.slowdown() },
+            Evidence { name: "step_seconds", value: seconds(self.step_ns) },
+            Evidence { name: "even_step_seconds", value: seconds(self.even_ns.min(self.step_ns)) },
+        ]
+    }
+
+    /// The end of a sentence that says what balancing would win; empty where it is nothing.
+    pub fn text(self) -> String {
+        if self.even_ns >= self.step_ns {
+            return String::new();
+        }
+        let (even, step) = (Span(self.even_ns), Span(self.step_ns));
+        format!("; if all worked alike, the step would take {even} instead of {step}")
+    }
+}

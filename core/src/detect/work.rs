@@ -1,0 +1,193 @@
+//! How long a rank worked in one step, by what its marks cover.
+//!
+//! Enters: a [`Step`] with its phases. Leaves: [`Work`]. Invariants: time that no mark covers is unknown and counts as
+//! nothing; communication, waiting for data, and phases outside of training are no work, wherever they lie in other phases. A
+//! step whose communication is not marked has no known work: its phases may contain waiting.
+
+use super::settings::Settings;
+use super::steps::{Phase, Step, is_one_of};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// What one rank did in one step.
+#[derive(Debug, Clone)]
+pub(super) struct Work {
+    /// Time in marked phases less what of it is communication, data or none of training, nanoseconds.
+    pub total_ns: i64,
+    /// The part of it in phases that the step has once: the optimizer.
+    pub once_ns: i64,
+    /// How often the most frequent phase of work came: the microbatches.
+    pub rounds: u64,
+    /// Time in communication, nanoseconds.
+    pub comm_ns: i64,
+    /// Time of the step that is no work, nanoseconds: communication, waiting, and what no mark covers.
+    pub idle_ns: i64,
+    /// The part of it before the first and after the last phase that repeats.
+    pub outside_ns: i64,
+    /// Which phases of work came in which order.
+    pub order: u64,
+    /// Begin and end of the first one.
+    pub first_ns: (i64, i64),
+}
+
+type Interval = (i64, i64);
+
+impl Work {
+    /// `None` where it cannot be known: communication or work is not marked, or the step has more phases than are kept.
+    pub fn of(step: &Step, settings: &Settings) -> Option<Self> {
+        if !step.is_whole {
+            return None;
+        }
+        let is_comm = |phase: &&Phase| is_one_of(&phase.name, &settings.comm_phases);
+        let is_other = |phase: &&Phase| {
+            is_comm(phase)
+                || is_one_of(&phase.name, &settings.data_phases)
+                || is_one_of(&phase.name, &settings.refill_phases)
+        };
+        let comm = union(step.phases.iter().filter(is_comm));
+        let others = union(step.phases.iter().filter(is_other));
+        let mut phases: Vec<&Phase> = step.phases.iter().filter(|phase| !is_other(phase)).collect();
+        phases.sort_by_key(|phase| phase.begin_ns);
+        let first = phases.first().filter(|_| !comm.is_empty())?;
+        let counts = counts(&phases);
+        let repeats = |phase: &&Phase| counts.get(&*phase.name).is_some_and(|count| *count > 1);
+        let known = |some: &[Interval]| length(some) - length(&common(some, &others));
+        let total_ns = known(&union(phases.iter().copied()));
+        let repeated = union(phases.iter().copied().filter(repeats));
+        let repeated = if repeated.is_empty() { union(phases.iter().copied()) } else { repeated };
+        let repeated_ns = known(&repeated);
+        let span_ns = repeated.last()?.1 - repeated.first()?.0;
+        let once_ns = total_ns - repeated_ns;
+        Some(Self {
+            total_ns,
+            once_ns,
+            rounds: counts.values().copied().max().unwrap_or(1),
+            comm_ns: length(&comm),
+            idle_ns: step.length_ns() - total_ns,
+            outside_ns: (step.length_ns() - span_ns - once_ns).max(0),
+            order: order(&phases),
+            first_ns: (first.begin_ns, first.end_ns),
+        })
+    }
+}
+
+fn counts<'a>(phases: &[&'a Phase]) -> BTreeMap<&'a str, u64> {
+    let mut counts = BTreeMap::new();
+    for phase in phases {
+        *counts.entry(&*phase.name).or_default() += 1;
+    }
+    counts
+}
+
+fn order(phases: &[&Phase]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    phases.iter().for_each(|phase| phase.name.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// The time that any of these phases covers, as intervals in order that do not touch.
+fn union<'a>(phases: impl Iterator<Item = &'a Phase>) -> Vec<Interval> {
+    let mut all: Vec<Interval> = phases.map(|phase| (phase.begin_ns, phase.end_ns)).collect();
+    all.sort_unstable();
+    let mut union: Vec<Interval> = Vec::new();
+    for (begin_ns, end_ns) in all {
+        match union.last_mut() {
+            Some(last) if begin_ns <= last.1 => last.1 = last.1.max(end_ns),
+            _ => union.push((begin_ns, end_ns)),
+        }
+    }
+    union
+}
+
+fn length(intervals: &[Interval]) -> i64 {
+    intervals.iter().map(|(begin_ns, end_ns)| end_ns - begin_ns).sum()
+}
+
+/// What two unions have in common.
+fn common(one: &[Interval], other: &[Interval]) -> Vec<Interval> {
+    let (mut common, mut one, mut other) = (Vec::new(), one.iter().peekable(), other.iter().peekable());
+    while let (Some(a), Some(b)) = (one.peek(), other.peek()) {
+        let both = (a.0.max(b.0), a.1.min(b.1));
+        if both.0 < both.1 {
+            common.push(both);
+        }
+        if a.1 < b.1 {
+            one.next()
+        } else {
+            other.next()
+        };
+    }
+    common
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand::Hand;
+    use super::*;
+    use crate::clock::MILLISECOND_NS;
+
+    fn work(phases: &[(&str, i64)]) -> Option<Work> {
+        Work::of(&Hand::step(0, 5, 0, phases), &Settings::default())
+    }
+
+    fn ms(ns: i64) -> i64 {
+        ns / MILLISECOND_NS
+    }
+
+    #[test]
+    fn work_is_what_marks_cover_but_communication_data_and_checkpoints() {
+        let phases =
+            [("data", 7), ("forward", 20), ("comm", 5), ("backward", 40), ("checkpoint", 90), ("optimizer", 3)];
+        let work = work(&phases).expect("known");
+        assert_eq!((ms(work.total_ns), ms(work.comm_ns), work.rounds), (63, 5, 1));
+        // Time that nothing covers: the step takes longer, and the work does not.
+        let mut step = Hand::step(0, 5, 0, &phases);
+        step.end_ns += 500 * MILLISECOND_NS;
+        let work = Work::of(&step, &Settings::default()).expect("known");
+        assert_eq!((ms(work.total_ns), ms(work.idle_ns)), (63, 602));
+    }
+
+    #[test]
+    fn communication_inside_of_a_phase_is_no_work_and_nested_phases_count_once() {
+        let mut step = Hand::step(0, 5, 0, &[("backward", 100), ("comm", 10)]);
+        let inside = |name: &str, begin_ms: i64, end_ms: i64| Phase {
+            name: name.into(),
+            begin_ns: begin_ms * MILLISECOND_NS,
+            end_ns: end_ms * MILLISECOND_NS,
+            retries: [None; 2],
+        };
+        step.phases.extend([inside("comm", 20, 50), inside("comm", 40, 60), inside("block", 10, 90)]);
+        let work = Work::of(&step, &Settings::default()).expect("known");
+        assert_eq!((ms(work.total_ns), ms(work.comm_ns)), (60, 50));
+    }
+
+    #[test]
+    fn work_is_not_known_without_marks_of_communication_or_of_every_phase() {
+        assert!(work(&[("forward", 20), ("backward", 40)]).is_none());
+        assert!(work(&[("comm", 20), ("data", 40)]).is_none());
+        let step = Hand::step(0, 5, 0, &[("forward", 20), ("comm", 4)]);
+        assert!(Work::of(&step, &Settings::default()).is_some());
+        assert!(Work::of(&Step { is_whole: false, ..step }, &Settings::default()).is_none());
+    }
+
+    #[test]
+    fn a_step_of_microbatches_has_rounds_and_what_it_does_once() {
+        let round = [("comm", 1), ("forward", 10), ("backward", 20)];
+        let mut phases = vec![("comm", 4)];
+        phases.extend(round.iter().chain(&round).chain(&round));
+        phases.extend([("comm", 30), ("optimizer", 5)]);
+        let work = work(&phases).expect("known");
+        assert_eq!((work.rounds, ms(work.total_ns), ms(work.once_ns)), (3, 95, 5));
+        assert_eq!((ms(work.comm_ns), ms(work.idle_ns), ms(work.outside_ns)), (37, 37, 35));
+        assert_eq!((ms(work.first_ns.0), ms(work.first_ns.1)), (5, 15));
+    }
+
+    #[test]
+    fn an_order_is_of_the_phases_of_work() {
+        let order = |phases: &[(&str, i64)]| work(phases).expect("known").order;
+        let one = order(&[("forward", 1), ("comm", 1), ("backward", 1)]);
+        assert_eq!(one, order(&[("data", 3), ("forward", 9), ("backward", 1), ("comm", 1)]));
+        assert_ne!(one, order(&[("backward", 1), ("comm", 1), ("forward", 1)]));
+        assert_ne!(one, order(&[("forward", 1), ("forward", 1), ("comm", 1), ("backward", 1)]));
+    }
+}
