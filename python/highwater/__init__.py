@@ -107,17 +107,22 @@ def configure(
     url: Optional[str] = None,
     world_size: Optional[int] = None,
     counters: Optional[Callable[[], Mapping[str, int]]] = None,
+    mesh: Optional[Mapping[str, int]] = None,
 ) -> None:
     """Sets what the environment does not say: the job's name, this process's rank of `world_size`, its GPU (index, UUID or
     PCI bus id, or a list of them), the path of the daemon's socket or its address (`http://127.0.0.1:10450`), and a function
     that returns the allocator's counters (`allocated`, `reserved`, `active`, `inactive_split` in bytes, `alloc_retries`,
-    `ooms`), called at each begin and end. What is left out stays as it is."""
+    `ooms`), called at each begin and end. `mesh` is where the process stands in the job's grid of parallel dimensions
+    (`{"pp": 1, "dp": 0}`). What is left out stays as it is."""
     _client.job = str(job) if job else _client.job
     _client.rank = _number(rank) if rank is not None else _client.rank
     _client.world_size = _number(world_size) if world_size is not None else _client.world_size
     _client.gpu = gpu if gpu is not None else _client.gpu
     _client.socket = str(socket) if socket else _client.socket
     _client.url = str(url) if url else _client.url
+    if mesh is not None:
+        numbers = {str(axis): _number(at) for axis, at in mesh.items()}
+        _client.mesh = {axis: at for axis, at in numbers.items() if at is not None}
     if counters is not None:
         _client.counters = functools.partial(_counters, counters)
 

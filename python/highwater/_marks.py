@@ -75,6 +75,7 @@ class Client:
         self.job: Optional[str] = None
         self.rank: Optional[int] = None
         self.world_size: Optional[int] = None
+        self.mesh: Optional[Dict[str, int]] = None
         self.gpu: Any = None
         # Attributes from which the daemon finds the GPU, in place of the environment's.
         self.places: Dict[str, str] = {}
@@ -455,7 +456,7 @@ class Sender:
     def prepare(self) -> None:
         """What every event says, and what the first of a message says, from what is configured."""
         client = self.client
-        configured = (client.job, client.rank, client.world_size, client.gpu, client.places)
+        configured = (client.job, client.rank, client.world_size, client.mesh, client.gpu, client.places)
         if configured == self.configured:
             return
         self.configured = configured
@@ -465,6 +466,8 @@ class Sender:
         world_size = client.world_size or known.world_size
         if world_size:
             first["world_size"] = world_size
+        if client.mesh:
+            first["mesh"] = client.mesh
         if client.gpu is not None:
             first["gpu"] = client.gpu
         places = {**known.places, **client.places}

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Type
 
 import torch
 
+from .. import _mesh
 from .._marks import client
 from . import clock, optimizers, patches, tensors
 from .allocator import Counters, read
@@ -64,6 +65,7 @@ class Watch(Part):
         self.timeline.attributes = weakly(self.holdings.attributes, {})
         self.timeline.before_end.append(weakly(self.before_end))
         weakref.finalize(self, end_of, self.loop).atexit = False
+        _mesh.note(self.model)
         if self.options.comm and torch.distributed.is_available():
             self.attach_comm()
         self.attach_oom()
