@@ -78,7 +78,7 @@ def every_reading(gpu, seconds):
 
 
 def phases(file, gpu, seconds):
-    file.execute("INSERT INTO ranks VALUES ('train', ?, ?, 1, ?)", (gpu, GPUS, f'["GPU-{gpu}"]'))
+    file.execute("INSERT INTO ranks (job, rank, world_size, pid, gpus) VALUES ('train', ?, ?, 1, ?)", (gpu, GPUS, f'["GPU-{gpu}"]'))
     number = gpu * 10_000_000
     rows, memory = [], []
     for step in range(seconds * 1000 // STEP_MS):

@@ -14,13 +14,13 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// The tables that are read, with their number of columns.
-const TABLES: [(&str, usize); 14] = [
+const TABLES: [(&str, usize); 15] = [
     ("meta", 2),
     ("gpus", 11),
     ("samples", 4),
     ("usage", 5),
     ("annotations", 18),
-    ("ranks", 5),
+    ("ranks", 6),
     ("turns", 1),
     ("health", 5),
     ("xids", 6),
@@ -29,6 +29,7 @@ const TABLES: [(&str, usize); 14] = [
     ("findings", 13),
     ("layer_profiles", 7),
     ("layer_records", 13),
+    ("jobs", 4),
 ];
 /// Texts with a meaning for the reader.
 const WORDS: [&str; 34] = [

@@ -108,10 +108,9 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
         for rank in 0..samples {
             let mut durations = Durations::new(highwater_core::phases::DURATION_BOUNDS_S);
             [90_000_000, 99_000_000, 400_000_000_000].iter().for_each(|ns| durations.observe_ns(*ns));
-            let labels = ["j", &rank.to_string()];
             families.histogram(
                 &crate::metrics::catalogue::JOB_STEP_DURATION,
-                Labels::found(&labels),
+                Labels::of_rank(&("j".into(), rank)),
                 durations.counts(),
             );
         }

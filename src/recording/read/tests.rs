@@ -1,6 +1,7 @@
 use super::*;
 use crate::recording::{Options, Replay, schema};
 use crate::source::{Error, NextTick, Source as _};
+use highwater_core::jobs::Scope;
 
 /// A finished recording with these rows.
 fn file(folder: &Path, sql: &str) -> std::path::PathBuf {
@@ -58,7 +59,7 @@ fn memory_is_as_it_was_with_its_gaps() {
 fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
-         INSERT INTO ranks VALUES ('j', 1, 2, 77, '[\"GPU-a\"]'), ('j', 2, 2, 78, '[]');
+         INSERT INTO ranks VALUES ('j', 1, 2, 77, '[\"GPU-a\"]', NULL), ('j', 2, 2, 78, '[]', NULL);
          INSERT INTO annotations VALUES
           (2, 12, 'begin', 'phase', 'forward', 'j', 1, 2, 7, NULL, 77, 5, 6, NULL, NULL, 1, NULL, '{{\"a\":\"b\"}}'),
           (1, 13, 'begin', 'step', 'step', 'j', 2, 2, 7, '[\"GPU-b\"]', 78, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
@@ -71,6 +72,23 @@ fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     assert_eq!((said[1].step, said[1].memory.and_then(|memory| memory.alloc_retries)), (Some(7), Some(1)));
     assert_eq!(said[1].attributes.as_ref().map(|all| all["a"].clone()), Some(Scalar::Text("b".into())));
     assert_eq!((said[2].event, said[0].kind), (EventType::Exit, Kind::Step));
+}
+
+/// Two owners had a job `train`; the third job is of a file from before owners were known.
+#[test]
+fn a_job_is_again_the_one_of_its_owner() {
+    let replay = open(&format!(
+        "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
+         INSERT INTO jobs VALUES ('train', 'train', 'team-a', NULL), ('1000/train', 'train', NULL, '1000');
+         INSERT INTO annotations (id, at_ns, event, kind, name, job, rank) VALUES
+          (1, 12, 'begin', 'phase', 'a', 'train', 0), (2, 13, 'begin', 'phase', 'a', '1000/train', 0),
+          (3, 14, 'begin', 'phase', 'a', 'old', 0);"
+    ));
+    let said: Vec<Annotation> = replay.annotations().collect();
+    let jobs: Vec<_> = said.into_iter().map(|said| (said.job.expect("a job"), said.scope)).collect();
+    let of = |namespace, user| Some(Scope::of(namespace, user));
+    let expected = [("train", of(Some("team-a"), None)), ("train", of(None, Some("1000"))), ("old", None)];
+    assert_eq!(jobs, expected.map(|(job, scope)| (job.to_owned(), scope)));
 }
 
 #[test]

@@ -270,7 +270,7 @@ fn what_waits_is_bounded_and_what_is_lost_is_counted() {
 fn the_slowest_is_the_exemplar_that_leads_to_its_trace() {
     let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(Limits::default()));
     let (turn, _) = turn(&mut traces, &ledger, &[step(1, 0, 100), step(2, 100, 600), step(3, 600, 700)], 1000);
-    let exemplar = &turn.exemplars[&Labels::from(["job", "0"])];
+    let exemplar = &turn.exemplars[&Labels::of_rank(&("job".into(), 0))];
     assert_eq!(super::super::span::seconds_of(exemplar), 0.5);
     assert_eq!(exemplar.trace_id, turn.spans[1].trace_id);
     assert_eq!(exemplar.span_id, turn.spans[1].span_id);
