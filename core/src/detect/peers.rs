@@ -164,8 +164,9 @@ impl<'a> Group<'a> {
         let size = steps.iter().filter_map(now).filter_map(|rank: &RankNow| rank.world_size).max();
         let is_all = size.is_none_or(|size| members.len() as u64 >= u64::from(size));
         let alike = alike(&members);
-        // Without coordinates, ranks of several kinds may be stages of a pipeline.
-        let is_plain = alike.len() == 1 || members.iter().all(|member| member.mesh.is_some());
+        // Ranks that are not all alike may be stages of a pipeline, also where no coordinate says so.
+        let has_stage = |member: &Member<'_>| member.mesh.is_some_and(|mesh| mesh.stage().is_some());
+        let is_plain = alike.len() == 1 || members.iter().all(has_stage);
         let whole = if is_all && is_plain { whole(&members) } else { None };
         Self { alike, whole, members }
     }
@@ -194,9 +195,11 @@ fn alike(members: &[Member<'_>]) -> Vec<Alike> {
         let with = all.iter_mut().find_map(|one| {
             let first = members.get(*one.members.first()?)?;
             let window_ns = (one.window_ns.0.max(work.first_ns.0), one.window_ns.1.min(work.first_ns.1));
+            let looks_alike = first.work.as_ref()?.order == work.order && window_ns.0 < window_ns.1;
             let is_like = match (member.mesh, first.mesh) {
-                (Some(mesh), Some(other)) => mesh.is_like(other),
-                (None, None) => first.work.as_ref()?.order == work.order && window_ns.0 < window_ns.1,
+                // A mesh without stages may be a part of one that has them: then the marks must agree.
+                (Some(mesh), Some(other)) => mesh.is_like(other) && (mesh.stage().is_some() || looks_alike),
+                (None, None) => looks_alike,
                 _ => false,
             };
             is_like.then_some((one, window_ns))
