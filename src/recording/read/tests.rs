@@ -59,7 +59,7 @@ fn memory_is_as_it_was_with_its_gaps() {
 fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     let replay = open(&format!(
         "{GPU} INSERT INTO samples VALUES (0, 10, 0, 100);
-         INSERT INTO ranks VALUES ('j', 1, 2, 77, '[\"GPU-a\"]', NULL), ('j', 2, 2, 78, '[]', NULL);
+         INSERT INTO ranks VALUES ('j', 1, 2, 77, '[\"GPU-a\"]', '{{\"pp\":3}}'), ('j', 2, 2, 78, '[]', NULL);
          INSERT INTO annotations VALUES
           (2, 12, 'begin', 'phase', 'forward', 'j', 1, 2, 7, NULL, 77, 5, 6, NULL, NULL, 1, NULL, '{{\"a\":\"b\"}}'),
           (1, 13, 'begin', 'step', 'step', 'j', 2, 2, 7, '[\"GPU-b\"]', 78, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
@@ -71,6 +71,7 @@ fn what_jobs_said_comes_in_the_order_of_its_taking_with_the_gpus_of_its_rank() {
     assert_eq!(said.iter().map(|said| said.gpu.clone()).collect::<Vec<_>>(), [gpu("GPU-b"), gpu("GPU-a"), None]);
     assert_eq!((said[1].step, said[1].memory.and_then(|memory| memory.alloc_retries)), (Some(7), Some(1)));
     assert_eq!(said[1].attributes.as_ref().map(|all| all["a"].clone()), Some(Scalar::Text("b".into())));
+    assert_eq!((said[1].mesh.clone(), said[0].mesh.clone()), (Some([("pp".to_owned(), 3)].into()), None));
     assert_eq!((said[2].event, said[0].kind), (EventType::Exit, Kind::Step));
 }
 
