@@ -152,7 +152,9 @@ metrics! {
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]
         "The last step's communication divided by the median of the rank's own healthy steps.";
     JOB_COMPUTE_LAG = Gauge "highwater_job_compute_lag_ratio" ["training_job", "rank", "namespace", "user"]
-        "The last step's time outside communication and data divided by the median of the job's other ranks on this node.";
+        "The last step's work divided by the median of the ranks that are like it on this node; absent where none is.";
+    JOB_COMPARED = Gauge "highwater_job_compute_compared" ["training_job", "rank", "namespace", "user"]
+        "1 if the last step could be compared with that of a rank that is like it, 0 if the marks give not enough evidence.";
     JOB_DATA_STALL = Gauge "highwater_job_data_stall_ratio" ["training_job", "rank", "namespace", "user"]
         "Share of the last 10 steps' time spent waiting for data with the GPU idle.";
     JOB_MEMORY_FULL = Gauge "highwater_job_memory_full_forecast_seconds" ["training_job", "rank", "namespace", "user"]

@@ -23,6 +23,7 @@ pub(super) fn collect(detect: &Detect, now_ns: i64, out: &mut Families) {
         let labels = Labels::of_rank(rank);
         out.number(&c::COMM_SLOWDOWN, &labels, ratios.comm_slowdown);
         out.number(&c::JOB_COMPUTE_LAG, &labels, ratios.compute_lag);
+        out.number(&c::JOB_COMPARED, &labels, ratios.compared.map(|is_compared| f64::from(u8::from(is_compared))));
         out.number(&c::JOB_DATA_STALL, &labels, ratios.data_stall);
         out.number(&c::JOB_MEMORY_FULL, labels, ratios.memory_full_seconds);
     }

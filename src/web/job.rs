@@ -64,8 +64,10 @@ struct RankAnswer {
 struct RatiosAnswer {
     /// The last step's communication divided by the rank's own healthy baseline.
     comm_slowdown: Option<f64>,
-    /// The last step's time outside communication and data divided by the median of the job's other ranks.
+    /// The last step's work divided by the median of the ranks that are like it.
     compute_lag: Option<f64>,
+    /// Whether the last step could be compared with that of a rank that is like it; `false` is insufficient evidence.
+    compared: Option<bool>,
     /// Share of the last steps' time spent waiting for data with the GPU idle.
     data_stall: Option<f64>,
     /// Time until memory is full at the present growth.
@@ -193,6 +195,7 @@ impl RatiosAnswer {
         Self {
             comm_slowdown: ratios.comm_slowdown,
             compute_lag: ratios.compute_lag,
+            compared: ratios.compared,
             data_stall: ratios.data_stall,
             memory_full_seconds: ratios.memory_full_seconds,
         }

@@ -115,6 +115,7 @@ names! {
     FINDINGS_UNSEEN => "highwater.findings.unseen_phases" "{phase}" CountInt;
     COMM_SLOWDOWN => "highwater.comm.slowdown" "1" Gauge;
     JOB_COMPUTE_LAG => "highwater.job.compute.lag" "1" Gauge;
+    JOB_COMPARED => "highwater.job.compute.compared" "1" Gauge;
     JOB_DATA_STALL => "highwater.job.data.stall" "1" Gauge;
     JOB_MEMORY_FULL => "highwater.job.memory.full_forecast" "s" Gauge;
     PHASES => "highwater.phases" "{phase}" CountInt;

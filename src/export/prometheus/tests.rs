@@ -110,7 +110,7 @@ fn a_family_of_many_histograms_has_every_fourth_bucket_in_each_format() {
             [90_000_000, 99_000_000, 400_000_000_000].iter().for_each(|ns| durations.observe_ns(*ns));
             families.histogram(
                 &crate::metrics::catalogue::JOB_STEP_DURATION,
-                Labels::of_rank(&("j".into(), rank)),
+                Labels::of_rank(&("j".into(), u32::try_from(rank).expect("few"))),
                 durations.counts(),
             );
         }
