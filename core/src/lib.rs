@@ -2,7 +2,7 @@
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
 //! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`], [`varint`],
-//! [`histogram`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
+//! [`histogram`], [`scope`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
 pub mod detect;
@@ -16,6 +16,7 @@ pub mod labels;
 pub mod mesh;
 pub mod phases;
 pub mod ring;
+pub mod scope;
 pub mod units;
 pub mod varint;
 pub mod wire;

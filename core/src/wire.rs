@@ -174,7 +174,7 @@ pub struct Annotation {
     pub job: Option<String>,
     /// Whose job it is. Only of a recording's events: no job can send this.
     #[serde(skip)]
-    pub scope: Option<crate::jobs::Scope>,
+    pub scope: Option<crate::scope::Scope>,
     /// Which process of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,

@@ -140,7 +140,8 @@ fn each_runbook_belongs_to_an_alert_and_can_be_followed() {
     for path in in_directory("docs/runbooks", ".md") {
         let name = format!("docs/runbooks/{}", path.file_name().expect("a file").to_string_lossy());
         let text = read(&path);
-        assert!(linked.contains(&name), "{name} belongs to no alert");
+        let says_why_not = text.split_whitespace().collect::<Vec<_>>().join(" ").contains("There is no alert: ");
+        assert!(linked.contains(&name) != says_why_not, "{name} belongs to no alert, or says so and belongs to one");
         for part in ["## What it means", "## Confirm", "## Do", "## Ignore it when"] {
             assert!(text.contains(part), "{name} has no {part}");
         }

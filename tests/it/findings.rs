@@ -127,7 +127,8 @@ fn a_cache_emptied_on_purpose_is_not_suspected() {
     let found = found(&folder.path().display().to_string());
     let troubles = found.iter().filter(|finding| finding["severity"] != "info");
     let kinds: Vec<&str> = troubles.filter_map(|finding| finding["finding"].as_str()).collect();
-    assert!(kinds.iter().all(|kind| *kind == "input_stall"), "{kinds:?}");
+    // The lengths of its sequences do differ.
+    assert!(kinds.iter().all(|kind| ["input_stall", "uneven_work"].contains(kind)), "{kinds:?}");
 }
 
 fn hide_counters(source: &str, target: &Path) {

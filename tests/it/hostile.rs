@@ -288,7 +288,7 @@ fn an_honest_sender_loses_nothing_beside_three_that_send_all_they_can() {
 }
 
 #[test]
-fn one_user_cannot_speak_for_the_job_of_another() {
+fn what_one_user_sends_is_never_of_the_job_of_another() {
     if other_user().is_none() {
         return;
     }
@@ -307,7 +307,8 @@ fn one_user_cannot_speak_for_the_job_of_another() {
     let url = format!("http://{}/api/v1/annotations", daemon.address());
     let done = Command::new("python3").args(["-c", posts, &url, &end]).uid(NOBODY).status();
     assert!(done.expect("python3").success());
-    eventually(WITHIN, "three refusals", || (outcome(&daemon, "not_owner") == 3.0).then_some(()));
+    // Of that user's jobs, none of this name has begun anything.
+    eventually(WITHIN, "three refusals", || (outcome(&daemon, "end_without_begin") == 3.0).then_some(()));
     assert_eq!(count(&daemon, &format!("highwater_annotations_refused_total{{sender=\"uid {NOBODY}\"}}")), 3.0);
     assert!(daemon.printed().contains(&format!("uid {NOBODY}")), "the log names the culprit");
     assert!(daemon.get("/api/v1/jobs").contains("\"open\":[\"forward\"]"), "its phase is still open");

@@ -5,9 +5,9 @@
 //! free (the dynamic threshold of shared-memory switches, Choudhury and Hahne 1998), so that whatever one owner takes,
 //! another finds room. A node with one owner can use half of each limit. Absent on purpose: what is held, and why.
 
-use super::id::Scope;
 use super::limits::Limits;
 use crate::clock::SECOND_NS;
+use crate::scope::Scope;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;

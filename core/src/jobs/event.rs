@@ -2,11 +2,11 @@
 
 use super::account::Sender;
 use super::gpus;
-use super::id::Scope;
 use super::limits::Limits;
 use super::refusal::Refusal;
 use super::speaker::Speaker;
 use crate::mesh::Mesh;
+use crate::scope::Scope;
 use crate::wire::{Annotation, EventType, Gpus, Kind, Layer, Memory, Scalar};
 use std::collections::BTreeMap;
 

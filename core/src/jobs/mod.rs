@@ -17,10 +17,11 @@ mod rank;
 mod refusal;
 mod speaker;
 
+pub use crate::scope::Scope;
 pub use account::{Account, Accounts, Held, Owner, Pod, Resource, Sender, Shortage, Within};
 pub use event::{Attributes, Context, Event, weight};
 pub use gpus::Gpus;
-pub use id::{JobId, Scope};
+pub use id::JobId;
 pub use job::Job;
 pub use limits::Limits;
 pub use place::{Container, Place, Search};

@@ -169,7 +169,7 @@ fn check_agreement(explicit: bool) {
         assert!((pushed[key] - value).abs() <= value.abs() * 1e-12, "{key}: {} and {value}", pushed[key]);
     }
     let samples: usize = everything().into_ordered().iter().map(|family| family.samples.len()).sum();
-    assert_eq!(points, samples as u64 + 2, "plus the share of memory in use of two GPUs");
+    assert_eq!(points, samples as u64 + 2 + 4, "plus the share of memory in use of two GPUs, and their two states each");
 }
 
 /// Totals that this process counts start with the process. A total from elsewhere starts, as far as is known, when it
@@ -179,7 +179,7 @@ fn starts_of_totals_are_right_and_deltas_add_up() {
     use highwater::metrics::catalogue as c;
     let snapshot = |now_s: i64, steps: f64, energy: f64| {
         let mut families = Families::default();
-        families.number(&c::JOB_STEPS, ["a", "0"], Some(steps));
+        families.number(&c::JOB_STEPS, ["a", "0", "", ""], Some(steps));
         families.number(&c::GPU_ENERGY, ["0", "GPU-a"], Some(energy));
         (START_NS + now_s * 1_000_000_000, families)
     };

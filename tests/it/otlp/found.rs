@@ -133,7 +133,9 @@ fn expected_steps(bench: &Bench, findings: &[Finding], until_ns: i64) -> (BTreeS
         count += 1;
         let begin_ns = begun[&rank];
         let is_found = findings.iter().any(|finding| {
-            finding.sign.subject.rank == Some(rank) && finding.sign.begin_ns <= at_ns && finding.seen_ns >= begin_ns
+            let sign = &finding.sign;
+            let is_its = sign.subject.rank == Some(rank) || sign.waiting_ranks.contains(&rank);
+            is_its && sign.begin_ns <= at_ns && finding.seen_ns >= begin_ns
         });
         if is_found {
             expected.insert((rank, step));
