@@ -146,9 +146,9 @@ fn the_demos_python_job_runs_as_printed_and_a_closed_terminal_leaves_nothing_beh
         got.into_body().read_to_string().expect("text")
     };
     eventually(SOON, "the job's steps", || {
-        // The job has the name of its program and its process.
-        let is_its =
-            |line: &str| line.starts_with("highwater_job_steps_total{training_job=\"example-") && line.ends_with(" 3");
+        let is_its = |line: &str| {
+            line.starts_with("highwater_job_steps_total{training_job=\"example\",") && line.ends_with(" 3")
+        };
         metrics().lines().any(is_its).then_some(())
     });
     rustix::process::kill_process(rustix::process::Pid::from_child(&demo.0), rustix::process::Signal::HUP)

@@ -11,6 +11,7 @@
 mod allocator_thrash;
 mod board;
 mod comm_starvation;
+mod compare;
 pub mod evaluate;
 mod finding;
 mod gpu_lost;
@@ -230,7 +231,7 @@ impl State {
                 Box::new(allocator_thrash::AllocatorThrash::default()),
                 Box::new(comm_starvation::CommStarvation::default()),
                 Box::new(input_stall::InputStall::default()),
-                Box::new(peers::Peers::default()),
+                Box::new(compare::Compare::default()),
                 Box::new(memory_growth::MemoryGrowth::default()),
                 Box::new(idle_gpu::IdleGpu::default()),
                 Box::new(gpu_lost::GpuLost::default()),

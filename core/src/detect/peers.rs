@@ -1,47 +1,14 @@
 //! The ranks of one step beside each other, and which of them are alike.
 //!
-//! Enters: steps as they end. Leaves: signs of [`Straggler`], [`StageImbalance`] and [`UnevenWork`], which look at the same
-//! groups. Ranks are alike if their coordinates say so: same stage, same shard, other data. Where a job sends no coordinates,
+//! Enters: the steps of one number of a job's ranks. Leaves: a [`Group`]. Ranks are alike if their coordinates say so: same stage, same shard, other data. Where a job sends no coordinates,
 //! the marks must show it: the same phases in the same order, and the first of them at the same time, which stages of a
 //! pipeline never have. Whoever is like nobody is compared with nobody.
 
-use super::finding::{Evidence, Sign, Span, seconds};
-use super::stage_imbalance::StageImbalance;
+use super::finding::{Evidence, Span, seconds};
 use super::steps::Step;
-use super::straggler::Straggler;
-use super::uneven_work::UnevenWork;
 use super::view::{RankNow, View};
 use super::work::Work;
-use super::{Detector, Ratios, Trouble};
-use crate::clock::SECOND_NS;
-use crate::jobs::JobId;
 use crate::mesh::Mesh;
-use crate::phases::RankKey;
-use std::collections::{BTreeMap, VecDeque};
-
-/// Steps of a job that wait for their other ranks, at most.
-const MOST_WAITING: usize = 8;
-/// How long a step waits for the others.
-const PATIENCE_NS: i64 = 10 * SECOND_NS;
-
-/// Puts the ranks of one step beside each other.
-#[derive(Debug, Default)]
-pub(super) struct Peers {
-    waiting: BTreeMap<JobId, VecDeque<Waiting>>,
-    /// Whether each rank was like any other in its last step.
-    compared: BTreeMap<RankKey, bool>,
-    straggler: Straggler,
-    stages: StageImbalance,
-    lengths: UnevenWork,
-}
-
-/// The ranks of one step that have ended it.
-#[derive(Debug)]
-struct Waiting {
-    number: u64,
-    since_ns: i64,
-    steps: Vec<Step>,
-}
 
 /// One rank of a step.
 pub(super) struct Member<'a> {
@@ -79,78 +46,8 @@ pub(super) struct Whole {
     pub even_ns: i64,
 }
 
-impl Detector for Peers {
-    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
-        let runs = |job: &JobId| view.ranks.iter().any(|rank| rank.key.0 == *job);
-        self.compared.retain(|key, _| view.knows(key));
-        self.waiting.retain(|job, _| runs(job));
-        self.straggler.retain(|key| view.knows(key));
-        self.stages.retain(runs);
-        self.lengths.retain(runs);
-        for step in view.steps {
-            self.add(view, step);
-        }
-        for steps in self.complete(view) {
-            let group = Group::of(view, &steps);
-            self.note(&group);
-            let is_lasting = self.straggler.judge(view, &group, troubles, signs);
-            self.stages.judge(view, &group, signs);
-            self.lengths.judge(view, &group, is_lasting, signs);
-        }
-    }
-
-    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
-        self.straggler.ratios(out);
-        for (key, is_compared) in &self.compared {
-            out.entry(key.clone()).or_default().compared = Some(*is_compared);
-        }
-    }
-}
-
-impl Peers {
-    fn add(&mut self, view: &View<'_>, step: &Step) {
-        let Some(number) = step.number else { return };
-        let waiting = self.waiting.entry(step.key.0.clone()).or_default();
-        let overlaps = |one: &Waiting| {
-            one.steps.iter().all(|other| other.begin_ns <= step.end_ns && step.begin_ns <= other.end_ns)
-        };
-        let known = waiting.iter_mut().find(|one| one.number == number && overlaps(one));
-        match known {
-            Some(one) => one.steps.push(step.clone()),
-            None => waiting.push_back(Waiting { number, since_ns: view.now_ns, steps: vec![step.clone()] }),
-        }
-    }
-
-    /// The steps that all ranks have ended, or that have waited for long enough.
-    fn complete(&mut self, view: &View<'_>) -> Vec<Vec<Step>> {
-        let mut complete = Vec::new();
-        for (job, waiting) in &mut self.waiting {
-            let ranks = view.ranks.iter().filter(|rank| rank.key.0 == *job).count();
-            while let Some(first) = waiting.front() {
-                let is_old = view.now_ns - first.since_ns > PATIENCE_NS || waiting.len() > MOST_WAITING;
-                if first.steps.len() < ranks && !is_old {
-                    break;
-                }
-                complete.extend(waiting.pop_front().map(|one| one.steps));
-            }
-        }
-        complete
-    }
-
-    /// Notes who was compared: of a job with one rank nobody is, and nothing is missing.
-    fn note(&mut self, group: &Group<'_>) {
-        if group.members.len() < 2 {
-            return;
-        }
-        for (position, member) in group.members.iter().enumerate() {
-            let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
-            self.compared.insert(member.step.key.clone(), is_compared);
-        }
-    }
-}
-
 impl<'a> Group<'a> {
-    fn of(view: &'a View<'_>, steps: &'a [Step]) -> Self {
+    pub fn of(view: &'a View<'_>, steps: &'a [Step]) -> Self {
         let now = |step: &Step| {
             let position = view.ranks.binary_search_by(|rank| rank.key.cmp(&step.key)).ok()?;
             view.ranks.get(position)

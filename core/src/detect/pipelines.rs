@@ -1,9 +1,9 @@
 //! Pipeline-parallel jobs made by a small simulator, for the tests of what is told of ranks beside each other: schedules with
 //! bubbles, interleaved or not, with stages, sequences and workers that differ, in many seeds.
 
+use super::compare::Compare;
 use super::finding::{Kind, Sign};
 use super::hand::Hand;
-use super::peers::Peers;
 use super::steps::{Phase, Step};
 use super::view::RankNow;
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
@@ -194,7 +194,7 @@ impl Pipeline {
     fn told(&self, node: impl Fn(usize) -> bool) -> Told {
         let mut hand = Hand::new(0);
         hand.ranks = self.ranks().into_iter().filter(|rank| node(rank.key.1 as usize)).collect();
-        let (mut peers, mut told, mut at_ns) = (Peers::default(), Told::default(), SECOND_NS);
+        let (mut peers, mut told, mut at_ns) = (Compare::default(), Told::default(), SECOND_NS);
         for nth in 0..STEPS {
             let (ranks, length) = self.step(nth);
             let steps: Vec<Step> = ranks

@@ -235,8 +235,8 @@ impl Lag<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::compare::Compare;
     use super::super::hand::Hand;
-    use super::super::peers::Peers;
     use super::super::steps::Step;
     use super::*;
     use crate::clock::{MILLISECOND_NS, SECOND_NS};
@@ -253,7 +253,7 @@ mod tests {
 
     /// The numbers of the steps in which a sign is returned, if the last rank computes and waits as given in each.
     fn reported(steps: impl Iterator<Item = (u64, i64, i64)>, settings: impl FnOnce(&mut Hand)) -> Vec<u64> {
-        let (mut hand, mut detector) = (Hand::with_ranks(4), Peers::default());
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Compare::default());
         settings(&mut hand);
         let signs =
             steps.flat_map(|(nth, compute_ms, comm_ms)| hand.steps_end(&mut detector, group(nth, compute_ms, comm_ms)));
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_computes_longer_in_five_steps_after_the_warm_up_is_reported_with_what_it_costs() {
-        let (mut hand, mut detector) = (Hand::with_ranks(4), Peers::default());
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Compare::default());
         for nth in 0..7 {
             assert_eq!(hand.steps_end(&mut detector, group(nth, 130, 30)), [], "step {nth}");
         }
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn one_step_that_lags_far_while_it_maps_memory_is_reported_for_information() {
         let once = |nth, compute_ms, mapped_bytes: u64| {
-            let (mut hand, mut detector) = (Hand::with_ranks(4), Peers::default());
+            let (mut hand, mut detector) = (Hand::with_ranks(4), Compare::default());
             let mut steps = group(nth, compute_ms, 0);
             steps[3].rise_bytes = Some(mapped_bytes);
             hand.steps_end(&mut detector, steps).pop()
@@ -357,7 +357,7 @@ mod tests {
         assert!(!once(3, 150, MAPPED_BYTES).expect("after the warm-up too").text.what.contains("first"));
         assert!(once(0, 149, MAPPED_BYTES).is_none() && once(0, 150, MAPPED_BYTES - 1).is_none());
         // Far in relation, and still short.
-        let (mut hand, mut detector) = (Hand::with_ranks(2), Peers::default());
+        let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
         let short = |rank, compute_ms, comm_ms| Step {
             rise_bytes: Some(MAPPED_BYTES),
             ..Hand::step(rank, 0, 0, &[("forward", compute_ms), ("comm", comm_ms)])
@@ -369,9 +369,9 @@ mod tests {
     #[test]
     fn a_step_waits_for_all_ranks_but_not_for_long_and_not_with_many() {
         let one_missing = |nth| group(nth, 130, 30).into_iter().skip(1);
-        let (mut hand, mut detector) = (Hand::with_ranks(4), Peers::default());
+        let (mut hand, mut detector) = (Hand::with_ranks(4), Compare::default());
         hand.settings.warm_up_steps = 0;
-        let compared = |detector: &Peers| Hand::ratios(detector, 3).compute_lag.is_some();
+        let compared = |detector: &Compare| Hand::ratios(detector, 3).compute_lag.is_some();
         hand.steps_end(&mut detector, one_missing(0).collect());
         assert!(!compared(&detector));
         hand.now_ns += 10 * SECOND_NS;
@@ -384,7 +384,7 @@ mod tests {
         let late = group(0, 130, 30).into_iter().take(1).collect();
         assert_eq!(hand.steps_end(&mut detector, late), []);
         assert_eq!(Hand::ratios(&detector, 0).compute_lag, None);
-        let mut many = Peers::default();
+        let mut many = Compare::default();
         hand.steps_end(&mut many, (0..8).flat_map(one_missing).collect());
         assert!(!compared(&many));
         hand.steps_end(&mut many, one_missing(8).collect());
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn only_steps_of_one_number_and_one_time_with_communication_are_compared() {
         let compared = |change: &dyn Fn(&mut Step)| {
-            let (mut hand, mut detector) = (Hand::with_ranks(2), Peers::default());
+            let (mut hand, mut detector) = (Hand::with_ranks(2), Compare::default());
             let step = |rank| Hand::step(rank, 3, 0, &[("forward", 100), ("comm", 10)]);
             let mut other = step(1);
             change(&mut other);

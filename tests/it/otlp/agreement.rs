@@ -169,7 +169,11 @@ fn check_agreement(explicit: bool) {
         assert!((pushed[key] - value).abs() <= value.abs() * 1e-12, "{key}: {} and {value}", pushed[key]);
     }
     let samples: usize = everything().into_ordered().iter().map(|family| family.samples.len()).sum();
-    assert_eq!(points, samples as u64 + 2 + 4, "plus the share of memory in use of two GPUs, and their two states each");
+    assert_eq!(
+        points,
+        samples as u64 + 2 + 4,
+        "plus the share of memory in use of two GPUs, and their two states each"
+    );
 }
 
 /// Totals that this process counts start with the process. A total from elsewhere starts, as far as is known, when it

@@ -40,7 +40,7 @@ fn named<'a>(jobs: &'a Jobs, name: &str) -> &'a Job {
 }
 
 fn rank(jobs: &Jobs) -> &Rank {
-    &named(&jobs, "j").ranks[&0]
+    &named(jobs, "j").ranks[&0]
 }
 
 fn exit(jobs: &mut Jobs, account: &Arc<Account>, now_ns: i64) {

@@ -372,7 +372,7 @@ proptest! {
         let (mut jobs, account) = (Jobs::new(Limits { layer_names: 3, ..Limits::default() }), Account::alone());
         let (mut records, mut seen, mut last) = (0, 0, None::<Arc<Profile>>);
         let mut count = |jobs: &Jobs| {
-            let profile = find(&jobs, "j").and_then(|job| job.ranks[&0].profile()).cloned();
+            let profile = find(jobs, "j").and_then(|job| job.ranks[&0].profile()).cloned();
             if let Some(profile) = profile && !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, &profile)) {
                 seen += profile.records().count() as u64;
                 last = Some(profile);

@@ -1,0 +1,111 @@
+//! Brings the ranks of each step together, and has them compared: `straggler`, `stage_imbalance` and `uneven_work` look at the
+//! same groups ([`peers`](super::peers)).
+//!
+//! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
+
+use super::finding::Sign;
+use super::peers::Group;
+use super::stage_imbalance::StageImbalance;
+use super::steps::Step;
+use super::straggler::Straggler;
+use super::uneven_work::UnevenWork;
+use super::view::View;
+use super::{Detector, Ratios, Trouble};
+use crate::clock::SECOND_NS;
+use crate::jobs::JobId;
+use crate::phases::RankKey;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Steps of a job that wait for their other ranks, at most.
+const MOST_WAITING: usize = 8;
+/// How long a step waits for the others.
+const PATIENCE_NS: i64 = 10 * SECOND_NS;
+
+/// Puts the ranks of one step beside each other.
+#[derive(Debug, Default)]
+pub(super) struct Compare {
+    waiting: BTreeMap<JobId, VecDeque<Waiting>>,
+    /// Whether each rank was like any other in its last step.
+    compared: BTreeMap<RankKey, bool>,
+    straggler: Straggler,
+    stages: StageImbalance,
+    lengths: UnevenWork,
+}
+
+/// The ranks of one step that have ended it.
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    since_ns: i64,
+    steps: Vec<Step>,
+}
+
+impl Detector for Compare {
+    fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        let runs = |job: &JobId| view.ranks.iter().any(|rank| rank.key.0 == *job);
+        self.compared.retain(|key, _| view.knows(key));
+        self.waiting.retain(|job, _| runs(job));
+        self.straggler.retain(|key| view.knows(key));
+        self.stages.retain(runs);
+        self.lengths.retain(runs);
+        for step in view.steps {
+            self.add(view, step);
+        }
+        for steps in self.complete(view) {
+            let group = Group::of(view, &steps);
+            self.note(&group);
+            let is_lasting = self.straggler.judge(view, &group, troubles, signs);
+            self.stages.judge(view, &group, signs);
+            self.lengths.judge(view, &group, is_lasting, signs);
+        }
+    }
+
+    fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
+        self.straggler.ratios(out);
+        for (key, is_compared) in &self.compared {
+            out.entry(key.clone()).or_default().compared = Some(*is_compared);
+        }
+    }
+}
+
+impl Compare {
+    fn add(&mut self, view: &View<'_>, step: &Step) {
+        let Some(number) = step.number else { return };
+        let waiting = self.waiting.entry(step.key.0.clone()).or_default();
+        let overlaps = |one: &Waiting| {
+            one.steps.iter().all(|other| other.begin_ns <= step.end_ns && step.begin_ns <= other.end_ns)
+        };
+        let known = waiting.iter_mut().find(|one| one.number == number && overlaps(one));
+        match known {
+            Some(one) => one.steps.push(step.clone()),
+            None => waiting.push_back(Waiting { number, since_ns: view.now_ns, steps: vec![step.clone()] }),
+        }
+    }
+
+    /// The steps that all ranks have ended, or that have waited for long enough.
+    fn complete(&mut self, view: &View<'_>) -> Vec<Vec<Step>> {
+        let mut complete = Vec::new();
+        for (job, waiting) in &mut self.waiting {
+            let ranks = view.ranks.iter().filter(|rank| rank.key.0 == *job).count();
+            while let Some(first) = waiting.front() {
+                let is_old = view.now_ns - first.since_ns > PATIENCE_NS || waiting.len() > MOST_WAITING;
+                if first.steps.len() < ranks && !is_old {
+                    break;
+                }
+                complete.extend(waiting.pop_front().map(|one| one.steps));
+            }
+        }
+        complete
+    }
+
+    /// Notes who was compared: of a job with one rank nobody is, and nothing is missing.
+    fn note(&mut self, group: &Group<'_>) {
+        if group.members.len() < 2 {
+            return;
+        }
+        for (position, member) in group.members.iter().enumerate() {
+            let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
+            self.compared.insert(member.step.key.clone(), is_compared);
+        }
+    }
+}
