@@ -69,4 +69,6 @@ def _root(mesh: Any) -> Any:
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     resources = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
-    return resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
+    if resources is None or not hasattr(resources, "get_root_mesh"):
+        return mesh
+    return resources.get_root_mesh(mesh)

@@ -195,9 +195,10 @@ class RealDaemon(Case):
             run.stdout.readline()
         printed = [run.communicate("\n", SECONDS)[0] for run in runs]
         self.assertEqual(([run.returncode for run in runs], printed), ([0, 0], ["", ""]))
+        steps = "highwater_job_steps_total"
         for run in runs:
             job = _names._fitted("sweep", _names._process(run.pid))
-            wait_until(lambda job=job: daemon.metric("highwater_job_steps_total", training_job=job) == 60, f"the steps of {job}")
+            wait_until(lambda job=job: daemon.metric(steps, training_job=job) == 60, f"the steps of {job}")
             wait_until(lambda job=job: len(daemon.phases(job)) == 120, f"the steps and phases of {job}")
         accepted = daemon.metric("highwater_annotations_total", outcome="accepted_without_gpu")
         self.assertEqual(accepted, daemon.metric("highwater_annotations_total"))

@@ -128,7 +128,7 @@ pub struct Sign {
     pub step: Option<u64>,
     /// Distinguishes it from others of its kind on the same subject: the number of an XID.
     pub code: Option<u64>,
-    /// Ranks of the job that wait for the subject, in order and at most [`MOST_WAITING`]; empty where nobody is known to.
+    /// Ranks of the job that wait for the subject, in order and at most 64; empty where nobody is known to.
     pub waiting_ranks: Vec<u32>,
     /// The numbers.
     pub evidence: Vec<Evidence>,
