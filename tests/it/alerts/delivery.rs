@@ -75,7 +75,7 @@ fn a_lost_gpu_wakes_somebody_and_inhibits_what_follows_from_it() {
         notice.status == "firing" && notice.labels["alertname"] == "HighwaterGpuLost"
     });
     assert_eq!(fired.receiver, "pager", "{fired:?}");
-    assert!(fired.annotations["description"].contains("rank 0 of moe-tight"), "{fired:?}");
+    assert!(fired.annotations["description"].contains("Rank 0 of moe-tight"), "{fired:?}");
     eventually(DELIVERED_WITHIN, "HighwaterNearOom inhibited", || {
         let alerts = alertmanager.alerts();
         let near_oom = alerts.iter().find(|alert| alert["labels"]["alertname"] == "HighwaterNearOom")?;
