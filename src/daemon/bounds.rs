@@ -9,6 +9,7 @@ use crate::intake::MOST_BATCHED_BYTES;
 use crate::intake::datagram::MOST_DATAGRAM_BYTES;
 use crate::intake::split::MOST_EVENT_BYTES;
 use crate::metrics::MOST_LAYERS;
+use crate::place::home::MOST_UNLINKED;
 use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
 use crate::place::process::MOST_PROCESSES;
 use crate::recording::MOST_PROFILES;
@@ -76,7 +77,7 @@ fn bounds(settings: &Settings) -> Vec<(&'static str, usize)> {
         ),
         ("detectors' baselines", limits.ranks * OF_RANK),
         ("findings", FINDINGS),
-        ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512)),
+        ("processes of senders", MOST_PROCESSES * (3 * MOST_BYTES + 512) + MOST_UNLINKED * 160),
         ("reads of processes", MOST_READERS * reads),
         ("events of HTTP bodies that are still arriving", MOST_BATCHED_BYTES),
         ("HTTP connections", (PLACES.0 + HEALTH_PLACES.0) * connection),

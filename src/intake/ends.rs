@@ -6,7 +6,7 @@
 
 use super::Intake;
 use highwater_core::jobs::{Account, Held, Jobs, Resource, Speaker};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,30 +31,30 @@ impl Ends {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, watched: Mutex::default() })
     }
 
-    /// Watches for the end of this process, whose owner has this account. Returns whether it has ended already.
-    pub fn watch(&self, pid: u32, account: &Arc<Account>) -> bool {
+    /// Watches for the end of this process, whose owner has this account. One that has ended already is returned by the
+    /// next [`take`](Self::take), as any other: what it sent before may still be in a queue.
+    pub fn watch(&self, pid: u32, account: &Arc<Account>) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let Some(process) = process.filter(|_| !watched.contains_key(&pid)) else { return false };
+        let Some(process) = process.filter(|_| !watched.contains_key(&pid)) else { return };
         if account.may_hold(Resource::Processes, 1).is_err() {
-            return false;
+            return;
         }
-        match pidfd_open(process, PidfdFlags::empty()) {
+        let descriptor = match pidfd_open(process, PidfdFlags::empty()) {
+            // Readable at once, like the descriptor of a process that has ended.
+            Err(rustix::io::Errno::SRCH) => eventfd(1, EventfdFlags::CLOEXEC),
+            opened => opened,
+        };
+        let data = epoll::EventData::new_u64(pid.into());
+        let added = descriptor.and_then(|descriptor| {
+            epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN).map(|()| descriptor)
+        });
+        match added {
             Ok(descriptor) => {
-                let data = epoll::EventData::new_u64(pid.into());
-                if let Err(error) = epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN) {
-                    tracing::debug!(pid, %error, "cannot watch for the end of a sender's process");
-                    return false;
-                }
                 watched.insert(pid, (descriptor, account.hold(Resource::Processes, 1)));
-                false
             }
-            Err(rustix::io::Errno::SRCH) => true,
-            Err(error) => {
-                // Before Linux 5.3, or with no descriptor left.
-                tracing::debug!(pid, %error, "cannot watch for the end of a sender's process");
-                false
-            }
+            // Before Linux 5.3, or with no descriptor left.
+            Err(error) => tracing::debug!(pid, %error, "cannot watch for the end of a sender's process"),
         }
     }
 
@@ -101,7 +101,7 @@ impl Intake {
 
     /// Ends the ranks of processes that have ended.
     pub(super) fn take_ended(&self, ends: &Ends) {
-        ends.take().into_iter().for_each(|pid| self.has_ended(Speaker::Process(pid)));
+        ends.take().into_iter().for_each(|pid| self.has_ended_behind(Some(pid), Speaker::Process(pid), None));
     }
 
     /// Ends the ranks that only this speaker sent events for.
@@ -159,12 +159,16 @@ mod tests {
         let (ends, account) = (Ends::new().unwrap(), Account::alone());
         let (one, other) = (process(), process());
         let pid = one.id();
-        assert!(!ends.watch(pid, &account) && !ends.watch(pid, &account) && !ends.watch(other.id(), &account));
+        for pid in [pid, pid, other.id()] {
+            ends.watch(pid, &account);
+        }
         assert_eq!((ends.take(), account.holds(Resource::Processes)), (vec![], 2));
         end(one);
         assert_eq!((ends.take(), account.holds(Resource::Processes)), (vec![pid], 1));
         assert!(ends.take().is_empty());
-        assert!(ends.watch(pid, &account), "it has ended already");
+        ends.watch(pid, &account);
+        assert_eq!(ends.take(), vec![pid], "it had ended already");
+        assert!(ends.take().is_empty());
         end(other);
     }
 
@@ -175,7 +179,7 @@ mod tests {
         let processes = [process(), process(), process()];
         let pids = processes.each_ref().map(Child::id);
         for (pid, uid, all) in [(pids[0], 1, 1), (pids[1], 1, 1), (pids[2], 2, 2)] {
-            assert!(!ends.watch(pid, &owner(uid)));
+            ends.watch(pid, &owner(uid));
             assert_eq!(accounts.held(Resource::Processes), all, "half is for others");
         }
         processes.into_iter().for_each(end);

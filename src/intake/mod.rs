@@ -16,6 +16,7 @@ mod log;
 pub mod seqpacket;
 mod speak;
 pub(crate) mod split;
+mod unlinked;
 
 pub use answer::{Answer, Refused};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
@@ -36,6 +37,7 @@ use highwater_core::phases::Ledger;
 use highwater_core::wire::{Annotation, EventType, Kind};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use unlinked::Unlinked;
 
 /// The longest time between two updates of time-dependent state, while events arrive.
 const ADVANCE_NS: i64 = 100 * MILLISECOND_NS;
@@ -59,6 +61,8 @@ pub struct Intake {
     /// Twice the number of changes of the devices; odd during a change.
     devices: AtomicU64,
     peers: Peers<Parked>,
+    /// Events that wait until the kubelet has linked their container.
+    unlinked: Unlinked,
     /// The timeline for rates and deadlines, which continues when a recording has ended.
     live: Arc<dyn Clock>,
     /// When time-dependent state was last updated.
@@ -94,6 +98,7 @@ impl Intake {
             places: Places::new(processes),
             devices: AtomicU64::new(0),
             peers: Peers::default(),
+            unlinked: Unlinked::default(),
             advanced_ns: AtomicI64::new(i64::MIN),
             logged_overdue_ns: AtomicI64::new(i64::MIN),
             itself: OnceLock::new(),
@@ -270,7 +275,12 @@ impl Intake {
             self.advance();
         }
         let (at_ns, unix_shift_ns) = (self.clock.now_ns(), self.clock.unix_shift_ns());
-        Arrival { at_ns, live_ns, unix_shift_ns, sender: *sender, account: self.account_of(sender) }
+        let account = self.account_of(sender);
+        let unlinked = match (&account.owner, sender.pid) {
+            (Owner::User { within: Within::Unknown, .. }, Some(pid)) => self.places.unlinked(pid, live_ns),
+            _ => None,
+        };
+        Arrival { at_ns, live_ns, unix_shift_ns, sender: *sender, account, unlinked }
     }
 
     /// Sets an arrival to now.
@@ -303,6 +313,7 @@ impl Intake {
             );
         }
         overdue.pids.iter().for_each(|pid| self.has_been_read(*pid));
+        self.take_linked(now_ns);
         if overdue.needs_reader
             && let Some(intake) = self.itself.get().and_then(Weak::upgrade)
             && let Err(error) = intake.start_reader()
@@ -347,17 +358,110 @@ impl Intake {
         }
     }
 
+    /// Takes what waited for a process that has been read.
     fn take_parked(&self, peer: &Arc<Peer>, parked: Parked) {
-        let Parked { annotation, arrival, held } = parked;
-        drop(held);
-        match self.check_with(annotation, Some(peer), &arrival) {
-            Ok(accepted) => self.counts.count(accepted.outcome),
-            Err(refusal) => self.refuse(&refusal, &arrival),
+        match parked {
+            Parked::Event { annotation, arrival, held } => {
+                drop(held);
+                self.has_been_taken(self.check_with(annotation, Some(peer), &arrival).map(Some), &arrival);
+            }
+            Parked::End { speaker, .. } => self.has_ended(speaker),
         }
     }
 
-    /// Takes an annotation; `None` if it waits for its sender's process to be read.
+    /// Takes what waited for the kubelet to link its container, if that was done, or took too long.
+    fn take_linked(&self, now_ns: i64) {
+        if self.unlinked.is_empty() {
+            return;
+        }
+        for container in self.unlinked.containers() {
+            if !self.places.is_link_awaited(&container, now_ns) {
+                self.take_unlinked(&container);
+            }
+        }
+    }
+
+    /// Takes what waited for the kubelet to link this container.
+    fn take_unlinked(&self, container: &Arc<str>) {
+        self.unlinked.drain(container, |parked| match parked {
+            Parked::Event { annotation, arrival, held } => {
+                drop(held);
+                // Its owner is known better now.
+                let arrival = Arrival { account: self.account_of(&arrival.sender), ..arrival };
+                self.has_been_taken(self.check_unless_parked(annotation, &arrival), &arrival);
+            }
+            Parked::End { pid, speaker, .. } => self.end_behind_reads(pid, speaker, parked),
+        });
+    }
+
+    /// Counts what became of an event that waited.
+    fn has_been_taken(&self, outcome: Result<Option<Accepted>, Refusal>, arrival: &Arrival) {
+        match outcome {
+            Ok(accepted) => accepted.into_iter().for_each(|accepted| self.counts.count(accepted.outcome)),
+            Err(refusal) => self.refuse(&refusal, arrival),
+        }
+    }
+
+    /// Notes that a speaker has ended, after what it sent before. `pid` is its process, `held` what it held.
+    fn has_ended_behind(&self, pid: Option<u32>, speaker: Speaker, held: Option<Held>) {
+        let Some(pid) = pid else { return self.has_ended(speaker) };
+        let mut end = Parked::End { pid, speaker, _held: held };
+        if !self.unlinked.is_empty()
+            && let Some(container) = self.places.container_id(pid, self.live.now_ns())
+        {
+            match self.unlinked.park(&container, false, end) {
+                None => return,
+                Some(returned) => end = returned,
+            }
+        }
+        self.end_behind_reads(pid, speaker, end);
+    }
+
+    fn end_behind_reads(&self, pid: u32, speaker: Speaker, end: Parked) {
+        if self.peers.park_behind(pid, end).is_some() {
+            self.has_ended(speaker);
+        }
+    }
+
+    /// Takes an annotation; `None` if it waits for its container to be linked, or for its sender's process to be read.
     fn check_and_take(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Accepted>, Refusal> {
+        match self.wait_for_link(raw, arrival) {
+            Some(raw) => self.check_unless_parked(raw, arrival),
+            None => Ok(None),
+        }
+    }
+
+    /// The annotation, unless it waits until it is known which pod its sender is in.
+    fn wait_for_link(&self, raw: Annotation, arrival: &Arrival) -> Option<Annotation> {
+        let awaited = arrival.unlinked.as_ref();
+        if awaited.is_none() && self.unlinked.is_empty() {
+            return Some(raw);
+        }
+        let behind = || self.places.container_id(arrival.sender.pid?, arrival.live_ns);
+        let Some(container) = awaited.cloned().or_else(behind) else { return Some(raw) };
+        if let Some(pid) = arrival.sender.pid {
+            // What its environment says is needed later, and the process may end before the link is there.
+            self.peers.ask(pid, &arrival.account, arrival.live_ns, &mut None);
+        }
+        let (account, bytes) = (&arrival.account, size_of::<Parked>() + raw.weight());
+        let raw = if account.may_hold(Resource::Bytes, bytes).is_ok() {
+            let held = account.hold(Resource::Bytes, bytes);
+            let parked = Parked::Event { annotation: raw, arrival: arrival.clone(), held };
+            match self.unlinked.park(&container, awaited.is_some(), parked) {
+                Some(Parked::Event { annotation, .. }) => annotation,
+                None | Some(Parked::End { .. }) => return None,
+            }
+        } else {
+            raw
+        };
+        // There is no room for more: nothing of the container waits any longer, so that this does not overtake it.
+        self.places.stop_waiting(&container);
+        self.take_unlinked(&container);
+        Some(raw)
+    }
+
+    /// Takes an annotation; `None` if it waits for its sender's process to be read.
+    fn check_unless_parked(&self, raw: Annotation, arrival: &Arrival) -> Result<Option<Accepted>, Refusal> {
         let Some((raw, peer)) = self.peer_of(raw, arrival)? else { return Ok(None) };
         self.check_with(raw, peer.as_ref(), arrival).map(Some)
     }
@@ -418,10 +522,8 @@ impl Intake {
         if let (Some(gpus), Some(listener)) = (gpus, self.on_gpus.get()) {
             listener(&gpus, now_ns);
         }
-        if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get())
-            && ends.watch(pid, account)
-        {
-            self.has_ended(Speaker::Process(pid));
+        if let (Some(Speaker::Process(pid)), Some(ends)) = (taken.watch, self.ends.get()) {
+            ends.watch(pid, account);
         }
         let outcome = match (taken.out_of_order, knows_gpus) {
             (true, _) => Outcome::AcceptedOutOfOrder,
@@ -465,9 +567,9 @@ impl Intake {
         let over = |what, short| Refusal::over_budget(what, short, Resource::Bytes, account);
         account.may_hold(Resource::Bytes, bytes).map_err(|short| over("bytes", short))?;
         let held = account.hold(Resource::Bytes, bytes);
-        let mut parked = Some(Parked { annotation: raw, arrival: arrival.clone(), held });
+        let mut parked = Some(Parked::Event { annotation: raw, arrival: arrival.clone(), held });
         match (self.peers.ask(pid, account, arrival.live_ns, &mut parked), parked) {
-            (Asked::Known(peer), Some(parked)) => Ok(Some((parked.annotation, Some(peer)))),
+            (Asked::Known(peer), Some(Parked::Event { annotation, .. })) => Ok(Some((annotation, Some(peer)))),
             (Asked::Full, _) => Err(over("events that wait for their process to be read", Shortage::Share)),
             (Asked::Later | Asked::Known(_), _) => Ok(None),
         }
@@ -527,17 +629,28 @@ pub(super) struct Arrival {
     pub sender: Sender,
     /// The sender's account.
     pub account: Arc<Account>,
+    /// The sender's container, if the kubelet is still to link it.
+    pub unlinked: Option<Arc<str>>,
 }
 
 /// An annotation with its sender's environment, if that was needed.
 type WithPeer = (Annotation, Option<Arc<Peer>>);
 
-/// An event that waits for its sender's process to be read.
+/// What waits until more is known of its sender's process: its environment, or its pod.
 #[derive(Debug)]
-struct Parked {
-    annotation: Annotation,
-    arrival: Arrival,
-    held: Held,
+#[allow(clippy::large_enum_variant, reason = "nearly all are events, and few wait")]
+enum Parked {
+    Event {
+        annotation: Annotation,
+        arrival: Arrival,
+        held: Held,
+    },
+    /// The end of this process or of a connection of it, which comes after its events.
+    End {
+        pid: u32,
+        speaker: Speaker,
+        _held: Option<Held>,
+    },
 }
 
 /// Exports the counts under the catalogue's names.

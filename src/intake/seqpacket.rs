@@ -58,7 +58,7 @@ struct Connection {
     account: Arc<Account>,
     /// Whether the memory for its replies is bounded.
     is_answered: bool,
-    _held: Held,
+    held: Held,
 }
 
 /// The state of the reader thread.
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
             return tracing::warn!(%error, "cannot wait for a connection; closing it");
         }
         let held = account.hold(Resource::Connections, 1);
-        self.connections.insert(self.next, Connection { socket, sender, account, is_answered: false, _held: held });
+        self.connections.insert(self.next, Connection { socket, sender, account, is_answered: false, held });
         self.next += 1;
     }
 
@@ -199,8 +199,10 @@ impl<'a> Reader<'a> {
                 After::Nothing => return,
                 After::End => {
                     // Closing the socket removes it from epoll.
-                    let ended = self.connections.remove(&number).and_then(|connection| connection.sender.connection);
-                    return ended.into_iter().for_each(|number| self.intake.has_ended(Speaker::Connection(number)));
+                    let Some(Connection { sender, held, .. }) = self.connections.remove(&number) else { return };
+                    let Some(speaker) = sender.connection.map(Speaker::Connection) else { return };
+                    // It counts as a connection until its end has been handled.
+                    return self.intake.has_ended_behind(sender.pid, speaker, Some(held));
                 }
             }
         }

@@ -1,5 +1,6 @@
 use super::answer::MOST_LISTED;
 use super::*;
+use crate::place::home::LINK_WAIT_NS;
 use highwater_core::clock::{Manual, SECOND_NS};
 use highwater_core::jobs::{Job, JobId, Scope};
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -165,17 +166,105 @@ fn gpus_after(intake: &Intake, rank: u32, pid: Option<u32>, attributes: &serde_j
 
 #[test]
 fn an_index_is_the_nodes_outside_of_containers_and_the_containers_within() {
-    let (intake, _clock, _folder) = node();
+    let (intake, clock, _folder) = node();
     let none = json!({});
     assert_eq!(gpus_after(&intake, 1, Some(1), &none), Some(vec![0]), "in no container");
     assert_eq!(gpus_after(&intake, 2, Some(2), &none), Some(vec![1]), "its container's first");
     assert_eq!(gpus_after(&intake, 4, Some(4), &none), Some(vec![2]), "its container's second");
-    assert_eq!(gpus_after(&intake, 5, Some(5), &none), None, "in a container that is not the kubelet's");
     assert_eq!(gpus_after(&intake, 6, Some(6), &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "gone already");
     assert_eq!(gpus_after(&intake, 7, None, &json!({"CUDA_VISIBLE_DEVICES": "0"})), None, "no process");
     assert_eq!(gpus_after(&intake, 8, None, &json!({"CUDA_VISIBLE_DEVICES": "GPU-c"})), Some(vec![2]));
+    assert_eq!(intake.take_json(&begins("j5", &["a"]), &process(5)).accepted, 1);
+    clock.advance_to(LINK_WAIT_NS);
+    assert_eq!(gpus_after(&intake, 5, Some(5), &none), None, "in a container that is not the kubelet's");
     let claimed = json!({"k8s.namespace.name": "elsewhere", "k8s.pod.name": "other"});
     assert_eq!(gpus_after(&intake, 9, Some(4), &claimed), Some(vec![2]), "the kernel takes precedence over its claim");
+}
+
+/// Adds a process of the node whose container's id has these digits, and returns a function that links the container.
+fn in_new_container(folder: &tempfile::TempDir, pid: u32, digits: &str, environ: &str) -> impl Fn() {
+    let (process, id) = (folder.path().join(pid.to_string()), digits.repeat(32));
+    std::fs::create_dir_all(&process).expect("a folder");
+    std::fs::write(process.join("cgroup"), format!("0::/kubepods/{id}\n")).expect("written");
+    std::fs::write(process.join("environ"), environ).expect("written");
+    let logs = folder.path().join("logs");
+    move || std::fs::write(logs.join(format!("llama-1_research_trainer-{id}.log")), "").expect("linked")
+}
+
+#[test]
+fn marks_before_the_kubelets_link_wait_for_it_and_are_the_pods() {
+    let (intake, clock, folder) = node();
+    let link = in_new_container(&folder, 20, "0c", "A=B");
+    let _ = in_new_container(&folder, 21, "0c", "A=B");
+    let say = |pid: u32, event: &str| {
+        let json = json!({"event": event, "kind": "step", "step": 1});
+        intake.take_json(json.to_string().as_bytes(), &process(pid)).accepted
+    };
+    clock.advance_to(SECOND_NS);
+    // A shell script starts a program for each mark.
+    assert_eq!([say(20, "begin"), say(21, "end")], [1, 1]);
+    intake.advance();
+    assert_eq!((intake.jobs().by_id().len(), intake.counts.get(Outcome::Malformed)), (0, 0), "they wait");
+    assert!(intake.accounts.held(Resource::Bytes) > 0, "on their owner's account");
+    // The first of them is gone before the link comes.
+    std::fs::remove_dir_all(folder.path().join("20")).expect("gone");
+    clock.advance_to(3 * SECOND_NS);
+    link();
+    intake.advance();
+    let mut jobs = intake.jobs();
+    let (id, _) = jobs.by_id().first_key_value().expect("a job");
+    assert_eq!((&**id.name(), id.scope()), ("research/llama-1", &Scope::Namespace("research".into())));
+    let ended = jobs.take_ended(i64::MAX, usize::MAX);
+    assert_eq!((ended.len(), ended[0].end_ns), (1, SECOND_NS), "in order, at the times at which they came");
+    assert_eq!(intake.counts.get(Outcome::AcceptedWithoutGpu) + intake.counts.get(Outcome::Accepted), 2);
+}
+
+#[test]
+fn a_container_that_is_never_linked_is_waited_for_once() {
+    let (intake, clock, folder) = node();
+    let _ = in_new_container(&folder, 20, "0c", "A=B");
+    let _ = in_new_container(&folder, 21, "0c", "A=B");
+    let begin = |pid: u32, job: &str| assert_eq!(intake.take_json(&begins(job, &["a"]), &process(pid)).accepted, 1);
+    let known = || intake.jobs().by_id().len();
+    begin(20, "one");
+    clock.advance_to(LINK_WAIT_NS - 1);
+    intake.advance();
+    assert_eq!(known(), 0);
+    clock.advance_to(LINK_WAIT_NS);
+    intake.advance();
+    assert_eq!(known(), 1, "it is taken as its user's");
+    begin(21, "two");
+    assert_eq!(known(), 2, "another process of the container waits no more");
+}
+
+#[test]
+fn the_end_of_a_connection_waits_behind_what_it_sent() {
+    let (intake, clock, folder) = node();
+    let link = in_new_container(&folder, 20, "0c", "A=B");
+    let sender = Sender { connection: Some(7), ..process(20) };
+    for name in ["a", "b"] {
+        assert_eq!(intake.take_json(&begins("j", &[name]), &sender).accepted, 1);
+    }
+    intake.has_ended_behind(Some(20), Speaker::Connection(7), None);
+    link();
+    clock.advance_to(SECOND_NS);
+    intake.advance();
+    assert!(named(&intake.jobs(), "j").ranks[&0].exited_ns.is_some(), "it began, and has ended");
+}
+
+#[test]
+fn a_container_that_sends_too_much_to_wait_is_taken_in_order() {
+    let (intake, _clock, folder) = node();
+    let _ = in_new_container(&folder, 20, "0c", "A=B");
+    let most = u64::try_from(unlinked::MOST_PARKED).expect("some");
+    for step in 0..=most {
+        let [begin, end] =
+            ["begin", "end"].map(|event| json!({"event": event, "kind": "step", "step": step, "job": "j"}));
+        assert_eq!(intake.take_json(json!([begin, end]).to_string().as_bytes(), &process(20)).accepted, 2);
+        intake.jobs().take_ended(i64::MAX, usize::MAX);
+    }
+    assert_eq!(named(&intake.jobs(), "j").ranks[&0].step, Some(most));
+    assert_eq!(intake.counts.get(Outcome::AcceptedOutOfOrder), 0);
 }
 
 #[test]
@@ -421,8 +510,11 @@ fn a_process_that_cannot_be_read_has_its_events_refused_after_the_deadline_and_n
 /// On a node whose pods are kept apart: 1 is on the node itself, 2 and 3 are in a pod, 5 in a container of no pod.
 #[test]
 fn a_pod_cannot_take_over_the_job_of_another_place() {
-    let (intake, _clock, _folder) = node();
+    let (intake, clock, _folder) = node();
     let root = |pid: u32| Sender::process(Some(pid), 0);
+    assert_eq!(intake.take_json(&begins("waits", &["a"]), &root(5)).accepted, 1);
+    clock.advance_to(LINK_WAIT_NS);
+    intake.advance();
     let refused =
         |job: &str, pid: u32| intake.take_json(&begins(job, &["a"]), &root(pid)).refusals.first().map(|r| r.reason);
     assert_eq!((refused("of both", 1), refused("of both", 2)), (None, None));
@@ -430,7 +522,7 @@ fn a_pod_cannot_take_over_the_job_of_another_place() {
     assert_eq!((refused("of both", 5), refused("unknown", 5)), (Some("not_owner"), None));
     assert_eq!((refused("unknown", 2), refused("unknown", 5)), (None, None));
     let jobs: Vec<String> = intake.jobs().by_id().keys().map(JobId::text).collect();
-    assert_eq!(jobs, ["0/of both", "0/unknown", "research/of both", "research/unknown"]);
+    assert_eq!(jobs, ["0/of both", "0/unknown", "0/waits", "research/of both", "research/unknown"]);
     // Over TCP the pod is unknown.
     let over_tcp = Sender { uid: Some(0), ..Sender::default() };
     assert_eq!(intake.take_json(&begins("of both", &["a"]), &over_tcp).refused, 1);

@@ -3,9 +3,10 @@
 //! Unlike reading the environment ([`peer`](super::peer)), reading control groups takes no lock that the process could
 //! hold. It is therefore done at once, before a sender's first event is taken: an owner is a user in a pod. Invariant:
 //! what is known of a process is kept for a minute after it has ended; a process with the same id that started at
-//! another time does not inherit it.
+//! another time does not inherit it; a new container's link is awaited for a bounded time, counted from the container's
+//! first process that sent.
 
-use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, remember, started};
 use crate::files::read_at_most;
 use crate::place::kubelet::{Home, Kubelet};
 use highwater_core::clock::SECOND_NS;
@@ -18,6 +19,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MOST_FILE_BYTES: u64 = 64 << 10;
 /// How long the last result is used for a process that can no longer be read.
 const REMEMBER_NS: i64 = 60 * SECOND_NS;
+/// How long the kubelet may take to link a container whose processes send already. It makes the link right after the
+/// start, so this allows for a busy node. A container that is not the kubelet's has no link ever.
+pub(crate) const LINK_WAIT_NS: i64 = 5 * SECOND_NS;
+/// Containers without a link that are remembered; of more, those seen first are forgotten, and awaited again.
+pub(crate) const MOST_UNLINKED: usize = 64;
 
 /// Where a process runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,6 +39,8 @@ pub(super) struct Homes {
     /// Identifies the containers; `None` if no kubelet is configured.
     kubelet: Option<Arc<Kubelet>>,
     known: Mutex<HashMap<u32, Known>>,
+    /// Containers without a link, each with the time until which its link is awaited, nanoseconds of the timeline.
+    unlinked: Mutex<HashMap<Arc<str>, i64>>,
 }
 
 struct Known {
@@ -44,21 +52,51 @@ struct Known {
 impl Homes {
     /// Homes of a node with this kubelet, read from files below `proc`.
     pub fn new(kubelet: Option<Arc<Kubelet>>, proc: PathBuf) -> Self {
-        Self { proc, kubelet, known: Mutex::default() }
+        Self { proc, kubelet, known: Mutex::default(), unlinked: Mutex::default() }
     }
 
     /// Where this process runs; unknown if no kubelet is configured.
     pub fn of(&self, pid: u32, now_ns: i64) -> At {
         let Some(kubelet) = &self.kubelet else { return At { home: Home::Unknown, since_ns: now_ns } };
-        if let Some(known) = self.known().get(&pid)
-            && now_ns.saturating_sub(known.read_ns) <= known.keep_ns()
-        {
-            return known.at.clone();
+        let known = self.known().get(&pid).map(|known| (known.read_ns, known.at.clone()));
+        if let Some((read_ns, at)) = known {
+            // A link can appear at any time, also when the process has ended.
+            if let Home::Unlinked(id) = &at.home
+                && let Some(container) = kubelet.container(id, now_ns)
+            {
+                return self.learn(pid, started(&self.process(pid)), Home::Container(container), now_ns);
+            }
+            if now_ns.saturating_sub(read_ns) <= at.home.keep_ns() {
+                return at;
+            }
         }
-        let process = self.proc.join(pid.to_string());
-        let cgroups = read_at_most(&process.join("cgroup"), MOST_FILE_BYTES);
-        let home = cgroups.ok().map(|cgroups| kubelet.home_of(&String::from_utf8_lossy(&cgroups))).unwrap_or_default();
-        self.learn(pid, started(&process), home, now_ns)
+        let cgroups = read_at_most(&self.process(pid).join("cgroup"), MOST_FILE_BYTES).ok();
+        let home = cgroups.map(|cgroups| kubelet.home_of(&String::from_utf8_lossy(&cgroups), now_ns));
+        self.learn(pid, started(&self.process(pid)), home.unwrap_or_default(), now_ns)
+    }
+
+    /// The container of this process, if the kubelet is still to link it.
+    pub fn unlinked(&self, pid: u32, now_ns: i64) -> Option<Arc<str>> {
+        let Home::Unlinked(id) = self.of(pid, now_ns).home else { return None };
+        self.is_link_awaited(&id, now_ns).then_some(id)
+    }
+
+    /// Whether the kubelet is still to link this container.
+    pub fn is_link_awaited(&self, id: &str, now_ns: i64) -> bool {
+        let is_early = self
+            .unlinked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .is_some_and(|until_ns| now_ns < *until_ns);
+        is_early && self.kubelet.as_ref().is_some_and(|kubelet| kubelet.container(id, now_ns).is_none())
+    }
+
+    /// Awaits the link of this container no longer.
+    pub fn stop_waiting(&self, id: &str) {
+        if let Some(until_ns) = self.unlinked.lock().unwrap_or_else(PoisonError::into_inner).get_mut(id) {
+            *until_ns = i64::MIN;
+        }
     }
 
     /// The place that belongs to the owner's account.
@@ -68,7 +106,7 @@ impl Homes {
             (Some(_), None) => Within::Unknown,
             (Some(_), Some(pid)) => match self.of(pid, now_ns).home {
                 Home::Host => Within::Node,
-                Home::Unknown => Within::Unknown,
+                Home::Unlinked(_) | Home::Unknown => Within::Unknown,
                 Home::Container(container) => Within::Pod(Pod { namespace: container.namespace, name: container.pod }),
             },
         }
@@ -83,10 +121,28 @@ impl Homes {
                 return before.at.clone();
             }
         }
+        if let Home::Unlinked(id) = &home {
+            let mut unlinked = self.unlinked.lock().unwrap_or_else(PoisonError::into_inner);
+            if !unlinked.contains_key(id) {
+                remember(
+                    &mut unlinked,
+                    Arc::clone(id),
+                    now_ns.saturating_add(LINK_WAIT_NS),
+                    MOST_UNLINKED,
+                    |until_ns| *until_ns,
+                );
+            }
+        }
         let since_ns = before.filter(|before| before.at.home == home).map_or(now_ns, |before| before.at.since_ns);
         let at = At { home, since_ns };
-        remember(&mut all, pid, Known { read_ns: now_ns, started, at: at.clone() }, |known| known.read_ns);
+        remember(&mut all, pid, Known { read_ns: now_ns, started, at: at.clone() }, MOST_PROCESSES, |known| {
+            known.read_ns
+        });
         at
+    }
+
+    fn process(&self, pid: u32) -> PathBuf {
+        self.proc.join(pid.to_string())
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<u32, Known>> {
@@ -94,10 +150,13 @@ impl Homes {
     }
 }
 
-impl Known {
+impl Home {
+    /// How long it is used before it is read again.
     fn keep_ns(&self) -> i64 {
-        // The link of a new container appears slightly later.
-        if self.at.home == Home::Unknown { LOOK_AGAIN_NS } else { KEEP_NS }
+        match self {
+            Home::Host | Home::Container(_) => KEEP_NS,
+            Home::Unlinked(_) | Home::Unknown => LOOK_AGAIN_NS,
+        }
     }
 }
 
@@ -164,7 +223,7 @@ mod tests {
         std::fs::create_dir_all(&logs).expect("a folder");
         let settings = Settings { socket: Some("/nowhere".into()), container_logs: logs.clone() };
         let homes = Homes::new(Kubelet::new(&settings).map(Arc::new), folder.path().to_owned());
-        assert_eq!(homes.of(77, 0).home, Home::Unknown, "its link is not there yet");
+        assert_eq!(homes.of(77, 0).home, Home::Unlinked(id.as_str().into()), "its link is not there yet");
         std::fs::write(logs.join(format!("llama-0_research_trainer-{id}.log")), "").expect("written");
         let (namespace, pod) = ("research".to_owned(), "llama-0".to_owned());
         let container = Home::Container(Container { namespace, pod, name: Some("trainer".into()), id: Some(id) });

@@ -5,7 +5,7 @@
 //! one of a container's GPUs is unknown, none is guessed; no lock is held while another process is read. Absent on
 //! purpose: the use of the results.
 
-mod home;
+pub(crate) mod home;
 pub mod kubelet;
 pub(crate) mod peer;
 pub(crate) mod process;
@@ -75,6 +75,30 @@ impl Places {
         self.homes.within(pid, now_ns)
     }
 
+    /// The container of this process, if the kubelet is still to link it, so that its pod is not known yet.
+    pub fn unlinked(&self, pid: u32, now_ns: i64) -> Option<Arc<str>> {
+        self.homes.unlinked(pid, now_ns)
+    }
+
+    /// The id of this process's container, linked or not; `None` if it is in none, or unknown.
+    pub fn container_id(&self, pid: u32, now_ns: i64) -> Option<Arc<str>> {
+        match self.homes.of(pid, now_ns).home {
+            Home::Unlinked(id) => Some(id),
+            Home::Container(container) => container.id.map(Arc::from),
+            Home::Host | Home::Unknown => None,
+        }
+    }
+
+    /// Whether the kubelet is still to link this container.
+    pub fn is_link_awaited(&self, container: &str, now_ns: i64) -> bool {
+        self.homes.is_link_awaited(container, now_ns)
+    }
+
+    /// Awaits the link of this container no longer.
+    pub fn stop_waiting(&self, container: &str) {
+        self.homes.stop_waiting(container);
+    }
+
     /// The GPUs on which the driver lists a process. An unknown process does not cause another listing.
     pub fn listed_on(&self, pid: u32) -> Option<OnGpus> {
         self.processes.listed_on(pid)
@@ -103,7 +127,7 @@ impl Places {
             (Some(kubelet), Home::Container(container), _) => Some(asked(kubelet, container, home_since_ns)),
             (Some(kubelet), _, Some(container)) => Some(asked(kubelet, &container, since_ns)),
             // The container is unknown, so an index identifies nothing.
-            (Some(_), Home::Unknown, None) => Some(Vec::new()),
+            (Some(_), Home::Unlinked(_) | Home::Unknown, None) => Some(Vec::new()),
         };
         let found = gpus.visible(place.visible_devices.as_deref(), place.local_rank, given.as_deref())?;
         Some(vec![found])

@@ -7,7 +7,7 @@
 //! [`MOST_STUCK`] reads of one owner hang, no more of its processes are read; the next process read belongs to the
 //! owner with the fewest reads in progress.
 
-use super::process::{KEEP_NS, LOOK_AGAIN_NS, remember, started};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, remember, started};
 use crate::files::read_at_most;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::{Account, Place};
@@ -177,6 +177,17 @@ impl<Event> Peers<Event> {
         Answer::Later
     }
 
+    /// Parks an event behind those that wait for this process; returns it if none does.
+    pub fn park_behind(&self, pid: u32, event: Event) -> Option<Event> {
+        match self.state().lookups.get_mut(&pid) {
+            Some(lookup) => {
+                lookup.parked.push(event);
+                None
+            }
+            None => Some(event),
+        }
+    }
+
     /// The known result for a process that is not being read, if it is still valid.
     fn believed(&self, pid: u32, now_ns: i64, start: impl FnOnce() -> Option<u64>) -> Option<Arc<Peer>> {
         let (known_start, peer) = {
@@ -340,7 +351,7 @@ impl<Event> State<Event> {
     fn learn(&mut self, pid: u32, peer: Peer, started: Option<u64>, keep_ns: i64, now_ns: i64) -> Arc<Peer> {
         let peer = Arc::new(peer);
         let known = Known { read_ns: now_ns, started, keep_ns, peer: Arc::clone(&peer) };
-        remember(&mut self.known, pid, known, |known| known.read_ns);
+        remember(&mut self.known, pid, known, MOST_PROCESSES, |known| known.read_ns);
         peer
     }
 }

@@ -2,6 +2,7 @@
 
 use highwater_core::clock::SECOND_NS;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::path::Path;
 
 /// Processes remembered at a time, per kind of file.
@@ -24,13 +25,19 @@ pub(super) fn started(process: &Path) -> Option<u64> {
     fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
-/// Remembers a process, replacing the oldest one at the limit.
-pub(super) fn remember<T>(known: &mut HashMap<u32, T>, pid: u32, one: T, read_ns: impl Fn(&T) -> i64) {
-    if known.len() >= MOST_PROCESSES && !known.contains_key(&pid) {
-        let oldest = known.iter().min_by_key(|(_, one)| read_ns(one)).map(|(pid, _)| *pid);
+/// Remembers a process or container, replacing the oldest one at the limit.
+pub(super) fn remember<K: Eq + Hash + Clone, T>(
+    known: &mut HashMap<K, T>,
+    key: K,
+    one: T,
+    most: usize,
+    at_ns: impl Fn(&T) -> i64,
+) {
+    if known.len() >= most && !known.contains_key(&key) {
+        let oldest = known.iter().min_by_key(|(_, one)| at_ns(one)).map(|(key, _)| key.clone());
         oldest.and_then(|oldest| known.remove(&oldest));
     }
-    known.insert(pid, one);
+    known.insert(key, one);
 }
 
 #[cfg(test)]
@@ -41,10 +48,10 @@ mod tests {
     fn the_oldest_gives_way_and_one_that_is_known_does_not() {
         let mut known = HashMap::new();
         let most = u32::try_from(MOST_PROCESSES).expect("some");
-        (0..most).for_each(|pid| remember(&mut known, pid, i64::from(pid) + 10, |ns| *ns));
-        remember(&mut known, 5, 1, |ns| *ns);
+        (0..most).for_each(|pid| remember(&mut known, pid, i64::from(pid) + 10, MOST_PROCESSES, |ns| *ns));
+        remember(&mut known, 5, 1, MOST_PROCESSES, |ns| *ns);
         assert_eq!((known.len(), known[&5]), (MOST_PROCESSES, 1), "known already");
-        remember(&mut known, most, 2, |ns| *ns);
+        remember(&mut known, most, 2, MOST_PROCESSES, |ns| *ns);
         assert!(!known.contains_key(&5) && known.contains_key(&most) && known.len() == MOST_PROCESSES);
     }
 }

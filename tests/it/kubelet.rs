@@ -5,8 +5,9 @@ use crate::daemon::Daemon;
 use crate::process::Process;
 use crate::tools;
 use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -212,4 +213,96 @@ fn an_index_of_a_sender_whose_container_is_not_known_shows_nothing() {
     // The sender names its pod later, and gets its GPU.
     post(&daemon, &begin("far", 0, "research", "one", &json!({})));
     assert_eq!(found(&daemon, "far", 0), json!([gpus[2]]));
+}
+
+/// A control group named like a container's, which is removed when this is dropped.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// `None`, which is reported, where no control group may be made: that takes root.
+    fn new(id: &str) -> Option<Self> {
+        let roots = ["", "cpu", "pids"].map(|hierarchy| Path::new("/sys/fs/cgroup").join(hierarchy));
+        let made = |root: &PathBuf| {
+            let group = root.join(format!("cri-containerd-{id}.scope"));
+            (root.join("cgroup.procs").is_file() && std::fs::create_dir(&group).is_ok()).then_some(group)
+        };
+        let found = roots.iter().find_map(made).map(Self);
+        if found.is_none() {
+            tools::missing("no control group can be made, which takes root");
+        }
+        found
+    }
+
+    /// A command that runs this program in the group.
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"echo $$ >"$0" && exec "$@""#]).arg(self.0.join("cgroup.procs"));
+        command.arg(program).args(arguments);
+        command
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Sends two steps at once when it starts, without a name for its job, as a pod's first program does; goes on to send
+/// one when it reads a line, and ends with its input.
+const EARLY: &str = r#"
+import json, socket, sys
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+sender.connect(sys.argv[1])
+def step(number):
+    for event in ("begin", "end"):
+        sender.send(json.dumps({"event": event, "kind": "step", "step": number, "gpu": 0}).encode())
+step(0)
+step(1)
+print("sent", flush=True)
+for number, line in enumerate(sys.stdin, 2):
+    step(number)
+"#;
+
+/// The kubelet links a container's log when the container runs already. No kubelet is asked, but the daemon is told of
+/// one: only then senders are in pods.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn a_pod_that_marks_before_its_link_is_there_loses_no_mark_and_ends_with_its_process() {
+    let id = format!("{:064x}", std::process::id());
+    let Some(group) = ControlGroup::new(&id) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = [
+        format!("kubelet.socket={}", folder.path().join("none.sock").display()),
+        format!("kubelet.container_logs={}", folder.path().display()),
+    ];
+    let scenario = folder.path().join("one.toml");
+    std::fs::write(&scenario, "[[gpus]]\n").expect("written");
+    let source = format!("sim:{}", scenario.display());
+    let daemon = Daemon::start(&["serve", "--source", &source, "--set", &settings[0], "--set", &settings[1]]).ready();
+    let mut command = group.command("python3", &["-c", EARLY, &daemon.socket().display().to_string()]);
+    let mut job = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python3");
+    let mut says = BufReader::new(job.stdout.take().expect("piped"));
+    says.read_line(&mut String::new()).expect("it has sent");
+    let steps = || {
+        let metrics = daemon.metrics();
+        let of_pod = "highwater_job_steps_total{training_job=\"research/llama-0\"";
+        let line = metrics.lines().find(|line| line.starts_with(of_pod) && line.contains("namespace=\"research\""));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    assert_eq!(steps(), None, "it is not known whose they are");
+    std::fs::write(folder.path().join(format!("llama-0_research_trainer-{id}.log")), "").expect("linked");
+    wait_until(&daemon, || steps() == Some(2.0));
+    let mut input = job.stdin.take().expect("piped");
+    writeln!(input, "one more").expect("it reads");
+    wait_until(&daemon, || steps() == Some(3.0));
+    drop(input);
+    assert!(job.wait().expect("it ends").success());
+    wait_until(&daemon, || {
+        let job = json_of(&daemon, "/api/v1/jobs/research%2Fllama-0");
+        job["ranks"][0]["exited_unix_nano"].is_i64()
+    });
+    let metrics = daemon.metrics();
+    let refused = |reason: &str| metrics.contains(&format!("highwater_annotations_total{{outcome=\"{reason}\"}} 0"));
+    assert!(["malformed", "not_owner"].into_iter().all(refused), "{metrics}");
 }

@@ -2,6 +2,7 @@
 
 use highwater_core::jobs::Container;
 use std::io;
+use std::sync::Arc;
 
 /// Hexadecimal digits of a container's id.
 const ID_DIGITS: usize = 64;
@@ -18,6 +19,8 @@ pub enum Home {
     Host,
     /// In this container.
     Container(Container),
+    /// In a container that no link names, or not yet: the kubelet makes the link when it has started the container.
+    Unlinked(Arc<str>),
     /// Possibly in a container, but in an unknown one.
     #[default]
     Unknown,
@@ -30,17 +33,17 @@ impl Home {
     ///
     /// # Errors
     /// The links cannot be read.
-    pub fn of_process(cgroups: &str, links: impl FnOnce() -> io::Result<Vec<String>>) -> io::Result<Self> {
+    pub fn of_process(cgroups: &str, links: impl FnOnce() -> io::Result<Arc<[String]>>) -> io::Result<Self> {
         let ids: Vec<&str> = container_ids(cgroups).collect();
-        if ids.is_empty() {
+        let Some(outermost) = ids.first() else {
             // A process that is ending appears in the root of every hierarchy, wherever it was.
             let is_somewhere = cgroups.lines().any(|line| !line.ends_with(":/"));
             return Ok(if is_somewhere { Home::Host } else { Home::Unknown });
-        }
+        };
         let links = links()?;
         // The outermost first: a container inside a pod's container is not managed by the kubelet.
-        let found = ids.iter().find_map(|id| links.iter().find_map(|link| parse(link, id)));
-        Ok(found.map_or(Home::Unknown, Home::Container))
+        let found = ids.iter().find_map(|id| linked(&links, id));
+        Ok(found.map_or_else(|| Home::Unlinked((*outermost).into()), Home::Container))
     }
 }
 
@@ -50,6 +53,11 @@ fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
     cgroups
         .split(|character: char| !character.is_ascii_hexdigit())
         .filter(|run| run.len() == ID_DIGITS && !run.bytes().any(|byte| byte.is_ascii_uppercase()))
+}
+
+/// The container with this id, if one of these links names it.
+pub(super) fn linked(links: &[String], id: &str) -> Option<Container> {
+    links.iter().find_map(|link| parse(link, id))
 }
 
 /// The container of this link, if its id is `id`. Neither namespaces nor pods may have an underscore.
@@ -75,7 +83,7 @@ mod tests {
     fn home(cgroups: &str) -> Home {
         let links =
             [format!("llama-0_research_trainer-{ID}.log"), format!("dns_kube-system_dns-{OTHER}.log"), "x".into()];
-        Home::of_process(cgroups, || Ok(links.into())).expect("the links are there")
+        Home::of_process(cgroups, || Ok(links.to_vec().into())).expect("the links are there")
     }
 
     #[test]
@@ -103,7 +111,8 @@ mod tests {
             let refused = || Err(io::Error::other("they are not asked for"));
             assert!(Home::of_process(cgroups, refused).is_ok(), "{cgroups}");
         }
-        assert_eq!(home(&format!("0::/docker/{}\n", "ab".repeat(32))), Home::Unknown);
+        let docker = "ab".repeat(32);
+        assert_eq!(home(&format!("0::/docker/{docker}\n")), Home::Unlinked(docker.as_str().into()));
         assert!(Home::of_process(&format!("0::/{ID}\n"), || Err(io::Error::other("refused"))).is_err());
     }
 

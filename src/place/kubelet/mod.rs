@@ -17,7 +17,8 @@ use crate::dial::{Connector, Unix};
 use crate::grpc::{Call, describe};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
-use highwater_core::clock::{Clock, SECOND_NS, park_for};
+use container::linked;
+use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS, park_for};
 use highwater_core::jobs::Container;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -25,7 +26,7 @@ use prost::Message as _;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest time from one list to the next for a container that no list contains.
 const LONGEST_PATIENCE_NS: i64 = 60 * SECOND_NS;
+/// How long the names of the links are used.
+const LINKS_KEEP_NS: i64 = 100 * MILLISECOND_NS;
 /// The largest answer that is read, bytes. It is the limit of the kubelet's own clients.
 const MOST_RESPONSE_BYTES: usize = 16 << 20;
 
@@ -61,6 +64,8 @@ pub struct Kubelet {
     listed: ArcSwapOption<Listed>,
     /// The list must be of this time or later, nanoseconds of the timeline.
     wanted_ns: AtomicI64,
+    /// The names in that folder, and when they were read, nanoseconds of the timeline.
+    links: Mutex<Option<(i64, Arc<[String]>)>>,
     /// Whether the log already says that the folder cannot be read.
     warned_logs: AtomicBool,
     /// The thread that makes lists, once it runs.
@@ -117,6 +122,7 @@ impl Kubelet {
             container_logs: settings.container_logs.clone(),
             listed: ArcSwapOption::empty(),
             wanted_ns: AtomicI64::new(i64::MIN),
+            links: Mutex::default(),
             warned_logs: AtomicBool::new(false),
             thread: OnceLock::new(),
         })
@@ -124,18 +130,33 @@ impl Kubelet {
 
     /// Where a process with these control groups runs.
     #[must_use]
-    pub fn home_of(&self, cgroups: &str) -> Home {
-        let links = || {
-            let entries = std::fs::read_dir(&self.container_logs)?.flatten();
-            Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()).collect())
-        };
-        Home::of_process(cgroups, links).unwrap_or_else(|error| {
+    pub fn home_of(&self, cgroups: &str, now_ns: i64) -> Home {
+        Home::of_process(cgroups, || self.links(now_ns)).unwrap_or_else(|error| {
             if !self.warned_logs.swap(true, Ordering::Relaxed) {
                 let folder = self.container_logs.display();
                 tracing::warn!(%folder, %error, "cannot list container logs to find pods (kubelet.container_logs)");
             }
             Home::Unknown
         })
+    }
+
+    /// The container with this id, if it is linked by now.
+    #[must_use]
+    pub fn container(&self, id: &str, now_ns: i64) -> Option<Container> {
+        linked(&self.links(now_ns).ok()?, id)
+    }
+
+    /// The names in the folder of links. Read at most ten times a second, however many processes are looked up.
+    fn links(&self, now_ns: i64) -> std::io::Result<Arc<[String]>> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, links)) = links.as_ref().filter(|(read_ns, _)| now_ns.saturating_sub(*read_ns) < LINKS_KEEP_NS)
+        {
+            return Ok(Arc::clone(links));
+        }
+        let entries = std::fs::read_dir(&self.container_logs)?.flatten();
+        let read: Arc<[String]> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        *links = Some((now_ns, Arc::clone(&read)));
+        Ok(read)
     }
 
     /// UUIDs of the GPUs and MIG instances that this container has at `since_ns` or later, each once. If the container
