@@ -17,7 +17,7 @@ OTHERS = {
 }
 
 
-def listed(name, label, series, of, description, *, many=True, sort=1):
+def listed(name, label, series, of, description, *, many=True, sort=1, everything=".+"):
     """A variable with the values of a label."""
     definition = f"label_values({series}, {of})"
     variable = {
@@ -27,10 +27,23 @@ def listed(name, label, series, of, description, *, many=True, sort=1):
     }
     if many:
         # "All" is a regular expression, so that thousands of values do not make a query too long.
-        variable |= {"allValue": ".+", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+        variable |= {"allValue": everything, "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
     else:
         variable["current"] = {}
     return variable
+
+
+# The jobs of the owners that `owners` selects.
+OWNED = 'highwater_job_info{namespace=~"$namespace",user=~"$user"}'
+
+
+def owners():
+    """The variables that select whose the jobs are. A job of a user has no namespace, and the other way round."""
+    return [
+        listed("namespace", "Namespace", "highwater_job_info", "namespace", "Namespaces of the jobs' pods, where they are known.",
+               everything=".*"),
+        listed("user", "User", "highwater_job_info", "user", "Users whose jobs are in no known namespace.", everything=".*"),
+    ]
 
 
 def window(series):

@@ -1,7 +1,7 @@
 """Compare runs: several jobs side by side, such as one for each algorithm, batch size or version."""
 
 from generator import queries
-from generator.board import Board, listed, window
+from generator.board import OWNED, Board, listed, owners, window
 from generator.panels import BLUE, FULL, NONE_WANTED, ORANGE, GREEN, bars, column, lines, matrix, plot, query, rows, table
 from generator.queries import JOB, PHASES, RECENT, STEP, WHOLE, count, mean, peak, phase_peak, seconds, usable
 
@@ -31,7 +31,8 @@ def _everywhere(expr):
 def dashboard():
     board = Board("compare-runs", "Runs side by side, one job each: an algorithm, a batch size or a version against another. Runs that "
                   "ended stay as long as the time range contains them. Two runs with the same name are one job here.", [
-                      listed("job", "Jobs", "highwater_job_info", "training_job",
+                      *owners(),
+                      listed("job", "Jobs", OWNED, "training_job",
                              "The jobs to compare, by their names in annotations, the label training_job."),
                       window("highwater_gpu_memory_used_max_bytes"),
                   ], ["gpu", "training"])

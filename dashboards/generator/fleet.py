@@ -154,20 +154,22 @@ def _nodes():
 
 def _jobs():
     info = f"highwater_job_info{{{NODE}}}"
-    ranks = "count by (training_job) (count by (training_job, rank) (%s))"
+    ranks = "count by (namespace, user, training_job) (count by (namespace, user, training_job, rank) (%s))"
     seen = f"last_over_time({info}[$__range])"
     queries_ = [
         rows(ranks % seen),
         rows(ranks % info),
-        rows("count by (training_job) (count by (training_job, instance) (%s))" % seen),
-        rows(queries.mean(queries.STEP, NODE, ["training_job"])),
-        rows(f"max by (training_job) (highwater_job_compute_lag_ratio{{{NODE}}})"),
-        rows(f"max by (training_job) (highwater_job_data_stall_ratio{{{NODE}}})"),
-        rows(f"count by (training_job) (highwater_finding_active{{{NODE},training_job!=\"\"}} == 1) "
-             f"or 0 * count by (training_job) ({info})"),
+        rows("count by (namespace, user, training_job) (count by (namespace, user, training_job, instance) (%s))" % seen),
+        rows(queries.mean(queries.STEP, NODE, ["namespace", "user", "training_job"])),
+        rows(f"max by (namespace, user, training_job) (highwater_job_compute_lag_ratio{{{NODE}}})"),
+        rows(f"max by (namespace, user, training_job) (highwater_job_data_stall_ratio{{{NODE}}})"),
+        rows(f"count by (namespace, user, training_job) (highwater_finding_active{{{NODE},training_job!=\"\"}} == 1) "
+             f"or 0 * count by (namespace, user, training_job) ({info})"),
     ]
     columns = [
         column("Job", source="training_job", link=TO_JOB, filtered=True),
+        column("Namespace", source="namespace", missing="", filtered=True),
+        column("User", source="user", missing="", filtered=True, width=80),
         column("Ranks now", source="B", missing="gone", cell="text", steps=[(1, BLUE)], width=90),
         column("Nodes", source="C", width=60),
         column("Step time", source="D", unit="s", decimals=3),

@@ -1,8 +1,8 @@
 """Layers and allocations: which layers take a job's memory, and what its allocator makes of it."""
 
-from generator.board import Board, listed
+from generator.board import OWNED, Board, listed, owners
 from generator.panels import BLUE, GREEN, NONE_WANTED, ORANGE, bars, column, heat, lines, query, rows, table, tile
-from generator.queries import RANK, in_order
+from generator.queries import JOB, RANK, in_order
 
 INFO = f"highwater_job_info{{{RANK}}}"
 PROFILED = f"highwater_job_profile_step{{{RANK}}}"
@@ -12,9 +12,10 @@ def dashboard():
     board = Board("layers", "One job: the layers that take its memory, from the last profiled step of each rank, and its "
                   "allocator: what it holds, what is in tensors, what is outside of it, and how often it had to try again. A job "
                   "without layer profiles has only the latter. Grey means unknown.", [
-                      listed("job", "Job", "highwater_job_info", "training_job",
+                      *owners(),
+                      listed("job", "Job", OWNED, "training_job",
                              "The job's name in its annotations, the label training_job.", many=False),
-                      listed("rank", "Rank", 'highwater_job_info{training_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
+                      listed("rank", "Rank", f"highwater_job_info{{{JOB}}}", "rank", "Ranks of the job.", sort=3),
                   ], ["gpu", "training"])
     board.row("The last profiled step")
     board.tiles(*_tiles())

@@ -12,8 +12,9 @@ a whole interval, which has many such windows, so time panels take the maximum o
 
 NODE = 'instance=~"$instance"'
 GPU = 'instance=~"$instance",gpu=~"$gpu"'
-JOB = 'training_job=~"$job"'
-RANK = 'training_job=~"$job",rank=~"$rank"'
+# A name may be that of several owners: of namespaces or else of users.
+JOB = 'namespace=~"$namespace",user=~"$user",training_job=~"$job"'
+RANK = JOB + ',rank=~"$rank"'
 PHASE = RANK + ',phase=~"$phase"'
 STEP = "highwater_job_step_duration_seconds"
 PHASES = "highwater_phase_duration_seconds"

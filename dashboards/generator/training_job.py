@@ -1,7 +1,7 @@
 """Training job: whether one job is well, why it is slow, and what its steps, phases and memory do."""
 
 from generator import findings, queries
-from generator.board import Board, listed, runbooks, window
+from generator.board import OWNED, Board, listed, owners, runbooks, window
 from generator.panels import (across, BLUE, GREEN, FULL, NONE_WANTED, ORANGE, RED, YELLOW, column, heat, lines, otherwise, query, rows, table,
                               tile, timeline, words)
 from generator.queries import (PHASE, PHASES, RANK, RECENT, STEP, WHOLE, count, in_order, mean, or_zero, phase_peak, quantile,
@@ -27,10 +27,11 @@ def dashboard():
     board = Board("training-job", "One training job: why it is slow, how long its steps and phases take, what memory did inside "
                   "each phase, and where the GPUs waited. The job's name is in the label training_job. "
                   "Grey means unknown.", [
-                      listed("job", "Job", "highwater_job_info", "training_job",
+                      *owners(),
+                      listed("job", "Job", OWNED, "training_job",
                              "The job's name in its annotations, the label training_job.", many=False),
-                      listed("rank", "Rank", 'highwater_job_info{training_job=~"$job"}', "rank", "Ranks of the job.", sort=3),
-                      listed("phase", "Phase", 'highwater_phase_active{training_job=~"$job"}', "phase",
+                      listed("rank", "Rank", f"highwater_job_info{{{queries.JOB}}}", "rank", "Ranks of the job.", sort=3),
+                      listed("phase", "Phase", f"highwater_phase_active{{{queries.JOB}}}", "phase",
                              "Phases that the job has annotated."),
                       window("highwater_phase_memory_peak_max_bytes"),
                       runbooks(),

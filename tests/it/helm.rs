@@ -122,7 +122,7 @@ fn everything_can_be_switched_on() {
     let histograms = [&monitor["scrapeNativeHistograms"], &monitor["scrapeClassicHistograms"]];
     assert_eq!(histograms, [&json!(true), &json!(true)]);
     let endpoint = &monitor["endpoints"][0];
-    assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(false)));
+    assert_eq!((&endpoint["interval"], &endpoint["honorLabels"]), (&json!("5s"), &json!(true)));
     assert_eq!((&endpoint["scheme"], &endpoint["tlsConfig"]["insecureSkipVerify"]), (&json!("https"), &json!(true)));
     assert_eq!(volume("web").expect("web")["secret"]["secretName"], "hw-web");
     assert_eq!(endpoint["relabelings"][0]["targetLabel"], "instance", "series outlive the pod");
