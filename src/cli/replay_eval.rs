@@ -10,7 +10,7 @@ use crate::offline;
 use crate::recording::{Options, Replay};
 use anyhow::{Context as _, bail};
 use highwater_core::detect::evaluate::{Score, Truth, score};
-use highwater_core::detect::{Kind, Severity, Sign};
+use highwater_core::detect::{Kind, Looked, Severity, Sign};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,9 +48,11 @@ impl ReplayEval {
         let settings = settings_of(&self.set)?;
         let mut all: BTreeMap<String, Scores> = BTreeMap::new();
         let mut told: BTreeMap<String, Vec<Told>> = BTreeMap::new();
+        let mut looked: BTreeMap<Kind, Looked> = BTreeMap::new();
         for recording in &self.recordings {
             let name = recording.display().to_string();
-            let (scores, signs) = evaluate(recording, &settings).with_context(|| name.clone())?;
+            let (scores, signs, of_recording) = evaluate(recording, &settings).with_context(|| name.clone())?;
+            of_recording.into_iter().for_each(|(kind, of_kind)| looked.entry(kind).or_default().add(of_kind));
             all.insert(name.clone(), scores);
             told.insert(name, Told::of(&signs));
         }
@@ -60,10 +62,12 @@ impl ReplayEval {
             kinds.entry(*kind).or_default().add(score);
         }
         if self.json {
-            let report = serde_json::json!({ "recordings": all, "kinds": kinds, "all": total, "told": told });
+            let report =
+                serde_json::json!({ "recordings": all, "kinds": kinds, "all": total, "told": told, "looked": looked });
             terminal::print_line(serde_json::to_string_pretty(&report)?)?;
         } else {
             terminal::print(table(&all, &kinds, &total))?;
+            terminal::print(looked_table(&looked))?;
         }
         self.fail_below.map_or(Ok(()), |least| judge(&kinds, least))
     }
@@ -127,23 +131,26 @@ impl Told {
 
 type Signs = Vec<(i64, Sign)>;
 
-fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs)> {
+/// In how many steps each kind was looked for.
+type AllLooked = BTreeMap<Kind, Looked>;
+
+fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Signs, AllLooked)> {
     let path = recording.join("truth.json");
     let text = read_text(&path, MOST_TRUTH_BYTES).with_context(|| path.display().to_string())?;
     let truth: Truth = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let signs = signs_of(recording, settings)?;
+    let (signs, looked) = signs_of(recording, settings)?;
     let scores = Kind::ALL.into_iter().map(|kind| (kind, score(kind, &truth, &signs)));
-    Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs))
+    Ok((scores.filter(|(_, score)| score.must_find + score.signs > 0).collect(), signs, looked))
 }
 
-/// Every sign in a recording, with its time.
-fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<Signs> {
+/// Every sign in a recording, with its time, and in how many steps each kind was looked for.
+fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<(Signs, AllLooked)> {
     let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
     let mut signs = Vec::new();
-    offline::play(&replay, settings, |at_ns, _, change| {
+    let played = offline::play(&replay, settings, |at_ns, _, change| {
         signs.extend(change.signs.into_iter().map(|sign| (at_ns, sign)));
     })?;
-    Ok(signs)
+    Ok((signs, played.detect.looked()))
 }
 
 fn table(all: &BTreeMap<String, Scores>, kinds: &Scores, total: &Score) -> String {
@@ -160,17 +167,33 @@ fn table(all: &BTreeMap<String, Scores>, kinds: &Scores, total: &Score) -> Strin
     }
     rows.extend(kinds.iter().map(|(kind, score)| row("all", kind.label(), score)));
     rows.push(row("all", "", total));
+    let mut text = aligned(&rows);
+    for wrong in total.wrong.iter().take(20) {
+        text.push_str(&format!("wrong: {wrong}\n"));
+    }
+    text
+}
+
+/// In which share of the steps nothing could be said, by kind.
+fn looked_table(looked: &AllLooked) -> String {
+    let mut rows = vec![["finding", "steps of ranks", "abstained", "share"].map(str::to_owned)];
+    for (kind, looked) in looked {
+        let ratio = looked.abstained_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+        rows.push([kind.label().to_owned(), looked.steps.to_string(), looked.abstained.to_string(), ratio]);
+    }
+    format!("\n{}", aligned(&rows))
+}
+
+/// Rows as text, with columns as wide as their widest cell.
+fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
     let mut text = String::new();
-    for row in &rows {
+    for row in rows {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
-    }
-    for wrong in total.wrong.iter().take(20) {
-        text.push_str(&format!("wrong: {wrong}\n"));
     }
     text
 }

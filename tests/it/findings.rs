@@ -185,6 +185,25 @@ fn precision_and_recall_hold_on_every_recording() {
     expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/scores.txt")].assert_eq(&scores);
 }
 
+/// The documentation tells in how many steps each kind of finding says nothing. The numbers are those of the recordings.
+#[test]
+fn the_documented_shares_of_steps_without_an_answer_are_the_measured_ones() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let read = |path: &str| fs::read_to_string(format!("{root}/{path}")).expect("readable");
+    let (scores, documented) = (read("tests/data/scores.txt"), read("docs/findings.md"));
+    let measured = scores.split("finding           steps").nth(1).expect("a table").lines().skip(1);
+    let mut kinds = 0;
+    for line in measured {
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        let row = |line: &&str| line.starts_with(&format!("| `{}` |", cells[0])) && line.split(" | ").count() == 4;
+        let row =
+            documented.lines().find(row).unwrap_or_else(|| panic!("docs/findings.md has no row for {}", cells[0]));
+        assert!(row.ends_with(&format!("| {} |", cells[3])), "measured: {line}, documented: {row}");
+        kinds += 1;
+    }
+    assert_eq!(kinds, 9, "{scores}");
+}
+
 /// The command judges each kind by itself. With a threshold that nothing reaches, a kind's findings are missed, and the
 /// findings of the other kinds do not make up for them.
 #[test]

@@ -9,7 +9,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number};
 use super::steps::{Step, is_one_of, title};
 use super::view::{RankNow, View, bytes, human};
-use super::{Detector, Trouble};
+use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
 use crate::gpu::GpuState;
 use crate::phases::{Flush, RankKey};
@@ -36,6 +36,7 @@ pub(super) struct AllocatorThrash {
     ended_ns: BTreeMap<RankKey, i64>,
     /// The retries in the last sign of a rank's open step, so that each rise is reported once.
     reported: BTreeMap<RankKey, u64>,
+    looked: Looked,
 }
 
 impl Detector for AllocatorThrash {
@@ -57,11 +58,17 @@ impl Detector for AllocatorThrash {
         self.ended_ns.retain(|key, _| view.knows(key));
         self.reported.retain(|key, _| view.knows(key));
     }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::AllocatorThrash, self.looked);
+    }
 }
 
 impl AllocatorThrash {
     /// A step that ended: its falls, and whether its counter rose.
     fn judge_step(&mut self, view: &View<'_>, step: &Step, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        // The counter decides, or else memory does.
+        self.looked.note(step.retries.is_some() || step.peak_bytes.is_some());
         let last_end_ns = self.ended_ns.insert(step.key.clone(), step.end_ns).unwrap_or(i64::MIN);
         let flushes = self.claim(step, last_end_ns);
         let flushes: Vec<(usize, Flush)> = flushes

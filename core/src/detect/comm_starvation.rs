@@ -10,7 +10,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
 use super::steps::{Step, title};
 use super::view::{View, median, ratio};
-use super::{Detector, Ratios, Trouble};
+use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
@@ -35,6 +35,7 @@ const PATIENCE_NS: i64 = 2 * SECOND_NS;
 pub(super) struct CommStarvation {
     ranks: BTreeMap<RankKey, Baseline>,
     waiting: Vec<Slow>,
+    looked: Looked,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +76,7 @@ impl Detector for CommStarvation {
         for step in view.steps {
             let baseline = self.ranks.entry(step.key.clone()).or_default();
             self.waiting.extend(baseline.judge(view, step));
+            self.looked.note(baseline.last_ratio.is_some());
             baseline.adopt(has_thrashed(troubles, step));
         }
         let mut shortages: BTreeMap<(RankKey, Option<u64>), Shortage> = BTreeMap::new();
@@ -96,6 +98,10 @@ impl Detector for CommStarvation {
         for (key, baseline) in self.ranks.iter().filter(|(_, baseline)| baseline.is_comm) {
             out.entry(key.clone()).or_default().comm_slowdown = baseline.last_ratio;
         }
+    }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::CommStarvation, self.looked);
     }
 }
 

@@ -3,14 +3,14 @@
 //!
 //! Enters: steps as they end. Leaves: their signs, and whether each rank could be compared with another.
 
-use super::finding::Sign;
+use super::finding::{Kind, Sign};
 use super::peers::Group;
 use super::stage_imbalance::StageImbalance;
 use super::steps::Step;
 use super::straggler::Straggler;
 use super::uneven_work::UnevenWork;
 use super::view::View;
-use super::{Detector, Ratios, Trouble};
+use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
@@ -66,6 +66,12 @@ impl Detector for Compare {
             out.entry(key.clone()).or_default().compared = Some(*is_compared);
         }
     }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::Straggler, self.straggler.looked);
+        out.insert(Kind::StageImbalance, self.stages.looked);
+        out.insert(Kind::UnevenWork, self.lengths.looked);
+    }
 }
 
 impl Compare {
@@ -98,14 +104,11 @@ impl Compare {
         complete
     }
 
-    /// Notes who was compared: of a job with one rank nobody is, and nothing is missing.
+    /// Notes who was compared.
     fn note(&mut self, group: &Group<'_>) {
-        if group.members.len() < 2 {
-            return;
-        }
-        for (position, member) in group.members.iter().enumerate() {
+        for (position, step) in group.compared().enumerate() {
             let is_compared = group.alike.iter().any(|one| one.members.len() > 1 && one.members.contains(&position));
-            self.compared.insert(member.step.key.clone(), is_compared);
+            self.compared.insert(step.key.clone(), is_compared);
         }
     }
 }

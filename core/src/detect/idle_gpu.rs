@@ -5,17 +5,23 @@
 
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Text, seconds};
 use super::view::{Since, View, bytes, human};
-use super::{Detector, Trouble};
+use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
+use std::collections::BTreeMap;
 
 /// Follows since when each GPU is idle.
 #[derive(Debug, Default)]
 pub(super) struct IdleGpu {
     idle: Since,
+    looked: Looked,
 }
 
 impl Detector for IdleGpu {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        for step in view.steps {
+            let is_known = |gpu: &usize| utilization(view, *gpu).is_some();
+            self.looked.note(!step.gpus.is_empty() && step.gpus.iter().all(is_known));
+        }
         for gpu in 0..view.gpus.len() {
             let held_bytes = idle(view, gpu);
             let since_ns =
@@ -26,18 +32,27 @@ impl Detector for IdleGpu {
             }
         }
     }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::IdleGpu, self.looked);
+    }
 }
 
 /// What an idle GPU holds, bytes; `None` where it is busy, holds little, or is not known to be idle.
 fn idle(view: &View<'_>, gpu: usize) -> Option<u64> {
-    let (state, ring) = (view.gpus.get(gpu)?, view.rings.get(gpu)?);
-    let medium = state.medium().filter(|medium| view.now_ns - medium.at_ns < 2 * SECOND_NS)?;
-    if medium.reading.utilization_ratio? > 0.0 {
+    let ring = view.rings.get(gpu)?;
+    if utilization(view, gpu)? > 0.0 {
         return None;
     }
     let newest_ns = ring.newest_ns().filter(|newest_ns| view.now_ns - newest_ns < 2 * SECOND_NS)?;
     let held_bytes = ring.at(newest_ns).ok()??;
     (held_bytes >= view.settings.idle_bytes).then_some(held_bytes)
+}
+
+/// The newest utilization of a GPU, where it is not old.
+fn utilization(view: &View<'_>, gpu: usize) -> Option<f64> {
+    let medium = view.gpus.get(gpu)?.medium().filter(|medium| view.now_ns - medium.at_ns < 2 * SECOND_NS)?;
+    medium.reading.utilization_ratio
 }
 
 fn sign(view: &View<'_>, gpu: usize, held_bytes: u64, begin_ns: i64) -> Sign {

@@ -6,7 +6,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Subject, Text, seconds};
 use super::steps::Step;
 use super::view::{View, ratio};
-use super::{Detector, Ratios, Trouble};
+use super::{Detector, Looked, Ratios, Trouble};
 use crate::phases::RankKey;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,6 +21,7 @@ const MOST_SHARE: f64 = 0.9;
 #[derive(Debug, Default)]
 pub(super) struct InputStall {
     ranks: BTreeMap<RankKey, VecDeque<Waited>>,
+    looked: Looked,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -34,10 +35,14 @@ impl Detector for InputStall {
     fn look(&mut self, view: &View<'_>, _troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
         self.ranks.retain(|key, _| view.knows(key));
         for step in view.steps {
-            let Some(data_ns) = step.time_in(&view.settings.data_phases) else { continue };
+            let Some(data_ns) = step.time_in(&view.settings.data_phases) else {
+                self.looked.note(false);
+                continue;
+            };
             let steps = self.ranks.entry(step.key.clone()).or_default();
             if step.nth < view.settings.warm_up_steps {
                 steps.clear();
+                self.looked.note(false);
                 continue;
             }
             let stalled_ns = step.idle_ns.map_or(data_ns, |idle_ns| data_ns.min(idle_ns));
@@ -45,8 +50,13 @@ impl Detector for InputStall {
             while steps.len() > STEPS {
                 steps.pop_front();
             }
+            self.looked.note(steps.len() >= SUDDEN_STEPS);
             signs.extend(judge(view, step, steps));
         }
+    }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::InputStall, self.looked);
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {

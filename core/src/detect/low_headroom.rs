@@ -6,18 +6,25 @@
 
 use super::finding::{Certainty, Kind, Severity, Sign, Text};
 use super::view::{Since, View, bytes, human};
-use super::{Detector, Trouble};
+use super::{Detector, Looked, Trouble};
 use crate::clock::SECOND_NS;
+use crate::gpu::GpuState;
 use crate::ring;
+use std::collections::BTreeMap;
 
 /// Looks at the last second of each GPU.
 #[derive(Debug, Default)]
 pub(super) struct LowHeadroom {
     full: Since,
+    looked: Looked,
 }
 
 impl Detector for LowHeadroom {
     fn look(&mut self, view: &View<'_>, troubles: &mut Vec<Trouble>, signs: &mut Vec<Sign>) {
+        for step in view.steps {
+            let is_usable_known = |gpu: &usize| view.gpus.get(*gpu).and_then(GpuState::usable_bytes).is_some();
+            self.looked.note(step.peak_bytes.is_some() && step.gpus.iter().all(is_usable_known));
+        }
         for gpu in 0..view.gpus.len() {
             let found = full(view, gpu);
             let since_ns =
@@ -28,6 +35,10 @@ impl Detector for LowHeadroom {
             }
             signs.push(Sign { begin_ns, ..sign(view, gpu, free_bytes) });
         }
+    }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::LowHeadroom, self.looked);
     }
 }
 

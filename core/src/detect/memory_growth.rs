@@ -8,7 +8,7 @@
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, number, seconds};
 use super::steps::Step;
 use super::view::{View, bytes, human};
-use super::{Detector, Ratios, Trouble};
+use super::{Detector, Looked, Ratios, Trouble};
 use crate::clock::SECOND_NS;
 use crate::phases::RankKey;
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ const NEAR_NS: i64 = 600 * SECOND_NS;
 #[derive(Debug, Default)]
 pub(super) struct MemoryGrowth {
     ranks: BTreeMap<RankKey, Run>,
+    looked: Looked,
 }
 
 /// The peaks of one run.
@@ -60,15 +61,24 @@ impl Detector for MemoryGrowth {
             let run = self.ranks.entry(step.key.clone()).or_default();
             if step.nth < view.settings.warm_up_steps {
                 *run = Run::default();
+                self.looked.note(false);
                 continue;
             }
-            let Some(peak_bytes) = step.peak_bytes else { continue };
+            let Some(peak_bytes) = step.peak_bytes else {
+                self.looked.note(false);
+                continue;
+            };
             run.push(step.end_ns, peak_bytes);
+            self.looked.note(run.peaks.len() >= LEAST_PEAKS);
             let usable_bytes = step.gpus.iter().filter_map(|gpu| view.gpus.get(*gpu)?.usable_bytes()).min();
             let growth = run.growth(usable_bytes);
             run.full_ns = growth.as_ref().and_then(|growth| growth.full_in_ns).map(|full_ns| step.end_ns + full_ns);
             signs.extend(growth.and_then(|growth| growth.sign(view, step, peak_bytes)));
         }
+    }
+
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        out.insert(Kind::MemoryGrowth, self.looked);
     }
 
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {

@@ -73,6 +73,42 @@ trait Detector: Send {
     fn ratios(&self, out: &mut BTreeMap<RankKey, Ratios>) {
         let _ = out;
     }
+
+    /// Adds in how many steps it looked for each of its kinds.
+    fn looked(&self, out: &mut BTreeMap<Kind, Looked>) {
+        let _ = out;
+    }
+}
+
+/// In how many steps of ranks a kind of finding was looked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Looked {
+    /// Steps that ended.
+    pub steps: u64,
+    /// Of these, the steps of which nothing could be said, because what it takes was not known. A step that was judged says
+    /// that the problem is there or not.
+    pub abstained: u64,
+}
+
+impl Looked {
+    /// Counts a step.
+    fn note(&mut self, is_judged: bool) {
+        self.steps += 1;
+        self.abstained += u64::from(!is_judged);
+    }
+
+    /// This and another recording's together.
+    pub fn add(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.abstained += other.abstained;
+    }
+
+    /// The share of the steps of which nothing could be said; `None` without steps.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "counts of steps")]
+    pub fn abstained_ratio(self) -> Option<f64> {
+        (self.steps > 0).then(|| self.abstained as f64 / self.steps as f64)
+    }
 }
 
 /// A stretch of time in which a rank was in trouble that others may have to wait for.
@@ -170,6 +206,14 @@ impl Detect {
     pub fn counts(&self, now_ns: i64) -> Vec<(Counted, u64)> {
         let settle_ns = self.scrapes().known_interval_ns() * SETTLE_INTERVALS;
         self.board().counts(now_ns, settle_ns)
+    }
+
+    /// In how many steps each kind of finding was looked for since the GPUs are these.
+    #[must_use]
+    pub fn looked(&self) -> BTreeMap<Kind, Looked> {
+        let (state, mut looked) = (self.state.lock().unwrap_or_else(PoisonError::into_inner), BTreeMap::new());
+        state.detectors.iter().for_each(|detector| detector.looked(&mut looked));
+        looked
     }
 
     /// Steps and phases that ended in such numbers that some were forgotten before the detectors looked.

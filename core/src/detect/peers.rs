@@ -78,6 +78,12 @@ impl<'a> Group<'a> {
         Some(self.members.get(position)?.work.as_ref()?.total_ns)
     }
 
+    /// The steps of the ranks that are to be compared: of a job with one rank none are, and nothing is missing.
+    pub fn compared(&self) -> impl Iterator<Item = &'a Step> {
+        let members = if self.members.len() > 1 { self.members.as_slice() } else { &[] };
+        members.iter().map(|member| member.step)
+    }
+
     /// Whether all are past the warm-up.
     pub fn is_warm(&self, view: &View<'_>) -> bool {
         self.members.iter().all(|member| member.step.nth >= view.settings.warm_up_steps)

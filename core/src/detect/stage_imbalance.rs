@@ -4,6 +4,7 @@
 //! the same stage is the longest in each of the last steps by about as much, or in most of many. No rank is accused: the
 //! layers are divided so.
 
+use super::Looked;
 use super::finding::{Certainty, Evidence, Kind, Severity, Sign, Span, Subject, Text, seconds};
 use super::lasting::{Lags, STEPS};
 use super::peers::Group;
@@ -19,6 +20,8 @@ pub(super) const COSTLY: f64 = 1.1;
 #[derive(Debug, Default)]
 pub(super) struct StageImbalance {
     jobs: BTreeMap<JobId, VecDeque<(u32, f64)>>,
+    /// Steps of ranks: all of a step's ranks are judged or none.
+    pub looked: Looked,
 }
 
 /// The longest stage of a step.
@@ -39,7 +42,10 @@ impl StageImbalance {
     }
 
     pub fn judge(&mut self, view: &View<'_>, group: &Group<'_>, signs: &mut Vec<Sign>) {
-        let (Some(step), Some(longest)) = (group.step(), longest(group)) else { return };
+        let longest = longest(group);
+        let is_judged = longest.is_some() && group.is_warm(view);
+        group.compared().for_each(|_| self.looked.note(is_judged));
+        let (Some(step), Some(longest)) = (group.step(), longest) else { return };
         let recent = self.jobs.entry(step.key.0.clone()).or_default();
         if !group.is_warm(view) {
             recent.clear();

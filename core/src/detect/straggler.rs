@@ -12,7 +12,7 @@ use super::lasting::Lags;
 use super::peers::{Alike, Group, Member};
 use super::steps::Step;
 use super::view::{View, bytes, human, median, ratio};
-use super::{Ratios, Trouble};
+use super::{Looked, Ratios, Trouble};
 use crate::phases::RankKey;
 use std::collections::BTreeMap;
 
@@ -28,6 +28,8 @@ const MAPPED_BYTES: u64 = 1 << 30;
 #[derive(Debug, Default)]
 pub(super) struct Straggler {
     ranks: BTreeMap<RankKey, Known>,
+    /// Of two that lag at once, so that neither is named, nothing is said.
+    pub looked: Looked,
 }
 
 #[derive(Debug, Default)]
@@ -78,11 +80,19 @@ impl Straggler {
                 signs.extend(lag.once(view, group));
             }
         }
+        let mut unclear = Vec::new();
         for lag in &lasting {
-            if !lasting.iter().any(|other| lag.may_wait_for(other)) {
+            if lasting.iter().any(|other| lag.may_wait_for(other)) {
+                unclear.push(&lag.member.step.key);
+            } else {
                 signs.push(lag.sign(view, group, Severity::Warning, None));
             }
         }
+        let judged = |step: &Step| {
+            let is_compared = lags.iter().any(|lag| lag.member.step.key == step.key);
+            is_compared && step.nth >= view.settings.warm_up_steps && !unclear.contains(&&step.key)
+        };
+        group.compared().for_each(|step| self.looked.note(judged(step)));
         !lasting.is_empty()
     }
 

@@ -4,6 +4,7 @@
 //! the longest worked a multiple of the mean, and no rank was the longest in most of them: then the inputs differ, as
 //! sequences of different lengths do, and no rank is slow.
 
+use super::Looked;
 use super::finding::{Certainty, Evidence, Kind, Sign, Span, Subject, Text, seconds};
 use super::peers::{Alike, Group};
 use super::stage_imbalance::severity;
@@ -20,6 +21,8 @@ const MOST_OF_ONE: usize = 6;
 #[derive(Debug, Default)]
 pub(super) struct UnevenWork {
     jobs: BTreeMap<JobId, VecDeque<Longest>>,
+    /// Steps of ranks: those in which ranks that are alike were compared over the last steps.
+    pub looked: Looked,
 }
 
 /// The longest rank of a step, among those that are alike and differ most.
@@ -41,16 +44,18 @@ impl UnevenWork {
         let Some(step) = group.step() else { return };
         let recent = self.jobs.entry(step.key.0.clone()).or_default();
         let longest = group.alike.iter().filter_map(|alike| longest(group, alike)).max_by_key(Longest::excess_ns);
-        let Some(longest) = longest else { return };
+        let is_compared = longest.is_some();
         if has_straggler || !group.is_warm(view) {
             recent.clear();
-            return;
+        } else {
+            recent.extend(longest);
         }
-        recent.push_back(longest);
         while recent.len() > STEPS {
             recent.pop_front();
         }
-        if recent.len() == STEPS && !is_one_ranks(recent) {
+        let is_judged = is_compared && recent.len() == STEPS;
+        group.compared().for_each(|_| self.looked.note(is_judged));
+        if is_judged && !is_one_ranks(recent) {
             signs.extend(sign(view, group, recent));
         }
     }
