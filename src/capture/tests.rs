@@ -14,6 +14,7 @@ use crate::recording::{State, write::FindingRow};
 use crate::sample::{Sampler, Ticked};
 use crate::source::{Error, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::detect::Said;
 use highwater_core::gpu::{Device, Medium};
 use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
@@ -319,6 +320,8 @@ impl Findings for OneFinding {
             why: "why".into(),
             advice: "advice".into(),
             evidence: serde_json::json!({ "drop_bytes": 9 }),
+            seen_ns: from_ns + 2,
+            first: Said { seen_ns: from_ns + 1, step: None, what: "first what".into(), why: "first why".into() },
         }]
     }
 }
@@ -407,6 +410,10 @@ fn what_jobs_said_before_and_after_is_reported_with_phases_ranks_and_findings() 
     );
     assert_eq!(one("SELECT job || rank || gpus FROM ranks"), r#"job1["GPU-1"]"#);
     assert_eq!(one("SELECT kind || id || evidence FROM findings"), r#"allocator_thrash9{"drop_bytes":9}"#);
+    assert_eq!(
+        one("SELECT first_what || first_why || (seen_ns - first_seen_ns) FROM findings"),
+        "first whatfirst why1"
+    );
     assert_eq!(one("SELECT reason || note FROM triggers"), "askedwhy");
     assert_eq!(one("SELECT count(*) || ' ' || max(power_watts) FROM usage"), "50 500.0");
     assert_eq!(one("SELECT value FROM meta WHERE key = 'state'"), "complete");

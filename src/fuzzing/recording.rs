@@ -26,7 +26,7 @@ const TABLES: [(&str, usize); 15] = [
     ("xids", 6),
     ("phases", 8),
     ("phase_memory", 12),
-    ("findings", 13),
+    ("findings", 17),
     ("layer_profiles", 7),
     ("layer_records", 13),
     ("jobs", 4),

@@ -7,7 +7,7 @@ use super::jobs::Texts;
 use super::schema;
 use super::state::State;
 use crate::sample::Sweep;
-use highwater_core::detect::Finding;
+use highwater_core::detect::{Finding, Said};
 use highwater_core::gpu::{Became, GpuChange, GpuState, UsagePoint};
 use highwater_core::jobs::{Event, JobId, Profile, Rank};
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -53,7 +53,7 @@ pub(crate) struct FindingRow {
     pub begin_ns: i64,
     /// When it ended; `None` while it holds.
     pub end_ns: Option<i64>,
-    /// What was found.
+    /// What was found, in the words of the newest sign.
     pub what: String,
     /// Why we think so.
     pub why: String,
@@ -61,6 +61,10 @@ pub(crate) struct FindingRow {
     pub advice: String,
     /// The numbers behind it, by name, and `waiting_ranks`, the ranks that wait for this one, where there are any.
     pub evidence: serde_json::Value,
+    /// When the newest sign was seen.
+    pub seen_ns: i64,
+    /// What the first sign said, and when.
+    pub first: Said,
 }
 
 impl FindingRow {
@@ -84,6 +88,8 @@ impl FindingRow {
             why: sign.text.why.clone(),
             advice: sign.text.advice.clone(),
             evidence: serde_json::Value::Object(evidence.collect()),
+            seen_ns: finding.seen_ns,
+            first: finding.first.clone(),
         }
     }
 }
@@ -351,7 +357,8 @@ impl File {
     pub fn finding(&self, row: &FindingRow) -> rusqlite::Result<()> {
         let job = row.job.as_ref().map(|job| self.job(job)).transpose()?;
         self.put(
-            "INSERT OR REPLACE INTO findings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+            "INSERT OR REPLACE INTO findings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, \
+             ?15, ?16, ?17)",
             params![
                 whole(row.id),
                 row.kind,
@@ -365,7 +372,11 @@ impl File {
                 row.what,
                 row.why,
                 row.advice,
-                row.evidence.to_string()
+                row.evidence.to_string(),
+                self.unix(row.seen_ns),
+                self.unix(row.first.seen_ns),
+                row.first.what,
+                row.first.why
             ],
         )
     }

@@ -175,6 +175,12 @@ pub(super) fn findings(report: &Report) -> Option<Vec<Value>> {
             "what": found.what,
             "why": found.why,
             "advice": found.advice,
+            "seen_after_ns": found.seen_ns.map(|seen_ns| seen_ns - report.begin_ns),
+            "first": found.first.as_ref().map(|first| json!({
+                "seen_after_ns": first.seen_ns - report.begin_ns,
+                "what": first.what,
+                "why": first.why,
+            })),
         })
     });
     Some(shown.collect())

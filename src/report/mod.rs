@@ -172,12 +172,39 @@ pub struct Found {
     pub begin_ns: i64,
     /// When it ended; `None` if it had not ended.
     pub end_ns: Option<i64>,
-    /// What was found.
+    /// What was found, in the words of the newest sign.
     pub what: String,
     /// Why we think so.
     pub why: String,
     /// What to try next.
     pub advice: String,
+    /// When the newest sign was seen, if the recording says so.
+    pub seen_ns: Option<i64>,
+    /// What the first sign said; `None` if the recording does not say it.
+    pub first: Option<FirstSaid>,
+}
+
+/// What the first sign of a finding said.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FirstSaid {
+    /// When it was seen, nanoseconds like the recording's.
+    pub seen_ns: i64,
+    /// What was found.
+    pub what: String,
+    /// Why that was believed.
+    pub why: String,
+}
+
+impl Found {
+    /// What was said when the finding began: its words, in numbers of that time.
+    fn at_first(&self) -> (&str, &str) {
+        self.first.as_ref().map_or((&self.what, &self.why), |first| (&first.what, &first.why))
+    }
+
+    /// When the newest sign was seen, if it said anything else than the first.
+    fn changed_ns(&self) -> Option<i64> {
+        self.seen_ns.filter(|_| self.at_first() != (self.what.as_str(), self.why.as_str()))
+    }
 }
 
 impl Report {

@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Layers, Origin, Report, Room, peaks_of};
+use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, peaks_of};
 use crate::config::Settings;
 use crate::offline;
 use crate::recording::write::FindingRow;
@@ -147,8 +147,9 @@ fn ended(attributed: &Attributed) -> Ended {
 }
 
 fn shown(finding: &Finding) -> Found {
-    let FindingRow { kind, severity, certainty, job, rank, begin_ns, end_ns, what, why, advice, .. } =
-        FindingRow::of(finding);
+    let FindingRow {
+        kind, severity, certainty, job, rank, begin_ns, end_ns, what, why, advice, seen_ns, first, ..
+    } = FindingRow::of(finding);
     let gpu = finding.gpu.as_ref().map(|(index, _)| index.clone());
     Found {
         kind: kind.to_owned(),
@@ -162,5 +163,7 @@ fn shown(finding: &Finding) -> Found {
         what,
         why,
         advice,
+        seen_ns: Some(seen_ns),
+        first: Some(FirstSaid { seen_ns: first.seen_ns, what: first.what, why: first.why }),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::curve::Point;
 use super::spans::{Ended, Spans};
-use super::{Found, Gpu, Layers, Origin, Report, Room, index_of, peaks_of};
+use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, index_of, peaks_of};
 use crate::recording::rows::{File, MOST_GPUS, json, needed, number, text, word};
 use crate::recording::{Times, is_too_long, short};
 use crate::source::OpenError;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The most findings, ranks and phases with memory that a file may have: 32 MiB of text and 128 MiB of numbers.
-const MOST_FINDINGS: usize = 1 << 12;
+const MOST_FINDINGS: usize = 1 << 11;
 const MOST_RANKS: usize = 1 << 12;
 const MOST_PEAKS: usize = 1 << 23;
 /// The most characters that are kept of a name, and of a sentence of a finding.
@@ -164,9 +164,10 @@ fn gpus_of(file: &mut File) -> Result<BTreeMap<(String, u32), BTreeSet<String>>,
 }
 
 fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<Found>, OpenError> {
-    let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice
-                 FROM findings ORDER BY begin_ns, id";
+    let query = "SELECT kind, severity, certainty, gpu_uuid, job, rank, begin_ns, end_ns, what, why, advice, seen_ns,
+                 first_seen_ns, first_what, first_why FROM findings ORDER BY begin_ns, id";
     file.rows("findings", query, 0, MOST_FINDINGS, |row| {
+        let seen_ns = |at| number(row, at)?.map(|at_ns| near(at_ns, interval)).transpose();
         let sentence = |at| text(row, at).map(|text| short(&text.unwrap_or_default(), LONGEST_SENTENCE));
         Ok(Found {
             kind: sentence(0)?,
@@ -180,6 +181,11 @@ fn findings(file: &mut File, gpus: &[Gpu], interval: (i64, i64)) -> Result<Vec<F
             what: sentence(8)?,
             why: sentence(9)?,
             advice: sentence(10)?,
+            seen_ns: seen_ns(11)?,
+            first: match seen_ns(12)? {
+                Some(seen_ns) => Some(FirstSaid { seen_ns, what: sentence(13)?, why: sentence(14)? }),
+                None => None,
+            },
         })
     })
 }
@@ -201,7 +207,8 @@ mod tests {
             (5, 'j', 1, 'phase', 'forward', 7, 1, 9000000000000000000);
         INSERT INTO phase_memory (phase, gpu, peak_bytes, gap_ns) VALUES (1, 0, 30, 0), (1, 1, 95, 0), (2, 0, 'x', 0);
         INSERT INTO ranks (job, rank, gpus) VALUES ('j', 0, '[\"b\"]'), ('j', 1, '[\"a\"]');
-        INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}')";
+        INSERT INTO findings VALUES (1, 'k', 'warning', 'c', 'a', 'j', 0, 1200, NULL, 'what', 'why', 'advice', '{}', 1900, 1210,
+            'first what', 'first why')";
 
     fn with(more: &str) -> Result<Report, OpenError> {
         let folder = tempfile::tempdir().expect("a folder");

@@ -53,9 +53,14 @@ fn write_summary(report: &Report, out: &mut String) -> fmt::Result {
     for found in report.found() {
         let end = found.end_ns.map_or_else(|| "the end".to_owned(), |end_ns| report.time(end_ns - report.begin_ns));
         let begin = report.time(found.begin_ns - report.begin_ns);
-        let line = format!("{} {} from {begin} to {end}: {}", found.severity, found.kind, found.what);
+        let (what, why) = found.at_first();
+        let line = format!("{} {} from {begin} to {end}: {what}", found.severity, found.kind);
         writeln!(out, "{}", printable(&line))?;
-        writeln!(out, "    {}", printable(&found.why))?;
+        writeln!(out, "    {}", printable(why))?;
+        if let Some(changed_ns) = found.changed_ns() {
+            let line = format!("At last, {}: {} {}", report.time(changed_ns - report.begin_ns), found.what, found.why);
+            writeln!(out, "    {}", printable(&line))?;
+        }
         writeln!(out, "    {}", printable(&found.advice))?;
     }
     for advised in advised(report) {

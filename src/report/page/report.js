@@ -139,14 +139,17 @@ function findings(report, chart) {
         const margin = Math.max((to - from) * 0.1, 0.01);
         chart.show(from + recording.shift - margin, to + recording.shift + margin);
         chart.place.scrollIntoView({ block: "nearest" });
-        chart.say(found.what);
+        chart.say((found.first ?? found).what);
       };
       // A file may say anything; only these have a look of their own.
       const look = ["warning", "critical"].includes(found.severity) ? found.severity : "info";
       const of = report.recordings.length > 1 ? `${recording.name}: ` : "";
+      const first = found.first ?? found, changed = found.what !== first.what || found.why !== first.why;
       made.push(element("section", { class: `found ${look}` },
-        element("p", {}, element("strong", {}, of + found.what)),
-        element("p", {}, found.why), element("p", {}, found.advice),
+        element("p", {}, element("strong", {}, of + first.what)),
+        element("p", {}, first.why),
+        changed ? element("p", {}, `At last, ${duration(seconds(found.seen_after_ns))}: ${found.what} ${found.why}`) : null,
+        element("p", {}, found.advice),
         element("p", { class: "kind" }, `${found.severity}, ${found.kind}, ${found.certainty}, from ${duration(from)} to ${duration(to)} `,
           element("button", { onclick: show, "aria-label": `Show ${found.kind} at ${duration(from)}` }, "Show"))));
     }
@@ -316,7 +319,9 @@ function marksOf(report) {
     from: seconds(found.begin_after_ns) + recording.shift,
     to: seconds(found.end_after_ns ?? recording.duration_ns) + recording.shift,
     color: colors[found.severity] ?? "--note",
-    text: `${found.kind}: ${found.what}`,
+    text: `${found.kind}: ${(found.first ?? found).what}`,
+    last: found.first && found.first.what !== found.what
+      ? { at: seconds(found.seen_after_ns) + recording.shift, text: `${found.kind}: ${found.what}` } : null,
   })));
 }
 
