@@ -29,6 +29,7 @@ use crate::place::kubelet::Kubelet;
 use crate::report::{self, Report, Room};
 use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
+use crate::source::provenance::is_simulated;
 use crate::web::Site;
 use crate::web::annotations::Access;
 use anyhow::Context as _;
@@ -99,7 +100,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
     let intake = intake(&settings, &clock, &live, &processes, kubelet.clone())?;
     let known = known(&settings, &intake, clock);
-    let source = source_attributes(&settings.source);
+    let source = source_attributes(&settings.source, playback.as_ref().map(Playback::description));
     let otlp = settings.otlp_export.take().map(|mut settings| {
         settings.resource.extend(source);
         (settings, Arc::new(otlp::Stats::default()))
@@ -320,17 +321,17 @@ pub fn check(settings: &Settings) -> Result<(), Vec<anyhow::Error>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
-/// Attributes of the resource of what is no reading of GPUs now, so that every point and span says so.
-fn source_attributes(source: &SourceSpec) -> Vec<(String, String)> {
+/// Attributes of the resource of what is no reading of GPUs now, so that every point and span says so. `replayed`
+/// describes the recording that is replayed.
+fn source_attributes(source: &SourceSpec, replayed: Option<String>) -> Vec<(String, String)> {
+    let description = match source {
+        SourceSpec::Nvml => return Vec::new(),
+        SourceSpec::Sim(name) => format!("sim:{}", name.as_deref().unwrap_or("demo")),
+        SourceSpec::Replay(path) => replayed.unwrap_or_else(|| format!("replay:{}", path.display())),
+    };
     let attribute = |name: &str, value: String| (format!("highwater.{name}"), value);
-    match source {
-        SourceSpec::Nvml => Vec::new(),
-        SourceSpec::Sim(name) => {
-            let source = format!("sim:{}", name.as_deref().unwrap_or("demo"));
-            vec![attribute("source", source), attribute("simulated", true.to_string())]
-        }
-        SourceSpec::Replay(path) => vec![attribute("source", format!("replay:{}", path.display()))],
-    }
+    let simulated = is_simulated(&description).then(|| attribute("simulated", true.to_string()));
+    std::iter::once(attribute("source", description)).chain(simulated).collect()
 }
 
 /// Whether `otlp.queue_dir` can be used. A running daemon may hold its lock, so that is not tried; nothing is created.
@@ -414,13 +415,16 @@ mod tests {
 
     #[test]
     fn the_resource_says_that_no_gpu_is_read() {
-        let of = |source| source_attributes(&source).into_iter().map(|(name, value)| format!("{name}={value}"));
-        assert_eq!(of(SourceSpec::Nvml).count(), 0);
-        let simulated: Vec<_> = of(SourceSpec::Sim(None)).collect();
-        assert_eq!(simulated, ["highwater.source=sim:demo", "highwater.simulated=true"]);
-        let named: Vec<_> = of(SourceSpec::Sim(Some("spike".to_owned()))).collect();
-        assert_eq!(named[0], "highwater.source=sim:spike");
-        let replayed: Vec<_> = of(SourceSpec::Replay("/r/a.sqlite".into())).collect();
-        assert_eq!(replayed, ["highwater.source=replay:/r/a.sqlite"]);
+        let of = |source, replayed: Option<&str>| -> Vec<String> {
+            let attributes = source_attributes(&source, replayed.map(str::to_owned)).into_iter();
+            attributes.map(|(name, value)| format!("{name}={value}")).collect()
+        };
+        assert!(of(SourceSpec::Nvml, None).is_empty());
+        assert_eq!(of(SourceSpec::Sim(None), None), ["highwater.source=sim:demo", "highwater.simulated=true"]);
+        assert_eq!(of(SourceSpec::Sim(Some("spike".to_owned())), None)[0], "highwater.source=sim:spike");
+        let replay = || SourceSpec::Replay("/r/a.sqlite".into());
+        assert_eq!(of(replay(), Some("replay:/r/a.sqlite")), ["highwater.source=replay:/r/a.sqlite"]);
+        let simulated = ["highwater.source=replay:/r/a.sqlite of sim:demo", "highwater.simulated=true"];
+        assert_eq!(of(replay(), Some("replay:/r/a.sqlite of sim:demo")), simulated);
     }
 }

@@ -47,6 +47,11 @@ impl Playback {
         Ok(Some(Self { replay: Arc::new(replay), clock }))
     }
 
+    /// What is replayed, and what that was recorded from.
+    pub fn description(&self) -> String {
+        self.replay.description()
+    }
+
     /// Plays a recording: memory and annotations in the order of their times, with the join after each, so that the
     /// speed changes no result.
     pub fn play(self, shared: &Shared, live: &Arc<dyn Clock>) {
