@@ -33,8 +33,11 @@ const UNITS: [&str; 14] = [
 ];
 
 /// Queries that return nothing on the nodes of `Nodes`: what they contain, the dashboard, and why.
-const EMPTY: [(&str, &str, &str); 1] =
-    [(r#"severity="info""#, "annotation", "they are of a job's first steps, or of a GPU that was idle for a minute")];
+const EMPTY: [(&str, &str, &str); 3] = [
+    (r#"severity="info""#, "annotation", "they are of a job's first steps, or of a GPU that was idle for a minute"),
+    ("highwater_job_info", "variable \"namespace\"", "simulated jobs have no owner"),
+    ("highwater_job_info", "variable \"user\"", "simulated jobs have no owner"),
+];
 
 /// Tiles that are green for a daemon without a driver, because they are about the daemon itself.
 const OF_THE_DAEMON: [&str; 4] = ["Nodes gone", "Daemons gone", "Refused, in range", "Versions"];
@@ -505,6 +508,8 @@ fn substitute(expression: &str, node: &Daemon, scraper: &Scraper) -> String {
         ("$__interval", "30s"),
         ("$instance", instance),
         ("$node", instance),
+        ("$namespace", ".*"),
+        ("$user", ".*"),
         ("$job", &jobs.join("|")),
         ("$window", "15s"),
         ("$gpu", ".+"),
