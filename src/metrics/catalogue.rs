@@ -146,7 +146,7 @@ metrics! {
     FINDINGS = Counter "highwater_findings_total" ["finding", "gpu", "uuid", "training_job", "rank", "namespace", "user"]
         "Findings that were raised; a label that does not apply is empty. A new series is 0 for two scrape intervals, so that its first increase can be seen. The 512 series that changed last are kept.";
     FINDINGS_DROPPED = Counter "highwater_findings_dropped_total" []
-        "Signs of findings that were dropped because 256 findings were already going on.";
+        "Signs of findings that were dropped because 256 findings were already going on, and their owner had its share of them.";
     FINDINGS_UNSEEN = Counter "highwater_findings_unseen_phases_total" []
         "Steps and phases that were forgotten before the detectors saw them, because too many ended at once.";
     COMM_SLOWDOWN = Gauge "highwater_comm_slowdown_ratio" ["training_job", "rank", "namespace", "user"]

@@ -70,7 +70,7 @@ impl AllocatorThrash {
         // The counter decides, or else memory does.
         self.looked.note(step.retries.is_some() || step.peak_bytes.is_some());
         let last_end_ns = self.ended_ns.insert(step.key.clone(), step.end_ns).unwrap_or(i64::MIN);
-        let flushes = self.claim(step, last_end_ns);
+        let flushes = self.claim(view, step, last_end_ns);
         let flushes: Vec<(usize, Flush)> = flushes
             .into_iter()
             .filter(|(_, flush)| {
@@ -110,7 +110,9 @@ impl AllocatorThrash {
         if is_reported || rose.is_none_or(|rose| rose == 0) {
             return;
         }
-        let inside = |(gpu, flush): &&(usize, Flush)| rank.gpus.contains(gpu) && flush.trough_ns >= open.begin_ns;
+        let inside = |(gpu, flush): &&(usize, Flush)| {
+            rank.gpus.contains(gpu) && flush.trough_ns >= open.begin_ns && view.counts_on(&rank.key, *gpu)
+        };
         let flushes: Vec<(usize, Flush)> = self.waiting.iter().filter(inside).copied().collect();
         if let Some(retries) = rank.retries {
             self.reported.insert(rank.key.clone(), retries);
@@ -124,11 +126,12 @@ impl AllocatorThrash {
         signs.push(seen.sign(view, &rank.key, &rank.gpus));
     }
 
-    /// Takes the waiting falls of a step, and drops older ones of its GPUs: those between two steps lie in none.
-    fn claim(&mut self, step: &Step, last_end_ns: i64) -> Vec<(usize, Flush)> {
+    /// Takes the waiting falls of a step, and drops older ones of its GPUs: those between two steps lie in none. A rank that
+    /// only says that it runs on a GPU on which another owner's does takes none.
+    fn claim(&mut self, view: &View<'_>, step: &Step, last_end_ns: i64) -> Vec<(usize, Flush)> {
         let mut claimed = Vec::new();
         self.waiting.retain(|(gpu, flush)| {
-            if !step.gpus.contains(gpu) || flush.trough_ns > step.end_ns {
+            if !step.gpus.contains(gpu) || flush.trough_ns > step.end_ns || !view.counts_on(&step.key, *gpu) {
                 return true;
             }
             // One at the end of the step before, which has regrown only since that ended.
@@ -227,10 +230,13 @@ impl Seen<'_> {
 mod tests {
     use super::super::hand::{GIB, Hand};
     use super::super::steps::Phase;
-    use super::super::view::OpenStep;
+    use super::super::view::{OpenStep, RankNow};
     use super::*;
     use crate::clock::MILLISECOND_NS;
+    use crate::gpu::Process;
+    use crate::jobs::JobId;
     use crate::phases::hand::key;
+    use crate::scope::Scope;
 
     /// A second for each step; each lasts 500 ms.
     fn at(nth: u64) -> i64 {
@@ -304,6 +310,24 @@ mod tests {
         assert_eq!(of(step(5, Some(1)), 0, Flush { high_bytes: GIB, ..fall(at(5)) })[0].evidence.len(), 3, "it counts");
         let unknown = Step { gpus: vec![7], ..step(5, None) };
         assert_eq!(of(unknown, 7, fall(at(5))).len(), 1, "a size that is not known");
+    }
+
+    /// A user marks short steps on a GPU that is another's, so that they end first.
+    #[test]
+    fn who_only_names_a_gpu_takes_no_falls_from_the_one_that_runs_there() {
+        let (mut hand, mut detector) = new();
+        let thief = (JobId::new(Scope::of(None, Some("2")), "thief"), 0);
+        hand.ranks[0].pid = Some(11);
+        hand.ranks.truncate(1);
+        hand.ranks.push(RankNow { key: thief.clone(), pid: Some(22), ..Hand::rank_on(0) });
+        hand.ranks.sort_by(|one, other| one.key.cmp(&other.key));
+        hand.gpus[0].set_processes(1, Some(vec![Process { pid: 11, used_bytes: None }]));
+        hand.flushes = vec![(0, fall(at(5) + 7))];
+        let stolen = Step { key: thief.clone(), end_ns: at(5) + 100 * MILLISECOND_NS, ..step(5, None) };
+        assert!(hand.steps_end(&mut detector, vec![stolen]).is_empty());
+        hand.flushes.clear();
+        let signs = hand.steps_end(&mut detector, vec![step(5, None)]);
+        assert_eq!(signs.iter().map(|sign| sign.subject.job.clone()).collect::<Vec<_>>(), [Some("j".into())]);
     }
 
     #[test]

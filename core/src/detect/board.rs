@@ -2,14 +2,18 @@
 //!
 //! Enters: signs. Leaves: findings with numbers of their own. Invariants: a sign of what goes on already prolongs it; one
 //! whose signs have run out ended with the last of them and does not come back, another one is raised instead; both lists
-//! are bounded.
+//! are bounded, and their room is shared among owners: whoever has most gives way, and what is said of a GPU without a job,
+//! which is the driver's word, gives way to no job.
 
 use super::Ratios;
-use super::finding::{Finding, Kind, Said, Sign};
+use super::finding::{Finding, Kind, Said, Severity, Sign, Subject};
+use super::shares;
 use super::tally::{Counted, Tally};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
+use crate::scope::Scope;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Findings that go on at a time; further ones are counted and not kept.
@@ -55,8 +59,12 @@ impl Board {
     /// Takes a turn's signs; `gpu` returns index and UUID of a GPU by its position.
     pub fn update(&mut self, signs: Vec<Sign>, now_ns: i64, gpu: impl Fn(usize) -> Option<(String, String)>) -> Change {
         let mut change = Change { ended: self.end(now_ns, |_| true), signs: signs.clone(), ..Change::default() };
-        for sign in signs {
+        for mut sign in signs {
             let gpu = sign.subject.gpu.and_then(&gpu);
+            // Any sender can invent a job.
+            if sign.subject.job.is_some() && gpu.is_none() {
+                sign.severity = sign.severity.min(Severity::Warning);
+            }
             let (uuid, subject) = (gpu.as_ref().map(|(_, uuid)| uuid.clone()), &sign.subject);
             let key = (sign.kind, uuid, subject.job.clone(), subject.rank, sign.code);
             if let Some(finding) = self.active.get_mut(&key) {
@@ -97,17 +105,31 @@ impl Board {
         finding.ended_ns = Some(finding.seen_ns);
         self.ended.push_back(finding.clone());
         if self.ended.len() > MOST_ENDED {
-            self.ended.pop_front();
+            let largest = shares::largest(self.ended.iter().map(Finding::owner)).map(|(owner, _)| owner.cloned());
+            let oldest = self.ended.iter().position(|ended| Some(ended.owner().cloned()) == largest);
+            oldest.and_then(|oldest| self.ended.remove(oldest));
         }
         Some(finding)
     }
 
-    /// Gives the place of the least severe finding, the oldest of those, to one that is more severe: what many ranks say
-    /// must not hide a lost GPU.
+    /// Makes a place for a sign, if its owner may have one: that of the owner with the most findings, the newest of the least
+    /// severe. Otherwise the place of a less severe finding of the same owner, the oldest of those.
     fn make_room(&mut self, sign: &Sign, change: &mut Change) -> bool {
-        let least = self.active.iter().min_by_key(|(_, finding)| (finding.sign.severity, finding.id));
-        let least = least.filter(|(_, finding)| finding.sign.severity < sign.severity).map(|(key, _)| key.clone());
-        let ended = least.and_then(|key| self.remove(&key));
+        let own = sign.subject.owner();
+        let owners = || self.active.values().map(Finding::owner);
+        let largest = shares::largest(owners().flatten());
+        let had = owners().filter(|owner| *owner == own).count();
+        let other = largest.filter(|(owner, count)| own.is_none() || (own != Some(*owner) && *count > had + 1));
+        let whose = other.map_or(own, |(owner, _)| Some(owner));
+        let its = self.active.iter().filter(|(_, finding)| finding.owner() == whose);
+        let place = if other.is_some() {
+            its.min_by_key(|(_, finding)| (finding.sign.severity, Reverse(finding.id)))
+        } else {
+            let least = its.min_by_key(|(_, finding)| (finding.sign.severity, finding.id));
+            least.filter(|(_, finding)| finding.sign.severity < sign.severity)
+        };
+        let place = place.map(|(key, _)| key.clone());
+        let ended = place.and_then(|key| self.remove(&key));
         change.ended.extend(ended.iter().cloned());
         ended.is_some()
     }
@@ -170,7 +192,18 @@ impl Board {
     }
 }
 
+impl Subject {
+    /// Whose it is: the owner of its job. Without a job it is what the driver says of a GPU.
+    pub(super) fn owner(&self) -> Option<&Scope> {
+        self.job.as_ref().map(JobId::scope)
+    }
+}
+
 impl Finding {
+    pub(super) fn owner(&self) -> Option<&Scope> {
+        self.sign.subject.owner()
+    }
+
     fn prolong(&mut self, sign: Sign, now_ns: i64) {
         let before = &self.sign;
         let severity = before.severity.max(sign.severity);
@@ -187,7 +220,7 @@ impl Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::{Certainty, Severity, Subject, Text};
+    use super::super::finding::{Certainty, Text};
     use super::*;
 
     fn sign(kind: Kind, gpu: usize, severity: Severity, until_ns: i64) -> Sign {
@@ -289,6 +322,77 @@ mod tests {
         assert_eq!((change.raised.len(), change.ended.len(), board.active().count()), (1, 1, MOST_ACTIVE));
         board.update(Vec::new(), 11, of);
         assert_eq!(board.ended().count(), MOST_ENDED);
+    }
+
+    /// A critical finding about a rank of a user's job.
+    fn of_user(user: &str, rank: u32) -> Sign {
+        let job = Some(JobId::new(Scope::of(None, Some(user)), "train"));
+        let subject = Subject { gpu: Some(0), job, rank: Some(rank) };
+        Sign { subject, ..sign(Kind::AllocatorThrash, 0, Severity::Critical, 10) }
+    }
+
+    fn held(board: &Board, user: Option<&str>) -> usize {
+        board.active().filter(|finding| finding.owner().and_then(Scope::user) == user).count()
+    }
+
+    #[test]
+    fn whatever_one_owner_invents_the_driver_and_the_others_find_their_places() {
+        let mut board = Board::default();
+        let flood = || (0..1_000).map(|rank| of_user("666", rank));
+        board.update(flood().collect(), 0, of);
+        assert_eq!((held(&board, Some("666")), board.dropped()), (MOST_ACTIVE, 1_000 - MOST_ACTIVE as u64));
+        let lost = [sign(Kind::GpuLost, 3, Severity::Critical, 10), sign(Kind::Xid, 3, Severity::Info, 10)];
+        let others = lost.into_iter().chain((0..20).map(|rank| of_user("1", rank)));
+        for now_ns in 1..4 {
+            // The flood comes before them, and after.
+            let signs = flood().chain(others.clone()).chain(flood()).collect();
+            board.update(signs, now_ns, of);
+            assert_eq!((held(&board, None), held(&board, Some("1"))), (2, 20), "{now_ns}");
+        }
+        assert_eq!((held(&board, Some("666")), board.active().count()), (MOST_ACTIVE - 22, MOST_ACTIVE));
+        // Two that flood have half each, and the driver is heard although all are critical.
+        board.update((0..1_000).map(|rank| of_user("667", rank)).collect(), 5, of);
+        let many = (0..MOST_ACTIVE).map(|gpu| sign(Kind::IdleGpu, gpu, Severity::Info, 10));
+        assert_eq!(held(&board, Some("1")), 20);
+        assert!(held(&board, Some("666")).abs_diff(held(&board, Some("667"))) <= 1);
+        board.update(many.collect(), 6, of);
+        assert_eq!(held(&board, None), MOST_ACTIVE, "each GPU of a large node");
+    }
+
+    #[test]
+    fn what_has_ended_of_one_owner_pushes_out_nothing_of_another() {
+        let mut board = Board::default();
+        board.update((0..5).map(|rank| of_user("1", rank)).collect(), 0, of);
+        board.update(vec![sign(Kind::GpuLost, 3, Severity::Critical, 10)], 0, of);
+        for nth in 0..20 {
+            board.update((0..200).map(|rank| Sign { until_ns: nth, ..of_user("666", rank) }).collect(), nth, of);
+        }
+        board.update(Vec::new(), 11, of);
+        board.update(Vec::new(), 100, of);
+        let ended = |user| board.ended().filter(|finding| finding.owner().and_then(Scope::user) == user).count();
+        assert_eq!((ended(None), ended(Some("1")), board.ended().count()), (1, 5, MOST_ENDED));
+    }
+
+    #[test]
+    fn counts_of_one_owner_push_out_none_of_another() {
+        let mut board = Board::default();
+        board.update(vec![of_user("1", 7)], 0, of);
+        for rank in 0..2 * u32::try_from(super::super::tally::MOST_SERIES).expect("few") {
+            board.update(vec![Sign { until_ns: 1, ..of_user("666", rank) }], 2 + i64::from(rank), of);
+        }
+        let of_one = |(of, count): &(Counted, u64)| {
+            (of.job.as_ref().and_then(|job| job.scope().user()) == Some("1")).then_some(*count)
+        };
+        assert_eq!(board.counts(10_000, 0).iter().find_map(of_one), Some(1));
+    }
+
+    #[test]
+    fn a_job_that_is_on_no_gpu_raises_nothing_critical() {
+        let mut board = Board::default();
+        let nowhere = Sign { subject: Subject { gpu: None, ..of_user("1", 0).subject }, ..of_user("1", 0) };
+        board.update(vec![nowhere, of_user("1", 1)], 0, of);
+        let severities: Vec<_> = board.active().map(|finding| finding.sign.severity).collect();
+        assert_eq!(severities, [Severity::Warning, Severity::Critical]);
     }
 
     #[test]

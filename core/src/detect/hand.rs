@@ -52,6 +52,7 @@ impl Hand {
     /// Rank 0 of job `j`, alone on a GPU.
     pub fn rank_on(gpu: usize) -> RankNow {
         RankNow {
+            pid: None,
             key: key(0),
             gpus: vec![gpu],
             step: None,

@@ -27,6 +27,7 @@ mod peers;
 mod pipelines;
 mod scrapes;
 mod settings;
+mod shares;
 mod stage_imbalance;
 mod steps;
 mod straggler;
@@ -315,8 +316,7 @@ impl State {
     fn look(&mut self, view: &View<'_>) -> (Vec<Sign>, BTreeMap<RankKey, Ratios>) {
         let (mut signs, mut ratios) = (Vec::new(), BTreeMap::new());
         self.troubles.retain(|trouble| view.now_ns - trouble.to_ns < TROUBLE_NS);
-        let excess = self.troubles.len().saturating_sub(MOST_TROUBLES);
-        self.troubles.drain(..excess);
+        shares::keep_newest(&mut self.troubles, MOST_TROUBLES, |trouble| trouble.key.0.scope().clone());
         for detector in &mut self.detectors {
             detector.look(view, &mut self.troubles, &mut signs);
             detector.ratios(&mut ratios);
@@ -330,6 +330,7 @@ impl State {
 fn ranks(jobs: &Jobs) -> Vec<RankNow> {
     let now = |(job, number, rank): (&JobId, u32, &Rank)| RankNow {
         key: (job.clone(), number),
+        pid: rank.pid,
         gpus: rank.gpus.as_deref().unwrap_or_default().to_vec(),
         step: rank.open_step().map(|open| OpenStep {
             number: open.step,

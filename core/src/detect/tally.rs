@@ -1,11 +1,12 @@
 //! How many findings there have been of each subject: the counter `highwater_findings_total`.
 //!
 //! Enters: findings that are raised. Leaves: a count for each kind, GPU, job and rank. Invariants: at most
-//! [`MOST_SERIES`] counts are kept; one that is forgotten begins at 0 again, which every reader of counters takes for a
+//! [`MOST_SERIES`] counts are kept, and the owner with the most of them loses its oldest; one that is forgotten begins at 0 again, which every reader of counters takes for a
 //! restart, and is added to no other; a count is shown as 0 before it is shown as 1, since the increase from "no such
 //! series" to 1 is none for a reader of counters.
 
 use super::finding::{Finding, Kind};
+use super::shares;
 use crate::jobs::JobId;
 use std::collections::BTreeMap;
 
@@ -39,7 +40,8 @@ struct Count {
 pub(super) struct Tally(BTreeMap<Counted, Count>);
 
 impl Tally {
-    /// Counts a finding; forgets the count that has not changed for longest if there are too many.
+    /// Counts a finding; if there are too many counts, forgets the one of the owner with the most that has not changed for
+    /// longest.
     pub(super) fn raise(&mut self, finding: &Finding, now_ns: i64) {
         let subject = &finding.sign.subject;
         let of =
@@ -48,7 +50,10 @@ impl Tally {
         let count = self.0.entry(of).or_insert(new);
         (count.raised, count.last_ns) = (count.raised + 1, now_ns);
         if self.0.len() > MOST_SERIES {
-            let oldest = self.0.iter().min_by_key(|(_, count)| count.last_ns).map(|(of, _)| of.clone());
+            let owner = |of: &Counted| of.job.as_ref().map(|job| job.scope().clone());
+            let largest = shares::largest(self.0.keys().map(owner)).map(|(owner, _)| owner);
+            let of_largest = self.0.iter().filter(|(of, _)| Some(owner(of)) == largest);
+            let oldest = of_largest.min_by_key(|(_, count)| count.last_ns).map(|(of, _)| of.clone());
             oldest.and_then(|of| self.0.remove(&of));
         }
     }

@@ -10,12 +10,15 @@ use crate::gpu::GpuState;
 use crate::mesh::Mesh;
 use crate::phases::{Flush, RankKey};
 use crate::ring;
+use crate::scope::Scope;
 use std::sync::Arc;
 
 /// One rank as it is now.
 #[derive(Debug, Clone)]
 pub(super) struct RankNow {
     pub key: RankKey,
+    /// The process that sends for it.
+    pub pid: Option<u32>,
     /// Positions of its GPUs; empty where they are not known.
     pub gpus: Vec<usize>,
     /// The step that it is in.
@@ -33,6 +36,11 @@ pub(super) struct RankNow {
 }
 
 impl RankNow {
+    /// Whose it is.
+    fn owner(&self) -> &Scope {
+        self.key.0.scope()
+    }
+
     /// Whether it has gone, as far as can be seen from what came after it: it has nothing open, and has said nothing since
     /// a rank of another job began. The end of a job that sends over TCP is not seen otherwise.
     fn is_followed_by(&self, other: &Self) -> bool {
@@ -62,10 +70,54 @@ pub(super) struct View<'a> {
     pub flushes: &'a [(usize, Flush)],
 }
 
+/// What the driver's list of a GPU's processes says of a rank that names the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// Its process is not there.
+    Absent,
+    /// There is no list since its first event, or its process is not known.
+    Unknown,
+    /// Its process is there.
+    Listed,
+}
+
 impl View<'_> {
+    /// The ranks that run on a GPU. Any job may name any GPU; where ranks of several owners do, those count whose process the
+    /// driver lists there, else those of whom nothing is known, and other ranks of these owners.
+    fn ranks_on(&self, gpu: usize) -> impl Iterator<Item = &RankNow> + Clone {
+        let named = move || self.ranks.iter().filter(move |rank| rank.gpus.contains(&gpu));
+        let first = named().next().map(RankNow::owner);
+        let best = if named().all(|rank| Some(rank.owner()) == first) {
+            None
+        } else {
+            named().map(|rank| self.standing(rank, gpu)).max()
+        };
+        let is_best = move |rank: &RankNow| best.is_none_or(|best| self.standing(rank, gpu) == best);
+        let counts = move |rank: &&RankNow| {
+            is_best(rank) || named().any(|other| other.owner() == rank.owner() && is_best(other))
+        };
+        named().filter(counts)
+    }
+
+    fn standing(&self, rank: &RankNow, gpu: usize) -> Standing {
+        let list = self.gpus.get(gpu).and_then(GpuState::processes).filter(|list| list.at_ns >= rank.since_ns);
+        match (rank.pid, list) {
+            (Some(pid), Some(list)) if list.reading.iter().any(|process| process.pid == pid) => Standing::Listed,
+            (Some(_), Some(_)) => Standing::Absent,
+            _ => Standing::Unknown,
+        }
+    }
+
+    /// Whether what a GPU shows may be the doing of this rank, which named it in a step that ended. Of a rank that names it no
+    /// longer, whether all that do are its owner's.
+    pub fn counts_on(&self, key: &RankKey, gpu: usize) -> bool {
+        let ranks = self.ranks_on(gpu);
+        ranks.clone().any(|rank| rank.key == *key) || ranks.clone().all(|rank| rank.owner() == key.0.scope())
+    }
+
     /// The rank that runs on a GPU, where exactly one does.
     pub fn rank_on(&self, gpu: usize) -> Option<&RankNow> {
-        let on = || self.ranks.iter().filter(move |rank| rank.gpus.contains(&gpu));
+        let on = || self.ranks_on(gpu);
         let mut here = on().filter(|rank| !on().any(|other| rank.is_followed_by(other)));
         here.next().filter(|_| here.next().is_none())
     }
@@ -156,6 +208,8 @@ pub(super) fn ratio(part_ns: i64, of_ns: i64) -> Option<f64> {
 mod tests {
     use super::super::hand::Hand;
     use super::*;
+    use crate::gpu::Process;
+    use crate::jobs::JobId;
 
     #[test]
     fn a_gpu_is_its_one_ranks_and_of_two_that_of_neither() {
@@ -166,6 +220,45 @@ mod tests {
         assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), Some("b".to_owned())));
         hand.ranks.push(of("c", 0, 1));
         assert_eq!((job_on(&hand, 0), job_on(&hand, 1)), (Some("a".to_owned()), None));
+    }
+
+    /// Any user can say that a job runs on any GPU.
+    #[test]
+    fn a_gpu_is_that_owners_whose_process_the_driver_lists_there() {
+        let mut hand = Hand::new(1);
+        let of = |user: &str, number: u32, pid: Option<u32>| {
+            let job = JobId::new(Scope::of(None, Some(user)), "train");
+            RankNow { key: (job, number), pid, ..Hand::rank_on(0) }
+        };
+        let (honest, thief) = (of("1", 0, Some(11)), of("2", 0, Some(22)));
+        hand.ranks = vec![honest.clone(), thief.clone()];
+        let whose =
+            |hand: &Hand| hand.view(|view| view.rank_on(0).and_then(|rank| rank.owner().user().map(str::to_owned)));
+        let counts = |hand: &Hand| hand.view(|view| [&honest, &thief].map(|rank| view.counts_on(&rank.key, 0)));
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, true]), "there is no list");
+        let list = |hand: &Hand, pids: &[u32]| {
+            let process = |pid: &u32| Process { pid: *pid, used_bytes: Some(1) };
+            hand.gpus[0].set_processes(5, Some(pids.iter().map(process).collect()));
+        };
+        list(&hand, &[11, 33]);
+        assert_eq!((whose(&hand), counts(&hand)), (Some("1".to_owned()), [true, false]));
+        list(&hand, &[11, 22]);
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, true]), "they share it");
+        list(&hand, &[33]);
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, true]), "the list leaves processes out");
+        // One whose process is not known, as over HTTP, counts before one that is known not to be there.
+        hand.ranks[0].pid = None;
+        assert_eq!(whose(&hand).as_deref(), Some("1"));
+        // Another rank of the owner, on whose behalf another process sends.
+        hand.ranks = vec![honest.clone(), of("1", 1, Some(12)), thief.clone()];
+        list(&hand, &[11]);
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, false]), "two ranks of one owner");
+        // A list from before the first event of a rank says nothing of it.
+        hand.ranks = vec![RankNow { since_ns: 6, ..honest.clone() }, thief.clone()];
+        assert_eq!(whose(&hand).as_deref(), Some("1"));
+        // A thief that has gone takes nothing either.
+        hand.ranks = vec![honest.clone()];
+        assert_eq!(counts(&hand), [true, false]);
     }
 
     #[test]
