@@ -2,8 +2,8 @@
 
 use super::json::Json;
 use super::problem::Problem;
-use super::sender::sender;
-use super::serve::{Peer, in_time};
+use super::sender::{Peer, sender};
+use super::serve::in_time;
 use crate::intake::{Answer, Batch, Intake};
 use axum::Extension;
 use axum::body::{Body, HttpBody as _};

@@ -8,7 +8,7 @@ use super::counts::{Refused, Seldom, Stats};
 use super::guard::{Entry, Guard, Rules};
 use super::hosts::Hosts;
 use super::problem::Problem;
-use super::serve::Peer;
+use super::sender::Peer;
 use crate::web::annotations::Access;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};

@@ -50,7 +50,7 @@ use exposition::Expositions;
 use gate::Gate;
 use live::Live;
 use problem::Problem;
-use serve::Peer;
+use sender::Peer;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

@@ -3,8 +3,10 @@
 //! Over loopback both ends of a connection are in one network namespace, so the kernel knows the client's socket too,
 //! with its user. It is queried by netlink (`sock_diag(7)`), which any user may do. A client elsewhere has only an
 //! address.
+//!
+//! The kernel is asked as soon as a connection is accepted: when a client has closed its end, nobody knows its user any
+//! more. Those of whom it is not known are one owner, whichever of the millions of loopback addresses they use.
 
-use super::serve::Peer;
 use highwater_core::jobs::Sender;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
@@ -23,11 +25,28 @@ const UID_AT: usize = 16 + 4 + 48 + 12;
 /// How long to wait for the kernel, which answers at once.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// The sender on this connection. The kernel is queried once per connection, which takes it some ten microseconds.
+/// Both ends of the connection of a request, and its client's user: an extension of every request.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// The address that it connected to.
+    pub local: SocketAddr,
+    /// The client's user, if the kernel reports it.
+    user: Option<u32>,
+}
+
+impl Peer {
+    /// The two ends of a connection that was just accepted. The kernel is queried, which takes it some ten microseconds.
+    #[must_use]
+    pub fn accepted(peer: SocketAddr, local: SocketAddr) -> Self {
+        Self { peer, local, user: if is_here(peer.ip()) { uid_of(peer, local) } else { None } }
+    }
+}
+
+/// The sender on this connection.
 pub(super) fn sender(peer: &Peer) -> Sender {
-    let (client, server) = (peer.peer, peer.local);
-    let uid = *peer.user.get_or_init(|| if is_here(client.ip()) { uid_of(client, server) } else { None });
-    Sender { uid, address: Some(client.ip().to_canonical()), ..Sender::default() }
+    Sender { uid: peer.user, address: Some(peer.peer.ip().to_canonical()), ..Sender::default() }
 }
 
 fn is_here(address: IpAddr) -> bool {
@@ -97,7 +116,7 @@ mod tests {
         let listener = TcpListener::bind(address).ok()?;
         let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
         let (accepted, peer) = listener.accept().expect("it connects");
-        Some((client, Peer::new(peer, accepted.local_addr().expect("connected"))))
+        Some((client, Peer::accepted(peer, accepted.local_addr().expect("connected"))))
     }
 
     #[test]
@@ -110,11 +129,20 @@ mod tests {
         }
     }
 
-    /// The kernel then reports 0, which looks like root.
     #[test]
-    fn a_client_that_has_closed_its_end_has_no_user() {
+    fn a_client_that_has_closed_its_end_since_keeps_its_user() {
         let (client, peer) = connected("127.0.0.1:0").expect("loopback");
         drop(client);
+        assert_eq!(sender(&peer).uid, Some(rustix::process::geteuid().as_raw()));
+    }
+
+    /// The kernel then reports 0, which looks like root.
+    #[test]
+    fn a_client_that_closed_its_end_before_it_was_accepted_has_no_user() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        drop(TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens"));
+        let (accepted, peer) = listener.accept().expect("it connected");
+        let peer = Peer::accepted(peer, accepted.local_addr().expect("connected"));
         assert_eq!(sender(&peer).uid, None);
     }
 
@@ -122,7 +150,7 @@ mod tests {
     fn a_connection_that_is_not_there_has_no_user() {
         let address = |text: &str| text.parse().expect("an address");
         assert_eq!(uid_of(address("127.0.0.1:1"), address("127.0.0.1:2")), None);
-        let elsewhere = Peer::new(address("192.0.2.7:4000"), address("192.0.2.8:10450"));
+        let elsewhere = Peer::accepted(address("192.0.2.7:4000"), address("192.0.2.8:10450"));
         assert_eq!(sender(&elsewhere), Sender { address: Some(address("192.0.2.7:4000").ip()), ..Sender::default() });
         assert_eq!(parse(&[0; 200]), None);
         assert_eq!(parse(&[]), None);

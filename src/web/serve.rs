@@ -10,6 +10,7 @@ use super::guard::Guard;
 use super::places::{Place, Places};
 use super::problem::Problem;
 use super::seat::Seat;
+use super::sender::Peer;
 use super::stream::Watched;
 use crate::dial::Stream;
 use axum::Router;
@@ -28,7 +29,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -44,25 +45,6 @@ const BODY_PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) const MOST_HEAD_BYTES: usize = 16 << 10;
 /// How long to wait if accepting fails and no connection can be evicted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
-
-/// Both ends of the connection of a request: an extension of every request.
-#[derive(Debug, Clone)]
-pub struct Peer {
-    /// The client's address.
-    pub peer: SocketAddr,
-    /// The address that it connected to.
-    pub local: SocketAddr,
-    /// The client's user, once the kernel has been queried; inside it, `None` if the kernel does not report it.
-    pub user: Arc<OnceLock<Option<u32>>>,
-}
-
-impl Peer {
-    /// The two ends of a connection.
-    #[must_use]
-    pub fn new(peer: SocketAddr, local: SocketAddr) -> Self {
-        Self { peer, local, user: Arc::default() }
-    }
-}
 
 /// One listener and its routes.
 pub struct Server {
@@ -186,7 +168,7 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let local = stream.local_addr()?;
     // Answers are written at once; without this, a small one may wait for the client's acknowledgement.
     let _ = stream.set_nodelay(true);
-    Ok((stream, Peer::new(peer, local)))
+    Ok((stream, Peer::accepted(peer, local)))
 }
 
 /// The stream inside TLS, if enabled.
@@ -226,7 +208,7 @@ impl Service<Request<Incoming>> for Routes {
         let seat = Arc::clone(&self.seat);
         seat.asked(!hyper::body::Body::is_end_stream(request.body()));
         let mut request = request.map(|body| Body::new(Asked { body, seat: Arc::clone(&seat) }));
-        request.extensions_mut().insert(self.peer.clone());
+        request.extensions_mut().insert(self.peer);
         // A router is always ready.
         let answered = self.routes.clone().call(request);
         Box::pin(async move {

@@ -10,12 +10,14 @@ use crate::clock::SECOND_NS;
 use crate::scope::Scope;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Owners whose accounts are kept although they hold nothing.
 const MOST_IDLE_OWNERS: usize = 256;
+/// Of what an owner could have, local clients whose user is not known have one part in this many.
+const NOBODYS_PART: usize = 8;
 /// Owners whose refusals are counted apart: each is a label value.
 const MOST_REFUSED: usize = 16;
 /// The label value of all others.
@@ -83,15 +85,20 @@ pub enum Owner {
 }
 
 impl Owner {
+    /// All local clients over TCP whose user is not known.
+    pub const NOBODY: Owner = Owner::Address(IpAddr::V4(Ipv4Addr::LOCALHOST));
+
     /// Who answers for this sender, which is there.
     #[must_use]
     pub fn of(sender: &Sender, within: Within) -> Self {
         match (sender.uid, sender.address) {
             (Some(uid), _) => Owner::User { uid, within },
-            (None, Some(IpAddr::V6(address))) => {
+            (None, Some(IpAddr::V6(address))) if !address.is_loopback() => {
                 let network = u128::from(address) & !u128::from(u64::MAX);
                 Owner::Address(IpAddr::V6(network.into()))
             }
+            // Any user of this node may send from any of these, and close before anybody can ask who it was.
+            (None, Some(address)) if address.is_loopback() => Owner::NOBODY,
             (None, Some(address)) => Owner::Address(address),
             (None, None) => Owner::Daemon,
         }
@@ -254,8 +261,10 @@ impl Account {
         let (limit, own) = (self.book.limits[resource as usize], self.holds(resource));
         let all = self.book.held[resource as usize].load(Ordering::Relaxed).saturating_add(amount);
         let Some(free) = limit.checked_sub(all) else { return Err(Shortage::Node) };
+        // Whoever does not say who it is has a smaller part: any user may be one more owner so.
+        let part = if self.owner == Owner::NOBODY { free / NOBODYS_PART } else { free };
         // One that holds nothing may have what is left, however little that is.
-        let is_within = own == 0 || own.saturating_add(amount) <= free;
+        let is_within = own == 0 || own.saturating_add(amount) <= part;
         if is_within || self.owner == Owner::Daemon { Ok(()) } else { Err(Shortage::Share) }
     }
 
@@ -502,6 +511,22 @@ mod tests {
     }
 
     #[test]
+    fn who_hides_its_user_has_a_small_part() {
+        let accounts = Accounts::new(&Limits { jobs: 64, ..Limits::default() });
+        let holds = |owner: &Owner| {
+            let account = accounts.of(owner);
+            let mut held = Vec::new();
+            while account.may_hold(Resource::Jobs, 1).is_ok() {
+                held.push(account.hold(Resource::Jobs, 1));
+            }
+            held
+        };
+        let nobodys = holds(&Owner::NOBODY);
+        assert_eq!(nobodys.len(), 7, "an eighth of what is left");
+        assert_eq!(holds(&user(1)).len(), 28, "half of what is left");
+    }
+
+    #[test]
     fn owners_are_distinguished_by_user_and_namespace() {
         let pod = |namespace: &str, name: &str| Within::Pod(Pod { namespace: namespace.into(), name: name.into() });
         let of = |uid, within| Owner::User { uid, within };
@@ -520,6 +545,9 @@ mod tests {
         let of_address = |text| Owner::of(&address(text), Within::Node);
         assert_eq!(of_address("2001:db8::1"), of_address("2001:db8::2"), "one network");
         assert_ne!(of_address("10.0.0.1"), of_address("10.0.0.2"));
+        for loopback in ["127.0.0.1", "127.200.3.4", "::1"] {
+            assert_eq!(of_address(loopback), Owner::NOBODY, "any user may send from {loopback}");
+        }
     }
 
     #[test]
