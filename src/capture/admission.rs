@@ -8,6 +8,7 @@ use super::stats::Outcome;
 use super::trigger::{Reason, Trigger};
 use crate::files::Folder;
 use crate::recording::State;
+use highwater_core::jobs::Scope;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,18 +82,22 @@ pub(super) struct Running {
     longest_ns: i64,
     /// Triggers to record besides the first.
     pub joined: Vec<Trigger>,
-    reasons: Vec<&'static str>,
+    /// Why, and whose job each reason is about.
+    reasons: Vec<Cause>,
     /// Whether it ends to make way for another capture, which was not requested.
     pub yields: bool,
 }
+
+/// A reason, and whose job it is about: what one owner does makes no other one's evidence wait.
+type Cause = (&'static str, Option<Scope>);
 
 /// Everything that decides about triggers. It is behind a lock that is held for microseconds, and never while a file is
 /// written.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     pub running: Option<Running>,
-    /// Until when the last capture of each reason reached, nanoseconds of the timeline.
-    ended: BTreeMap<&'static str, i64>,
+    /// Until when the last capture of each reason and owner reached, nanoseconds of the timeline.
+    ended: BTreeMap<Cause, i64>,
     /// Why nothing can be written.
     pub trouble: Option<String>,
     /// The folder of captures; `None` until it could be opened.
@@ -122,7 +127,7 @@ pub(super) enum Admitted {
 impl Desk {
     /// Decides about a trigger that is not a request.
     pub fn admit(&mut self, trigger: &Trigger, settings: &Settings) -> Admitted {
-        let label = trigger.reason.label();
+        let cause = cause(trigger);
         if let Some(running) = &mut self.running {
             let is_missed = trigger.at_ns.saturating_sub(settings.before_ns) < running.begin_ns;
             if is_missed && running.is_only_asked_for() && self.next.len() < MOST_JOINED {
@@ -135,26 +140,28 @@ impl Desk {
             }
             let end_ns = trigger.at_ns.saturating_add(settings.after_ns).min(running.longest_ns);
             running.end_ns = running.end_ns.max(end_ns);
-            if running.joined.len() < MOST_JOINED {
+            let is_new = !running.reasons.contains(&cause);
+            if is_new || running.joined.len() < MOST_JOINED {
                 running.joined.push(trigger.clone());
             }
-            if !running.reasons.contains(&label) {
-                running.reasons.push(label);
-                // From now on its class also follows from this reason.
+            if is_new {
+                // From now on its class and its owners also follow from this reason.
                 if let Some(listed) = self.listed.get_mut(&running.id) {
-                    listed.reasons.push(label.to_owned());
+                    listed.also_for(cause.0, trigger.owner_text());
                 }
+                running.reasons.push(cause);
             }
             return Admitted::Joined;
         }
-        let is_cool = |end_ns: &i64| trigger.at_ns >= end_ns.saturating_add(settings.cooldown_ns);
-        if self.ended.get(label).is_none_or(is_cool) { Admitted::Begin } else { Admitted::Cooldown }
+        let is_cool = |end_ns: i64| trigger.at_ns >= end_ns.saturating_add(settings.cooldown_ns);
+        self.ended.retain(|_, end_ns| !is_cool(*end_ns));
+        if self.ended.contains_key(&cause) { Admitted::Cooldown } else { Admitted::Begin }
     }
 
     /// Begins a capture.
     pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &Settings) {
         let longest_ns = end_ns.max(trigger.at_ns.saturating_add(settings.longest_after_ns()));
-        let reasons = vec![trigger.reason.label()];
+        let reasons = vec![cause(trigger)];
         self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons, yields: false });
     }
 
@@ -248,8 +255,12 @@ impl Desk {
 
 impl Running {
     fn is_only_asked_for(&self) -> bool {
-        self.reasons.iter().all(|reason| *reason == Reason::Asked.label())
+        self.reasons.iter().all(|(reason, _)| *reason == Reason::Asked.label())
     }
+}
+
+fn cause(trigger: &Trigger) -> Cause {
+    (trigger.reason.label(), trigger.owner.clone())
 }
 
 /// A trouble in the form in which it is listed.
@@ -270,7 +281,7 @@ mod tests {
 
     fn oom(at_s: i64) -> Trigger {
         let reason = Reason::Oom { job: "job".into(), rank: 0 };
-        Trigger { reason, at_ns: at_s * SECOND_NS, note: String::new() }
+        Trigger { reason, at_ns: at_s * SECOND_NS, note: String::new(), owner: Some(Scope::Daemon) }
     }
 
     fn begin(desk: &mut Desk, trigger: &Trigger) {
@@ -308,6 +319,24 @@ mod tests {
     }
 
     #[test]
+    fn what_one_owner_does_makes_nobody_else_wait() {
+        let (mut desk, settings) = (Desk::default(), settings());
+        let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
+        begin(&mut desk, &of("666", 100));
+        for at_s in 101..200 {
+            desk.admit(&of("666", at_s.min(108)), &settings);
+        }
+        assert_eq!(desk.admit(&of("1", 109), &settings), Admitted::Joined);
+        let joined = &desk.running.as_ref().expect("it runs").joined;
+        assert_eq!(joined.last(), Some(&of("1", 109)), "it is recorded, however many came before");
+        desk.end("one");
+        let admitted = ["666", "1", "2"].map(|user| desk.admit(&of(user, 130), &settings));
+        assert_eq!(admitted, [Admitted::Cooldown, Admitted::Cooldown, Admitted::Begin]);
+        assert_eq!(desk.admit(&of("1", 10_000), &settings), Admitted::Begin);
+        assert!(desk.ended.is_empty(), "what has cooled down is forgotten");
+    }
+
+    #[test]
     fn what_is_asked_for_makes_way_for_what_it_does_not_reach_back_to() {
         let (mut desk, settings) = (Desk::default(), settings());
         let asked = Trigger { reason: Reason::Asked, ..oom(100) };
@@ -328,7 +357,9 @@ mod tests {
             let (id, reason) = (format!("{n:02}"), "oom".to_owned());
             let (note, begin_unix_nano, end_unix_nano, trouble) = (String::new(), None, None, None);
             let (reasons, state, bytes) = (vec![reason.clone()], State::Writing, 9);
-            let listed = Listed { id, reason, reasons, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
+            let owners = Vec::new();
+            let listed =
+                Listed { id, reason, reasons, owners, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
             let id = listed.id.clone();
             desk.listed.insert(id.clone(), listed);
             desk.fail(&id, &format!("disk\nfull {}", "x".repeat(1_000)));

@@ -41,6 +41,9 @@ pub struct Listed {
     pub reason: String,
     /// The reason, and those for which it went on for longer; each once.
     pub reasons: Vec<String>,
+    /// Whose jobs the triggers are about, each once; empty text for what the driver said, or was requested.
+    #[serde(skip)]
+    pub owners: Vec<String>,
     /// The note of the trigger.
     pub note: String,
     /// When it begins; `None` if it cannot be read.
@@ -54,6 +57,18 @@ pub struct Listed {
     /// What went wrong with it, if anything has since the daemon started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+}
+
+impl Listed {
+    /// It goes on for this reason too, which is about a job of this owner.
+    pub(super) fn also_for(&mut self, reason: &str, owner: String) {
+        if !self.reasons.iter().any(|known| known == reason) {
+            self.reasons.push(reason.to_owned());
+        }
+        if !self.owners.contains(&owner) {
+            self.owners.push(owner);
+        }
+    }
 }
 
 /// The folder, locked.
@@ -207,6 +222,7 @@ impl Directory {
             id: id.to_owned(),
             reason: reason_of(id),
             reasons: reasons_of(&connection, id)?,
+            owners: owners_of(&connection)?,
             note: schema::meta(&connection, "note")?,
             begin_unix_nano: schema::meta(&connection, "begin_ns")?,
             end_unix_nano: schema::meta(&connection, "end_ns")?,
@@ -221,6 +237,7 @@ impl Directory {
             id: id.to_owned(),
             reason: reason_of(id),
             reasons: vec![reason_of(id)],
+            owners: Vec::new(),
             note: String::new(),
             begin_unix_nano: None,
             end_unix_nano: None,
@@ -268,6 +285,13 @@ fn reasons_of(connection: &Connection, id: &str) -> rusqlite::Result<Vec<String>
         }
     }
     Ok(reasons)
+}
+
+/// The owners of its triggers.
+fn owners_of(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut of_triggers = connection.prepare("SELECT DISTINCT substr(owner, 1, 300) FROM triggers LIMIT 128")?;
+    let owners = of_triggers.query_map([], |row| row.get::<_, Option<String>>(0))?;
+    owners.map(|owner| Ok(owner?.unwrap_or_default())).collect()
 }
 
 /// The file name of a finished capture.

@@ -23,6 +23,7 @@ impl Findings for OnBoard {
 pub(super) fn triggers(change: &Change) -> impl Iterator<Item = Trigger> {
     change.news().filter(|finding| finding.sign.severity > Severity::Info).map(|finding| {
         let (reason, at_ns) = (Reason::Finding(finding.sign.kind.label()), finding.seen_ns);
-        Trigger { reason, at_ns, note: finding.sign.text.what.clone() }
+        let owner = finding.sign.subject.job.as_ref().map(|job| job.scope().clone());
+        Trigger { reason, at_ns, note: finding.sign.text.what.clone(), owner }
     })
 }

@@ -128,8 +128,9 @@ impl Recorder {
         if mark.name.eq_ignore_ascii_case("oom") {
             let job = JobId::new(mark.scope.clone().unwrap_or_default(), &mark.job);
             let note = format!("rank {} of job `{job}` marked `oom`", mark.rank);
+            let owner = Some(job.scope().clone());
             let reason = Reason::Oom { job, rank: mark.rank };
-            self.trigger(Trigger { reason, at_ns: mark.at_ns, note });
+            self.trigger(Trigger { reason, at_ns: mark.at_ns, note, owner });
         }
     }
 
@@ -253,7 +254,7 @@ impl Shared {
         if let Some(wait) = desk.asking.wait(now, per_hour) {
             return Err(Refusal::TooOften { wait });
         }
-        let trigger = Trigger { reason: Reason::Asked, at_ns: node.clock.now_ns(), note: request.note };
+        let trigger = Trigger { reason: Reason::Asked, at_ns: node.clock.now_ns(), note: request.note, owner: None };
         let id = self.begin(&mut desk, trigger, (before_ns, after_ns))?;
         desk.asking.spend(now, per_hour);
         Ok(id)
@@ -276,6 +277,7 @@ impl Shared {
             id: id.clone(),
             reason: trigger.reason.label().to_owned(),
             reasons: vec![trigger.reason.label().to_owned()],
+            owners: vec![trigger.owner_text()],
             note: trigger.note.clone(),
             begin_unix_nano: Some(begin_ns.saturating_add(node.clock.unix_shift_ns())),
             end_unix_nano: None,

@@ -1,14 +1,16 @@
-//! Which captures are removed when there are too many. No one can push out another's evidence by requesting captures or
-//! by marking. Pure.
+//! Which captures are removed when there are too many. No one can push out another's evidence, by requesting captures, by
+//! marking, or by what is found of invented jobs. Pure.
 //!
 //! Captures are of three classes. Requested captures take at most half of all, and push out only each other. Captures
 //! of `oom` marks, which any job can send, push out requested ones, then each other. Captures of findings push out
-//! requested ones, then those of marks, then the oldest of the kind of finding that has the most. Each class always
-//! keeps an eighth, so that it finds room too.
+//! requested ones, then those of marks, then, of the owner with the most captures, the oldest of the kind of finding that
+//! has the most. Those of marks are the oldest of the owner with the most, too. Each class always keeps an eighth, so that
+//! it finds room too.
 
 use super::directory::Listed;
 use super::settings::Settings;
 use crate::recording::State;
+use std::collections::BTreeMap;
 
 /// What a capture is for. A later class pushes out earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -137,11 +139,11 @@ impl<'a> Shares<'a> {
             Class::Asked => self.oldest(Class::Asked).filter(|_| is_over),
             Class::Oom if is_over || squeezes_asked => {
                 let few = || self.of_largest_kind().filter(|_| self.floor.files == 0 && is_over);
-                asked_goes().or_else(|| self.oldest(Class::Oom)).or_else(few)
+                asked_goes().or_else(|| self.of_largest_owner()).or_else(few)
             }
             Class::Finding if is_over || squeezes_asked || squeezes_oom => {
-                let oom_goes = || self.oldest(Class::Oom).filter(|_| oom.exceeds(self.floor));
-                let any = || self.oldest(Class::Oom).or_else(|| self.oldest(Class::Asked)).filter(|_| is_over);
+                let oom_goes = || self.of_largest_owner().filter(|_| oom.exceeds(self.floor));
+                let any = || self.of_largest_owner().or_else(|| self.oldest(Class::Asked)).filter(|_| is_over);
                 asked_goes().or_else(oom_goes).or_else(|| self.of_largest_kind()).or_else(any)
             }
             Class::Oom | Class::Finding => None,
@@ -152,20 +154,43 @@ impl<'a> Shares<'a> {
         self.kept.iter().position(|listed| listed.class() == class)
     }
 
-    /// The oldest capture of the kind of finding that has the most: a kind that recurs pushes out no other.
+    /// The captures of a class that are of the owner with the most of them: those that are its alone, if there are any.
+    fn of_most(&self, class: Class) -> Vec<(usize, &Listed)> {
+        let of_class = || self.kept.iter().copied().enumerate().filter(move |(_, listed)| listed.class() == class);
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for owner in of_class().flat_map(|(_, listed)| &listed.owners) {
+            *counts.entry(owner).or_default() += 1;
+        }
+        let largest = counts.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
+        let Some(largest) = largest else { return of_class().collect() };
+        let alone = of_class().filter(|(_, listed)| listed.owners.iter().all(|owner| owner == largest));
+        let alone: Vec<_> = alone.collect();
+        if alone.is_empty() {
+            return of_class().filter(|(_, listed)| listed.owners.iter().any(|owner| owner == largest)).collect();
+        }
+        alone
+    }
+
+    /// The oldest capture of marks, of the owner with the most of them.
+    fn of_largest_owner(&self) -> Option<usize> {
+        self.of_most(Class::Oom).first().map(|(at, _)| *at)
+    }
+
+    /// The oldest capture of the kind of finding that has the most, of the owner with the most: a kind that recurs pushes out
+    /// no other.
     fn of_largest_kind(&self) -> Option<usize> {
-        let finding = || self.kept.iter().enumerate().filter(|(_, listed)| listed.class() == Class::Finding);
+        let of_owner = self.of_most(Class::Finding);
+        let finding = || of_owner.iter();
         let count = |reason: &str| finding().filter(|(_, listed)| listed.reason == reason).count();
         // Among kinds of the same size the first, which is the oldest.
         let largest = finding().rev().max_by_key(|(_, listed)| count(&listed.reason))?.1.reason.as_str();
-        finding().find(|(_, listed)| listed.reason == largest).map(|(at, _)| at)
+        finding().find(|(_, listed)| listed.reason == largest).map(|(at, _)| *at)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     /// A folder in which captures are taken one after the other, each of so many bytes.
     #[derive(Default)]
@@ -182,18 +207,24 @@ mod tests {
         }
 
         fn take(&mut self, reason: &str, bytes: u64) -> bool {
+            self.take_of("", reason, bytes)
+        }
+
+        fn take_of(&mut self, owner: &str, reason: &str, bytes: u64) -> bool {
             let shares = |this: &Self, other| Shares::new(this.listed.values(), &this.settings, other).removals();
             let class = Class::of([reason]);
             let room = Shares::new(self.listed.values(), &self.settings, 0).room(class);
             if room.is_none_or(|room| room < bytes) {
                 return false;
             }
-            let id = format!("{:06}-{reason}", self.taken);
+            let id = format!("{:06}-{reason}-{owner}", self.taken);
             self.taken += 1;
             let (reason, note) = (reason.to_owned(), String::new());
             let (begin_unix_nano, end_unix_nano, trouble) = (None, None, None);
             let (reasons, state) = (vec![reason.clone()], State::Writing);
-            let listed = Listed { id, reason, reasons, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
+            let owners = vec![owner.to_owned()];
+            let listed =
+                Listed { id, reason, reasons, owners, note, begin_unix_nano, end_unix_nano, bytes, state, trouble };
             let id = listed.id.clone();
             self.listed.insert(id.clone(), listed);
             for removed in shares(self, bytes) {
@@ -246,6 +277,38 @@ mod tests {
             assert!(shelf.take("low_headroom", 20 << 20));
         }
         assert!(shelf.count("low_headroom") > 5 && shelf.count("oom") > 0, "{:?}", shelf.listed.keys());
+    }
+
+    #[test]
+    fn what_is_found_of_one_owner_pushes_out_nothing_of_another_within_its_share() {
+        let mut shelf = Shelf::of(20, 256 << 20);
+        for reason in ["allocator_thrash", "low_headroom", "comm_starvation"] {
+            assert!(shelf.take_of("user 1", reason, 1 << 20));
+        }
+        assert!(shelf.take("gpu_lost", 1 << 20) && shelf.take_of("user 1", "oom", 1 << 20));
+        for _ in 0..30 {
+            for reason in ["allocator_thrash", "low_headroom", "straggler", "memory_growth", "oom"] {
+                assert!(shelf.take_of("user 666", reason, 1 << 20));
+            }
+        }
+        let of_one = shelf.listed.values().filter(|listed| listed.owners == ["user 1"]).count();
+        assert_eq!(
+            (of_one, shelf.count("gpu_lost"), shelf.listed.len() > 15),
+            (4, 1, true),
+            "{:?}",
+            shelf.listed.keys()
+        );
+        // Two who have very many share all of it.
+        for _ in 0..40 {
+            assert!(shelf.take_of("user 667", "straggler", 1 << 20));
+        }
+        let of = |owner: &str| shelf.listed.keys().filter(|id| id.ends_with(owner)).count();
+        assert_eq!(
+            (of("user 1"), of("user 666") > 4, of("user 667") > 4),
+            (4, true, true),
+            "{:?}",
+            shelf.listed.keys()
+        );
     }
 
     #[test]

@@ -383,5 +383,5 @@ fn write_trigger(file: &File, trigger: &Trigger) -> rusqlite::Result<()> {
         Reason::Oom { job, rank } => Some((job, *rank)),
         Reason::Finding(_) | Reason::Asked => None,
     };
-    file.trigger(trigger.at_ns, trigger.reason.label(), of, &trigger.note)
+    file.trigger(trigger.at_ns, trigger.reason.label(), of, (&trigger.note, &trigger.owner_text()))
 }

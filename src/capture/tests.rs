@@ -112,7 +112,7 @@ impl Rig {
         (begin_ns, end_ns): (i64, i64),
         findings: Arc<dyn Findings>,
     ) -> Result<Capture, schema::Trouble> {
-        let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into() };
+        let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into(), owner: None };
         let start = Start { kind: Kind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
         Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
     }
@@ -144,7 +144,7 @@ impl Rig {
     /// Reports a finding of this kind.
     fn find(&self, recorder: &Recorder, kind: &'static str) {
         let at_ns = self.clock.now_ns();
-        recorder.trigger(Trigger { reason: Reason::Finding(kind), at_ns, note: String::new() });
+        recorder.trigger(Trigger { reason: Reason::Finding(kind), at_ns, note: String::new(), owner: None });
     }
 
     /// The file of a finished capture.
@@ -343,7 +343,7 @@ fn a_profile_that_finds_no_room_is_all_that_is_lost() {
     for pages in (16..120).step_by(2) {
         let path = rig.folder.path().join(format!("{pages}.sqlite"));
         let now_ns = rig.clock.now_ns();
-        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: "why".into() };
+        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: "why".into(), owner: None };
         let (kind, id) = (Kind::Capture, "id".into());
         let start = Start { kind, id, trigger, begin_ns: now_ns - SECOND_NS, end_ns: now_ns };
         let (view, intake) = (View::of(&rig.node), Arc::clone(&rig.intake));
@@ -489,7 +489,7 @@ fn a_folder_that_cannot_be_had_is_reported_and_counted() {
         std::thread::yield_now();
     }
     assert!(matches!(recorder.ask(Request::default()), Err(Refusal::Unavailable(_))));
-    recorder.trigger(Trigger { reason: Reason::Finding("xid"), at_ns: START_NS, note: String::new() });
+    recorder.trigger(Trigger { reason: Reason::Finding("xid"), at_ns: START_NS, note: String::new(), owner: None });
     assert_eq!(recorder.stats().unwrap().outcome(Outcome::Unavailable), 2);
     end(&recorder, &stop, thread);
 }

@@ -1,7 +1,7 @@
 //! Why a capture is taken, and where the findings that are written into it come from.
 
 use crate::recording::write::FindingRow;
-use highwater_core::jobs::JobId;
+use highwater_core::jobs::{JobId, Scope};
 
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,21 @@ pub struct Trigger {
     pub at_ns: i64,
     /// A text for people: what was found, or why the capture was requested.
     pub note: String,
+    /// Whose job it is about; `None` of what the driver says and of what was requested.
+    pub owner: Option<Scope>,
+}
+
+impl Trigger {
+    /// Its owner in the form in which files have it; empty without one.
+    #[must_use]
+    pub fn owner_text(&self) -> String {
+        let Some(owner) = &self.owner else { return String::new() };
+        match (owner.namespace(), owner.user()) {
+            (Some(namespace), _) => format!("namespace {namespace}"),
+            (None, Some(user)) => format!("user {user}"),
+            (None, None) => "daemon".to_owned(),
+        }
+    }
 }
 
 /// Provides the findings to be written. Called a few times a second while a capture is taken, by its thread.

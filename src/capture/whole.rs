@@ -48,7 +48,7 @@ impl Whole {
     pub fn begin(path: PathBuf, note: &str, known: &Known, intake: &Arc<Intake>) -> anyhow::Result<Self> {
         let node = known.slot.node().ok_or_else(|| anyhow::anyhow!("no GPU is read"))?;
         let (view, now_ns) = (View::of(&node), node.clock.now_ns());
-        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned() };
+        let trigger = Trigger { reason: Reason::Asked, at_ns: now_ns, note: note.to_owned(), owner: None };
         let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let start = Start { kind: Kind::Recording, id, trigger, begin_ns: now_ns, end_ns: i64::MAX };
         let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));

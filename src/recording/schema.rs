@@ -92,7 +92,8 @@ CREATE TABLE findings (
     rank INTEGER, begin_ns INTEGER NOT NULL, end_ns INTEGER, what TEXT NOT NULL, why TEXT NOT NULL,
     advice TEXT NOT NULL, evidence TEXT NOT NULL, seen_ns INTEGER, first_seen_ns INTEGER, first_what TEXT, first_why TEXT
 );
-CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL);
+CREATE TABLE triggers (at_ns INTEGER NOT NULL, reason TEXT NOT NULL, job TEXT, rank INTEGER, note TEXT NOT NULL,
+    owner TEXT);
 -- Every single reading. A gap begins at the last good reading, so a gap that begins inside the sweep is passed over to
 -- find that reading; times of samples are floored to the microsecond.
 CREATE VIEW samples_by_tick AS

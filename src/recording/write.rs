@@ -381,10 +381,16 @@ impl File {
         )
     }
 
-    pub fn trigger(&self, at_ns: i64, reason: &str, of: Option<(&JobId, u32)>, note: &str) -> rusqlite::Result<()> {
+    pub fn trigger(
+        &self,
+        at_ns: i64,
+        reason: &str,
+        of: Option<(&JobId, u32)>,
+        (note, owner): (&str, &str),
+    ) -> rusqlite::Result<()> {
         let job = of.map(|(job, _)| self.job(job)).transpose()?;
-        let row = params![self.unix(at_ns), reason, job, of.map(|(_, rank)| rank), note];
-        self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5)", row)
+        let row = params![self.unix(at_ns), reason, job, of.map(|(_, rank)| rank), note, owner];
+        self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5, ?6)", row)
     }
 
     /// A time of the timeline in this file's form.
