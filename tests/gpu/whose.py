@@ -4,6 +4,8 @@
 - apart: one script runs twice at once, without a launcher. Each run is a job of its own, with all of its steps.
 - next: a job fills the GPU and ends. The next job on that GPU marks at once. What the first one did is not reported of the
   second: no finding of it begins before its first mark, and low headroom is none of its.
+- named: while a job fills the GPU, a program of another user marks short steps of a job of its own on that GPU, on which it
+  does not run. Low headroom stays the first job's. This part needs root, to be another user.
 
     HIGHWATER=target/release/highwater python3 tests/gpu/whose.py
     HIGHWATER=target/debug/highwater python3 tests/gpu/whose.py --dry-run
@@ -54,6 +56,19 @@ highwater.flush(10)
 status = highwater.status()
 import json
 print(json.dumps({"job": status.get("job"), "begun": begun, "status": {key: str(value) for key, value in status.items()}}))
+"""
+
+
+# Marks short steps on GPU 0, on which it does not run, until it is ended.
+THIEF = """
+import json, os, socket, sys, time
+os.setuid(65534)
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sender.connect(sys.argv[1] + ".seqpacket")
+for step in range(1_000_000):
+    for event in ("begin", "end"):
+        sender.send(json.dumps({"event": event, "kind": "step", "step": step, "job": "thief", "gpu": 0}).encode())
+    time.sleep(0.015)
 """
 
 
@@ -152,6 +167,31 @@ def following(script: Path, how: str, rounds: int) -> list[tuple[str, str, bool]
     ]
 
 
+def named(script: Path, how: str, rounds: int) -> list[tuple[str, str, bool]]:
+    kept = stolen = 0
+    with daemon(dry=how == "dry") as to:
+        os.chmod(to.socket.parent, 0o755)
+        thief = subprocess.Popen([sys.executable, "-c", THIEF, str(to.socket)])
+        try:
+            for _ in range(rounds):
+                job = start(script, to, 0, 60, 300, how)
+                ended(job)
+                findings = to.get("/api/v1/findings?limit=512")["findings"]
+                full = [one["job"] for one in findings if one["finding"] == "low_headroom"]
+                kept += f"{script.stem}-{job.pid}" in full
+                stolen += "thief" in full
+            has_marked = steps_of(to, "thief") > 0
+        finally:
+            thief.kill()
+            thief.wait()
+    dry = how == "dry"
+    return [
+        ("steps of a job that only names the GPU are taken", "yes" if has_marked else "no", has_marked),
+        ("low headroom of the job that fills the GPU beside it", f"{kept} of {rounds} jobs", dry or kept == rounds),
+        ("low headroom of the job that only names the GPU", f"{stolen} of {rounds} jobs", stolen == 0),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true")
@@ -162,6 +202,10 @@ def main() -> None:
         script = Path(folder) / "sweep.py"
         script.write_text(SCRIPT)
         rows = apart(script, how) + following(script, how, arguments.rounds)
+        if os.geteuid() == 0:
+            rows += named(script, how, arguments.rounds)
+        else:
+            print("not root: the part `named` is left out", file=sys.stderr)
     width = max(len(what) for what, _, _ in rows)
     for what, value, is_right in rows:
         print(f"{what:<{width}}  {value:<14}  {'yes' if is_right else 'NO'}")

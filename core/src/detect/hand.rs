@@ -22,6 +22,7 @@ pub(super) struct Hand {
     pub ranks: Vec<RankNow>,
     pub steps: Vec<Step>,
     pub flushes: Vec<(usize, Flush)>,
+    pub since_ns: Vec<i64>,
     /// What detectors before found.
     pub troubles: Vec<Trouble>,
     rings: Vec<ring::Reader>,
@@ -36,7 +37,8 @@ impl Hand {
         let state = |gpu| GpuState::new(device(gpu), 600 * SECOND_NS, 100 * MILLISECOND_NS);
         let gpus = (0..gpus).map(state).collect();
         let (ranks, steps, flushes, troubles) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { now_ns: 0, settings: Settings::default(), gpus, ranks, steps, flushes, troubles, rings, writers }
+        let (settings, since_ns) = (Settings::default(), Vec::new());
+        Self { now_ns: 0, settings, gpus, ranks, steps, flushes, since_ns, troubles, rings, writers }
     }
 
     /// From now on a GPU uses so much.
@@ -112,6 +114,7 @@ impl Hand {
             steps: &self.steps,
             ranks: &self.ranks,
             flushes: &self.flushes,
+            since_ns: &self.since_ns,
         })
     }
 

@@ -52,7 +52,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use steps::Steps;
-use view::{OpenStep, RankNow, View};
+use view::{OpenStep, RankNow, Subjects, View};
 
 /// Troubles are remembered for this long, for those that look for a cause.
 const TROUBLE_NS: i64 = 30 * SECOND_NS;
@@ -156,6 +156,7 @@ pub struct Detect {
 struct State {
     detectors: Vec<Box<dyn Detector>>,
     steps: Steps,
+    subjects: Subjects,
     troubles: Vec<Trouble>,
     /// How many phases had ended in the intake at the last turn.
     ended: u64,
@@ -242,7 +243,7 @@ impl Detect {
         let ranks = ranks(&ledger.open());
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
-        let view = View {
+        let mut view = View {
             now_ns,
             settings: &self.settings,
             gpus: join.gpus(),
@@ -250,8 +251,13 @@ impl Detect {
             steps: &steps,
             ranks: &ranks,
             flushes: &flushes,
+            since_ns: &[],
         };
+        let mut subjects = std::mem::take(&mut state.subjects);
+        subjects.note(&view);
+        view.since_ns = &subjects.since_ns;
         let (signs, ratios) = state.look(&view);
+        state.subjects = subjects;
         let mut board = self.board();
         board.set_ratios(ratios);
         board.keep_lost(&state.uuids, now_ns);
@@ -283,6 +289,7 @@ impl State {
                 Box::new(xid::Xid::default()),
             ],
             steps: Steps::default(),
+            subjects: Subjects::default(),
             troubles: Vec::new(),
             ended: 0,
             uuids: Vec::new(),

@@ -68,6 +68,8 @@ pub(super) struct View<'a> {
     pub ranks: &'a [RankNow],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
+    /// Since when the ranks that run on each GPU are these ([`Subjects`]).
+    pub since_ns: &'a [i64],
 }
 
 /// What the driver's list of a GPU's processes says of a rank that names the GPU.
@@ -122,10 +124,12 @@ impl View<'_> {
         here.next().filter(|_| here.next().is_none())
     }
 
-    /// Since when what a GPU shows may be the doing of the one rank on it: its first mark. What was before is another's.
-    /// Where no single rank is known, the GPU itself is the subject, and all of its past counts.
+    /// Since when what a GPU shows may be the doing of the one rank on it: its first mark, or the end of another one that was
+    /// there as well. What was before is another's. Where no single rank is known, the GPU itself is the subject, and all of
+    /// its past counts.
     pub fn subject_since_ns(&self, gpu: usize) -> i64 {
-        self.rank_on(gpu).map_or(i64::MIN, |rank| rank.since_ns)
+        let since_ns = self.since_ns.get(gpu).copied().unwrap_or(i64::MIN);
+        self.rank_on(gpu).map_or(i64::MIN, |rank| rank.since_ns.max(since_ns))
     }
 
     /// `GPU 3`, by its index.
@@ -163,6 +167,37 @@ impl View<'_> {
 /// Whether a rank is among these, which are in the order of their keys.
 pub(super) fn knows(ranks: &[RankNow], key: &RankKey) -> bool {
     ranks.binary_search_by(|rank| rank.key.cmp(key)).is_ok()
+}
+
+/// Who has been running on each GPU. A rank that was there beside another one answers for nothing from before the other's
+/// end.
+#[derive(Debug, Default)]
+pub(super) struct Subjects {
+    last_ns: Option<i64>,
+    ranks: Vec<Vec<RankKey>>,
+    pub since_ns: Vec<i64>,
+}
+
+impl Subjects {
+    /// Notes who runs on each GPU now.
+    pub fn note(&mut self, view: &View<'_>) {
+        self.ranks.resize(view.gpus.len(), Vec::new());
+        self.since_ns.resize(view.gpus.len(), i64::MIN);
+        for (gpu, (before, since_ns)) in self.ranks.iter_mut().zip(&mut self.since_ns).enumerate() {
+            let now = || view.ranks_on(gpu);
+            if now().map(|rank| &rank.key).eq(before.iter()) {
+                continue;
+            }
+            // A rank that is new has its first mark for a begin.
+            let is_new = |rank: &RankNow| self.last_ns.is_none_or(|last_ns| rank.since_ns > last_ns);
+            let has_left = before.iter().any(|key| !now().any(|rank| rank.key == *key));
+            if has_left && !now().all(is_new) {
+                *since_ns = view.now_ns;
+            }
+            *before = now().map(|rank| rank.key.clone()).collect();
+        }
+        self.last_ns = Some(view.now_ns);
+    }
 }
 
 /// Since when something is so of each GPU.
@@ -259,6 +294,26 @@ mod tests {
         // A thief that has gone takes nothing either.
         hand.ranks = vec![honest.clone()];
         assert_eq!(counts(&hand), [true, false]);
+    }
+
+    #[test]
+    fn who_was_beside_another_answers_for_nothing_from_before_its_end() {
+        let (mut hand, mut subjects) = (Hand::new(1), Subjects::default());
+        let of = |job: &str, since_ns: i64| RankNow { key: (job.into(), 0), since_ns, ..Hand::rank_on(0) };
+        let mut since = |now_ns: i64, ranks: Vec<RankNow>| {
+            (hand.now_ns, hand.ranks) = (now_ns, ranks);
+            hand.view(|view| subjects.note(view));
+            hand.since_ns = subjects.since_ns.clone();
+            hand.view(|view| view.subject_since_ns(0))
+        };
+        assert_eq!(since(10, Vec::new()), i64::MIN);
+        assert_eq!(since(20, vec![of("a", 15)]), 15, "its first mark");
+        assert_eq!(since(30, vec![of("a", 15), of("b", 25)]), i64::MIN, "nobody's");
+        assert_eq!(since(40, vec![of("b", 25)]), 40, "what was before may be the other's");
+        assert_eq!(since(50, vec![of("b", 25)]), 40);
+        assert_eq!(since(60, vec![of("c", 55)]), 55, "the next one has come since");
+        assert_eq!(since(70, Vec::new()), i64::MIN);
+        assert_eq!(since(80, vec![of("d", 65)]), 65, "its GPU has become known");
     }
 
     #[test]
