@@ -14,6 +14,9 @@ fn named<'a>(jobs: &'a Jobs, name: &str) -> &'a Job {
     job
 }
 
+/// What the system says of the processes there, which tests send from as user 1000 and as root.
+const STATUS: &str = "Name:\tpython3\nUid:\t1000\t0\t1000\t1000\n";
+
 /// A node of three GPUs whose kubelet gave the last two to `research/llama-0`, and a folder with its processes.
 fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -33,6 +36,7 @@ fn node() -> (Intake, Arc<Manual>, tempfile::TempDir) {
     ] {
         write(format!("{pid}/cgroup"), &format!("0::/{cgroup}\n"));
         write(format!("{pid}/environ"), environ);
+        write(format!("{pid}/status"), STATUS);
     }
     let kubelet = Kubelet::with_one_pod(folder.path().join("logs"), &["GPU-c", "GPU-b"]);
     let clock = Arc::new(Manual::at(0));
@@ -187,6 +191,7 @@ fn in_new_container(folder: &tempfile::TempDir, pid: u32, digits: &str, environ:
     std::fs::create_dir_all(&process).expect("a folder");
     std::fs::write(process.join("cgroup"), format!("0::/kubepods/{id}\n")).expect("written");
     std::fs::write(process.join("environ"), environ).expect("written");
+    std::fs::write(process.join("status"), STATUS).expect("written");
     let logs = folder.path().join("logs");
     move || std::fs::write(logs.join(format!("llama-1_research_trainer-{id}.log")), "").expect("linked")
 }
@@ -469,6 +474,7 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     let environ = folder.path().join("7/environ");
     rustix::fs::mknodat(rustix::fs::CWD, &environ, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    std::fs::write(folder.path().join("7/status"), STATUS).expect("written");
     intake.start_reader().expect("a thread");
     let say = |event: &str| {
         let json = json!({"event": event, "name": "p"});
@@ -486,6 +492,17 @@ fn events_of_a_job_that_is_being_looked_for_wait_and_come_in_order() {
     assert_eq!(named(&jobs, "late").ranks[&0].open.len(), 1);
     drop(jobs);
     intake.end_readers();
+}
+
+/// A connection that a child inherited, and a process of another user that has the id of the one that connected.
+#[test]
+fn the_environment_of_another_users_process_is_not_read() {
+    let (intake, _clock, folder) = node();
+    std::fs::write(folder.path().join("1/environ"), "HIGHWATER_JOB=secret\0RANK=3").expect("written");
+    let begin = json!({"event": "begin", "name": "p"}).to_string();
+    let another = Sender::process(Some(1), 1_002);
+    assert_eq!(intake.take_json(begin.as_bytes(), &another).refusals[0].reason, "malformed", "it names no job");
+    assert_eq!(intake.jobs().by_id().len(), 0);
 }
 
 #[test]

@@ -7,10 +7,10 @@
 //! [`MOST_STUCK`] reads of one owner hang, no more of its processes are read; the next process read belongs to the
 //! owner with the fewest reads in progress.
 
-use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, remember, started};
+use super::process::{KEEP_NS, LOOK_AGAIN_NS, MOST_PROCESSES, is_of, remember, started};
 use crate::files::read_at_most;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
-use highwater_core::jobs::{Account, Place};
+use highwater_core::jobs::{Account, Owner, Place};
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -151,7 +151,7 @@ impl<Event> Peers<Event> {
             return Answer::Known(peer);
         }
         if !self.is_threaded.load(Ordering::Relaxed) {
-            let peer = self.read(pid);
+            let peer = self.read(pid, &account.owner);
             return Answer::Known(self.state().learn(pid, peer, started(&self.process(pid)), KEEP_NS, now_ns));
         }
         let mut state = self.state();
@@ -216,7 +216,10 @@ impl<Event> Peers<Event> {
     pub fn read_until_ended(&self, now_ns: impl Fn() -> i64, read: impl Fn(u32)) {
         self.state().readers += 1;
         while let Some(pid) = self.next(&now_ns) {
-            let (start, peer) = (started(&self.process(pid)), self.read(pid));
+            let Some(owner) = self.state().lookups.get(&pid).map(|lookup| lookup.account.owner.clone()) else {
+                continue;
+            };
+            let (start, peer) = (started(&self.process(pid)), self.read(pid, &owner));
             let was_given_up = {
                 let mut state = self.state();
                 state.learn(pid, peer, start, KEEP_NS, now_ns());
@@ -319,9 +322,14 @@ impl<Event> Peers<Event> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, pid: u32) -> Peer {
+    /// A connection may outlive its process, and the process's id may be another's by then: only the environment of a
+    /// process of the sender's user is read.
+    fn read(&self, pid: u32, owner: &Owner) -> Peer {
+        let process = self.process(pid);
         // The environment of a process that has just ended is empty.
-        let environ = read_at_most(&self.process(pid).join("environ"), MOST_ENVIRON_BYTES).ok();
+        let environ = read_at_most(&process.join("environ"), MOST_ENVIRON_BYTES).ok();
+        // Asked after it was read: the id may change hands in between.
+        let environ = environ.filter(|_| is_of(&process, owner));
         environ.filter(|environ| !environ.is_empty()).as_deref().map(parse).unwrap_or_default()
     }
 

@@ -1,6 +1,7 @@
 //! Reads the start time of a sender's process, and limits how long facts about a process are kept.
 
 use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::Owner;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::Path;
@@ -25,6 +26,16 @@ pub(super) fn started(process: &Path) -> Option<u64> {
     fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
+/// Whether a process runs as the sender's user, by any of the ids that it has: the kernel names one of them when it connects.
+/// `process` is its folder in `/proc`. A sender without a user, as in a recording, is not asked.
+pub(super) fn is_of(process: &Path, owner: &Owner) -> bool {
+    let Owner::User { uid, .. } = owner else { return true };
+    let status = crate::files::read_at_most(&process.join("status"), MOST_STAT_BYTES).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.is_some_and(|ids| ids.split_ascii_whitespace().any(|id| id.parse() == Ok(*uid)))
+}
+
 /// Remembers a process or container, replacing the oldest one at the limit.
 pub(super) fn remember<K: Eq + Hash + Clone, T>(
     known: &mut HashMap<K, T>,
@@ -43,6 +54,16 @@ pub(super) fn remember<K: Eq + Hash + Clone, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use highwater_core::jobs::Within;
+
+    #[test]
+    fn a_process_is_its_users_and_no_others() {
+        let own = Path::new("/proc/self");
+        let uid = rustix::process::getuid().as_raw();
+        let user = |uid| Owner::User { uid, within: Within::Node };
+        assert!(is_of(own, &user(uid)) && is_of(own, &Owner::Daemon));
+        assert!(!is_of(own, &user(uid + 1_000)) && !is_of(Path::new("/proc/none"), &user(uid)));
+    }
 
     #[test]
     fn the_oldest_gives_way_and_one_that_is_known_does_not() {

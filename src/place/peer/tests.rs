@@ -25,11 +25,13 @@ fn stuck_process(folder: &Path, pid: u32) {
     std::fs::create_dir_all(&process).expect("a folder");
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(rustix::fs::CWD, process.join("environ"), rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    std::fs::write(process.join("status"), "Uid:\t1\t2\t3\t4\n").expect("written");
 }
 
 fn process(folder: &Path, pid: u32, environ: &[u8]) {
     std::fs::create_dir_all(folder.join(pid.to_string())).expect("a folder");
     std::fs::write(folder.join(format!("{pid}/environ")), environ).expect("written");
+    std::fs::write(folder.join(format!("{pid}/status")), "Uid:\t1\t2\t3\t4\n").expect("written");
 }
 
 /// Unblocks the pipe's reader.
