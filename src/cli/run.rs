@@ -57,6 +57,7 @@ impl Run {
     fn record(&self) -> anyhow::Result<io::Result<ExitStatus>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime for signals")?;
+        runtime.block_on(async { super::serve::survive_file_limit() })?;
         if let Some(url) = &self.via {
             return self.record_via(url, &runtime);
         }

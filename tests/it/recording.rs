@@ -57,6 +57,29 @@ fn a_commands_status_is_returned_as_a_shell_returns_it() {
     }
 }
 
+/// Batch systems limit the size of files. The kernel's signal would end the recorder and leave the command behind.
+#[test]
+fn a_limit_on_the_size_of_files_costs_the_recording_and_not_the_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let writes = "head -c 1000000 /dev/zero >\"$TMPDIR/large\"; echo $?; sleep 3; exit 43";
+    let mut run = command();
+    run.arg("run").arg("-o").arg(folder.path().join("file.sqlite")).args(["--source", "sim:demo", "sh", "-c", writes]);
+    let mut limited = Command::new("sh");
+    // 150 KiB: there is room for its beginning.
+    limited.args(["-c", "ulimit -f 300 && exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    let output = limited.env("TMPDIR", folder.path()).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(43), "{output:?}");
+    // What the command does beyond the limit ends it as without `run`: 128 and SIGXFSZ.
+    assert_eq!(text(&output.stdout), "153\n", "{output:?}");
+    assert!(text(&output.stderr).contains("file.sqlite: disk I/O error"), "it says what it lacks: {output:?}");
+}
+
 #[test]
 fn arguments_and_streams_are_the_commands_own() {
     let folder = tempfile::tempdir().expect("a folder");
