@@ -3,7 +3,7 @@
 use super::finding::Sign;
 use super::settings::Settings;
 use super::steps::{Phase, Step};
-use super::view::{RankNow, View};
+use super::view::{RankNow, View, running};
 use super::{Detector, Ratios, Trouble};
 use crate::clock::{MILLISECOND_NS, SECOND_NS};
 use crate::gpu::{Device, GpuState, Medium};
@@ -106,7 +106,10 @@ impl Hand {
 
     /// Shows this moment.
     pub fn view<T>(&self, see: impl FnOnce(&View<'_>) -> T) -> T {
+        let mut on = Vec::new();
+        running(&self.gpus, &self.ranks, &mut on);
         see(&View {
+            on: &on,
             now_ns: self.now_ns,
             settings: &self.settings,
             gpus: &self.gpus,

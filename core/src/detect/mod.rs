@@ -243,7 +243,9 @@ impl Detect {
         let ranks = ranks(&ledger.open());
         let steps: Vec<_> = ended.iter().filter_map(|attributed| state.steps.take(attributed)).collect();
         let flushes = state.new_flushes(join);
-        let mut view = View {
+        let mut subjects = std::mem::take(&mut state.subjects);
+        subjects.note(join.gpus(), &ranks, now_ns);
+        let view = View {
             now_ns,
             settings: &self.settings,
             gpus: join.gpus(),
@@ -251,11 +253,9 @@ impl Detect {
             steps: &steps,
             ranks: &ranks,
             flushes: &flushes,
-            since_ns: &[],
+            on: &subjects.on,
+            since_ns: &subjects.since_ns,
         };
-        let mut subjects = std::mem::take(&mut state.subjects);
-        subjects.note(&view);
-        view.since_ns = &subjects.since_ns;
         let (signs, ratios) = state.look(&view);
         state.subjects = subjects;
         let mut board = self.board();

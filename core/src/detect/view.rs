@@ -68,7 +68,8 @@ pub(super) struct View<'a> {
     pub ranks: &'a [RankNow],
     /// Falls and regrowths since the last view, each with the position of its GPU.
     pub flushes: &'a [(usize, Flush)],
-    /// Since when the ranks that run on each GPU are these ([`Subjects`]).
+    /// By GPU, positions of the ranks that run on it, and since when these are the ones ([`Subjects`]).
+    pub on: &'a [Vec<usize>],
     pub since_ns: &'a [i64],
 }
 
@@ -84,37 +85,17 @@ enum Standing {
 }
 
 impl View<'_> {
-    /// The ranks that run on a GPU. Any job may name any GPU; where ranks of several owners do, those count whose process the
-    /// driver lists there, else those of whom nothing is known, and other ranks of these owners.
-    fn ranks_on(&self, gpu: usize) -> impl Iterator<Item = &RankNow> + Clone {
-        let named = move || self.ranks.iter().filter(move |rank| rank.gpus.contains(&gpu));
-        let first = named().next().map(RankNow::owner);
-        let best = if named().all(|rank| Some(rank.owner()) == first) {
-            None
-        } else {
-            named().map(|rank| self.standing(rank, gpu)).max()
-        };
-        let is_best = move |rank: &RankNow| best.is_none_or(|best| self.standing(rank, gpu) == best);
-        let counts = move |rank: &&RankNow| {
-            is_best(rank) || named().any(|other| other.owner() == rank.owner() && is_best(other))
-        };
-        named().filter(counts)
-    }
-
-    fn standing(&self, rank: &RankNow, gpu: usize) -> Standing {
-        let list = self.gpus.get(gpu).and_then(GpuState::processes).filter(|list| list.at_ns >= rank.since_ns);
-        match (rank.pid, list) {
-            (Some(pid), Some(list)) if list.reading.iter().any(|process| process.pid == pid) => Standing::Listed,
-            (Some(_), Some(_)) => Standing::Absent,
-            _ => Standing::Unknown,
-        }
+    /// The ranks that run on a GPU ([`running`]).
+    fn ranks_on(&self, gpu: usize) -> impl Iterator<Item = &RankNow> {
+        self.on.get(gpu).into_iter().flatten().filter_map(|position| self.ranks.get(*position))
     }
 
     /// Whether what a GPU shows may be the doing of this rank, which named it in a step that ended. Of a rank that names it no
     /// longer, whether all that do are its owner's.
     pub fn counts_on(&self, key: &RankKey, gpu: usize) -> bool {
-        let ranks = self.ranks_on(gpu);
-        ranks.clone().any(|rank| rank.key == *key) || ranks.clone().all(|rank| rank.owner() == key.0.scope())
+        let names_it = self.ranks.iter().any(|rank| rank.key == *key && rank.gpus.contains(&gpu));
+        let mut ranks = self.ranks_on(gpu);
+        if names_it { ranks.any(|rank| rank.key == *key) } else { ranks.all(|rank| rank.owner() == key.0.scope()) }
     }
 
     /// The rank that runs on a GPU, where exactly one does.
@@ -169,22 +150,86 @@ pub(super) fn knows(ranks: &[RankNow], key: &RankKey) -> bool {
     ranks.binary_search_by(|rank| rank.key.cmp(key)).is_ok()
 }
 
+/// By GPU, the positions of the ranks that run on it: those that name it, or of which only the driver says it. Any job may name
+/// any GPU; where ranks of several owners do, those count whose process the driver lists there, else those of whom nothing is
+/// known, and other ranks of these owners. While the GPU of a rank is still looked for, nobody counts whose process is not there.
+pub(super) fn running(gpus: &[GpuState], ranks: &[RankNow], on: &mut Vec<Vec<usize>>) {
+    on.resize_with(gpus.len(), Vec::new);
+    on.iter_mut().for_each(Vec::clear);
+    let mut is_any_sought = false;
+    for (position, rank) in ranks.iter().enumerate() {
+        is_any_sought |= rank.gpus.is_empty();
+        for gpu in &rank.gpus {
+            if let Some(on) = on.get_mut(*gpu) {
+                on.push(position);
+            }
+        }
+    }
+    for (state, on) in gpus.iter().zip(on) {
+        let first = on.first().and_then(|position| ranks.get(*position)).map(RankNow::owner);
+        let is_others = |rank: &RankNow| Some(rank.owner()) != first;
+        if is_any_sought || on.iter().filter_map(|position| ranks.get(*position)).any(is_others) {
+            settle(state, ranks, on);
+        }
+    }
+}
+
+/// Leaves the ranks of one GPU that count, where it may be several owners'.
+fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
+    let sought = || ranks.iter().enumerate().filter(|(_, rank)| rank.gpus.is_empty());
+    on.extend(sought().filter(|(_, rank)| standing(gpu, rank) == Standing::Listed).map(|(position, _)| position));
+    on.sort_unstable();
+    let here: Vec<(usize, &RankNow, Standing)> = on
+        .iter()
+        .filter_map(|position| ranks.get(*position).map(|rank| (*position, rank, standing(gpu, rank))))
+        .collect();
+    let first = here.first().map(|(_, rank, _)| rank.owner());
+    let is_others = |rank: &RankNow| Some(rank.owner()) != first;
+    // A rank that has just begun, of whose GPU the driver's lists say nothing yet.
+    let is_new = |rank: &RankNow| rank.pid.is_some() && standing(gpu, rank) == Standing::Unknown;
+    let is_one_begun = sought().any(|(_, rank)| is_others(rank) && is_new(rank));
+    if !is_one_begun && !here.iter().any(|(_, rank, _)| is_others(rank)) {
+        return;
+    }
+    let best = here.iter().map(|(_, _, standing)| *standing).max();
+    let is_best = |one: &(usize, &RankNow, Standing)| Some(one.2) == best;
+    let counts = |one: &&(usize, &RankNow, Standing)| {
+        is_best(one) || here.iter().any(|other| other.1.owner() == one.1.owner() && is_best(other))
+    };
+    on.clear();
+    if !(is_one_begun && best == Some(Standing::Absent)) {
+        on.extend(here.iter().filter(counts).map(|(position, ..)| *position));
+    }
+}
+
+fn standing(gpu: &GpuState, rank: &RankNow) -> Standing {
+    let list = gpu.processes().filter(|list| list.at_ns >= rank.since_ns);
+    match (rank.pid, list) {
+        (Some(pid), Some(list)) if list.reading.iter().any(|process| process.pid == pid) => Standing::Listed,
+        (Some(_), Some(_)) => Standing::Absent,
+        _ => Standing::Unknown,
+    }
+}
+
 /// Who has been running on each GPU. A rank that was there beside another one answers for nothing from before the other's
 /// end.
 #[derive(Debug, Default)]
 pub(super) struct Subjects {
     last_ns: Option<i64>,
     ranks: Vec<Vec<RankKey>>,
+    /// By GPU, as in a [`View`].
+    pub on: Vec<Vec<usize>>,
     pub since_ns: Vec<i64>,
 }
 
 impl Subjects {
     /// Notes who runs on each GPU now.
-    pub fn note(&mut self, view: &View<'_>) {
-        self.ranks.resize(view.gpus.len(), Vec::new());
-        self.since_ns.resize(view.gpus.len(), i64::MIN);
-        for (gpu, (before, since_ns)) in self.ranks.iter_mut().zip(&mut self.since_ns).enumerate() {
-            let now = || view.ranks_on(gpu);
+    pub fn note(&mut self, gpus: &[GpuState], ranks: &[RankNow], now_ns: i64) {
+        running(gpus, ranks, &mut self.on);
+        self.ranks.resize(gpus.len(), Vec::new());
+        self.since_ns.resize(gpus.len(), i64::MIN);
+        for ((on, before), since_ns) in self.on.iter().zip(&mut self.ranks).zip(&mut self.since_ns) {
+            let now = || on.iter().filter_map(|position| ranks.get(*position));
             if now().map(|rank| &rank.key).eq(before.iter()) {
                 continue;
             }
@@ -192,11 +237,11 @@ impl Subjects {
             let is_new = |rank: &RankNow| self.last_ns.is_none_or(|last_ns| rank.since_ns > last_ns);
             let has_left = before.iter().any(|key| !now().any(|rank| rank.key == *key));
             if has_left && !now().all(is_new) {
-                *since_ns = view.now_ns;
+                *since_ns = now_ns;
             }
             *before = now().map(|rank| rank.key.clone()).collect();
         }
-        self.last_ns = Some(view.now_ns);
+        self.last_ns = Some(now_ns);
     }
 }
 
@@ -291,6 +336,16 @@ mod tests {
         // A list from before the first event of a rank says nothing of it.
         hand.ranks = vec![RankNow { since_ns: 6, ..honest.clone() }, thief.clone()];
         assert_eq!(whose(&hand).as_deref(), Some("1"));
+        // One that names no GPU runs where the driver lists it. Until that is known, the GPU is not the thief's either.
+        list(&hand, &[11]);
+        hand.ranks = vec![RankNow { gpus: Vec::new(), ..honest.clone() }, thief.clone()];
+        assert_eq!((whose(&hand).as_deref(), counts(&hand)), (Some("1"), [true, false]));
+        hand.ranks[0].since_ns = 6;
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, false]));
+        list(&hand, &[]);
+        hand.ranks[0].since_ns = 0;
+        assert_eq!(whose(&hand).as_deref(), Some("2"), "it runs nowhere that is known");
+        list(&hand, &[11]);
         // A thief that has gone takes nothing either.
         hand.ranks = vec![honest.clone()];
         assert_eq!(counts(&hand), [true, false]);
@@ -302,7 +357,7 @@ mod tests {
         let of = |job: &str, since_ns: i64| RankNow { key: (job.into(), 0), since_ns, ..Hand::rank_on(0) };
         let mut since = |now_ns: i64, ranks: Vec<RankNow>| {
             (hand.now_ns, hand.ranks) = (now_ns, ranks);
-            hand.view(|view| subjects.note(view));
+            subjects.note(&hand.gpus, &hand.ranks, now_ns);
             hand.since_ns = subjects.since_ns.clone();
             hand.view(|view| view.subject_since_ns(0))
         };
