@@ -10,10 +10,7 @@ pub(super) fn keep_newest<T, Owner: Ord>(kept: &mut Vec<T>, most: usize, owner: 
     if kept.len() <= most {
         return;
     }
-    let mut counts: BTreeMap<Owner, usize> = BTreeMap::new();
-    for one in kept.iter() {
-        *counts.entry(owner(one)).or_default() += 1;
-    }
+    let mut counts = counted(kept.iter().map(&owner));
     let each = share(counts.values().copied(), most);
     // The oldest are first: as many of them go as an owner has too many.
     kept.retain(|one| {
@@ -43,9 +40,14 @@ fn share(counts: impl Iterator<Item = usize>, most: usize) -> usize {
 
 /// The owner who has most, and how many; of several the last in order.
 pub(super) fn largest<Owner: Ord>(owners: impl Iterator<Item = Owner>) -> Option<(Owner, usize)> {
-    let mut counts: BTreeMap<Owner, usize> = BTreeMap::new();
+    counted(owners).into_iter().max_by_key(|(_, count)| *count)
+}
+
+/// How often each owner comes.
+fn counted<Owner: Ord>(owners: impl Iterator<Item = Owner>) -> BTreeMap<Owner, usize> {
+    let mut counts = BTreeMap::new();
     owners.for_each(|owner| *counts.entry(owner).or_default() += 1);
-    counts.into_iter().max_by_key(|(_, count)| *count)
+    counts
 }
 
 #[cfg(test)]
