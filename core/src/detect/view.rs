@@ -185,7 +185,7 @@ fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
         .collect();
     let first = here.first().map(|(_, rank, _)| rank.owner());
     let is_others = |rank: &RankNow| Some(rank.owner()) != first;
-    // A rank that has just begun, of whose GPU the driver's lists say nothing yet.
+    // A rank whose process the driver's next list has or has not.
     let is_new = |rank: &RankNow| rank.pid.is_some() && standing(gpu, rank) == Standing::Unknown;
     let is_one_begun = sought().any(|(_, rank)| is_others(rank) && is_new(rank));
     if !is_one_begun && !here.iter().any(|(_, rank, _)| is_others(rank)) {
@@ -197,7 +197,9 @@ fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
         is_best(one) || here.iter().any(|other| other.1.owner() == one.1.owner() && is_best(other))
     };
     on.clear();
-    if !(is_one_begun && best == Some(Standing::Absent)) {
+    // Of two that are new, one that names the GPU and one whose GPU is looked for, the list will say which one runs there.
+    let is_certain = |one: &(usize, &RankNow, Standing)| one.2 != Standing::Absent && !is_new(one.1);
+    if !is_one_begun || here.iter().any(is_certain) {
         on.extend(here.iter().filter(counts).map(|(position, ..)| *position));
     }
 }
@@ -212,34 +214,66 @@ fn standing(gpu: &GpuState, rank: &RankNow) -> Standing {
 }
 
 /// Who has been running on each GPU. A rank that was there beside another one answers for nothing from before the other's
-/// end.
+/// end, and for nothing while the other's process is still there.
 #[derive(Debug, Default)]
 pub(super) struct Subjects {
     last_ns: Option<i64>,
-    ranks: Vec<Vec<RankKey>>,
+    before: Vec<Vec<Ran>>,
+    leaving: Vec<Vec<Ran>>,
     /// By GPU, as in a [`View`].
     pub on: Vec<Vec<usize>>,
     pub since_ns: Vec<i64>,
+}
+
+/// A rank that ran on a GPU in the last turn, or has ended since and has a process there that the driver still lists: a
+/// process that ends says so before it frees its GPU. With PyTorch there are some 100 ms between the two.
+#[derive(Debug)]
+struct Ran {
+    key: RankKey,
+    pid: Option<u32>,
+}
+
+impl Ran {
+    fn of(rank: &RankNow) -> Self {
+        Self { key: rank.key.clone(), pid: rank.pid }
+    }
+
+    /// Whether it has ended, and the driver lists its process on this GPU.
+    fn is_leaving(&self, gpu: &GpuState, ranks: &[RankNow]) -> bool {
+        let is_listed = |pid| gpu.processes().is_some_and(|list| list.reading.iter().any(|process| process.pid == pid));
+        !knows(ranks, &self.key) && self.pid.is_some_and(is_listed)
+    }
 }
 
 impl Subjects {
     /// Notes who runs on each GPU now.
     pub fn note(&mut self, gpus: &[GpuState], ranks: &[RankNow], now_ns: i64) {
         running(gpus, ranks, &mut self.on);
-        self.ranks.resize(gpus.len(), Vec::new());
+        self.before.resize_with(gpus.len(), Vec::new);
+        self.leaving.resize_with(gpus.len(), Vec::new);
         self.since_ns.resize(gpus.len(), i64::MIN);
-        for ((on, before), since_ns) in self.on.iter().zip(&mut self.ranks).zip(&mut self.since_ns) {
-            let now = || on.iter().filter_map(|position| ranks.get(*position));
-            if now().map(|rank| &rank.key).eq(before.iter()) {
+        // A rank that is new has its first mark for a begin.
+        let is_new = |rank: &RankNow| self.last_ns.is_none_or(|last_ns| rank.since_ns > last_ns);
+        let states = self.on.iter_mut().zip(&mut self.before).zip(&mut self.leaving).zip(&mut self.since_ns);
+        for (gpu, (((on, before), leaving), since_ns)) in gpus.iter().zip(states) {
+            let now: Vec<&RankNow> = on.iter().filter_map(|position| ranks.get(*position)).collect();
+            if leaving.is_empty()
+                && now.iter().map(|rank| (&rank.key, rank.pid)).eq(before.iter().map(|ran| (&ran.key, ran.pid)))
+            {
                 continue;
             }
-            // A rank that is new has its first mark for a begin.
-            let is_new = |rank: &RankNow| self.last_ns.is_none_or(|last_ns| rank.since_ns > last_ns);
-            let has_left = before.iter().any(|key| !now().any(|rank| rank.key == *key));
-            if has_left && !now().all(is_new) {
+            let mut has_left = !leaving.is_empty();
+            let gone = before.drain(..).filter(|ran| !now.iter().any(|rank| rank.key == ran.key));
+            leaving.extend(gone.inspect(|_| has_left = true));
+            leaving.retain(|ran| ran.is_leaving(gpu, ranks));
+            if has_left && !now.iter().all(|rank| is_new(rank)) {
                 *since_ns = now_ns;
             }
-            *before = now().map(|rank| rank.key.clone()).collect();
+            if now.iter().any(|rank| leaving.iter().any(|ran| ran.key.0 != rank.key.0)) {
+                on.clear();
+            } else {
+                before.extend(now.into_iter().map(Ran::of));
+            }
         }
         self.last_ns = Some(now_ns);
     }
@@ -342,8 +376,12 @@ mod tests {
         assert_eq!((whose(&hand).as_deref(), counts(&hand)), (Some("1"), [true, false]));
         hand.ranks[0].since_ns = 6;
         assert_eq!((whose(&hand), counts(&hand)), (None, [true, false]));
+        hand.ranks[1].since_ns = 6;
+        assert_eq!((whose(&hand), counts(&hand)), (None, [true, false]), "nor while no list is newer than the thief");
+        hand.ranks[1].pid = None;
+        assert_eq!(whose(&hand).as_deref(), Some("2"), "of one without a process no list says anything");
         list(&hand, &[]);
-        hand.ranks[0].since_ns = 0;
+        hand.ranks = vec![RankNow { gpus: Vec::new(), ..honest.clone() }, thief.clone()];
         assert_eq!(whose(&hand).as_deref(), Some("2"), "it runs nowhere that is known");
         list(&hand, &[11]);
         // A thief that has gone takes nothing either.
@@ -369,6 +407,40 @@ mod tests {
         assert_eq!(since(60, vec![of("c", 55)]), 55, "the next one has come since");
         assert_eq!(since(70, Vec::new()), i64::MIN);
         assert_eq!(since(80, vec![of("d", 65)]), 65, "its GPU has become known");
+    }
+
+    /// A process says that it ends before it frees its GPU.
+    #[test]
+    fn a_gpu_is_nobodys_while_a_process_whose_rank_has_ended_is_listed_there() {
+        let (mut hand, mut subjects) = (Hand::new(1), Subjects::default());
+        let of = |user: &str, pid: u32| {
+            let job = JobId::new(Scope::of(None, Some(user)), "train");
+            RankNow { key: (job, 0), pid: Some(pid), ..Hand::rank_on(0) }
+        };
+        let (full, other) = (of("1", 11), of("2", 22));
+        let mut at = |now_ns: i64, ranks: &[&RankNow], listed: &[u32]| {
+            let list = listed.iter().map(|pid| Process { pid: *pid, used_bytes: None }).collect();
+            hand.gpus[0].set_processes(now_ns, Some(list));
+            hand.ranks = ranks.iter().map(|rank| (*rank).clone()).collect();
+            subjects.note(&hand.gpus, &hand.ranks, now_ns);
+            let users = subjects.on[0].iter().map(|at| hand.ranks[*at].owner().user().expect("a user").to_owned());
+            let users: Vec<String> = users.collect();
+            let since_ns = (!users.is_empty()).then_some(subjects.since_ns[0]);
+            (users, since_ns)
+        };
+        let (nobodys, firsts, seconds) = ((Vec::new(), None), vec!["1".to_owned()], vec!["2".to_owned()]);
+        assert_eq!(at(10, &[&full, &other], &[11]), (firsts, Some(i64::MIN)));
+        assert_eq!(at(20, &[&other], &[11]), nobodys.clone(), "it still holds the memory");
+        assert_eq!(at(30, &[&other], &[11]), nobodys.clone());
+        assert_eq!(at(40, &[&other], &[]), (seconds.clone(), Some(40)), "what was before is the first one's");
+        assert_eq!(at(50, &[&other], &[11]), (seconds.clone(), Some(40)), "a process of its number that came later");
+        assert_eq!(at(60, &[&other], &[22]), (seconds.clone(), Some(40)));
+        let next = RankNow { since_ns: 65, ..of("3", 33) };
+        assert_eq!(at(70, &[&next], &[22, 33]), nobodys, "the next job began before this one had left the GPU");
+        assert_eq!(at(80, &[&next], &[33]), (vec!["3".to_owned()], Some(80)));
+        // Another rank of the same job answers for what is left.
+        let again = RankNow { key: (next.key.0.clone(), 1), since_ns: 85, ..of("3", 34) };
+        assert_eq!(at(90, &[&again], &[33]).0, ["3"]);
     }
 
     #[test]
