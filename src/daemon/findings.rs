@@ -268,3 +268,70 @@ fn steps_that_nobody_looked_at_are_counted() {
     // Two per step, some fifty steps a turn, for two seconds after the job's start.
     assert!((1_000..2_000).contains(&unseen), "{unseen}");
 }
+
+/// Eight GPUs as stages of a pipeline, each with its own memory, for 20 s; `keys` are those of the pipeline.
+fn pipeline(keys: &str) -> String {
+    format!(
+        r#"
+        [[gpus]]
+        count = 8
+
+        [[jobs]]
+        name = "pipeline"
+        ranks = 8
+        startup = "100 ms"
+        base = "20 GiB"
+        phases = [
+          {{ name = "data", duration = "4 ms", jitter = "1 ms" }},
+          {{ name = "forward", duration = "10 ms", jitter = "300 us", to = "22 GiB", shape = "ramp", busy = 0.9 }},
+          {{ name = "backward", duration = "20 ms", jitter = "600 us", busy = 0.9 }},
+          {{ name = "comm", duration = "8 ms", busy = 0.5, collective = true }},
+          {{ name = "optimizer", duration = "5 ms", busy = 0.5 }},
+        ]
+
+        [jobs.pipeline]
+        {keys}
+        "#
+    )
+}
+
+/// The kinds that are found of a pipeline, with the ranks that are accused of being slow.
+fn of_pipeline(keys: &str) -> (Vec<&'static str>, Vec<u32>) {
+    let played = play(&pipeline(keys), 20);
+    let (mut kinds, mut accused) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
+    for (_, sign) in &played.seen {
+        kinds.insert(sign.kind.label());
+        accused.extend(sign.subject.rank.filter(|_| sign.kind == Kind::Straggler));
+    }
+    (kinds.into_iter().collect(), accused.into_iter().collect())
+}
+
+/// Bubbles, interleaved chunks, long stages and uneven sequences, with and without coordinates and marks of waiting.
+#[test]
+fn no_rank_of_a_simulated_pipeline_is_accused_of_what_its_schedule_does() {
+    let schedules = [
+        "stages = 4\nmicrobatches = 8",
+        "stages = 4\nmicrobatches = 8\nschedule = \"gpipe\"",
+        "stages = 4\nmicrobatches = 6\nchunks = 2",
+        "stages = 2\nmicrobatches = 4",
+    ];
+    let even = ["", "\nspread = 0.3", "\nmarks_waits = false", "\nsends_mesh = false"];
+    for (schedule, more) in schedules.iter().flat_map(|schedule| even.map(|more| (schedule, more))) {
+        assert_eq!(of_pipeline(&format!("{schedule}{more}")).1, [0_u32; 0], "{schedule}{more}");
+    }
+    let uneven = "stages = 4\nmicrobatches = 8\nweights = [1.0, 1.0, 1.0, 1.7]";
+    assert_eq!(of_pipeline(uneven), (vec!["stage_imbalance"], vec![]));
+    for more in
+        ["\nschedule = \"gpipe\"", "\nchunks = 2", "\nspread = 0.3", "\nmarks_waits = false", "\nsends_mesh = false"]
+    {
+        assert_eq!(of_pipeline(&format!("{uneven}{more}")).1, [0_u32; 0], "{uneven}{more}");
+    }
+}
+
+#[test]
+fn a_slow_rank_of_a_simulated_pipeline_is_accused_alone() {
+    for schedule in ["", "\nschedule = \"gpipe\"", "\nchunks = 2"] {
+        let keys = format!("stages = 4\nmicrobatches = 8{schedule}\nslow = {{ rank = 3, factor = 1.8 }}");
+        assert_eq!(of_pipeline(&keys), (vec!["straggler"], vec![3]), "{keys}");
+    }
+}

@@ -8,6 +8,7 @@
 mod curve;
 mod layers;
 mod life;
+mod pipeline;
 mod step;
 
 use super::random::Random;
@@ -16,7 +17,7 @@ use super::scenario::{DeviceRef, Job, Phase, Scenario, Shape};
 use super::window::Window;
 use highwater_core::units::{Bytes, Nanoseconds};
 use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Time between two annotations of one rank, which a training loop spends there.
@@ -252,6 +253,14 @@ impl Timeline {
         curve::points(shape, (self.ranks[rank].state.allocator_bytes, to_bytes), span, Random::keyed(&key))
     }
 
+    /// Where a rank stands in a pipeline.
+    fn mesh(&self, rank: usize) -> Option<BTreeMap<String, u32>> {
+        let pipeline = self.plan.job.pipeline.as_ref().filter(|pipeline| pipeline.sends_mesh)?;
+        let replicas = self.ranks.len() / pipeline.stages;
+        let at = |name: &str, at: usize| Some((name.to_owned(), u32::try_from(at).ok()?));
+        Some([at("dp", rank % replicas)?, at("pp", rank / replicas)?].into())
+    }
+
     /// Queues an annotation of a rank.
     fn say(&mut self, rank: usize, at_ns: i64, event: EventType, kind: Kind, name: Option<&str>) {
         if !matches!(self.select, Select::Annotations) {
@@ -273,7 +282,7 @@ impl Timeline {
             scope: None,
             rank: u32::try_from(rank).ok(),
             world_size: u32::try_from(self.ranks.len()).ok(),
-            mesh: None,
+            mesh: self.mesh(rank).filter(|_| kind == Kind::Step && event == EventType::Begin),
             gpu: Some(Gpus::One(self.plan.ranks[rank].gpu.clone())),
             step: Some(self.step),
             layer: None,

@@ -158,6 +158,8 @@ pub struct Job {
     pub restart_after: Option<Nanoseconds>,
     /// The phases of a step, in order.
     pub phases: Vec<Phase>,
+    /// Stages that the model is divided into.
+    pub pipeline: Option<Pipeline>,
     /// Checkpoints.
     pub checkpoint: Option<Checkpoint>,
     /// The layers of its model, which it profiles now and then.
@@ -208,6 +210,79 @@ pub struct Phase {
     /// Whether no rank can leave it before the last one has reached it, as in an all-reduce.
     #[serde(default)]
     pub collective: bool,
+}
+
+/// The model is divided into stages, each on ranks of its own, through which a step sends microbatches: in place of the phases
+/// `forward` and `backward`, which are then those of one microbatch in one stage. Rank r runs stage r / (ranks / stages).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipeline {
+    /// How many stages; the number of ranks is a multiple of it.
+    pub stages: usize,
+    /// How many microbatches a step has.
+    pub microbatches: usize,
+    /// Into how many chunks a stage's part of the model is divided; more than one makes the schedule an interleaved one.
+    #[serde(default = "default_chunks")]
+    pub chunks: usize,
+    /// Which pass a stage runs next.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// How many times as long as the phases say the passes of each stage take; 1 if left out.
+    #[serde(default)]
+    pub weights: Vec<f64>,
+    /// By which share the lengths of microbatches differ, either way: sequences of other lengths.
+    #[serde(default)]
+    pub spread: f64,
+    /// A rank that is slower than the others.
+    pub slow: Option<Slow>,
+    /// The name of the phase in which a rank waits for another stage.
+    #[serde(default = "default_comm")]
+    pub wait: String,
+    /// Whether that phase is marked.
+    #[serde(default = "default_true")]
+    pub marks_waits: bool,
+    /// Whether ranks send their coordinates.
+    #[serde(default = "default_true")]
+    pub sends_mesh: bool,
+}
+
+/// The order of the passes of one stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum Schedule {
+    /// A backward pass as soon as there is one, and no more microbatches in flight than stages follow.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// All forward passes before the first backward pass.
+    #[serde(rename = "gpipe")]
+    Gpipe,
+}
+
+/// A rank whose passes take longer than those of others.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    /// Which rank.
+    pub rank: u32,
+    /// How many times as long.
+    pub factor: f64,
+}
+
+impl Pipeline {
+    /// The activations of one microbatch in one chunk, bytes.
+    #[must_use]
+    pub fn chunk_bytes(&self, job: &Job) -> u64 {
+        let forward = job.phases.iter().find(|phase| phase.name == FORWARD).and_then(|phase| phase.to);
+        forward.map_or(0, |to| to.0.saturating_sub(job.base.0)) / (self.chunks as u64).max(1)
+    }
+
+    /// The most passes of which a rank keeps the activations.
+    fn most_in_flight(&self) -> u64 {
+        match self.schedule {
+            Schedule::OneForwardOneBackward if self.chunks == 1 => self.stages.min(self.microbatches) as u64,
+            _ => (self.microbatches as u64).saturating_mul(self.chunks as u64),
+        }
+    }
 }
 
 /// A phase `checkpoint` at the end of some steps, with the mark `checkpoint saved`.
@@ -375,6 +450,18 @@ fn default_forward() -> String {
     FORWARD.to_owned()
 }
 
+fn default_comm() -> String {
+    "comm".to_owned()
+}
+
+fn default_true() -> bool {
+    true
+}
+
+fn default_chunks() -> usize {
+    1
+}
+
 fn default_drop() -> Bytes {
     Bytes(6 << 30)
 }
@@ -392,6 +479,10 @@ impl Job {
     #[must_use]
     pub fn most_bytes(&self) -> u64 {
         let highest = self.phases.iter().filter_map(|phase| phase.to).fold(self.base, Bytes::max);
-        highest.0.saturating_add(self.outside.0)
+        let in_flight = self.pipeline.as_ref().map_or(0, |pipeline| {
+            let bytes = pipeline.chunk_bytes(self).saturating_mul(pipeline.most_in_flight());
+            self.base.0.saturating_add(bytes)
+        });
+        highest.0.max(in_flight).saturating_add(self.outside.0)
     }
 }

@@ -32,7 +32,10 @@ fn flags_that_would_have_no_effect_or_make_no_sense_are_refused() {
     for share in ["1.5", "-0.1", "NaN", "most"] {
         refused(&["replay-eval", &format!("--fail-below={share}"), "x"], "is not a share from 0 to 1");
     }
-    refused(&["serve", "--check-config", "--source", "sim:nope"], "neither a shipped scenario (demo, spike, faults)");
+    refused(
+        &["serve", "--check-config", "--source", "sim:nope"],
+        "neither a shipped scenario (demo, spike, faults, pipeline)",
+    );
 }
 
 #[test]

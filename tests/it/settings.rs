@@ -48,7 +48,7 @@ fn files_that_settings_point_to_are_read_too_and_every_fault_is_reported() {
     let (valid, printed) = check(".toml", toml, &[], &[]);
     assert!(!valid);
     expect![[r#"
-        highwater: `nope` is neither a shipped scenario (demo, spike, faults) nor a file that can be read: No such file or directory (os error 2)
+        highwater: `nope` is neither a shipped scenario (demo, spike, faults, pipeline) nor a file that can be read: No such file or directory (os error 2)
         annotations.token_file: cannot read /nope/token: No such file or directory (os error 2)
     "#]]
     .assert_eq(&printed);

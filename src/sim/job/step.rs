@@ -6,7 +6,7 @@
 use super::life::Death;
 use super::{CHECKPOINT, GAP_NS, Plan, State, Timeline, Traffic};
 use crate::sim::random::Random;
-use crate::sim::scenario::{NearOom, Phase, Shape};
+use crate::sim::scenario::{BACKWARD, FORWARD, NearOom, Phase, Shape};
 use highwater_core::wire::{EventType, Kind};
 use std::sync::Arc;
 
@@ -34,7 +34,12 @@ impl Timeline {
         }
         let mut death = None;
         for (index, phase) in plan.job.phases.iter().enumerate() {
-            death = death.or(self.make_phase(&plan, index, phase, &fate));
+            match &plan.job.pipeline {
+                // The backward passes are among the forward ones.
+                Some(pipeline) if phase.name == FORWARD => self.make_pipeline(&plan, pipeline),
+                Some(_) if phase.name == BACKWARD => {}
+                _ => death = death.or(self.make_phase(&plan, index, phase, &fate)),
+            }
         }
         self.make_checkpoint(&plan, &fate);
         for rank in 0..self.ranks.len() {
@@ -204,7 +209,11 @@ impl Timeline {
     /// A phase's duration on a rank, without delays.
     fn own_ns(&self, plan: &Plan, rank: usize, index: usize, phase: &Phase) -> i64 {
         let key = [plan.seed, plan.index, self.life, self.step, rank as u64, index as u64];
-        let drawn = phase.duration.0 + Random::keyed(&key).around(phase.jitter.0);
+        self.stretched(plan, phase.duration.0 + Random::keyed(&key).around(phase.jitter.0))
+    }
+
+    /// A duration in this step: the first one takes longer.
+    pub(super) fn stretched(&self, plan: &Plan, drawn: i64) -> i64 {
         if self.step > 0 {
             return drawn;
         }
@@ -262,7 +271,7 @@ impl Plan {
 
 impl State {
     /// In a phase.
-    fn busy_with(&mut self, phase: &Phase) {
+    pub(super) fn busy_with(&mut self, phase: &Phase) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to a million")]
         let busy_ppm = (phase.busy * 1e6) as u64;
         self.busy_ppm = busy_ppm;
@@ -275,7 +284,7 @@ impl State {
     }
 
     /// Between phases.
-    fn rest(&mut self) {
+    pub(super) fn rest(&mut self) {
         (self.busy_ppm, self.traffic) = (0, Traffic::Quiet);
     }
 }

@@ -1,7 +1,7 @@
 //! Checks what a scenario must satisfy beyond its syntax. Each fault names the key to change.
 
 use super::fleet::Fleet;
-use super::{FORWARD, Fault, Job, Nanoseconds, Phase, Scenario, Shape};
+use super::{BACKWARD, FORWARD, Fault, Job, Nanoseconds, Phase, Pipeline, Scenario, Schedule, Shape};
 use std::collections::BTreeSet;
 
 /// The longest duration: sums of a few of these stay far from the end of 64-bit time.
@@ -12,6 +12,8 @@ const SHORTEST_PHASE_NS: i64 = 1_000;
 const MOST: usize = 256;
 /// The limit on a model's layers times the job's ranks: all records of a step are in memory at once.
 const MOST_LAYERS: usize = 65_536;
+/// The limit on what a pipeline runs in a step, in each direction: all of it is in memory at once.
+const MOST_PASSES: usize = 4_096;
 /// Larger than any framebuffer: 1 PiB.
 const LARGEST_BYTES: u64 = 1 << 50;
 
@@ -89,6 +91,58 @@ fn check_job(job: &Job, at: &str, fleet: &Fleet, found: &mut Faults) {
         check_phase(job, phase, &format!("{at}.phases[{index}]"), found);
     }
     check_troubles(job, at, found);
+    if let Some(pipeline) = &job.pipeline {
+        check_pipeline(job, pipeline, &format!("{at}.pipeline"), found);
+    }
+}
+
+fn check_pipeline(job: &Job, pipeline: &Pipeline, at: &str, found: &mut Faults) {
+    let ranks = job.ranks.count();
+    let divides = pipeline.stages >= 2 && ranks.is_multiple_of(pipeline.stages);
+    found.require(divides, format!("{at}.stages"), format!("must be 2 or more, and divide the {ranks} ranks"));
+    found.require(
+        (1..=MOST).contains(&pipeline.microbatches),
+        format!("{at}.microbatches"),
+        format!("must be 1 to {MOST}"),
+    );
+    found.require((1..=16).contains(&pipeline.chunks), format!("{at}.chunks"), "must be 1 to 16");
+    let passes = pipeline.stages.saturating_mul(pipeline.chunks).saturating_mul(pipeline.microbatches);
+    found.require(
+        passes <= MOST_PASSES,
+        at.to_owned(),
+        format!("must be at most {MOST_PASSES} stages × chunks × microbatches"),
+    );
+    let is_interleaved = pipeline.chunks > 1 && pipeline.schedule == Schedule::Gpipe;
+    found.require(!is_interleaved, format!("{at}.chunks"), "must be 1 with the schedule `gpipe`");
+    let is_each = pipeline.weights.is_empty() || pipeline.weights.len() == pipeline.stages;
+    found.require(is_each, format!("{at}.weights"), "must have a number for each stage");
+    for (index, weight) in pipeline.weights.iter().enumerate() {
+        found.require(
+            (0.01..=100.0).contains(weight),
+            format!("{at}.weights[{index}]"),
+            "must lie between 0.01 and 100",
+        );
+    }
+    found.require(
+        (0.0..1.0).contains(&pipeline.spread),
+        format!("{at}.spread"),
+        "must lie between 0 and 1, and not be 1",
+    );
+    if let Some(slow) = &pipeline.slow {
+        found.require((slow.rank as usize) < ranks, format!("{at}.slow.rank"), "the job has no such rank");
+        found.stretches(slow.factor, format!("{at}.slow.factor"));
+    }
+    found.require(!pipeline.wait.is_empty(), format!("{at}.wait"), "must not be empty");
+    for name in [FORWARD, BACKWARD] {
+        let passes = job.phases.iter().filter(|phase| phase.name == name).count();
+        found.require(passes == 1, at.to_owned(), format!("needs one phase `{name}`"));
+    }
+    let has_trouble = job.near_oom.is_some() || job.oom.is_some() || job.layers.is_some() || job.leak_per_step.0 > 0;
+    found.require(
+        !has_trouble,
+        at.to_owned(),
+        "cannot be simulated with `near_oom`, `oom`, `layers` or `leak_per_step`",
+    );
 }
 
 fn check_ranks(job: &Job, at: &str, fleet: &Fleet, found: &mut Faults) {

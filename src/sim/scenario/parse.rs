@@ -10,6 +10,7 @@ pub(super) const SHIPPED: &[(&str, &str)] = &[
     ("demo", include_str!("../../../config/scenarios/demo.toml")),
     ("spike", include_str!("../../../config/scenarios/spike.toml")),
     ("faults", include_str!("../../../config/scenarios/faults.toml")),
+    ("pipeline", include_str!("../../../config/scenarios/pipeline.toml")),
 ];
 
 /// The largest scenario file: a thousand times the longest shipped one.

@@ -63,6 +63,37 @@ fn all_that_is_wrong_is_reported_at_once() {
 }
 
 #[test]
+fn a_pipeline_divides_its_ranks_and_fits_their_gpus() {
+    let of = |ranks: u32, keys: &str, forward: &str| {
+        let phases = format!(
+            "phases = [{{ name = \"forward\", duration = \"1 s\"{forward} }}, {{ name = \"backward\", duration = \"1 s\" }}]"
+        );
+        let text = format!(
+            "[[gpus]]\ncount = 8\n[[jobs]]\nname = \"a\"\nranks = {ranks}\n{phases}\n[jobs.pipeline]\nmicrobatches = 8\n{keys}\n"
+        );
+        Scenario::parse(&text, "s.toml").map_or_else(|error| error.to_string(), |_| String::new())
+    };
+    assert_eq!(of(8, "stages = 4", ""), "");
+    for (keys, fault) in [
+        ("stages = 3", "jobs[0].pipeline.stages: must be 2 or more, and divide the 8 ranks"),
+        ("stages = 0", "jobs[0].pipeline.stages: must be 2 or more"),
+        ("stages = 4\nchunks = 0", "jobs[0].pipeline.chunks: must be 1 to 16"),
+        ("stages = 4\nchunks = 2\nschedule = \"gpipe\"", "jobs[0].pipeline.chunks: must be 1 with"),
+        ("stages = 4\nweights = [1.0]", "jobs[0].pipeline.weights: must have a number for each stage"),
+        ("stages = 2\nweights = [1.0, 0.0]", "jobs[0].pipeline.weights[1]: must lie between"),
+        ("stages = 4\nspread = 1.0", "jobs[0].pipeline.spread: must lie between"),
+        ("stages = 4\nslow = { rank = 8, factor = 2.0 }", "jobs[0].pipeline.slow.rank: the job has no such rank"),
+        ("stages = 4\nwait = \"\"", "jobs[0].pipeline.wait: must not be empty"),
+    ] {
+        assert!(of(8, keys, "").contains(fault), "{keys}: {}", of(8, keys, ""));
+    }
+    // Eight microbatches of 20 GiB in flight do not fit one GPU; the four that 1F1B keeps do.
+    let forward = ", to = \"20 GiB\", shape = \"ramp\"";
+    assert_eq!(of(8, "stages = 4", forward), "");
+    assert!(of(8, "stages = 4\nschedule = \"gpipe\"", forward).contains("they take 164864 MiB"));
+}
+
+#[test]
 fn layers_need_memory_that_rises_and_a_bounded_number() {
     let of = |layers: &str, to: &str| {
         let phases = format!("phases = [{{ name = \"forward\", duration = \"1 s\"{to} }}]");
