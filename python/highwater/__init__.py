@@ -114,17 +114,25 @@ def configure(
     that returns the allocator's counters (`allocated`, `reserved`, `active`, `inactive_split` in bytes, `alloc_retries`,
     `ooms`), called at each begin and end. `mesh` is where the process stands in the job's grid of parallel dimensions
     (`{"pp": 1, "dp": 0}`). What is left out stays as it is."""
-    _client.job = str(job) if job else _client.job
+    _client.job = _text("job", job) or _client.job
     _client.rank = _number(rank) if rank is not None else _client.rank
     _client.world_size = _number(world_size) if world_size is not None else _client.world_size
     _client.gpu = gpu if gpu is not None else _client.gpu
-    _client.socket = str(socket) if socket else _client.socket
-    _client.url = str(url) if url else _client.url
+    _client.socket = _text("socket", socket) or _client.socket
+    _client.url = _text("url", url) or _client.url
     if mesh is not None:
         numbers = {str(axis): _number(at) for axis, at in mesh.items()}
         _client.mesh = {axis: at for axis, at in numbers.items() if at is not None}
     if counters is not None:
         _client.counters = functools.partial(_counters, counters)
+
+
+def _text(what: str, value: Any) -> Optional[str]:
+    try:
+        return str(value) if value else None
+    except Exception:
+        _client.trouble(f"configure({what}=…): this has no text, and is not used", "configure")
+        return None
 
 
 def _counters(counters: Callable[[], Mapping[str, int]]) -> str:

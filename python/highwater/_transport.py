@@ -3,10 +3,13 @@
 Every way takes one message of several lines, an event each, and says whether it went out.
 """
 
+import contextlib
 import errno
+import fcntl
 import http.client
 import json
 import os
+import resource
 import socket
 import ssl
 import urllib.parse
@@ -25,6 +28,8 @@ MOST_ANSWER_BYTES = 64 << 10
 # How long a send waits for a daemon that takes nothing, and again for its answer: what the thread can lose at the end of
 # the job.
 WAIT_S = 1.0
+# The largest token that is read, bytes.
+MOST_TOKEN = 4096
 
 
 class Refused(Exception):
@@ -54,12 +59,49 @@ class Transport:
         raise NotImplementedError
 
 
+class Held:
+    """A socket whose descriptor is known again. A job may close all descriptors, as daemons do when they begin, and open files
+    of its own under their numbers: nothing may be written to those, nor may they be closed."""
+
+    def __init__(self, held: Optional[socket.socket]) -> None:
+        assert held is not None
+        self.socket = held
+        self.identity = self.known()
+
+    def known(self) -> Optional[Tuple[int, int]]:
+        """What the descriptor's number stands for now."""
+        try:
+            status = os.fstat(self.socket.fileno())
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def check(self) -> None:
+        """Raises OSError, and forgets the number, where it stands for something else by now."""
+        if self.identity is None or self.known() != self.identity:
+            # Its end would close the number.
+            self.socket.detach()
+            raise OSError(errno.EBADF, "the job closed the descriptor")
+
+
+def _at_high_number(low: socket.socket) -> socket.socket:
+    """The socket under a number that programs seldom count on; the socket itself where none is free."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    least = (min(soft, 1024) if soft > 0 else 1024) // 2
+    try:
+        high = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, least))
+    except OSError:
+        return low
+    low.close()
+    return high
+
+
 class UnixSocket(Transport):
     """A socket of the daemon, of one kind at one path."""
 
     def __init__(self, kind: int, path: str) -> None:
         super().__init__()
-        self.socket = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+        self.socket = _at_high_number(socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC))
         self.socket.settimeout(WAIT_S)
         try:
             # Datagrams need no connection; it tells whether somebody listens.
@@ -67,11 +109,15 @@ class UnixSocket(Transport):
         except BaseException:
             self.socket.close()
             raise
+        self.held = Held(self.socket)
 
     def send(self, message: bytes) -> None:
+        self.held.check()
         self.socket.send(message)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.held.check()
         self.socket.close()
 
 
@@ -98,6 +144,7 @@ class Seqpacket(UnixSocket):
 
     def receive(self, flags: int) -> None:
         """Takes an answer, if one comes in time."""
+        self.held.check()
         try:
             body = self.socket.recv(MOST_ANSWER_BYTES, flags)
         except (BlockingIOError, TimeoutError, socket.timeout):
@@ -142,8 +189,17 @@ class Http(Transport):
             else http.client.HTTPConnection(parts.hostname, port or 10450, timeout=WAIT_S)
         )
         self.connection.connect()
+        self.held = Held(self.connection.sock)
+
+    def check(self) -> None:
+        """As of any socket. A connection that was closed after an answer is opened anew."""
+        if self.connection.sock is None:
+            self.connection.connect()
+            self.held = Held(self.connection.sock)
+        self.held.check()
 
     def send(self, message: bytes) -> None:
+        self.check()
         try:
             self.connection.request("POST", self.path, message, self.headers)
             response = self.connection.getresponse()
@@ -159,6 +215,9 @@ class Http(Transport):
             raise Refused(f"the daemon answered {status}: {_detail(body)}")
 
     def close(self) -> None:
+        if self.connection.sock is not None:
+            with contextlib.suppress(OSError):
+                self.held.check()
         self.connection.close()
 
 
@@ -204,7 +263,10 @@ def token() -> Optional[str]:
     if named or not path:
         return named or None
     with open(path, encoding="utf-8") as file:
-        return file.read().strip()
+        text = file.read(MOST_TOKEN + 1)
+    if len(text) > MOST_TOKEN:
+        raise ValueError(f"HIGHWATER_TOKEN_FILE names a file of more than {MOST_TOKEN} bytes")
+    return text.strip()
 
 
 def open_one(place: Named) -> Tuple[Optional[Transport], str]:

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -271,6 +272,24 @@ class Ways(Case):
         self.assertEqual(told, ["WARNING:highwater:highwater: marks cannot be sent: ValueError"])
         self.assertNotIn("secret", "".join(logs.output))
 
+    def test_a_token_file_without_an_end_is_not_read_to_it(self):
+        server = self.serve()
+        os.environ["HIGHWATER_TOKEN_FILE"] = "/dev/zero"
+        highwater.configure(url=server.url)
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.mark("a")
+            wait_until(lambda: logs.output, "a line")
+        self.assertIn("HIGHWATER_TOKEN_FILE names a file of more than 4096 bytes", logs.output[0])
+
+    def test_what_has_no_text_configures_nothing_and_is_told(self):
+        daemon = self.listen()
+        with self.assertLogs("highwater", logging.WARNING) as logs:
+            highwater.configure(job=Unprintable(), rank=3)
+        self.assertIn("configure(job=…): this has no text, and is not used", logs.output[0])
+        highwater.mark("a")
+        event = self.sent(daemon, 1)[0]
+        self.assertEqual((event["job"], event["rank"]), ("llama", 3))
+
     def test_a_password_in_an_address_is_not_told(self):
         with self.assertLogs("highwater", logging.WARNING) as logs:
             highwater.configure(url="http://user:password@127.0.0.1:1")
@@ -502,6 +521,74 @@ class Answers(Case):
         os.environ.update(RANK="x", HIGHWATER_JOB="")
         with mock.patch.object(sys, "argv", [3]), mock.patch("os.getcwd", side_effect=OSError):
             self.assertEqual(highwater.status()["rank"], 0)
+
+
+class Descriptors(Case):
+    """A job may close all descriptors, and open files of its own under their numbers."""
+
+    def taken_over(self, number):
+        """A file of the job's under the number of a socket of the client."""
+        file = os.open(f"{self.folder}/own", os.O_RDWR | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+        self.addCleanup(os.close, number)
+        return number
+
+    def check_own(self, number):
+        os.write(number, b"own")
+        with open(f"{self.folder}/own") as file:
+            self.assertEqual(file.read(), "own")
+
+    def test_a_file_that_has_a_sockets_number_gets_nothing_and_stays_open(self):
+        for kind in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+            with self.subTest(kind=kind):
+                self.reset()
+                daemon = self.listen(kind, f"{self.folder}/{kind}")
+                highwater.configure(socket=f"{self.folder}/{kind}")
+                highwater.mark("a")
+                self.sent(daemon, 1)
+                number = self.taken_over(self.client.sender.transport.socket.fileno())
+                highwater.mark("b")
+                events = self.sent(daemon, 2)
+                self.assertEqual([(event["name"], event.get("lost")) for event in events], [("a", None), ("b", None)])
+                self.assertNotEqual(self.client.sender.transport.socket.fileno(), number)
+                self.check_own(number)
+                os.unlink(f"{self.folder}/own")
+
+    def test_the_same_over_http(self):
+        server = self.serve()
+        highwater.configure(url=server.url)
+        highwater.mark("a")
+        self.sent(server, 1)
+        number = self.taken_over(self.client.sender.transport.connection.sock.fileno())
+        highwater.mark("b")
+        self.assertEqual([event["name"] for event in self.sent(server, 2)], ["a", "b"])
+        self.check_own(number)
+
+    def test_the_end_of_the_client_closes_no_file_of_the_job(self):
+        for way in ("socket", "http"):
+            with self.subTest(way=way):
+                self.reset()
+                listener = self.serve() if way == "http" else self.listen()
+                highwater.configure(url=listener.url if way == "http" else None)
+                highwater.mark("a")
+                self.sent(listener, 1)
+                held = self.client.sender.transport.held
+                number = self.taken_over(held.socket.fileno())
+                self.client.sender.transport.close()
+                del held
+                gc.collect()
+                self.check_own(number)
+                os.unlink(f"{self.folder}/own")
+
+    def test_a_socket_has_a_high_number_that_no_program_inherits(self):
+        daemon = self.listen()
+        highwater.mark("a")
+        self.sent(daemon, 1)
+        number = self.client.sender.transport.socket.fileno()
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.assertGreaterEqual(number, min(soft, 1024) // 2)
+        self.assertFalse(os.get_inheritable(number))
 
 
 class Losses(Case):
