@@ -141,10 +141,10 @@ pub fn command() -> Command {
     command
 }
 
-/// A client that returns every status as an answer and waits at most ten seconds.
+/// A client that returns every status as an answer and waits for it as long as a busy machine may need.
 pub fn agent() -> ureq::Agent {
     let config =
-        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(10)));
+        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(60)));
     config.build().into()
 }
 
