@@ -185,8 +185,9 @@ fn settle(gpu: &GpuState, ranks: &[RankNow], on: &mut Vec<usize>) {
         .collect();
     let first = here.first().map(|(_, rank, _)| rank.owner());
     let is_others = |rank: &RankNow| Some(rank.owner()) != first;
-    // A rank whose process the driver's next list has or has not.
-    let is_new = |rank: &RankNow| rank.pid.is_some() && standing(gpu, rank) == Standing::Unknown;
+    // A rank whose process the driver's next list has or has not. Where lists cannot be read, there is no next one.
+    let has_lists = gpu.processes().is_some();
+    let is_new = |rank: &RankNow| has_lists && rank.pid.is_some() && standing(gpu, rank) == Standing::Unknown;
     let is_one_begun = sought().any(|(_, rank)| is_others(rank) && is_new(rank));
     if !is_one_begun && !here.iter().any(|(_, rank, _)| is_others(rank)) {
         return;
@@ -256,12 +257,12 @@ impl Subjects {
         let is_new = |rank: &RankNow| self.last_ns.is_none_or(|last_ns| rank.since_ns > last_ns);
         let states = self.on.iter_mut().zip(&mut self.before).zip(&mut self.leaving).zip(&mut self.since_ns);
         for (gpu, (((on, before), leaving), since_ns)) in gpus.iter().zip(states) {
-            let now: Vec<&RankNow> = on.iter().filter_map(|position| ranks.get(*position)).collect();
-            if leaving.is_empty()
-                && now.iter().map(|rank| (&rank.key, rank.pid)).eq(before.iter().map(|ran| (&ran.key, ran.pid)))
-            {
+            let now = || on.iter().filter_map(|position| ranks.get(*position));
+            let is_as_before = now().map(|rank| (&rank.key, rank.pid)).eq(before.iter().map(|ran| (&ran.key, ran.pid)));
+            if leaving.is_empty() && is_as_before {
                 continue;
             }
+            let now: Vec<&RankNow> = now().collect();
             let mut has_left = !leaving.is_empty();
             let gone = before.drain(..).filter(|ran| !now.iter().any(|rank| rank.key == ran.key));
             leaving.extend(gone.inspect(|_| has_left = true));
@@ -350,6 +351,10 @@ mod tests {
             |hand: &Hand| hand.view(|view| view.rank_on(0).and_then(|rank| rank.owner().user().map(str::to_owned)));
         let counts = |hand: &Hand| hand.view(|view| [&honest, &thief].map(|rank| view.counts_on(&rank.key, 0)));
         assert_eq!((whose(&hand), counts(&hand)), (None, [true, true]), "there is no list");
+        let sought = RankNow { gpus: Vec::new(), ..honest.clone() };
+        hand.ranks = vec![sought, thief.clone()];
+        assert_eq!(whose(&hand).as_deref(), Some("2"), "nor will there be one that says where the other runs");
+        hand.ranks = vec![honest.clone(), thief.clone()];
         let list = |hand: &Hand, pids: &[u32]| {
             let process = |pid: &u32| Process { pid: *pid, used_bytes: Some(1) };
             hand.gpus[0].set_processes(5, Some(pids.iter().map(process).collect()));
