@@ -3,9 +3,9 @@
 //! Enters: a [`Pipeline`] with how long each pass takes. Leaves: when each rank runs which pass. Invariants: a pass begins after
 //! the one that it needs, a rank runs one at a time, and of two that can begin a backward pass goes first, which frees memory.
 
-use super::{GAP_NS, Plan, Timeline};
+use super::{GAP_NS, Plan, State, Timeline};
 use crate::sim::random::Random;
-use crate::sim::scenario::{BACKWARD, FORWARD, Phase, Pipeline, Schedule};
+use crate::sim::scenario::{BACKWARD, FORWARD, Phase, Pipeline, Schedule, Shape};
 use highwater_core::wire::{EventType, Kind};
 use std::collections::BTreeMap;
 
@@ -135,9 +135,9 @@ impl Timeline {
 
     /// The passes of one rank, and its waiting between them.
     fn run_stage(&mut self, plan: &Plan, pipeline: &Pipeline, (rank, begin_ns): (usize, i64), runs: &[Run]) {
-        let mut held = 0_u64;
+        let (Some((_, forward)), Some((_, backward))) = (plan.pass(true), plan.pass(false)) else { return };
+        let (chunk_bytes, mut held) = (pipeline.chunk_bytes(&plan.job), 0_u64);
         for run in runs {
-            let Some((_, phase)) = plan.pass(run.pass.is_forward) else { continue };
             let (from_ns, to_ns) = (begin_ns + run.begin_ns, begin_ns + run.end_ns);
             let waits_ns = (self.ranks[rank].at_ns, from_ns - GAP_NS);
             if waits_ns.1 - waits_ns.0 > GAP_NS && pipeline.marks_waits {
@@ -145,24 +145,19 @@ impl Timeline {
                 self.say(rank, waits_ns.1, EventType::End, Kind::Phase, Some(&pipeline.wait));
             }
             held = if run.pass.is_forward { held + 1 } else { held.saturating_sub(1) };
-            self.run_pass(plan, pipeline, (rank, phase, held), (from_ns, to_ns));
+            let phase = if run.pass.is_forward { forward } else { backward };
+            let level = plan.job.base.0 + chunk_bytes * held;
+            self.run_pass((rank, phase), (level, forward.shape), (from_ns, to_ns));
         }
     }
 
     /// One pass: a forward pass keeps its activations until the backward pass has used them.
-    fn run_pass(
-        &mut self,
-        plan: &Plan,
-        pipeline: &Pipeline,
-        (rank, phase, held): (usize, &Phase, u64),
-        (from_ns, to_ns): (i64, i64),
-    ) {
+    fn run_pass(&mut self, (rank, phase): (usize, &Phase), (level, shape): (u64, Shape), (from_ns, to_ns): (i64, i64)) {
         self.change(rank, from_ns, |state| state.busy_with(phase));
         self.say(rank, from_ns, EventType::Begin, Kind::Phase, Some(&phase.name));
-        let level = plan.job.base.0 + pipeline.chunk_bytes(&plan.job) * held;
         let lasting_ns = to_ns - from_ns;
-        self.move_to(rank, level, plan.pass_shape(), (from_ns + lasting_ns / 20, lasting_ns * 17 / 20));
-        self.change(rank, to_ns, super::State::rest);
+        self.move_to(rank, level, shape, (from_ns + lasting_ns / 20, lasting_ns * 17 / 20));
+        self.change(rank, to_ns, State::rest);
         self.say(rank, to_ns, EventType::End, Kind::Phase, Some(&phase.name));
         self.ranks[rank].at_ns = to_ns + GAP_NS;
     }
@@ -173,10 +168,6 @@ impl Plan {
     fn pass(&self, is_forward: bool) -> Option<(usize, &Phase)> {
         let name = if is_forward { FORWARD } else { BACKWARD };
         self.job.phases.iter().enumerate().find(|(_, phase)| phase.name == name)
-    }
-
-    fn pass_shape(&self) -> crate::sim::scenario::Shape {
-        self.pass(true).map(|(_, phase)| phase.shape).unwrap_or_default()
     }
 }
 

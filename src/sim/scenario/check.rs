@@ -134,8 +134,14 @@ fn check_pipeline(job: &Job, pipeline: &Pipeline, at: &str, found: &mut Faults) 
     }
     found.require(!pipeline.wait.is_empty(), format!("{at}.wait"), "must not be empty");
     for name in [FORWARD, BACKWARD] {
-        let passes = job.phases.iter().filter(|phase| phase.name == name).count();
-        found.require(passes == 1, at.to_owned(), format!("needs one phase `{name}`"));
+        let passes: Vec<&Phase> = job.phases.iter().filter(|phase| phase.name == name).collect();
+        found.require(passes.len() == 1, at.to_owned(), format!("needs one phase `{name}`"));
+        let is_plain = |phase: &&Phase| !phase.collective && !phase.release && (name == FORWARD || phase.to.is_none());
+        let message =
+            format!("its phase `{name}` cannot have `collective` or `release`, nor `to` if it is `{BACKWARD}`");
+        found.require(passes.iter().all(is_plain), at.to_owned(), message);
+        let stalls = job.data_stall.as_ref().is_some_and(|stall| stall.phase == name);
+        found.require(!stalls, at.to_owned(), format!("`data_stall` cannot be in its phase `{name}`"));
     }
     let has_trouble = job.near_oom.is_some() || job.oom.is_some() || job.layers.is_some() || job.leak_per_step.0 > 0;
     found.require(

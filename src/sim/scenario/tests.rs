@@ -87,6 +87,17 @@ fn a_pipeline_divides_its_ranks_and_fits_their_gpus() {
     ] {
         assert!(of(8, keys, "").contains(fault), "{keys}: {}", of(8, keys, ""));
     }
+    for (keys, forward, fault) in [
+        ("stages = 4", ", release = true", "its phase `forward` cannot have `collective` or `release`"),
+        ("stages = 4", ", collective = true", "its phase `forward` cannot have `collective` or `release`"),
+        (
+            "stages = 4\n[jobs.data_stall]\nevery_steps = 2\nduration = \"1 s\"\nphase = \"backward\"",
+            "",
+            "`data_stall` cannot be in its phase `backward`",
+        ),
+    ] {
+        assert!(of(8, keys, forward).contains(fault), "{keys}: {}", of(8, keys, forward));
+    }
     // Eight microbatches of 20 GiB in flight do not fit one GPU; the four that 1F1B keeps do.
     let forward = ", to = \"20 GiB\", shape = \"ramp\"";
     assert_eq!(of(8, "stages = 4", forward), "");
