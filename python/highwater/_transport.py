@@ -3,7 +3,6 @@
 Every way takes one message of several lines, an event each, and says whether it went out.
 """
 
-import contextlib
 import errno
 import fcntl
 import http.client
@@ -76,11 +75,16 @@ class Held:
             return None
         return status.st_dev, status.st_ino
 
-    def check(self) -> None:
-        """Raises OSError, and forgets the number, where it stands for something else by now."""
-        if self.identity is None or self.known() != self.identity:
-            # Its end would close the number.
+    def is_ours(self) -> bool:
+        """Whether its number still stands for it. If not, the number is forgotten: the socket's end would close it."""
+        is_ours = self.identity is not None and self.known() == self.identity
+        if not is_ours:
             self.socket.detach()
+        return is_ours
+
+    def check(self) -> None:
+        """Raises OSError where its number stands for something else by now."""
+        if not self.is_ours():
             raise OSError(errno.EBADF, "the job closed the descriptor")
 
 
@@ -116,9 +120,8 @@ class UnixSocket(Transport):
         self.socket.send(message)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.held.check()
-        self.socket.close()
+        if self.held.is_ours():
+            self.socket.close()
 
 
 class Seqpacket(UnixSocket):
@@ -216,8 +219,8 @@ class Http(Transport):
 
     def close(self) -> None:
         if self.connection.sock is not None:
-            with contextlib.suppress(OSError):
-                self.held.check()
+            # One that is no longer ours has forgotten its number.
+            self.held.is_ours()
         self.connection.close()
 
 
