@@ -143,8 +143,8 @@ const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtili
 /// Every second of 64 GPUs.
 const HUNG: fn(usize) -> bool = |gpu| gpu % 2 == 1;
 
-/// The others keep 99 % of 30 s, and 80 % on a machine so busy that it is late to notice. With a delay of 1 s for each GPU that
-/// hangs, they would lose 32 s.
+/// The others keep 99 % of 30 s, beside what a busy machine loses by itself: it is as late to notice the hang as it is with
+/// ticks. With a delay of 1 s for each GPU that hangs, they would lose 32 s.
 #[test]
 fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let mut control = gpus(64);
@@ -153,7 +153,7 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
     node.until("every GPU", |metrics| (0..64).all(|gpu| value(metrics, &used(gpu)).is_some()));
     let ticks = |metrics: &str| {
-        ["due_total", "missed_total{cause=\"driver_blocked\"}"]
+        ["due_total", "missed_total{cause=\"driver_blocked\"}", "missed_total{cause=\"late\"}"]
             .map(|name| value(metrics, &format!("highwater_sampler_ticks_{name}")).expect("exported"))
     };
     let before = ticks(&node.daemon.metrics());
@@ -168,9 +168,9 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
         down.len() == 32
     });
     let metrics = node.until("6,000 ticks", |metrics| ticks(metrics)[0] >= before[0] + 6_000.0);
-    let [due, blocked] = [0, 1].map(|at| ticks(&metrics)[at] - before[at]);
-    println!("of {due} ticks due {blocked} were blocked; {} sampling threads", sampling_threads(&node));
-    assert!(blocked <= 0.2 * due, "{blocked} of {due} ticks");
+    let [due, blocked, late] = [0, 1, 2].map(|at| ticks(&metrics)[at] - before[at]);
+    println!("of {due} ticks due {blocked} were blocked, {late} late; {} sampling threads", sampling_threads(&node));
+    assert!(blocked <= 0.01 * due + late, "{blocked} of {due} ticks, beside {late} late ones");
     assert_eq!(down(&metrics).len(), 32);
     assert!(sampling_threads(&node) <= 33, "at most one for each GPU that hangs, and one for the others");
     control["gpus"].as_array_mut().expect("GPUs").iter_mut().for_each(|gpu| gpu["hang"] = json!([]));
@@ -207,9 +207,7 @@ fn every_deadline_is_due_and_a_blocked_driver_is_reported() {
     let begun = Instant::now();
     let first = due(&node.daemon.metrics());
     let looked = Instant::now();
-    for gpu in 0..2 {
-        control["gpus"][gpu]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 2_000.0});
-    }
+    control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 5_000.0});
     node.control.put(&control);
     node.until("blocked ticks", |metrics| value(metrics, blocked).is_some_and(|missed| missed > 500.0));
     control["gpus"][0]["hang"] = json!(["nvmlDeviceGetMemoryInfo_v2"]);
