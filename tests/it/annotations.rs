@@ -157,8 +157,13 @@ fn the_readmes_python_is_taken_word_for_word() {
     let readme = include_str!("../../README.md");
     let mut blocks = readme.split("```python\n").skip(1).filter_map(|rest| rest.split("```").next());
     let steps = blocks.find(|block| block.contains("highwater.step")).expect("its example");
-    let stand_ins =
-        "class model:\n    def __new__(cls, batch): return cls\n    def backward(): pass\nbatches = [None]\n";
+    // They take as long as work does: on a busy machine, what takes no time may lie between two readings.
+    let stand_ins = "import time\n\
+        def work(): time.sleep(0.2)\n\
+        class model:\n\
+        \x20   def __new__(cls, batch): work(); return cls\n\
+        \x20   def backward(): work()\n\
+        batches = [None]\n";
     let daemon = simulated();
     // It stays alive until its environment has been read, as a job does.
     let mut job = std::process::Command::new("python3")

@@ -118,6 +118,19 @@ impl Daemon {
         self.process.pid()
     }
 
+    /// How long its threads and the caller have waited for a processor so far, all together: what a busy machine costs them. Zero
+    /// where the kernel does not say.
+    pub fn waited(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("threads");
+        let own = PathBuf::from("/proc/thread-self");
+        let waited_ns = |task: PathBuf| -> Option<u64> {
+            let text = std::fs::read_to_string(task.join("schedstat")).ok()?;
+            text.split_whitespace().nth(1)?.parse().ok()
+        };
+        let tasks = tasks.filter_map(|task| Some(task.ok()?.path())).chain([own]);
+        Duration::from_nanos(tasks.filter_map(waited_ns).sum())
+    }
+
     /// Sends SIGTERM; returns the exit status and how long it took.
     pub fn stop(mut self) -> (ExitStatus, Duration) {
         self.process.terminate()
