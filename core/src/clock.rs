@@ -88,13 +88,19 @@ impl Clock for Live {
 #[derive(Debug, Default)]
 pub struct Manual {
     now_ns: AtomicI64,
+    unix_shift_ns: AtomicI64,
 }
 
 impl Manual {
     /// A clock that stands at `now_ns`.
     #[must_use]
     pub fn at(now_ns: i64) -> Self {
-        Self { now_ns: AtomicI64::new(now_ns) }
+        Self { now_ns: AtomicI64::new(now_ns), unix_shift_ns: AtomicI64::new(0) }
+    }
+
+    /// Sets the system's clock to so much after the timeline, as an operator, NTP or the end of a suspension does.
+    pub fn set_unix_shift_ns(&self, unix_shift_ns: i64) {
+        self.unix_shift_ns.store(unix_shift_ns, Ordering::Release);
     }
 
     /// Moves the clock; it never goes back.
@@ -109,7 +115,7 @@ impl Clock for Manual {
     }
 
     fn unix_shift_ns(&self) -> i64 {
-        0
+        self.unix_shift_ns.load(Ordering::Acquire)
     }
 
     /// Time that nobody waits for passes at once.

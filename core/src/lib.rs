@@ -2,7 +2,8 @@
 //!
 //! Pure: no I/O but the system's clock, no thread, no log, no driver. Everything takes time as an argument, so that live,
 //! replay and test share it. The modules are in one order, and each uses only those before it: [`clock`], [`units`], [`varint`],
-//! [`histogram`], [`scope`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`phases`], [`detect`]. ARCHITECTURE.md is the map.
+//! [`histogram`], [`scope`], [`wire`], [`mesh`], [`gpu`], [`ring`], [`jobs`], [`shares`], [`phases`],
+//! [`detect`]. ARCHITECTURE.md is the map.
 
 pub mod clock;
 pub mod detect;
@@ -17,6 +18,7 @@ pub mod mesh;
 pub mod phases;
 pub mod ring;
 pub mod scope;
+pub mod shares;
 pub mod units;
 pub mod varint;
 pub mod wire;

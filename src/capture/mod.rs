@@ -9,6 +9,7 @@
 //! has any table. Absent on purpose: what makes a finding, which `detect` knows.
 
 mod admission;
+mod allowance;
 mod asking;
 mod directory;
 mod found;

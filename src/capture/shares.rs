@@ -10,7 +10,7 @@
 use super::directory::Listed;
 use super::settings::Settings;
 use crate::recording::State;
-use std::collections::BTreeMap;
+use highwater_core::shares::largest;
 
 /// What a capture is for. A later class pushes out earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,12 +157,9 @@ impl<'a> Shares<'a> {
     /// The captures of a class that are of the owner with the most of them: those that are its alone, if there are any.
     fn of_most(&self, class: Class) -> Vec<(usize, &Listed)> {
         let of_class = || self.kept.iter().copied().enumerate().filter(move |(_, listed)| listed.class() == class);
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for owner in of_class().flat_map(|(_, listed)| &listed.owners) {
-            *counts.entry(owner).or_default() += 1;
-        }
-        let largest = counts.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
-        let Some(largest) = largest else { return of_class().collect() };
+        let Some((largest, _)) = largest(of_class().flat_map(|(_, listed)| &listed.owners)) else {
+            return of_class().collect();
+        };
         let alone = of_class().filter(|(_, listed)| listed.owners.iter().all(|owner| owner == largest));
         let alone: Vec<_> = alone.collect();
         if alone.is_empty() {
@@ -191,6 +188,7 @@ impl<'a> Shares<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     /// A folder in which captures are taken one after the other, each of so many bytes.
     #[derive(Default)]

@@ -3,6 +3,7 @@
 //! Enters: what a node keeps, by reading only. Leaves: transactions. Invariant: a transaction that has a sweep has its
 //! readings, so that a file that ends early contains nothing wrong.
 
+use super::allowance::Allowance;
 use super::layers::Profiles;
 use super::recorder::Start;
 use super::trigger::{Findings, Reason, Trigger};
@@ -18,6 +19,7 @@ use highwater_core::gpu::{ChangeLog, GpuChange, GpuState};
 use highwater_core::jobs::Jobs;
 use highwater_core::phases::RankKey;
 use highwater_core::ring;
+use highwater_core::shares::Given;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -27,6 +29,9 @@ use std::sync::{Arc, MutexGuard};
 const LINGER_NS: i64 = 500 * MILLISECOND_NS;
 /// How long it waits for the memory of a GPU that answers.
 const PATIENCE_NS: i64 = 2 * SECOND_NS;
+
+/// Bytes of a phase and its memory on two GPUs in the file.
+const PHASE_BYTES: usize = 256;
 
 /// The parts of a node that are read. Not the node itself, because its driver cannot be opened again while something
 /// holds that.
@@ -93,6 +98,10 @@ pub(super) struct Capture {
     written: Vec<FindingRow>,
     lost_events: u64,
     lost_phases: u64,
+    /// What may be written of events, and of phases, and of layers, each; and who was given how much of it.
+    allowance: Allowance,
+    given_events: Given,
+    given_phases: [Given; 2],
 }
 
 impl Capture {
@@ -109,6 +118,7 @@ impl Capture {
         let file = File::create(path, (most_bytes, start.kind.mode()), view.clock.unix_shift_ns(), uuids)?;
         let (begin_ns, end_ns) = (start.begin_ns, start.end_ns);
         let track = |(gpu, ring): (usize, &ring::Reader)| Track::new(gpu, begin_ns, ring.resolution_ns());
+        let allowance = Allowance::new(most_bytes, view.clock.now_ns());
         let capture = Self {
             file,
             intake,
@@ -130,6 +140,9 @@ impl Capture {
             written: Vec::new(),
             lost_events: 0,
             lost_phases: 0,
+            allowance,
+            given_events: Given::default(),
+            given_phases: Default::default(),
             view,
         };
         capture.head(start)?;
@@ -157,7 +170,7 @@ impl Capture {
         write_trigger(file, &start.trigger)?;
         self.view.gpus.iter().enumerate().try_for_each(|(gpu, state)| file.gpu(gpu, state))?;
         file.meta_time("ticks_from_ns", self.ticks_from_ns())?;
-        let events_from_ns = self.intake.log().since(0).whole_from_ns;
+        let events_from_ns = self.intake.log().since(0, &mut Given::default(), 0).whole_from_ns;
         file.meta_time("annotations_from_ns", events_from_ns.unwrap_or(i64::MIN).max(self.begin_ns))
     }
 
@@ -222,7 +235,9 @@ impl Capture {
         let answering = self.view.gpus.iter().zip(self.view.rings.iter()).filter(|(gpu, _)| gpu.is_sampled());
         let is_known = answering.map(|(_, ring)| ring.newest_ns()).all(|newest_ns| newest_ns >= Some(self.end_ns));
         let beyond_ns = now_ns.saturating_sub(self.end_ns);
-        beyond_ns >= PATIENCE_NS || (is_known && beyond_ns >= LINGER_NS)
+        // Without a job, nothing comes late.
+        let linger_ns = if self.intake.jobs().by_id().is_empty() { 0 } else { LINGER_NS };
+        beyond_ns >= PATIENCE_NS || (is_known && beyond_ns >= linger_ns)
     }
 
     /// Whether the node that it records is still this one.
@@ -307,30 +322,36 @@ impl Capture {
     }
 
     /// Writes events from the begin on; the last ones may lie after the end. Writes none once positions mean other
-    /// GPUs.
+    /// GPUs. Of whoever sends more than its share of what may be written, some are left out.
     fn write_events(&mut self) -> rusqlite::Result<()> {
-        let taken = {
-            let Some(_jobs) = self.jobs() else { return Ok(()) };
-            self.intake.log().since(self.next_event)
-        };
-        if self.next_event > 0 {
-            self.lost_events += taken.lost;
+        let most_bytes = self.allowance.so_far(self.now_ns());
+        let mut given = std::mem::take(&mut self.given_events);
+        let taken = self.jobs().map(|_jobs| self.intake.log().since(self.next_event, &mut given, most_bytes));
+        self.given_events = given;
+        let Some(taken) = taken else { return Ok(()) };
+        let mut read = 0;
+        for (number, event) in taken.events() {
+            read += 1;
+            if event.at_ns >= self.begin_ns {
+                self.file.annotation(number, &event)?;
+            }
         }
-        for (number, event) in taken.events().filter(|(_, event)| event.at_ns >= self.begin_ns) {
-            self.file.annotation(number, &event)?;
-        }
+        // At the first look, what is no longer kept was sent long before, and is not lost.
+        self.lost_events += if self.next_event > 0 { taken.requested - read } else { taken.kept - read };
         self.next_event = taken.next;
         Ok(())
     }
 
     fn write_phases(&mut self) -> rusqlite::Result<()> {
+        let most = self.allowance.so_far(self.now_ns()) / PHASE_BYTES;
         let ended = {
             let log = self.intake.ledger().ended();
             let mut ended = Vec::new();
-            for (next, shelf) in self.next_phases.iter_mut().zip([&log.phases, &log.layers]) {
-                let (new, lost) = shelf.since(*next);
+            let shelves = [&log.phases, &log.layers].into_iter().zip(&mut self.given_phases);
+            for (next, (shelf, given)) in self.next_phases.iter_mut().zip(shelves) {
+                let (new, lost) = shelf.some_since(*next, given, most);
                 // At the first look, what is no longer kept ended long before, and is not lost.
-                self.lost_phases += if *next > 0 { lost } else { 0 };
+                self.lost_phases += if *next > 0 { lost } else { (shelf.kept() - new.len()) as u64 };
                 *next = shelf.count();
                 ended.extend(new);
             }

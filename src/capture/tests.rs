@@ -112,9 +112,31 @@ impl Rig {
         (begin_ns, end_ns): (i64, i64),
         findings: Arc<dyn Findings>,
     ) -> Result<Capture, schema::Trouble> {
+        self.capture_of(64 << 20, path, (begin_ns, end_ns), findings)
+    }
+
+    /// One whose file may have so many bytes.
+    fn capture_of(
+        &self,
+        most_bytes: u64,
+        path: &Path,
+        (begin_ns, end_ns): (i64, i64),
+        findings: Arc<dyn Findings>,
+    ) -> Result<Capture, schema::Trouble> {
         let trigger = Trigger { reason: Reason::Asked, at_ns: self.clock.now_ns(), note: "why".into(), owner: None };
         let start = Start { kind: Kind::Capture, id: "id".into(), trigger, begin_ns, end_ns };
-        Capture::begin(path, 64 << 20, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
+        Capture::begin(path, most_bytes, &start, View::of(&self.node), Arc::clone(&self.intake), findings)
+    }
+
+    /// What a user's process sends: as many phases of its job as are asked for, one after the other.
+    fn send(&self, uid: u32, phases: usize) {
+        let sender = Sender::process(None, uid);
+        for _ in 0..phases {
+            for event in ["begin", "end"] {
+                let json = format!(r#"{{"event":"{event}","kind":"phase","name":"p","job":"of {uid}"}}"#);
+                self.intake.take(serde_json::from_str(&json).unwrap(), &sender).unwrap();
+            }
+        }
     }
 
     /// A recorder over this node, the switch that ends its thread, and the thread.
@@ -323,6 +345,40 @@ impl Findings for OneFinding {
             seen_ns: from_ns + 2,
             first: Said { seen_ns: from_ns + 1, step: None, what: "first what".into(), why: "first why".into() },
         }]
+    }
+}
+
+/// In a file in which there is no room for what one of two users sends, the other's is whole, and what is left out is counted.
+#[test]
+fn a_flood_costs_another_owner_nothing_in_a_capture() {
+    const ROUNDS: usize = 10;
+    const HONEST: usize = 5;
+    const FLOOD: usize = 1_500;
+    let mut rig = Rig::new();
+    let (begin_ns, path) = (rig.clock.now_ns(), rig.folder.path().join("flood.sqlite"));
+    let mut capture = None;
+    for round in 0..ROUNDS {
+        rig.send(1, HONEST);
+        rig.send(2, FLOOD);
+        rig.sweep(10 * MILLISECOND_NS, [Some(7), Some(7)]).unwrap();
+        rig.node.advance(rig.intake.ledger(), rig.clock.now_ns());
+        if round == 1 {
+            let end_ns = begin_ns + SECOND_NS;
+            capture = Some(rig.capture_of(2 << 20, &path, (begin_ns, end_ns), Arc::new(OneFinding)).unwrap());
+        }
+        capture.iter_mut().for_each(|capture| capture.advance(&[], &|| ()).unwrap());
+    }
+    capture.unwrap().finish(State::Complete).unwrap();
+    let file = Connection::open(path).unwrap();
+    let one = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    for (table, lost, of_each) in [("annotations", "annotations_lost", 2), ("phases", "phases_lost", 1)] {
+        let of = |job| one(&format!("SELECT count(*) FROM {table} JOIN jobs USING (job) WHERE jobs.name = '{job}'"));
+        let (honest, flood) = (of("of 1"), of("of 2"));
+        let lost = one(&format!("SELECT value FROM meta WHERE key = '{lost}'"));
+        let sent = |phases| i64::try_from(ROUNDS * phases * of_each).unwrap();
+        assert_eq!(honest, sent(HONEST), "{table}");
+        assert!(flood > sent(FLOOD) / 20 && flood < sent(FLOOD) / 2, "{table}: {flood}");
+        assert_eq!(honest + flood + lost, sent(HONEST + FLOOD), "{table}: all that was sent is there, or counted");
     }
 }
 

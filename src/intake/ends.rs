@@ -108,15 +108,15 @@ impl Intake {
     pub(super) fn has_ended(&self, speaker: Speaker) {
         let at_ns = self.clock.now_ns();
         let mut jobs = self.jobs();
-        for event in jobs.end_with(speaker, at_ns) {
-            self.log.note(&event, at_ns);
+        for (event, account) in jobs.end_with(speaker, at_ns) {
+            self.log.note(&event, &account, at_ns);
         }
     }
 
     /// Ends the ranks that a process held which has ended.
     pub(super) fn end_process(&self, jobs: &mut Jobs, pid: u32, at_ns: i64) {
-        for event in jobs.end_held_by(pid, at_ns) {
-            self.log.note(&event, at_ns);
+        for (event, account) in jobs.end_held_by(pid, at_ns) {
+            self.log.note(&event, &account, at_ns);
         }
     }
 }

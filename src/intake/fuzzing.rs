@@ -6,9 +6,9 @@ use highwater_core::jobs::Event;
 /// Decodes the input as kept events, encodes and decodes them again, and checks that the bytes stay the same.
 pub fn event_log(data: &[u8]) {
     let events: Vec<_> = Events::of(data).collect();
-    let bytes = |events: &[Event]| {
+    let bytes = |events: &[(u64, Event)]| {
         let mut bytes = Vec::new();
-        events.iter().for_each(|event| encode(event, &mut bytes));
+        events.iter().for_each(|(after, event)| encode(*after, event, &mut bytes));
         bytes
     };
     let kept = bytes(&events);

@@ -81,8 +81,6 @@ pub struct Intake {
     ends: OnceLock<Ends>,
     /// How many events had each outcome.
     pub counts: OutcomeCounts,
-    /// Events that senders report they could not send.
-    lost: AtomicU64,
 }
 
 impl Intake {
@@ -109,7 +107,6 @@ impl Intake {
             on_gpus: OnceLock::new(),
             ends: OnceLock::new(),
             counts: OutcomeCounts::default(),
-            lost: AtomicU64::new(0),
         }
     }
 
@@ -498,10 +495,12 @@ impl Intake {
         };
         // From here on it is an event of this job, whoever sent it.
         event.scope = Some(taken.job.scope().clone());
-        self.lost.fetch_add(lost.unwrap_or(0).into(), Ordering::Relaxed);
+        if let Some(lost) = lost.filter(|lost| *lost > 0) {
+            self.accounts.lost(&account.owner, lost.into());
+        }
         // Records of layers are hundreds in a step: recordings contain whole profiles instead.
         if event.layer.is_none() {
-            self.log.note(&event, now_ns);
+            self.log.note(&event, account, now_ns);
             if event.event == EventType::Mark
                 && let Some(listener) = self.on_mark.get()
             {
@@ -659,7 +658,9 @@ impl Collect for Intake {
         for outcome in Outcome::ALL {
             out.count(&c::ANNOTATIONS, [outcome.label()], Some(self.counts.get(outcome)));
         }
-        out.count(&c::ANNOTATIONS_LOST, (), Some(self.lost.load(Ordering::Relaxed)));
+        for (sender, events) in self.accounts.losses() {
+            out.count(&c::ANNOTATIONS_LOST, Labels::found(&[&sender]), Some(events));
+        }
         for (sender, events) in self.accounts.refusals() {
             out.count(&c::ANNOTATIONS_REFUSED, Labels::found(&[&sender]), Some(events));
         }

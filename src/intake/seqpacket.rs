@@ -10,6 +10,7 @@ use super::Intake;
 use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
+use crate::place::process::started_by_id;
 use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender, Speaker};
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -40,6 +41,8 @@ const WAIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const WAIT_PAUSED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long accepting pauses after the system could not provide a descriptor.
 const RETRY: Duration = Duration::from_millis(100);
+/// How often it is checked whether the id of a sender's process is still that process's.
+const CHECK: Duration = Duration::from_millis(100);
 /// The number of the listener in epoll; connections have others.
 const LISTENER: u64 = 0;
 
@@ -55,6 +58,8 @@ pub struct Listener {
 struct Connection {
     socket: OwnedFd,
     sender: Sender,
+    /// When the sender's process started, as it connected; and when its id was last found to be that process's.
+    started: (Option<u64>, Instant),
     account: Arc<Account>,
     /// Whether the memory for its replies is bounded.
     is_answered: bool,
@@ -184,7 +189,8 @@ impl<'a> Reader<'a> {
             return tracing::warn!(%error, "cannot wait for a connection; closing it");
         }
         let held = account.hold(Resource::Connections, 1);
-        self.connections.insert(self.next, Connection { socket, sender, account, is_answered: false, held });
+        let started = (sender.pid.and_then(started_by_id), Instant::now());
+        self.connections.insert(self.next, Connection { socket, sender, started, account, is_answered: false, held });
         self.next += 1;
     }
 
@@ -218,6 +224,22 @@ enum After {
 }
 
 impl Connection {
+    /// Forgets the sender's process once its id is another's: a connection may outlive its process, and what is known of the
+    /// other one is not the sender's.
+    fn check_process(&mut self, intake: &Intake) {
+        let (started, checked) = self.started;
+        if let Some(pid) = self.sender.pid
+            && checked.elapsed() >= CHECK
+        {
+            self.started.1 = Instant::now();
+            // Of a process that has ended, nothing can be read that is another's.
+            if started_by_id(pid).is_some_and(|now| Some(now) != started) {
+                self.sender.pid = None;
+                self.account = intake.account_of(&self.sender);
+            }
+        }
+    }
+
     /// Takes a message. The kernel drops open files that are sent along, because the call does not ask for them.
     fn read_one(&mut self, intake: &Intake, buffer: &mut [u8]) -> After {
         match recv(&self.socket, &mut *buffer, RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
@@ -229,6 +251,7 @@ impl Connection {
             }
             // Refused events are counted and logged with their sender.
             Ok((length, _)) => {
+                self.check_process(intake);
                 let message = buffer.get(..length).unwrap_or_default();
                 let reply = intake.take_json(message, &self.sender).reply_to(message);
                 After::More(length + reply.map_or(0, |reply| self.reply(&reply)))

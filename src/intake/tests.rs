@@ -4,6 +4,7 @@ use crate::place::home::LINK_WAIT_NS;
 use highwater_core::clock::{Manual, SECOND_NS};
 use highwater_core::jobs::{Job, JobId, Scope};
 use highwater_core::phases::{Attributed, PhaseMemory};
+use highwater_core::shares::Given;
 use serde_json::json;
 
 /// The only job of this name, whoever owns it.
@@ -637,7 +638,14 @@ fn a_layers_record_is_in_no_log_and_triggers_nothing() {
     let mut record = mark.clone();
     record["layer"] = json!({"direction": "forward"});
     assert_eq!(intake.take_json(json!([record, mark, record]).to_string().as_bytes(), &process(1)).accepted, 3);
-    assert_eq!((intake.log().since(0).next, heard.load(Ordering::Relaxed), intake.jobs().marks().count()), (1, 1, 1));
+    assert_eq!(
+        (
+            intake.log().since(0, &mut Given::default(), 0).next,
+            heard.load(Ordering::Relaxed),
+            intake.jobs().marks().count()
+        ),
+        (1, 1, 1)
+    );
 }
 
 /// This process and one that it starts both send steps for one rank. When the second ends, its id means nothing any more.
@@ -657,4 +665,41 @@ fn a_second_process_of_a_rank_is_told_the_name_under_which_its_marks_are_kept() 
     first.wait().expect("it ends");
     let third = connected(4_000_001, 3);
     assert_eq!(send(third).job, None, "the rank is free, although its connection's end was not seen yet");
+}
+
+/// Jobs send Unix time, which operators set, NTP slews, and a suspended machine leaves behind. A step lasts as long as it
+/// lasted by the timeline, which knows of none of these, and none of its marks is refused.
+#[test]
+fn steps_last_as_long_whatever_the_systems_clock_does_in_them() {
+    let hour = 3_600 * SECOND_NS;
+    for (what, shift_at) in [
+        ("set forward", Box::new(|ms: i64| if ms >= 500 { hour } else { 0 }) as Box<dyn Fn(i64) -> i64>),
+        ("set back", Box::new(|ms| if ms >= 500 { -hour } else { 0 })),
+        ("slewed by 500 ppm", Box::new(|ms| ms * 500)),
+        ("set back and forth", Box::new(|ms| if (ms / 10) % 2 == 0 { hour } else { -hour })),
+    ] {
+        let clock = Arc::new(Manual::at(1_800_000_000 * SECOND_NS));
+        let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default());
+        let device = Device { index: "0".into(), uuid: "GPU-a".into(), ..Device::default() };
+        intake.set_devices(&[device]);
+        let mut said = Vec::new();
+        for ms in 0..1_000_i64 {
+            clock.advance_to(1_800_000_000 * SECOND_NS + ms * 1_000_000);
+            clock.set_unix_shift_ns(shift_at(ms));
+            // Steps of 7 ms, one after the other.
+            if ms % 7 == 0 {
+                let unix_ns = clock.now_ns() + clock.unix_shift_ns();
+                for event in ["end", "begin"].iter().skip(usize::from(ms == 0)) {
+                    let step = if *event == "end" { ms / 7 - 1 } else { ms / 7 };
+                    let body = json!({"event": event, "kind": "step", "job": "j", "rank": 0, "step": step,
+                                      "time_unix_nano": unix_ns});
+                    said.push(intake.take_json(body.to_string().as_bytes(), &Sender::DAEMON).refused);
+                }
+            }
+        }
+        assert!(said.len() > 280 && said.iter().all(|refused| *refused == 0), "{what}: {said:?}");
+        let ended = intake.jobs().take_ended(i64::MAX, 1_000);
+        let lengths: Vec<_> = ended.iter().map(|ended| ended.end_ns - ended.open.begin_ns).collect();
+        assert!(lengths.len() > 140 && lengths.iter().all(|length| *length == 7_000_000), "{what}: {lengths:?}");
+    }
 }

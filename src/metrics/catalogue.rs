@@ -189,8 +189,8 @@ metrics! {
         "Annotation events received, by outcome. docs/annotations.md describes each outcome.";
     ANNOTATIONS_REFUSED = Counter "highwater_annotations_refused_total" ["sender"]
         "Annotation events refused, by sender: `uid N` as the kernel reports it, `tcp` if the kernel reports none, `other` for all senders beyond the first 16.";
-    ANNOTATIONS_LOST = Counter "highwater_annotations_lost_total" []
-        "Annotation events that senders could not send, as they report in the field `lost` of the next event that they could.";
+    ANNOTATIONS_LOST = Counter "highwater_annotations_lost_total" ["sender"]
+        "Annotation events that senders could not send, as they report in the field `lost` of the next event that they could, by sender as in highwater_annotations_refused_total.";
     ANNOTATIONS_HELD = Gauge "highwater_annotations_held_bytes" ["kind"]
         "Bytes that the daemon keeps for jobs: `open` for jobs, ranks, names and everything that is open or waits for its memory, `ended` for everything that has ended. At most `annotations.max_bytes` and `annotations.max_ended_bytes`.";
     NVML_UP = Gauge "highwater_nvml_up" []

@@ -26,6 +26,11 @@ pub(super) fn started(process: &Path) -> Option<u64> {
     fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
+/// The same of a process by its id. `None` also where the daemon may not look.
+pub(crate) fn started_by_id(pid: u32) -> Option<u64> {
+    started(&Path::new("/proc").join(pid.to_string()))
+}
+
 /// Whether a process runs as the sender's user, by any of the ids that it has: the kernel names one of them when it connects.
 /// `process` is its folder in `/proc`. A sender without a user, as in a recording, is not asked.
 pub(super) fn is_of(process: &Path, owner: &Owner) -> bool {

@@ -179,7 +179,7 @@ impl Lanes<'_> {
             }
             Health::Lost => {
                 gpu.forget();
-                if calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
+                if !due.lost || calls.time(Call::Reacquire, || self.source.reacquire(position)).is_none() {
                     return false;
                 }
                 gpu.set_back();

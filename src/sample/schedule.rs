@@ -143,6 +143,8 @@ pub(super) struct Due {
     pub(super) processes: bool,
     pub(super) pcie: bool,
     pub(super) rare: bool,
+    /// Attempts to get back a GPU that is lost, each of which the driver may log.
+    pub(super) lost: bool,
 }
 
 impl Turns {
@@ -164,6 +166,7 @@ impl Turns {
             processes: processes_always || wanted || self.since_processes >= PROCESS_TURNS,
             pcie: self.number % self.pcie_turns == 0,
             rare: self.number % RARE_TURNS == 0,
+            lost: self.number % self.pcie_turns == 0,
         };
         self.number += 1;
         self.since_processes += 1;
@@ -223,7 +226,7 @@ mod tests {
         let mut turns = Turns::new(1, SECOND_NS);
         let dues: Vec<Due> = (0..61).map(|_| turns.due(0, false)).collect();
         let count = |is_due: fn(&Due) -> bool| dues.iter().filter(|due| is_due(due)).count();
-        assert_eq!([count(|due| due.pcie), count(|due| due.rare)], [13, 3]);
+        assert_eq!([count(|due| due.pcie), count(|due| due.rare), count(|due| due.lost)], [13, 3, 13]);
     }
 
     #[test]

@@ -7,12 +7,12 @@
 
 use super::Ratios;
 use super::finding::{Finding, Kind, Said, Severity, Sign, Subject};
-use super::shares;
 use super::tally::{Counted, Tally};
 use crate::clock::SECOND_NS;
 use crate::jobs::JobId;
 use crate::phases::RankKey;
 use crate::scope::Scope;
+use crate::shares;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 

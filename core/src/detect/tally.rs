@@ -6,8 +6,8 @@
 //! series" to 1 is none for a reader of counters.
 
 use super::finding::{Finding, Kind};
-use super::shares;
 use crate::jobs::JobId;
+use crate::shares;
 use std::collections::BTreeMap;
 
 /// Counts that are kept.

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MOST_IDLE_OWNERS: usize = 256;
 /// Of what an owner could have, local clients whose user is not known have one part in this many.
 const NOBODYS_PART: usize = 8;
-/// Owners whose refusals are counted apart: each is a label value.
-const MOST_REFUSED: usize = 16;
+/// Owners whose refusals and losses are counted apart: each is a label value.
+const MOST_APART: usize = 16;
 /// The label value of all others.
 const OTHERS: &str = "other";
 
@@ -351,7 +351,26 @@ impl Drop for Held {
 pub struct Accounts {
     book: Arc<Book>,
     open: Mutex<HashMap<Owner, Arc<Account>>>,
-    refused: Mutex<BTreeMap<String, u64>>,
+    refused: BySender,
+    lost: BySender,
+}
+
+/// Events by the label value of their owner: a bounded number of owners, and all others together.
+#[derive(Debug, Default)]
+struct BySender(Mutex<BTreeMap<String, u64>>);
+
+impl BySender {
+    fn add(&self, owner: &Owner, events: u64) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = owner.label();
+        let is_apart = counts.contains_key(&label) || counts.len() < MOST_APART;
+        let count = counts.entry(if is_apart { label } else { OTHERS.to_owned() }).or_default();
+        *count = count.saturating_add(events);
+    }
+
+    fn counts(&self) -> BTreeMap<String, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Accounts {
@@ -374,7 +393,7 @@ impl Accounts {
         }
         let held = std::array::from_fn(|_| AtomicUsize::new(0));
         let book = Book { limits: of, held, most_events: limits.events_a_second, active: AtomicUsize::new(0) };
-        Self { book: Arc::new(book), open: Mutex::default(), refused: Mutex::default() }
+        Self { book: Arc::new(book), open: Mutex::default(), refused: BySender::default(), lost: BySender::default() }
     }
 
     /// The account of an owner.
@@ -419,16 +438,24 @@ impl Accounts {
 
     /// Counts events of an owner that were refused.
     pub fn refused(&self, owner: &Owner, events: u64) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let label = owner.label();
-        let is_apart = refused.contains_key(&label) || refused.len() < MOST_REFUSED;
-        *refused.entry(if is_apart { label } else { OTHERS.to_owned() }).or_default() += events;
+        self.refused.add(owner, events);
+    }
+
+    /// Counts events that an owner says it could not send.
+    pub fn lost(&self, owner: &Owner, events: u64) {
+        self.lost.add(owner, events);
     }
 
     /// Refused events by owner: a bounded number of owners, and all others together.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<String, u64> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused.counts()
+    }
+
+    /// Events that owners say they could not send, likewise.
+    #[must_use]
+    pub fn losses(&self) -> BTreeMap<String, u64> {
+        self.lost.counts()
     }
 }
 
@@ -555,7 +582,7 @@ mod tests {
         let accounts = accounts(64);
         (0..100).for_each(|uid| accounts.refused(&user(uid), 2));
         let refusals = accounts.refusals();
-        assert_eq!((refusals.len(), refusals[OTHERS]), (MOST_REFUSED + 1, 2 * (100 - MOST_REFUSED as u64)));
+        assert_eq!((refusals.len(), refusals[OTHERS]), (MOST_APART + 1, 2 * (100 - MOST_APART as u64)));
         assert!((0..1_000).all(|uid| accounts.of(&user(uid)).holds(Resource::Jobs) == 0));
         assert!(accounts.open.lock().expect("nobody panics").len() <= MOST_IDLE_OWNERS);
     }

@@ -466,7 +466,7 @@ impl Jobs {
     /// Ends the ranks that end with this speaker at this time: nobody else speaks for them, and nobody else has begun what
     /// they have open. Returns the exits, each as the event that it is. The daemon saw the end itself, so nothing can refuse
     /// one: the rank's owner may have become known since it began.
-    pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<Event> {
+    pub fn end_with(&mut self, speaker: Speaker, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let mut ended = Vec::new();
         for (id, job) in &mut self.jobs {
             let with = |(number, rank): (&u32, &mut Rank)| rank.ends_with(speaker).then_some((*number, rank.pid));
@@ -476,21 +476,21 @@ impl Jobs {
     }
 
     /// Ends the ranks whose steps this process began, whoever else sends for them. Returns the exits.
-    pub fn end_held_by(&mut self, pid: u32, at_ns: i64) -> Vec<Event> {
+    pub fn end_held_by(&mut self, pid: u32, at_ns: i64) -> Vec<(Event, Arc<Account>)> {
         let held = |(_, _, rank): &(&JobId, u32, &Rank)| rank.is_held_by(pid);
         let ranks: Vec<_> = self.ranks().filter(held).map(|(id, number, _)| (id.clone(), number)).collect();
         ranks.into_iter().filter_map(|(id, number)| self.end(&id, number, Some(pid), at_ns)).collect()
     }
 
-    /// Ends one rank; `None` where it is not known.
-    fn end(&mut self, id: &JobId, number: u32, pid: Option<u32>, at_ns: i64) -> Option<Event> {
+    /// Ends one rank; `None` where it is not known. Returns the exit, and whose it is.
+    fn end(&mut self, id: &JobId, number: u32, pid: Option<u32>, at_ns: i64) -> Option<(Event, Arc<Account>)> {
         let exit = Event { scope: Some(id.scope().clone()), ..Event::exit(id.name(), number, pid, at_ns) };
         let rank = self.rank_mut(id, number)?;
         let account = Arc::clone(rank.account());
         let taking = Taking { held: None, series: None };
         let closed = rank.take(&exit, exit.name.as_str().into(), Plan::Exit, taking, at_ns);
         self.note(&exit, &account, id.clone(), closed, (None, pid));
-        Some(exit)
+        Some((exit, account))
     }
 
     /// Forgets ranks that ended a while ago, or have been silent for too long, and jobs without ranks. Returns whether one was

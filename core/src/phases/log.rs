@@ -7,10 +7,10 @@
 
 use super::RankKey;
 use super::memory::{Attributed, PhaseMemory};
-use super::shares::{Shares, Weigh};
 use super::stats::RankStats;
 use super::trail::Trail;
 use crate::jobs::{JobId, Limits, Resource, weight};
+use crate::shares::{Given, Shares, Weigh};
 use crate::wire::Kind;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -183,6 +183,12 @@ impl Shelf {
         self.entries.bytes()
     }
 
+    /// How many it keeps.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
     /// How many have come so far.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -205,7 +211,7 @@ impl Shelf {
         });
         self.count += 1;
         self.kept += 1;
-        while (self.kept > self.most || self.entries.bytes() > self.most_bytes) && self.entries.forget_one() {
+        while (self.kept > self.most || self.entries.bytes() > self.most_bytes) && self.entries.forget_one().is_some() {
             self.kept -= 1;
         }
     }
@@ -213,8 +219,18 @@ impl Shelf {
     /// Those from number `count` on, oldest first, and how many of these are not kept any more.
     #[must_use]
     pub fn since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
+        self.some_since(count, &mut Given::default(), usize::MAX)
+    }
+
+    /// The same for one reader that takes `most` in all so far. Of an owner with more than its share the newest are left out, and
+    /// count as not kept.
+    #[must_use]
+    pub fn some_since(&self, count: u64, given: &mut Given, most: usize) -> (Vec<Arc<Attributed>>, u64) {
         let new = |own: &VecDeque<Entry>| own.partition_point(|entry| entry.number < count);
-        let mut found: Vec<&Entry> = self.entries.each().flat_map(|own| own.iter().skip(new(own))).collect();
+        let wants: Vec<_> = self.entries.each_of().map(|(whose, own)| (whose, own.len() - new(own))).collect();
+        let gets = given.share_out(&wants, most);
+        let owners = self.entries.each().zip(gets);
+        let mut found: Vec<&Entry> = owners.flat_map(|(own, gets)| own.iter().skip(new(own)).take(gets)).collect();
         found.sort_unstable_by_key(|entry| entry.number);
         let lost = self.count.saturating_sub(count).saturating_sub(found.len() as u64);
         (found.into_iter().map(|entry| Arc::clone(&entry.attributed)).collect(), lost)

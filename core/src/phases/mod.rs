@@ -12,7 +12,6 @@ mod ledger;
 mod log;
 mod memory;
 mod pressure;
-mod shares;
 mod stats;
 mod trail;
 

@@ -6,8 +6,8 @@
 //! shorter time: a span takes 10 to 20 bytes here and two kilobytes there.
 
 use super::memory::Attributed;
-use super::shares::{Shares, Weigh};
 use crate::jobs::{Held, JobId};
+use crate::shares::{Shares, Weigh};
 use crate::varint::{put, take, unzigzag, zigzag};
 use crate::wire::Kind;
 use std::collections::VecDeque;
@@ -103,7 +103,7 @@ impl Trail {
             block.push(number, attributed);
             block.bytes - before
         });
-        while self.blocks.bytes() > self.most_bytes && self.blocks.forget_one() {}
+        while self.blocks.bytes() > self.most_bytes && self.blocks.forget_one().is_some() {}
     }
 
     /// The blocks that have spans from this number on.

@@ -10,6 +10,8 @@ use std::borrow::Cow;
 /// An event's fields, as they are kept. The wire's own types are for JSON: they omit missing fields.
 #[derive(Serialize, Deserialize)]
 struct Kept<'a> {
+    /// How many numbers after the one before it in its block.
+    after: u64,
     event: EventType,
     kind: Kind,
     at_ns: i64,
@@ -38,13 +40,14 @@ enum Value<'a> {
     Text(&'a str),
 }
 
-/// Appends an event.
-pub(in crate::intake) fn encode(event: &Event, bytes: &mut Vec<u8>) {
+/// Appends an event, whose number is so many after that of the one before it.
+pub(in crate::intake) fn encode(after: u64, event: &Event, bytes: &mut Vec<u8>) {
     let Event {
         event, kind, name, job, scope, rank, world_size, mesh, gpus, step, at_ns, memory, attributes, pid, ..
     } = event;
     let attributes = attributes.as_deref().map(|all| all.iter().map(|(name, value)| (&**name, Value::of(value))));
     let kept = Kept {
+        after,
         event: *event,
         kind: *kind,
         at_ns: *at_ns,
@@ -95,7 +98,7 @@ impl From<Value<'_>> for Scalar {
     }
 }
 
-/// The events of a block.
+/// The events of a block, each with how many numbers it is after the one before it.
 pub(in crate::intake) struct Events<'a>(&'a [u8]);
 
 impl<'a> Events<'a> {
@@ -103,17 +106,22 @@ impl<'a> Events<'a> {
     pub fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
+
+    /// Bytes that are still to be read.
+    pub fn bytes_left(&self) -> usize {
+        self.0.len()
+    }
 }
 
 impl Iterator for Events<'_> {
-    type Item = Event;
+    type Item = (u64, Event);
 
-    fn next(&mut self) -> Option<Event> {
+    fn next(&mut self) -> Option<Self::Item> {
         // The bytes end where no further event can be read.
         let (kept, rest) = postcard::take_from_bytes::<Kept<'_>>(self.0).ok()?;
         self.0 = rest;
         let attributes = kept.attributes.map(|all| all.into_iter().map(|(name, value)| (name.into(), value.into())));
-        Some(Event {
+        let event = Event {
             event: kept.event,
             kind: kept.kind,
             name: kept.name.to_owned(),
@@ -132,7 +140,8 @@ impl Iterator for Events<'_> {
             attributes: attributes.map(Iterator::collect),
             pid: kept.pid,
             connection: None,
-        })
+        };
+        Some((kept.after, event))
     }
 }
 
@@ -198,9 +207,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(events in prop::collection::vec(event(), 0..20)) {
+        fn what_was_written_is_read(events in prop::collection::vec((any::<u64>(), event()), 0..20)) {
             let mut bytes = Vec::new();
-            events.iter().for_each(|event| encode(event, &mut bytes));
+            events.iter().for_each(|(after, event)| encode(*after, event, &mut bytes));
             prop_assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), events);
         }
     }
@@ -235,8 +244,8 @@ mod tests {
             connection: None,
         };
         let mut bytes = Vec::new();
-        encode(&event, &mut bytes);
-        assert_eq!(bytes.len(), 78);
-        assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), [event]);
+        encode(1, &event, &mut bytes);
+        assert_eq!(bytes.len(), 79);
+        assert_eq!(Events::of(&bytes).collect::<Vec<_>>(), [(1, event)]);
     }
 }

@@ -68,7 +68,7 @@ fn ranks_that_have_ended_make_room_for_others_of_their_owner() {
 fn a_rank_ends_with_whoever_alone_speaks_for_it() {
     let (mut jobs, account) = running();
     assert!(jobs.end_with(Speaker::Process(8), 9).is_empty() && jobs.end_with(Speaker::Connection(7), 9).is_empty());
-    let exits = jobs.end_with(Speaker::Process(7), 9);
+    let exits: Vec<_> = jobs.end_with(Speaker::Process(7), 9).into_iter().map(|(exit, _)| exit).collect();
     assert_eq!(exits, [Event { scope: Some(Scope::Daemon), ..Event::exit("j", 0, Some(7), 9) }]);
     assert_eq!((rank(&jobs).exited_ns, jobs.left().exited), (Some(9), 1));
     assert!(jobs.end_with(Speaker::Process(7), 9).is_empty(), "returned once");

@@ -1,0 +1,46 @@
+//! How much of what jobs sent a capture writes, so that no flood fills the file or keeps the thread from the rest. Pure.
+//!
+//! Absent on purpose: who gets how much of it, which [`Given`](highwater_core::shares::Given) decides.
+
+use highwater_core::clock::SECOND_NS;
+
+/// At once, this part of the file's bytes: all that the daemon keeps, in a file of the usual limits.
+const PART_AT_ONCE: u64 = 8;
+/// And in each second this part: 0.3 MiB or 4,000 events, in a file of the usual limits.
+const PART_A_SECOND: u64 = 256;
+
+/// Bytes that may be written, more as time passes.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    file_bytes: u64,
+    begin_ns: i64,
+}
+
+impl Allowance {
+    /// That of a file of so many bytes, which begins to be written at this time of the timeline.
+    pub fn new(file_bytes: u64, now_ns: i64) -> Self {
+        Self { file_bytes, begin_ns: now_ns }
+    }
+
+    /// All that may be written until now.
+    pub fn so_far(&self, now_ns: i64) -> usize {
+        let elapsed_ns = now_ns.saturating_sub(self.begin_ns).max(0).unsigned_abs();
+        let later =
+            u128::from(self.file_bytes / PART_A_SECOND) * u128::from(elapsed_ns) / u128::from(SECOND_NS.unsigned_abs());
+        let all = (self.file_bytes / PART_AT_ONCE).saturating_add(u64::try_from(later).unwrap_or(u64::MAX));
+        usize::try_from(all).unwrap_or(usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_an_eighth_at_once_and_more_with_time() {
+        let allowance = Allowance::new(256 << 10, 5);
+        assert_eq!((allowance.so_far(0), allowance.so_far(5)), (32 << 10, 32 << 10));
+        assert_eq!(allowance.so_far(5 + SECOND_NS / 2), (32 << 10) + 512);
+        assert_eq!(Allowance::new(u64::MAX, 0).so_far(i64::MAX), usize::MAX);
+    }
+}
