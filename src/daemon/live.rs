@@ -8,6 +8,7 @@ use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
 use crate::footprint::Footprint;
 use crate::node::{Counted, Node};
+use crate::nvml::Opener;
 use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
 use crate::source::{OpenError, Source};
@@ -16,10 +17,14 @@ use highwater_core::gpu::{GpuState, Health, Processes};
 use highwater_core::ring;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// A call at the opening may take this many times as long as one while GPUs are read: without persistence mode, the driver
+/// initializes a GPU in it.
+const PATIENCES: u32 = 10;
 /// How often the join processes new readings.
 pub(super) const JOIN_PERIOD_NS: i64 = 100 * MILLISECOND_NS;
 /// How long to wait before retrying a source that cannot be opened, or whose GPUs are all lost.
@@ -38,8 +43,11 @@ const LOSS_PERIOD_NS: i64 = SECOND_NS;
 /// Opens the source, runs its lanes until they stop or every GPU is lost, and opens it again.
 pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
     let (mut logged, mut counted) = (None, None);
+    let patience = Duration::from_nanos(shared.settings.hang_after_ns.max(0).unsigned_abs()) * PATIENCES;
+    let opener = Opener::new(shared.settings.nvml_library.clone(), patience);
     while !shared.stopped() {
-        match open(shared, scenario) {
+        let Some(opened) = open(shared, scenario, &opener) else { return };
+        match opened {
             Ok(source) => {
                 logged = None;
                 tracing::info!(source = source.description(), gpus = source.devices().len(), "reading");
@@ -63,29 +71,41 @@ pub(super) fn keep_open(shared: &Shared, scenario: Option<&Scenario>) {
 fn wait_without_node(shared: &Shared) {
     let until_ns = shared.known.clock.now_ns() + RETRY_NS;
     while !shared.stopped() && shared.known.clock.now_ns() < until_ns {
-        let now_ns = shared.known.clock.now_ns();
-        shared.intake.advance();
-        shared.known.advance_without_node(now_ns);
+        go_on_without_node(shared);
         shared.wait(WITHOUT_NODE_PERIOD_NS);
     }
 }
 
-fn open(shared: &Shared, scenario: Option<&Scenario>) -> Result<Arc<dyn Source>, OpenError> {
-    match scenario {
+/// Opens the source, however long that takes; `None` if the daemon is stopped meanwhile.
+fn open(shared: &Shared, scenario: Option<&Scenario>, opener: &Opener) -> Option<Result<Arc<dyn Source>, OpenError>> {
+    if let Some(scenario) = scenario {
         // The scenario begins at a whole millisecond, aligned with the sampler's deadlines.
-        Some(scenario) => {
-            let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
-            Ok(Arc::new(Sim::new(scenario.clone(), start_ns)))
-        }
-        None => {
-            let before = Footprint::now();
-            let nvml = crate::nvml::open(shared.settings.nvml_library.as_deref())?;
-            if let Some((before, now)) = before.zip(Footprint::now()) {
-                shared.known.slot.set_library(now.since(before));
-            }
-            Ok(Arc::new(nvml))
-        }
+        let start_ns = shared.known.clock.now_ns() / MILLISECOND_NS * MILLISECOND_NS;
+        return Some(Ok(Arc::new(Sim::new(scenario.clone(), start_ns))));
     }
+    let (before, mut is_logged) = (Footprint::now(), false);
+    let opened = opener.open(&mut |hangs| {
+        if let Some(error) = hangs {
+            if !std::mem::replace(&mut is_logged, true) {
+                tracing::error!(reason = error.reason, "nothing to read: {error}");
+            }
+            shared.known.slot.clear(error.clone());
+        }
+        go_on_without_node(shared);
+        !shared.stopped()
+    })?;
+    if opened.is_ok()
+        && let Some((before, now)) = before.zip(Footprint::now())
+    {
+        shared.known.slot.set_library(now.since(before));
+    }
+    Some(opened.map(|nvml| Arc::new(nvml) as _))
+}
+
+/// Jobs continue while there is no node.
+fn go_on_without_node(shared: &Shared) {
+    shared.intake.advance();
+    shared.known.advance_without_node(shared.known.clock.now_ns());
 }
 
 /// Runs one node from its first tick until the daemon stops or every GPU is lost. Returns its counts.
@@ -163,23 +183,39 @@ struct DeviceWatch {
     next_ns: i64,
     /// The result of the last check.
     has_changed: bool,
+    /// The answer of the check in progress.
+    asked: Option<Receiver<bool>>,
 }
 
 impl DeviceWatch {
     fn new(node: &Node, now_ns: i64) -> Self {
         let period_ns = node.periods.slow_ns * RARE_TURNS;
-        Self { period_ns, next_ns: now_ns + period_ns, has_changed: false }
+        Self { period_ns, next_ns: now_ns + period_ns, has_changed: false, asked: None }
     }
 
     /// Whether two checks in a row found other devices. It skips the check while a call on any GPU may hang, because
-    /// the check queries all GPUs.
+    /// the check queries all GPUs; and checks on a thread of its own, because it may hang all the same.
     fn have_changed(&mut self, node: &Node, now_ns: i64) -> bool {
-        if now_ns < self.next_ns || node.gpus.iter().any(may_hang) {
-            return false;
+        match self.asked.as_ref().map(Receiver::try_recv) {
+            Some(Ok(has_changed)) => {
+                self.asked = None;
+                let had_changed = std::mem::replace(&mut self.has_changed, has_changed);
+                self.next_ns = now_ns + if has_changed { self.period_ns.min(SETTLE_NS) } else { self.period_ns };
+                return had_changed && has_changed;
+            }
+            Some(Err(TryRecvError::Empty)) => return false,
+            Some(Err(TryRecvError::Disconnected)) => self.asked = None,
+            None => {}
         }
-        let had_changed = std::mem::replace(&mut self.has_changed, node.source.has_changed(&node.calls));
-        self.next_ns = now_ns + if self.has_changed { self.period_ns.min(SETTLE_NS) } else { self.period_ns };
-        had_changed && self.has_changed
+        if now_ns >= self.next_ns && !node.gpus.iter().any(may_hang) {
+            let (source, calls, (answer, asked)) = (Arc::clone(&node.source), Arc::clone(&node.calls), channel());
+            // Nobody listens if the node ended meanwhile. Where there is no thread to be had, it is tried again.
+            let check = move || {
+                let _ = answer.send(source.has_changed(&calls));
+            };
+            self.asked = spawn("hw-devices", check).is_ok().then_some(asked);
+        }
+        false
     }
 }
 

@@ -4,6 +4,7 @@
 //! and the devices skipped, with the reason. Invariant: a GPU that does not answer affects no other GPU.
 
 use super::errors::Code;
+use super::progress::Progress;
 use super::raw::{Handle, MemoryVersion, Raw};
 use super::unit::{Instance, Unit};
 use crate::source::Skipped;
@@ -11,7 +12,7 @@ use highwater_core::gpu::Device;
 use nvml_wrapper::Nvml as Library;
 use std::collections::HashSet;
 
-/// The devices of the node.
+/// The devices of the node, or of one GPU.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) devices: Vec<Device>,
@@ -21,25 +22,45 @@ pub(super) struct Found {
     pub(super) kept_back: Vec<Skipped>,
 }
 
-/// Opens each of the first `count` GPUs.
-pub(super) fn find(library: &Library, raw: &Raw, count: u32, driver_version: Option<&str>) -> Found {
-    let mut finder = Finder { library, raw, driver_version, found: Found::default() };
-    for index in 0..count {
-        finder.add_gpu(index);
-    }
+/// Opens one GPU, with its MIG instances.
+pub(super) fn open(
+    library: &Library,
+    raw: &Raw,
+    index: u32,
+    driver_version: Option<&str>,
+    progress: &Progress,
+) -> Found {
+    let mut finder = Finder { library, raw, driver_version, progress, found: Found::default() };
+    finder.add_gpu(index);
     finder.found
+}
+
+impl Found {
+    /// The devices of several GPUs, in this order.
+    pub(super) fn joined(all: impl Iterator<Item = Found>) -> Found {
+        all.fold(Found::default(), |mut joined, mut next| {
+            let before = joined.devices.len();
+            next.units.iter_mut().filter_map(|unit| unit.instance.as_mut()).for_each(|own| own.parent += before);
+            joined.devices.append(&mut next.devices);
+            joined.units.append(&mut next.units);
+            joined.skipped.append(&mut next.skipped);
+            joined.kept_back.append(&mut next.kept_back);
+            joined
+        })
+    }
 }
 
 struct Finder<'a> {
     library: &'a Library,
     raw: &'a Raw,
     driver_version: Option<&'a str>,
+    progress: &'a Progress,
     found: Found,
 }
 
 impl Finder<'_> {
     fn add_gpu(&mut self, index: u32) {
-        match open_gpu(self.library, index) {
+        match open_gpu(self.library, index, Some(self.progress)) {
             Ok((gpu, uuid)) => {
                 let parent = self.found.devices.len();
                 self.add(&gpu, Device { index: index.to_string(), uuid, ..Device::default() }, None);
@@ -51,8 +72,10 @@ impl Finder<'_> {
 
     fn add_instances(&mut self, gpu: &nvml_wrapper::Device<'_>, parent: usize) {
         let gpu_index = self.found.devices[parent].index.clone();
+        self.progress.at("nvmlDeviceGetMigMode");
         for place in 0..instance_places(gpu).unwrap_or(0) {
             let index = format!("{gpu_index}:{place}");
+            self.progress.at("nvmlDeviceGetMigDeviceHandleByIndex");
             match open_instance(gpu, place) {
                 Ok(Some((mig, uuid))) => self.add_instance(&mig, index, uuid, parent),
                 Ok(None) => {}
@@ -79,10 +102,13 @@ impl Finder<'_> {
     /// Fills in the missing properties, and adds it to the list.
     fn add(&mut self, opened: &nvml_wrapper::Device<'_>, mut device: Device, instance: Option<Instance>) {
         let handle = handle_of(opened);
+        self.progress.at("nvmlDeviceGetMemoryInfo");
         let unit = Unit::new(self.raw, handle, instance);
         let memory = self.raw.memory(unit.memory_version(), handle).ok();
+        self.progress.at("nvmlDeviceGetName");
         device.name = opened.name().ok();
         if device.pci_bus_id.is_none() {
+            self.progress.at("nvmlDeviceGetPciInfo");
             device.pci_bus_id = opened.pci_info().ok().map(|pci| pci.bus_id);
         }
         device.driver_version = self.driver_version.map(str::to_owned);
@@ -119,8 +145,17 @@ impl Finder<'_> {
     }
 }
 
-fn open_gpu(library: &Library, index: u32) -> Result<(nvml_wrapper::Device<'_>, String), Code> {
-    Ok(library.device_by_index(index).and_then(|gpu| gpu.uuid().map(|uuid| (gpu, uuid)))?)
+fn open_gpu<'a>(
+    library: &'a Library,
+    index: u32,
+    progress: Option<&Progress>,
+) -> Result<(nvml_wrapper::Device<'a>, String), Code> {
+    let at = |call| progress.into_iter().for_each(|progress| progress.at(call));
+    at("nvmlDeviceGetHandleByIndex");
+    let gpu = library.device_by_index(index)?;
+    at("nvmlDeviceGetUUID");
+    let uuid = gpu.uuid()?;
+    Ok((gpu, uuid))
 }
 
 /// Slots for MIG instances; 0 if the GPU is not in MIG mode, or has none.
@@ -148,10 +183,11 @@ fn open_instance<'a>(
 }
 
 /// Whether NVML lists devices that are not among these, or no longer lists an instance of a GPU that answers. A missing
-/// GPU does not count: its readings report it as lost.
-pub(super) fn differ(library: &Library, devices: &[Device]) -> bool {
+/// GPU does not count: its readings report it as lost. GPUs that are not `asked` are left alone.
+pub(super) fn differ(library: &Library, devices: &[Device], asked: impl Fn(u32) -> bool) -> bool {
     let known: HashSet<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
-    let gpus = (0..library.device_count().unwrap_or(0)).filter_map(|index| open_gpu(library, index).ok());
+    let indices = (0..library.device_count().unwrap_or(0)).filter(|index| asked(*index));
+    let gpus = indices.filter_map(|index| open_gpu(library, index, None).ok());
     for (gpu, uuid) in gpus {
         if !known.contains(uuid.as_str()) {
             return true;

@@ -7,7 +7,7 @@
 
 use super::errors::Code;
 use super::pcie::Bytes;
-use super::raw::{Context, Field, Handle, MemoryVersion, ProcessKind};
+use super::raw::{Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
 use super::{Nvml, processes};
 use crate::source::{CallStats, Error};
@@ -143,11 +143,12 @@ impl<'a> Questions<'a> {
     /// All processes, or `None`: if one kind is missing because a call failed, its processes would look as if they had
     /// ended.
     pub(super) fn processes(&self) -> Option<Vec<Process>> {
-        let lists = [(Ask::ComputeProcesses, ProcessKind::Compute), (Ask::GraphicsProcesses, ProcessKind::Graphics)]
-            .map(|(ask, kind)| (ask, self.raw(ask, |gpu| self.nvml.raw.processes(kind, gpu))));
-        let failed = lists.iter().any(|(ask, list)| list.is_none() && !self.unit.is_unsupported(*ask));
-        let answered: Vec<Vec<Context>> = lists.into_iter().filter_map(|(_, list)| list).collect();
-        (!failed && !answered.is_empty()).then(|| processes::merge(&answered))
+        let list = |ask, kind| self.raw(ask, |gpu| self.nvml.raw.processes(kind, gpu));
+        let compute = list(Ask::ComputeProcesses, ProcessKind::Compute)?;
+        let graphics = list(Ask::GraphicsProcesses, ProcessKind::Graphics);
+        // A GPU without graphics has no list of these; one that failed leaves the processes unknown.
+        let is_whole = graphics.is_some() || self.unit.is_unsupported(Ask::GraphicsProcesses);
+        is_whole.then(|| processes::merge(&[compute, graphics.unwrap_or_default()]))
     }
 
     /// Two counters of one call, each `None` if it alone is not available.

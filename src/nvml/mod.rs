@@ -12,9 +12,11 @@ mod errors;
 mod events;
 mod gpm;
 mod lanes;
+mod opening;
 mod pcie;
 pub mod probe;
 mod processes;
+mod progress;
 mod raw;
 mod unit;
 
@@ -24,10 +26,16 @@ use events::Events;
 use gpm::Gpm;
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+pub use opening::Opener;
+use progress::Hung;
 use raw::{Handle, MemoryVersion, Raw};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use unit::{Ask, Unit};
+
+/// How long a call may take at the opening, where nobody says.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The GPUs and MIG instances of this node.
 ///
@@ -36,44 +44,33 @@ use unit::{Ask, Unit};
 pub struct Nvml {
     // Fields drop in this order: the event set, the samples inside the units and the pointers go before the library
     // that they point into.
-    events: Option<Events>,
-    raw: Raw,
+    /// Opened by the thread that waits for events, because a GPU may hang in it; `None` inside where there are none.
+    events: OnceLock<Option<Events>>,
+    raw: Arc<Raw>,
     gpm: Option<Gpm>,
     devices: Vec<Device>,
     units: Vec<Unit>,
     skipped: Vec<Skipped>,
     driver_version: Option<String>,
-    library: nvml_wrapper::Nvml,
+    /// Indices of GPUs that hung when they were opened; and of all that still do.
+    hung: (Vec<u32>, Hung),
+    library: Arc<nvml_wrapper::Nvml>,
 }
 
 /// Loads NVML, from `library` or from where the driver installs it, and finds the GPUs.
 ///
 /// # Errors
 /// [`OpenError`] with one of the reasons `library_missing`, `driver_mismatch`, `driver_not_loaded`,
-/// `no_permission`, `no_gpus`, `init_failed`, and a message that says how to fix it. A single GPU that cannot be opened
-/// is not an error: it is listed in [skipped](Source::skipped).
+/// `no_permission`, `no_gpus`, `init_failed`, `driver_hangs`, and a message that says how to fix it. A single GPU that
+/// cannot be opened, or hangs, is not an error: it is listed in [skipped](Source::skipped).
 pub fn open(library: Option<&Path>) -> Result<Nvml, OpenError> {
-    let mut builder = nvml_wrapper::Nvml::builder();
-    if let Some(path) = library {
-        builder.lib_path(path.as_os_str());
-    }
-    let opened = builder.init().map_err(|error| errors::open_error(error, library))?;
-    let count = opened.device_count().map_err(|error| errors::open_error(error, library))?;
-    let driver_version = opened.sys_driver_version().ok();
-    let raw = Raw::of(opened.lib(), driver_version.as_deref());
-    if !raw.lists_processes() {
-        tracing::warn!(
-            "this NVML lists no processes: ranks cannot be found by process, and memory of processes is not available"
-        );
-    }
-    let found = devices::find(&opened, &raw, count, driver_version.as_deref());
-    if found.devices.is_empty() {
-        return Err(no_gpus(count, &[found.skipped, found.kept_back].concat()));
-    }
-    let events = Events::open(opened.lib(), &found.units);
-    let gpm = Gpm::of(opened.lib());
-    let devices::Found { devices, units, skipped, .. } = found;
-    Ok(Nvml { events, raw, gpm, devices, units, skipped, driver_version, library: opened })
+    let mut hangs = None;
+    let opener = Opener::new(library.map(Path::to_owned), PATIENCE);
+    let opened = opener.open(&mut |trouble| {
+        hangs = trouble.cloned();
+        hangs.is_none()
+    });
+    opened.unwrap_or_else(|| Err(hangs.unwrap_or_else(|| opening::hangs("NVML"))))
 }
 
 fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
@@ -89,6 +86,23 @@ fn no_gpus(count: u32, skipped: &[Skipped]) -> OpenError {
 }
 
 impl Nvml {
+    fn of(
+        library: Arc<nvml_wrapper::Nvml>,
+        raw: Arc<Raw>,
+        found: devices::Found,
+        driver_version: Option<String>,
+        hung: (Vec<u32>, Hung),
+    ) -> Self {
+        if !raw.lists_processes() {
+            tracing::warn!(
+                "this NVML lists no processes: ranks cannot be found by process, and memory of processes is not available"
+            );
+        }
+        let gpm = Gpm::of(library.lib());
+        let devices::Found { devices, units, skipped, .. } = found;
+        Self { events: OnceLock::new(), raw, gpm, devices, units, skipped, driver_version, hung, library }
+    }
+
     /// The driver's version, such as `580.159.04`.
     #[must_use]
     pub fn driver_version(&self) -> Option<&str> {
@@ -196,7 +210,12 @@ impl Source for Nvml {
     }
 
     fn has_changed(&self, calls: &CallStats) -> bool {
-        calls.time(Call::Devices, || Ok(devices::differ(&self.library, &self.devices))).unwrap_or(false)
+        let (hung, still) = &self.hung;
+        if hung.iter().any(|index| !still.contains(*index)) {
+            return true;
+        }
+        let asked = |index| !still.contains(index);
+        calls.time(Call::Devices, || Ok(devices::differ(&self.library, &self.devices, asked))).unwrap_or(false)
     }
 
     fn reacquire(&self, gpu: usize) -> Result<(), Error> {
@@ -215,6 +234,7 @@ impl Source for Nvml {
     }
 
     fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, Error> {
-        self.events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
+        let events = self.events.get_or_init(|| Events::open(self.library.lib(), &self.units));
+        events.as_ref().ok_or(Error::Unsupported)?.wait(&self.units, timeout)
     }
 }

@@ -82,6 +82,38 @@ fn a_lost_gpu_is_down_and_absent_and_comes_back() {
 }
 
 #[test]
+fn a_gpu_that_hangs_while_it_is_opened_is_down_and_comes_back() {
+    let mut control = gpus(3);
+    control["gpus"][1]["hang"] = json!(["nvmlDeviceGetUUID"]);
+    let node = Node::start(&control, &["--set", "sampling.hang_after=100ms", "--set", "sampling.slow_period=100ms"]);
+    let metrics = node.until("the others", |metrics| value(metrics, &used(2)) == Some(3.0 * GIB as f64));
+    assert_eq!(value(&metrics, "highwater_gpu_up{gpu=\"1\"}"), Some(0.0), "{metrics}");
+    assert_eq!(node.daemon.ask("/readyz").0, 200, "two are read");
+    let gpus: Value = serde_json::from_str(&node.daemon.get("/api/v1/gpus")).expect("JSON");
+    assert!(gpus.to_string().contains("nvmlDeviceGetUUID has not returned for "), "{gpus}");
+    control["gpus"][1]["hang"] = json!([]);
+    node.control.put(&control);
+    node.until("its return", |metrics| value(metrics, &used(1)) == Some(2.0 * GIB as f64));
+}
+
+#[test]
+fn a_driver_that_hangs_at_its_initialization_is_named_and_waited_for() {
+    let mut control = gpus(1);
+    control["hang"] = json!(["nvmlInit_v2", "nvmlInitWithFlags"]);
+    let node = Node::start(&control, &["--set", "sampling.hang_after=100ms"]);
+    let named = |why: &str| why.contains("nvmlInit has not returned for ") && why.contains("the driver hangs");
+    let begun = Instant::now();
+    while !matches!(node.daemon.ask("/readyz"), (503, why) if named(&why)) {
+        assert!(begun.elapsed() < SEEN_WITHIN, "never named: {:?}", node.daemon.ask("/readyz"));
+        std::thread::yield_now();
+    }
+    assert_eq!(node.daemon.ask("/healthz").0, 200, "a restart would not help");
+    assert_eq!(node.value("highwater_source_error{reason=\"driver_hangs\"}"), Some(1.0));
+    node.control.put(&gpus(1));
+    node.until("the GPU", |metrics| value(metrics, &used(0)) == Some(GIB as f64));
+}
+
+#[test]
 fn a_gpu_whose_call_hangs_is_set_aside_and_the_others_go_on() {
     let mut control = gpus(3);
     let node = Node::start(&control, &["--set", "sampling.hang_after=200ms", "--set", "sampling.slow_period=100ms"]);

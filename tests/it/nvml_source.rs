@@ -2,6 +2,10 @@
 
 #[path = "nvml_source/events.rs"]
 mod events;
+#[path = "nvml_source/matrix.rs"]
+mod matrix;
+#[path = "nvml_source/opening.rs"]
+mod opening;
 #[path = "nvml_source/pcie.rs"]
 mod pcie;
 #[path = "nvml_source/probe.rs"]
@@ -455,7 +459,9 @@ fn processes_are_all_listed_however_many_and_long_they_are() {
 #[test]
 fn closing_gives_everything_back() {
     let node = Node::with(json!({"gpus": [{}]}));
-    drop(node.open());
+    let nvml = node.open();
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "whoever waits for events opens the set");
+    drop(nvml);
     let calls = |name| node.control.calls(name);
     assert_eq!((calls("nvmlEventSetCreate"), calls("nvmlEventSetFree")), (1, 1));
     assert_eq!((calls("nvmlInit_v2"), calls("nvmlShutdown")), (1, 1));

@@ -27,6 +27,7 @@ fn an_xid_error_arrives_with_its_gpu() {
 fn a_gpu_that_came_back_reports_events_again() {
     let node = Node::with(json!({"gpus": [{}]}));
     let nvml = node.open();
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None));
     node.control.set(&json!({"gpus": [{"generation": 1}], "xids": [{"gpu": 0, "xid": 79}]}));
     assert!(matches!(nvml.wait_event(EVENTUALLY), Err(Error::Failed(_))), "the handle of the event is not known yet");
     assert_eq!(nvml.reacquire(0), Ok(()));

@@ -22,7 +22,7 @@ fn now_u32(curve: &Curve) -> u32 {
 extern "C" fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_t) -> u32 {
     on_device(Function::nvmlDeviceGetMemoryInfo, device, |target| {
         let (total, reserved, curve) = memory_of(target);
-        let used = now(curve) + reserved;
+        let used = now(curve).saturating_add(reserved);
         put(memory, sys::nvmlMemory_t { total, free: total.saturating_sub(used), used })
     })
 }
@@ -39,7 +39,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut sys:
         }
         let (total, reserved, curve) = memory_of(target);
         let used = now(curve);
-        let free = total.saturating_sub(used + reserved);
+        let free = total.saturating_sub(used.saturating_add(reserved));
         put(memory, sys::nvmlMemory_v2_t { version: MEMORY_V2, total, reserved, free, used })
     })
 }
