@@ -9,6 +9,8 @@ mod finding_log;
 mod findings;
 mod listeners;
 mod live;
+#[cfg(test)]
+mod neighbours;
 mod playback;
 mod recording;
 mod sockets;
@@ -39,7 +41,7 @@ use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
 use listeners::{Listeners, Servers};
 use playback::Playback;
-pub use recording::{Format, Recording};
+pub use recording::{Format, Recording, Unrecorded};
 use sockets::Sockets;
 use std::io;
 use std::net::SocketAddr;

@@ -83,9 +83,12 @@ impl Flags {
         }
     }
 
-    /// The settings of a recording that takes annotations over this socket.
-    pub fn settings(&self, socket: &Path) -> anyhow::Result<Settings> {
-        let socket = socket.to_str().context("the path of the annotation socket is not UTF-8")?;
+    /// The settings of a recording that takes annotations over this socket, or takes none.
+    pub fn settings(&self, socket: Option<&Path>) -> anyhow::Result<Settings> {
+        let socket = match socket {
+            Some(socket) => socket.to_str().context("the path of the annotation socket is not UTF-8")?,
+            None => "none",
+        };
         let mut flags = vec![("annotations.socket".to_owned(), socket.to_owned(), "--annotations-socket".to_owned())];
         let period = self.interval.map(|milliseconds| format!("{}us", milliseconds * 1000.0));
         let given = [
@@ -116,7 +119,7 @@ impl Record {
         };
         let socket = own.as_ref().map(|own| own.path().join("annotations.sock"));
         let socket = socket.or_else(|| self.annotations_socket.clone()).unwrap_or_else(default_socket);
-        let settings = self.flags.settings(&socket)?;
+        let settings = self.flags.settings(Some(&socket))?;
         note_daemon(&socket);
         note_simulation(&settings);
         drive(async {

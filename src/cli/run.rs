@@ -4,7 +4,7 @@ use super::record::{Flags, answers, end, note_daemon, note_simulation, show};
 use super::terminal;
 use super::via::{self, Daemon};
 use crate::config::default_socket;
-use crate::daemon::Recording;
+use crate::daemon::{Recording, Unrecorded};
 use crate::files::OwnFolder;
 use anyhow::Context as _;
 use clap::Args;
@@ -43,7 +43,16 @@ pub(super) struct Run {
 
 impl Run {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        Ok(match self.record()? {
+        let ended = match self.record() {
+            Ok(ended) => ended,
+            Err(Unrecorded::Asked(error)) => return Err(error),
+            // Whoever waits for the command must not go without it because of a limit or a full disk.
+            Err(Unrecorded::Machine(error)) => {
+                terminal::print_error(format_args!("highwater: the command runs, and is not recorded: {error:#}"));
+                Err(self.become_command())
+            }
+        };
+        Ok(match ended {
             Ok(status) => code(status),
             Err(error) => {
                 terminal::print_error(format_args!("highwater: {}: {error}", self.command[0].to_string_lossy()));
@@ -53,16 +62,29 @@ impl Run {
         })
     }
 
-    /// Records while the command runs. Returns its status, or why it cannot be run; an error if nothing is recorded.
-    fn record(&self) -> anyhow::Result<io::Result<ExitStatus>> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("cannot start the runtime for signals")?;
-        runtime.block_on(async { super::serve::survive_file_limit() })?;
-        if let Some(url) = &self.via {
-            return self.record_via(url, &runtime);
+    /// Replaces this process by the command. Returns only if that is not possible, why.
+    fn become_command(&self) -> io::Error {
+        let mut command = std::process::Command::new(&self.command[0]);
+        let error = command.args(&self.command[1..]).exec();
+        match script(&error, &command) {
+            Some(mut script) => script.exec(),
+            None => error,
         }
-        let own = OwnFolder::make("highwater-run").context("cannot make a folder for the socket")?;
-        let settings = self.flags.settings(&own.path().join("annotations.sock"))?;
+    }
+
+    /// Records while the command runs. Returns its status, or why it cannot be run; an error if nothing is recorded.
+    fn record(&self) -> Result<io::Result<ExitStatus>, Unrecorded> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start the runtime for signals").map_err(Unrecorded::Machine)?;
+        runtime.block_on(async { super::serve::survive_file_limit() }).map_err(Unrecorded::Machine)?;
+        if let Some(url) = &self.via {
+            return self.record_via(url, &runtime).map_err(Unrecorded::Asked);
+        }
+        let own = OwnFolder::make("highwater-run").inspect_err(|error| {
+            terminal::print_error(format_args!("highwater: marks are not recorded: {error}"));
+        });
+        let socket = own.as_ref().ok().map(|own| own.path().join("annotations.sock"));
+        let settings = self.flags.settings(socket.as_deref()).map_err(Unrecorded::Asked)?;
         let mut command = self.command();
         if let Some(socket) = &settings.annotations_socket {
             command.env("HIGHWATER_ANNOTATIONS_SOCKET", socket);
@@ -138,18 +160,23 @@ fn execute(command: &mut Command, runtime: &Runtime) -> io::Result<ExitStatus> {
     running.and_then(|status| runtime.block_on(status))
 }
 
-/// Starts the command. As in a shell, a file without an interpreter is a script.
+/// Starts the command.
 fn spawn(command: &mut Command) -> io::Result<Child> {
-    let is_script = |error: &io::Error| error.raw_os_error() == Some(libc::ENOEXEC);
-    match command.spawn() {
-        Err(error) if is_script(&error) && command.as_std().get_program().as_encoded_bytes().contains(&b'/') => {
-            let (mut script, command) = (Command::new("/bin/sh"), command.as_std());
-            script.arg(command.get_program()).args(command.get_args());
-            script.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            script.spawn()
-        }
-        started => started,
-    }
+    command.spawn().or_else(|error| match script(&error, command.as_std()) {
+        Some(script) => Command::from(script).spawn(),
+        None => Err(error),
+    })
+}
+
+/// As in a shell, a file without an interpreter is a script.
+fn script(error: &io::Error, command: &std::process::Command) -> Option<std::process::Command> {
+    let is_script = error.raw_os_error() == Some(libc::ENOEXEC);
+    (is_script && command.get_program().as_encoded_bytes().contains(&b'/')).then(|| {
+        let mut script = std::process::Command::new("/bin/sh");
+        script.arg(command.get_program()).args(command.get_args());
+        script.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        script
+    })
 }
 
 /// Every signal to pass on, as it comes. Those that are ignored stay ignored, here and in the command.

@@ -12,12 +12,12 @@ use highwater_core::wire::{Annotation, EventType};
 use std::sync::Arc;
 use std::time::Duration;
 
-const START_NS: i64 = 1_800_000_000 * SECOND_NS;
+pub(super) const START_NS: i64 = 1_800_000_000 * SECOND_NS;
 /// How late a finding may be.
 const LATE_NS: i64 = 500 * MILLISECOND_NS;
 
 /// The period of the join.
-const TURN_NS: i64 = 100 * MILLISECOND_NS;
+pub(super) const TURN_NS: i64 = 100 * MILLISECOND_NS;
 
 /// The signs seen, each with the time of its turn of the join.
 type Seen = Vec<(i64, Sign)>;
@@ -71,7 +71,7 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
 }
 
 /// The work of the other lanes' threads: readings, events, and attempts to get back a lost GPU.
-fn lanes(node: &Node, now_ns: i64) {
+pub(super) fn lanes(node: &Node, now_ns: i64) {
     for (position, gpu) in node.gpus.iter().enumerate() {
         if gpu.health() == highwater_core::gpu::Health::Up {
             gpu.set_medium(now_ns, node.source.medium(position, now_ns, &node.calls));
@@ -148,7 +148,7 @@ fn assert_in_time(kind: Kind, onset_ns: i64, seen_ns: i64, step_ns: i64) {
 /// The keys of a training job, from its `base` on.
 const TRAINING: &str = include_str!("../../tests/data/training.toml");
 
-fn training(more: &str) -> String {
+pub(super) fn training(more: &str) -> String {
     format!("[[gpus]]\ncount = 2\n\n[[jobs]]\nname = \"train\"\nranks = [0, 1]\n{TRAINING}\n{more}")
 }
 

@@ -8,6 +8,7 @@ use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario,
 use crate::capture::{Ended, Profile, Recorder, Whole};
 use crate::config::Settings;
 use crate::place::kubelet::Kubelet;
+use crate::sim::Scenario;
 use anyhow::Context as _;
 use highwater_core::clock::{Clock, Live};
 use highwater_core::gpu::Processes;
@@ -22,10 +23,13 @@ const OPEN_WITHIN: Duration = Duration::from_secs(30);
 /// How often to check whether it is open.
 const OPEN_POLL: Duration = Duration::from_millis(2);
 
+/// The thread that writes a file.
+type Writer = JoinHandle<anyhow::Result<Ended>>;
+
 /// A recording in progress.
 pub struct Recording {
     path: PathBuf,
-    writer: JoinHandle<anyhow::Result<Ended>>,
+    writer: Writer,
     stop_writer: Arc<AtomicBool>,
     readers: Readers,
 }
@@ -38,6 +42,17 @@ pub enum Format {
     Sqlite,
     /// Lines of `<device> <nanoseconds since start> <bytes>`, as ONNX Runtime's profiler writes them.
     Ort,
+}
+
+/// Why nothing is recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum Unrecorded {
+    /// What was asked for cannot be had: the file exists, there is no GPU, no such scenario.
+    #[error(transparent)]
+    Asked(anyhow::Error),
+    /// The machine does not let this process do it: a limit of files, of their size, or of threads; a full disk.
+    #[error(transparent)]
+    Machine(anyhow::Error),
 }
 
 /// The threads that read the GPUs and take annotations.
@@ -53,31 +68,16 @@ impl Recording {
     /// # Errors
     /// The scenario cannot be read, a socket cannot be bound, the source cannot be opened, or the file cannot be
     /// written or exists.
-    pub fn start(mut settings: Settings, path: &Path, format: Format, note: &str) -> anyhow::Result<Self> {
-        let path = without_links(path)?;
-        // A journal without its file is that of a recording that was killed and then moved.
-        for taken in [path.clone(), PathBuf::from(format!("{}-wal", path.display()))] {
-            anyhow::ensure!(taken.symlink_metadata().is_err(), "{}: exists, and is not overwritten", taken.display());
-        }
+    pub fn start(mut settings: Settings, path: &Path, format: Format, note: &str) -> Result<Self, Unrecorded> {
+        let path = free(path).map_err(Unrecorded::Asked)?;
         settings.captures.directory = None;
         settings.captures.is_recording = true;
-        let readers = Readers::start(settings)?;
-        let begun = readers.wait_for_node().and_then(|()| {
-            let stop_writer = Arc::new(AtomicBool::new(false));
-            let (stopped, known) = (Arc::clone(&stop_writer), &readers.shared.known);
-            let thread = std::thread::Builder::new().name("hw-record".to_owned());
-            let writer = match format {
-                Format::Sqlite => {
-                    let whole = Whole::begin(path.clone(), note, known, &readers.shared.intake)?;
-                    thread.spawn(move || whole.run(&stopped))
-                }
-                Format::Ort => {
-                    let profile = Profile::begin(path.clone(), known)?;
-                    thread.spawn(move || profile.run(&stopped))
-                }
-            };
-            Ok((writer.context("cannot start thread hw-record")?, stop_writer))
-        });
+        let scenario = scenario(&settings).map_err(Unrecorded::Asked)?;
+        let readers = Readers::start(settings, scenario).map_err(Unrecorded::Machine)?;
+        let begun = readers
+            .wait_for_node()
+            .map_err(Unrecorded::Asked)
+            .and_then(|()| Self::begin(&readers, path.clone(), format, note).map_err(Unrecorded::Machine));
         match begun {
             Ok((writer, stop_writer)) => Ok(Self { path, writer, stop_writer, readers }),
             Err(error) => {
@@ -85,6 +85,29 @@ impl Recording {
                 Err(error)
             }
         }
+    }
+
+    /// Begins the file, and starts the thread that writes it.
+    fn begin(
+        readers: &Readers,
+        path: PathBuf,
+        format: Format,
+        note: &str,
+    ) -> anyhow::Result<(Writer, Arc<AtomicBool>)> {
+        let stop_writer = Arc::new(AtomicBool::new(false));
+        let (stopped, known) = (Arc::clone(&stop_writer), &readers.shared.known);
+        let thread = std::thread::Builder::new().name("hw-record".to_owned());
+        let writer = match format {
+            Format::Sqlite => {
+                let whole = Whole::begin(path, note, known, &readers.shared.intake)?;
+                thread.spawn(move || whole.run(&stopped))
+            }
+            Format::Ort => {
+                let profile = Profile::begin(path, known)?;
+                thread.spawn(move || profile.run(&stopped))
+            }
+        };
+        Ok((writer.context("cannot start thread hw-record")?, stop_writer))
     }
 
     /// The file, with the links of its folder resolved.
@@ -112,6 +135,16 @@ impl Recording {
     }
 }
 
+/// The path of a file that does not exist yet.
+fn free(path: &Path) -> anyhow::Result<PathBuf> {
+    let path = without_links(path)?;
+    // A journal without its file is that of a recording that was killed and then moved.
+    for taken in [path.clone(), PathBuf::from(format!("{}-wal", path.display()))] {
+        anyhow::ensure!(taken.symlink_metadata().is_err(), "{}: exists, and is not overwritten", taken.display());
+    }
+    Ok(path)
+}
+
 /// The path with the links of its folder resolved: the user means where they point, and SQLite is to follow none.
 fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
     let name = path.file_name().ok_or_else(|| anyhow::anyhow!("{}: is not the name of a file", path.display()))?;
@@ -121,9 +154,8 @@ fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 impl Readers {
-    fn start(settings: Settings) -> anyhow::Result<Self> {
+    fn start(settings: Settings, scenario: Option<Scenario>) -> anyhow::Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(Live::start());
-        let scenario = scenario(&settings)?;
         let sockets = Sockets::open(&settings)?;
         let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
         let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);

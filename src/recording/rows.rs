@@ -12,12 +12,31 @@ use rusqlite::types::{FromSql, ValueRef};
 use rusqlite::{Connection, ErrorCode, Row};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 
 /// The most GPUs of one recording. A node does not have more.
 pub(crate) const MOST_GPUS: usize = 256;
 /// The longest text of a cell, bytes.
 const MOST_CELL_BYTES: i32 = 1 << 16;
+
+/// The most instructions that SQLite may need to read a schema: it takes some ten for each table or index, and for many of them
+/// time that grows with their square.
+const MOST_SCHEMA_STEPS: c_int = 100_000;
+
+/// Lets SQLite read the schema, which it does before its first query, and fails where that is too much.
+fn load_schema(path: &Path, connection: &Connection) -> Result<(), OpenError> {
+    let limit = |steps, handler| connection.progress_handler(steps, handler).map_err(|error| unreadable(path, &error));
+    limit(MOST_SCHEMA_STEPS, Some((|| true) as fn() -> bool))?;
+    let loaded = connection.query_row("SELECT count(*) FROM (SELECT 1 FROM sqlite_schema LIMIT 1)", [], |_| Ok(()));
+    limit(0, None)?;
+    loaded.map_err(|error| match error.sqlite_error_code() {
+        Some(ErrorCode::OperationInterrupted) => {
+            refuse("recording_unreadable", path, "its schema has too many tables and indexes")
+        }
+        _ => unreadable(path, &error),
+    })
+}
 
 /// A recording while it is read.
 pub(crate) struct File {
@@ -66,6 +85,7 @@ impl File {
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MOST_CELL_BYTES).map_err(unreadable)?;
         connection.pragma_update(None, "trusted_schema", false).map_err(unreadable)?;
         connection.pragma_update(None, "cell_size_check", true).map_err(unreadable)?;
+        load_schema(path, &connection)?;
         Ok(Self { path: path.to_owned(), connection, skipped: SkippedLines::default() })
     }
 

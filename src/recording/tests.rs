@@ -341,3 +341,20 @@ fn what_is_kept_of_a_file_is_bounded() {
     let facts = folder(&[("nvml_1khz.csv", b"1,0,1\n"), ("gpus.json", " ".repeat(1 << 21).as_bytes())]);
     assert!(refusal(facts.path()).1.contains("gpus.json: it is longer than 1048576 bytes"));
 }
+
+/// SQLite needs seconds to minutes for a schema of hundreds of thousands of tables, before its first query.
+#[test]
+fn a_file_of_very_many_tables_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (tables, is_refused) in [(5_000, false), (20_000, true)] {
+        let path = folder.path().join(format!("{tables}.sqlite"));
+        let file = rusqlite::Connection::open(&path).unwrap();
+        let all: String = (0..tables).map(|n| format!("CREATE TABLE t{n} (a);")).collect();
+        file.execute_batch(&format!("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {all} COMMIT;"))
+            .unwrap();
+        drop(file);
+        let refused = super::rows::File::open(&path).err().expect("it is no recording");
+        let because = if is_refused { "its schema has too many tables and indexes" } else { "is not a recording" };
+        assert!(refused.message.contains(because), "{tables}: {}", refused.message);
+    }
+}

@@ -15,8 +15,12 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// `highwater run` on simulated GPUs, up to the command.
 fn run(folder: &Path, arguments: &[&str]) -> Command {
+    run_of("sim:spike", folder, arguments)
+}
+
+fn run_of(source: &str, folder: &Path, arguments: &[&str]) -> Command {
     let mut run = command();
-    run.arg("run").arg("-o").arg(folder.join("file.sqlite")).args(["--source", "sim:spike"]).args(arguments);
+    run.arg("run").arg("-o").arg(folder.join("file.sqlite")).args(["--source", source]).args(arguments);
     run
 }
 
@@ -62,22 +66,63 @@ fn a_commands_status_is_returned_as_a_shell_returns_it() {
 fn a_limit_on_the_size_of_files_costs_the_recording_and_not_the_command() {
     let folder = tempfile::tempdir().expect("a folder");
     let writes = "head -c 1000000 /dev/zero >\"$TMPDIR/large\"; echo $?; sleep 3; exit 43";
-    let mut run = command();
-    run.arg("run").arg("-o").arg(folder.path().join("file.sqlite")).args(["--source", "sim:demo", "sh", "-c", writes]);
-    let mut limited = Command::new("sh");
     // 150 KiB: there is room for its beginning.
-    limited.args(["-c", "ulimit -f 300 && exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
-    for (name, value) in run.get_envs() {
-        match value {
-            Some(value) => limited.env(name, value),
-            None => limited.env_remove(name),
-        };
-    }
+    let mut limited = limited("ulimit -f 300", run_of("sim:demo", folder.path(), &["sh", "-c", writes]));
     let output = limited.env("TMPDIR", folder.path()).output().expect("it runs");
     assert_eq!(output.status.code(), Some(43), "{output:?}");
     // What the command does beyond the limit ends it as without `run`: 128 and SIGXFSZ.
     assert_eq!(text(&output.stdout), "153\n", "{output:?}");
     assert!(text(&output.stderr).contains("file.sqlite: disk I/O error"), "it says what it lacks: {output:?}");
+}
+
+/// The same program in a shell after this line.
+fn limited(line: &str, program: Command) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("{line} && exec \"$0\" \"$@\"")]).arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
+/// Where a recording cannot even begin, whoever waits for the command has it all the same.
+#[test]
+fn a_machine_that_lets_nothing_be_recorded_runs_the_command() {
+    for line in ["ulimit -f 16", "ulimit -n 12", "ulimit -n 16"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let command = ["sh", "-c", "head -c 100000 /dev/zero >\"$TMPDIR/large\"; echo $?; exit 43"];
+        let mut limited = limited(line, run(folder.path(), &command));
+        let output = limited.env("TMPDIR", folder.path()).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(43), "{line}: {output:?}");
+        // The command has its limit, and the signal for it, as without `run`.
+        let of_command = if line == "ulimit -f 16" { "153\n" } else { "0\n" };
+        assert_eq!(text(&output.stdout), of_command, "{line}: {output:?}");
+        let says = "highwater: the command runs, and is not recorded: ";
+        assert_eq!(text(&output.stderr).matches(says).count(), 1, "{line}: {output:?}");
+    }
+    // No program: as a shell has it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = limited("ulimit -n 8", run(folder.path(), &["no-such-command-anywhere"])).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(127), "{output:?}");
+}
+
+#[test]
+fn a_folder_for_temporary_files_that_no_socket_fits_in_costs_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = folder.path().join("x".repeat(100));
+    std::fs::create_dir(&long).expect("a folder");
+    for (number, tmpdir) in [long, folder.path().join("missing")].into_iter().enumerate() {
+        let file = folder.path().join(format!("{number}.sqlite"));
+        let mut run = command();
+        run.arg("run").arg("-o").arg(&file).args(["--source", "sim:spike", "sh", "-c"]);
+        run.arg("[ -S \"$HIGHWATER_ANNOTATIONS_SOCKET\" ] && exit 43");
+        let output = run.env("TMPDIR", &tmpdir).env_remove("XDG_RUNTIME_DIR").output().expect("it runs");
+        assert_eq!(output.status.code(), Some(43), "{}: {output:?}", tmpdir.display());
+        assert!(file.exists(), "{output:?}");
+    }
 }
 
 #[test]
