@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo rules test test-peers lint map bench instructions fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
+.PHONY: help demo rules test test-peers advisories lint map bench instructions fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -41,8 +41,10 @@ test: ## Run all tests that need no peer programs
 test-peers: tools-peers ## Install real peers and run the tests with them; tests without their peer are skipped loudly
 	RUST_TEST_THREADS=$(STORIES) cargo test --workspace --locked --test it -- --ignored --skip crowd::the_client
 
-# No advisories: their database is a git repository, which not every builder can reach. To check them:
-# `cargo deny check advisories`.
+advisories: tools-lint ## Check the dependencies for known vulnerabilities, by the newest database of RustSec; needs the network
+	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph advisories
+
+# No advisories: their database is a git repository, which not every builder can reach.
 lint: tools-lint ## Check format, clippy, rustdoc, dependencies and the Python client; every warning is an error
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings

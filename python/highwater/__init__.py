@@ -121,8 +121,8 @@ def configure(
     _client.socket = _text("socket", socket) or _client.socket
     _client.url = _text("url", url) or _client.url
     if mesh is not None:
-        numbers = {str(axis): _number(at) for axis, at in mesh.items()}
-        _client.mesh = {axis: at for axis, at in numbers.items() if at is not None}
+        axes = _axes(mesh)
+        _client.mesh = axes if axes is not None else _client.mesh
     if counters is not None:
         _client.counters = functools.partial(_counters, counters)
 
@@ -131,7 +131,16 @@ def _text(what: str, value: Any) -> Optional[str]:
     try:
         return str(value) if value else None
     except Exception:
-        _client.trouble(f"configure({what}=…): this has no text, and is not used", "configure")
+        _client.trouble(f"configure({what}=…): this has no text, and is not used", f"configure {what}")
+        return None
+
+
+def _axes(mesh: Mapping[str, int]) -> Optional[Dict[str, int]]:
+    try:
+        numbers = {str(axis): _number(at) for axis, at in mesh.items()}
+        return {axis: at for axis, at in numbers.items() if at is not None}
+    except Exception:
+        _client.trouble("configure(mesh=…): this has no axes with numbers, and is not used", "configure mesh")
         return None
 
 

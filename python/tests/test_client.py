@@ -286,6 +286,11 @@ class Ways(Case):
         with self.assertLogs("highwater", logging.WARNING) as logs:
             highwater.configure(job=Unprintable(), rank=3)
         self.assertIn("configure(job=…): this has no text, and is not used", logs.output[0])
+        for mesh in ({Unprintable(): 1}, 7):
+            highwater._client.said.clear()
+            with self.assertLogs("highwater", logging.WARNING) as logs:
+                highwater.configure(mesh=mesh)
+            self.assertIn("configure(mesh=…): this has no axes with numbers, and is not used", logs.output[0])
         highwater.mark("a")
         event = self.sent(daemon, 1)[0]
         self.assertEqual((event["job"], event["rank"]), ("llama", 3))

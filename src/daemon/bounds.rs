@@ -122,7 +122,7 @@ fn all_that_can_be_kept_fits_the_charts_limit() {
     let (bounds, mib) = (bounds(&settings), |bytes: usize| bytes as f64 / MIB as f64);
     let sum: usize = bounds.iter().map(|(_, bytes)| bytes).sum();
     let mut table = String::from(
-        "# Bounds of memory\n\nA test generates this page from the limits in the code, for 8 GPUs and the default settings. If an OTLP endpoint is set\nand the queue is in memory, the requests that wait to be sent add up to 64 MiB (`otlp.queue_bytes`).\n\n| what | at most (MiB) |\n|---|---|\n",
+        "# Bounds of memory\n\nA test generates this page from the limits in the code, for 8 GPUs and the default settings. If an OTLP endpoint is set\nand the queue is in memory, the requests that wait to be sent add up to 64 MiB (`otlp.queue_bytes`), and the chart adds\nthat to its limit.\n\n| what | at most (MiB) |\n|---|---|\n",
     );
     for (what, bytes) in &bounds {
         let _ = writeln!(table, "| {what} | {:.1} |", mib(*bytes));

@@ -342,6 +342,36 @@ fn values_that_cannot_work_are_refused() {
 }
 
 /// The objects that the chart renders with these values on top of the defaults; `None` without Helm.
+/// A queue that is full must not be what the kernel ends the pod for.
+#[test]
+#[ignore = "needs a peer: make test-peers"]
+fn the_push_queue_comes_on_top_of_the_memory_limit() {
+    let limit = |values: &str| {
+        let objects = render(&format!("networkPolicy: {{enabled: false}}\n{values}"))?;
+        let container = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+        Some(container["resources"]["limits"]["memory"].as_str().unwrap_or_default().to_owned())
+    };
+    let endpoint = "endpoint: 'http://x:4317'";
+    for (values, expected) in [
+        (String::new(), "146Mi"),
+        (format!("config: {{otlp: {{{endpoint}}}}}"), "210Mi"),
+        ("env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: x}]".to_owned(), "210Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 1GiB}}}}"), "1170Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_bytes: 134217729}}}}"), "275Mi"),
+        (format!("config: {{otlp: {{{endpoint}, queue_dir: /q}}}}"), "146Mi"),
+        (format!("config: {{otlp: {{{endpoint}}}}}\nresources: {{limits: {{memory: 1Gi}}}}"), "1Gi"),
+    ] {
+        let Some(found) = limit(&values) else { return };
+        assert_eq!(found, expected, "{values}");
+    }
+    let Some(helm) = tools::find("helm") else { return };
+    let refused = template(
+        &helm,
+        &format!("networkPolicy: {{enabled: false}}\nconfig: {{otlp: {{{endpoint}, queue_bytes: lots}}}}"),
+    );
+    assert!(said(&refused).contains("config.otlp.queue_bytes: \"lots\""), "{}", said(&refused));
+}
+
 fn render(values: &str) -> Option<Vec<Value>> {
     let output = template(&tools::find("helm")?, values);
     assert!(output.status.success(), "{}", said(&output));

@@ -54,6 +54,34 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range .Values.env }}{{ if regexMatch "^(HIGHWATER_OTLP|OTEL_EXPORTER_OTLP_(METRICS_|TRACES_)?)_?ENDPOINT$" .name }}{{ .name }}{{ end }}{{ end -}}
 {{- end -}}
 
+{{/* Mebibytes of the push queue, if the daemon keeps one in memory. */}}
+{{- define "highwater.queueMebibytes" -}}
+{{- $otlp := .Values.config.otlp | default dict -}}
+{{- if and (include "highwater.pushes" .) (not $otlp.queue_dir) -}}
+{{- $most := $otlp.queue_bytes | default "64MiB" -}}
+{{- if not (kindIs "string" $most) }}{{ $most = int64 $most | toString }}{{ end -}}
+{{- if not (regexMatch "^[0-9]+ *([KMG]iB)?$" $most) -}}
+{{- fail (printf "config.otlp.queue_bytes: %q: the chart reads whole numbers of bytes, KiB, MiB or GiB, to add them to the memory limit" $most) -}}
+{{- end -}}
+{{- $number := regexFind "^[0-9]+" $most | int64 -}}
+{{- if hasSuffix "GiB" $most }}{{ mul $number 1024 }}{{ else if hasSuffix "MiB" $most }}{{ $number }}
+{{- else if hasSuffix "KiB" $most }}{{ div (add $number 1023) 1024 }}{{ else }}{{ div (add $number 1048575) 1048576 }}{{ end -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end -}}
+
+{{/* The container's resources. What the push queue takes in memory comes on top of the limit, if that is in mebibytes. */}}
+{{- define "highwater.resources" -}}
+{{- $resources := deepCopy .Values.resources -}}
+{{- $memory := dig "limits" "memory" "" $resources | toString -}}
+{{- if regexMatch "^[0-9]+Mi$" $memory -}}
+{{- $all := add (trimSuffix "Mi" $memory | int64) (include "highwater.queueMebibytes" . | int64) -}}
+{{- $_ := set $resources.limits "memory" (printf "%dMi" $all) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
 {{/* Room for captures: the daemon's limit and a quarter more, because a pod that exceeds it is evicted. */}}
 {{- define "highwater.capturesLimit" -}}
 {{- $most := .Values.captures.mostBytes -}}
