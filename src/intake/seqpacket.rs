@@ -10,7 +10,7 @@ use super::Intake;
 use super::answer::MOST_REPLY_BYTES;
 use super::datagram::MOST_DATAGRAM_BYTES;
 use crate::files::Bound;
-use crate::place::process::started_by_id;
+use crate::place::process::{started_after, ticks_now};
 use highwater_core::jobs::{Account, Held, Refusal, Resource, Sender, Speaker};
 use rustix::event::{Timespec, epoll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -58,8 +58,8 @@ pub struct Listener {
 struct Connection {
     socket: OwnedFd,
     sender: Sender,
-    /// When the sender's process started, as it connected; and when its id was last found to be that process's.
-    started: (Option<u64>, Instant),
+    /// When it was accepted, ticks since boot: whatever started later is not the sender's process. And when that was checked.
+    accepted: (u64, Instant),
     account: Arc<Account>,
     /// Whether the memory for its replies is bounded.
     is_answered: bool,
@@ -189,8 +189,8 @@ impl<'a> Reader<'a> {
             return tracing::warn!(%error, "cannot wait for a connection; closing it");
         }
         let held = account.hold(Resource::Connections, 1);
-        let started = (sender.pid.and_then(started_by_id), Instant::now());
-        self.connections.insert(self.next, Connection { socket, sender, started, account, is_answered: false, held });
+        let accepted = (ticks_now(), Instant::now());
+        self.connections.insert(self.next, Connection { socket, sender, accepted, account, is_answered: false, held });
         self.next += 1;
     }
 
@@ -227,13 +227,12 @@ impl Connection {
     /// Forgets the sender's process once its id is another's: a connection may outlive its process, and what is known of the
     /// other one is not the sender's.
     fn check_process(&mut self, intake: &Intake) {
-        let (started, checked) = self.started;
+        let (accepted, checked) = self.accepted;
         if let Some(pid) = self.sender.pid
             && checked.elapsed() >= CHECK
         {
-            self.started.1 = Instant::now();
-            // Of a process that has ended, nothing can be read that is another's.
-            if started_by_id(pid).is_some_and(|now| Some(now) != started) {
+            self.accepted.1 = Instant::now();
+            if started_after(pid, accepted) {
                 self.sender.pid = None;
                 self.account = intake.account_of(&self.sender);
             }

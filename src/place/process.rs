@@ -26,9 +26,17 @@ pub(super) fn started(process: &Path) -> Option<u64> {
     fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
-/// The same of a process by its id. `None` also where the daemon may not look.
-pub(crate) fn started_by_id(pid: u32) -> Option<u64> {
-    started(&Path::new("/proc").join(pid.to_string()))
+/// Now, in ticks since boot.
+pub(crate) fn ticks_now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    let a_second = rustix::param::clock_ticks_per_second();
+    seconds.saturating_mul(a_second).saturating_add(nanoseconds.saturating_mul(a_second) / 1_000_000_000)
+}
+
+/// Whether the process that has this id now started after `ticks` since boot. Not where the daemon may not look.
+pub(crate) fn started_after(pid: u32, ticks: u64) -> bool {
+    started(&Path::new("/proc").join(pid.to_string())).is_some_and(|started| started > ticks)
 }
 
 /// Whether a process runs as the sender's user, by any of the ids that it has: the kernel names one of them when it connects.

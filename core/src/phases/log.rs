@@ -219,18 +219,21 @@ impl Shelf {
     /// Those from number `count` on, oldest first, and how many of these are not kept any more.
     #[must_use]
     pub fn since(&self, count: u64) -> (Vec<Arc<Attributed>>, u64) {
-        self.some_since(count, &mut Given::default(), usize::MAX)
+        self.numbered(count, self.entries.each().flat_map(|own| own.iter().skip(before(own, count))).collect())
     }
 
     /// The same for one reader that takes `most` in all so far. Of an owner with more than its share the newest are left out, and
     /// count as not kept.
     #[must_use]
     pub fn some_since(&self, count: u64, given: &mut Given, most: usize) -> (Vec<Arc<Attributed>>, u64) {
-        let new = |own: &VecDeque<Entry>| own.partition_point(|entry| entry.number < count);
-        let wants: Vec<_> = self.entries.each_of().map(|(whose, own)| (whose, own.len() - new(own))).collect();
-        let gets = given.share_out(&wants, most);
+        let wants = self.entries.each_of().map(|(whose, own)| (whose, own.len() - before(own, count)));
+        let gets = given.share_out(&wants.collect::<Vec<_>>(), most);
         let owners = self.entries.each().zip(gets);
-        let mut found: Vec<&Entry> = owners.flat_map(|(own, gets)| own.iter().skip(new(own)).take(gets)).collect();
+        let found = owners.flat_map(|(own, gets)| own.iter().skip(before(own, count)).take(gets));
+        self.numbered(count, found.collect())
+    }
+
+    fn numbered(&self, count: u64, mut found: Vec<&Entry>) -> (Vec<Arc<Attributed>>, u64) {
         found.sort_unstable_by_key(|entry| entry.number);
         let lost = self.count.saturating_sub(count).saturating_sub(found.len() as u64);
         (found.into_iter().map(|entry| Arc::clone(&entry.attributed)).collect(), lost)
@@ -256,6 +259,11 @@ impl Shelf {
     fn clear(&mut self) {
         (self.entries, self.kept) = (Shares::default(), 0);
     }
+}
+
+/// How many of an owner's come before number `count`.
+fn before(own: &VecDeque<Entry>, count: u64) -> usize {
+    own.partition_point(|entry| entry.number < count)
 }
 
 #[cfg(test)]

@@ -117,19 +117,19 @@ fn a_process_with_the_id_of_the_sender_that_ended_is_not_the_sender() {
     let (listener, intake, _folder) = listener();
     let (mut reader, sender) = (Reader::new(&listener, &intake), sender(&listener));
     let unnamed = json!({"event": "mark", "name": "m"});
-    let mut say_with = |started: &dyn Fn(Option<u64>) -> Option<u64>, is_due: bool| {
+    let mut say_with = |accepted: &dyn Fn(u64) -> u64, is_due: bool| {
         rounds(&mut reader);
         for connection in reader.connections.values_mut() {
-            connection.started.0 = started(connection.started.0);
-            connection.started.1 -= if is_due { CHECK } else { Duration::ZERO };
+            connection.accepted.0 = accepted(connection.accepted.0);
+            connection.accepted.1 -= if is_due { CHECK } else { Duration::ZERO };
         }
         say(&sender, &unnamed);
         rounds(&mut reader);
         reader.connections.values().map(|connection| connection.sender.pid).collect::<Vec<_>>()
     };
     let own = Some(std::process::id());
-    assert_eq!(say_with(&|started| started, true), [own], "it still runs");
-    assert_eq!(say_with(&|_| Some(1), false), [own], "not looked at yet");
-    assert_eq!(say_with(&|_| Some(1), true), [None], "another one");
-    assert_eq!(say_with(&|_| Some(1), true), [None]);
+    assert_eq!(say_with(&|accepted| accepted, true), [own], "it still runs");
+    assert_eq!(say_with(&|_| 1, false), [own], "not looked at yet");
+    assert_eq!(say_with(&|_| 1, true), [None], "a process that started after the connection was accepted");
+    assert_eq!(say_with(&|_| 1, true), [None]);
 }
