@@ -1,5 +1,5 @@
-//! Room that owners share: whoever keeps most loses its oldest first, so that what one owner does costs no other one
-//! anything.
+//! Limited room that owners share: the owner that keeps most loses its oldest first, so that no owner's data displaces
+//! another's.
 //!
 //! Three forms. [`Shares`] keeps things of some bytes by owner. [`Given`] hands out over time what is kept. The functions judge
 //! what is kept elsewhere, in the order of its age, by the owner of each. Absent on purpose: how much room there is, and what

@@ -170,7 +170,7 @@ impl Capture {
         write_trigger(file, &start.trigger)?;
         self.view.gpus.iter().enumerate().try_for_each(|(gpu, state)| file.gpu(gpu, state))?;
         file.meta_time("ticks_from_ns", self.ticks_from_ns())?;
-        let events_from_ns = self.intake.log().since(0, &mut Given::default(), 0).whole_from_ns;
+        let events_from_ns = self.intake.log().whole_from_ns();
         file.meta_time("annotations_from_ns", events_from_ns.unwrap_or(i64::MIN).max(self.begin_ns))
     }
 
@@ -322,7 +322,7 @@ impl Capture {
     }
 
     /// Writes events from the begin on; the last ones may lie after the end. Writes none once positions mean other
-    /// GPUs. Of whoever sends more than its share of what may be written, some are left out.
+    /// GPUs. If an owner sent more than its share, the rest of its events is left out.
     fn write_events(&mut self) -> rusqlite::Result<()> {
         let most_bytes = self.allowance.so_far(self.now_ns());
         let mut given = std::mem::take(&mut self.given_events);

@@ -64,9 +64,9 @@ impl Run {
 
     /// Replaces this process by the command. Returns only if that is not possible, why.
     fn become_command(&self) -> io::Error {
-        let mut command = std::process::Command::new(&self.command[0]);
-        let error = command.args(&self.command[1..]).exec();
-        match script(&error, &command) {
+        let mut command = self.command();
+        let error = command.as_std_mut().exec();
+        match script(&error, command.as_std()) {
             Some(mut script) => script.exec(),
             None => error,
         }

@@ -41,11 +41,7 @@ fn play_with(scenario: &str, seconds: i64, settings: Settings) -> Played {
 }
 
 fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits) -> Played {
-    let scenario = Scenario::parse(scenario, "story").expect("a scenario");
-    let (clock, source) = (Arc::new(Manual::at(START_NS)), Arc::new(Sim::new(scenario, START_NS)));
-    let rings = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
-    let made = Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, rings, Periods::default(), None);
-    let (node, writers) = made.expect("rings");
+    let (clock, source, node, writers) = simulated(scenario);
     let intake = Intake::new(limits, Arc::clone(&clock) as _, Arc::default());
     intake.set_devices(source.devices());
     let detect = Detect::new(settings);
@@ -68,6 +64,16 @@ fn play_within(scenario: &str, seconds: i64, settings: Settings, limits: Limits)
         }
     }
     Played { source, seen, steps: steps(&said_in_order), detect }
+}
+
+/// A node that reads this scenario, with simulated time.
+pub(super) fn simulated(scenario: &str) -> (Arc<Manual>, Arc<Sim>, Node, Vec<ring::Writer>) {
+    let scenario = Scenario::parse(scenario, "story").expect("a scenario");
+    let (clock, source) = (Arc::new(Manual::at(START_NS)), Arc::new(Sim::new(scenario, START_NS)));
+    let rings = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
+    let made = Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, rings, Periods::default(), None);
+    let (node, writers) = made.expect("rings");
+    (clock, source, node, writers)
 }
 
 /// The work of the other lanes' threads: readings, events, and attempts to get back a lost GPU.

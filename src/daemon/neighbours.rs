@@ -3,16 +3,14 @@
 //! What is compared: which events are taken, the events for captures, what ended and its memory, the signs of each turn, the
 //! findings with their times, and their counts. What the driver says of a GPU that is lost is compared too.
 
-use super::findings::{START_NS, TURN_NS, lanes, training};
+use super::findings::{START_NS, TURN_NS, lanes, simulated, training};
 use crate::intake::{Intake, LogLimits, due};
-use crate::node::{Node, Periods};
-use crate::sim::{Scenario, Sim};
 use crate::source::Source;
-use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
+use highwater_core::clock::{Clock as _, MILLISECOND_NS, SECOND_NS};
 use highwater_core::detect::{Detect, Settings, Subject};
 use highwater_core::gpu::Process;
-use highwater_core::jobs::{Event, Limits, Sender};
-use highwater_core::ring;
+use highwater_core::jobs::{Event, JobId, Limits, Sender};
+use highwater_core::scope::Scope;
 use highwater_core::shares::Given;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -68,22 +66,24 @@ struct Outcome {
     rank_steps: Vec<(u32, u64)>,
 }
 
-fn is_honest(subject: &Subject) -> bool {
-    subject.job.as_ref().is_none_or(|job| job.scope().user() == Some("1001"))
+fn is_own(scope: &Scope) -> bool {
+    scope.user() == Some(HONEST.0.to_string().as_str())
 }
 
-fn scenario() -> Scenario {
+/// Whether something is of the honest user's job, or of none.
+fn is_honest(job: Option<&JobId>) -> bool {
+    job.is_none_or(|job| is_own(job.scope()))
+}
+
+fn scenario() -> String {
     let troubles = "[jobs.near_oom]\noffset = \"12 s\"\nfor = \"5 s\"\nfree = \"200 MiB\"\n\n[[gpus]]\ncount = 1\n\n[[xids]]\ngpu = 2\nat \
                     = \"9 s\"\nxid = 79\n\n[[lost]]\ngpu = 2\nat = \"9 s\"\nfor = \"20 s\"";
-    Scenario::parse(&training(troubles), "neighbours").expect("a scenario")
+    training(troubles)
 }
 
 /// The honest user's job on a node, beside these.
 fn play(acts: &[Act]) -> Outcome {
-    let (clock, source) = (Arc::new(Manual::at(START_NS)), Arc::new(Sim::new(scenario(), START_NS)));
-    let rings = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
-    let made = Node::new(Arc::clone(&source) as _, Arc::clone(&clock) as _, rings, Periods::default(), None);
-    let (node, writers) = made.expect("rings");
+    let (clock, source, node, writers) = simulated(&scenario());
     let log = LogLimits { keep_ns: 60 * SECOND_NS, bytes: 1 << 20 };
     let intake = Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()).with_log(log);
     intake.set_devices(source.devices());
@@ -109,7 +109,7 @@ fn play(acts: &[Act]) -> Outcome {
             lanes(&node, now_ns);
             node.advance(intake.ledger(), now_ns);
             let change = detect.advance(&node.join, intake.ledger(), now_ns);
-            let of_honest = change.signs.into_iter().filter(|sign| is_honest(&sign.subject));
+            let of_honest = change.signs.into_iter().filter(|sign| is_honest(sign.subject.job.as_ref()));
             signs.extend(of_honest.map(|sign| (ms, sign.kind.label(), sign.subject, sign.begin_ns)));
         }
     }
@@ -123,28 +123,25 @@ fn outcome(
     signs: Vec<(i64, &'static str, Subject, i64)>,
     now_ns: i64,
 ) -> Outcome {
-    let honest = |event: &Event| event.scope.as_ref().and_then(|scope| scope.user()) == Some("1001");
+    let honest = |event: &Event| event.scope.as_ref().is_some_and(is_own);
     let kept = intake.log().since(0, &mut Given::default(), usize::MAX);
     let ended = intake.ledger().ended().phases.since(0).0;
-    let ended = ended.iter().filter(|one| one.ended.job.scope().user() == Some("1001")).map(|one| {
+    let ended = ended.iter().filter(|one| is_own(one.ended.job.scope())).map(|one| {
         let (open, peaks) = (&one.ended.open, one.gpus.iter().map(|gpu| gpu.peak_bytes).collect());
         (open.name.to_string(), one.ended.rank, open.step, open.begin_ns, one.ended.end_ns, peaks)
     });
     let board = detect.board();
-    let findings = board.all().filter(|finding| is_honest(&finding.sign.subject)).map(|finding| {
+    let findings = board.all().filter(|finding| is_honest(finding.sign.subject.job.as_ref())).map(|finding| {
         let (kind, subject) = (finding.sign.kind.label(), finding.sign.subject.clone());
         (kind, subject, finding.raised_ns, finding.ended_ns, finding.first.what.clone())
     });
     let mut findings: Vec<_> = findings.collect();
     findings.sort_by(|one, other| (one.0, &one.1, one.2).cmp(&(other.0, &other.1, other.2)));
     drop(board);
-    let counts = detect
-        .counts(now_ns)
-        .into_iter()
-        .filter(|(of, _)| of.job.as_ref().is_none_or(|job| job.scope().user() == Some("1001")));
+    let counts = detect.counts(now_ns).into_iter().filter(|(of, _)| is_honest(of.job.as_ref()));
     let counts = counts.map(|(of, count)| (of.kind.label(), format!("{:?}", (&of.gpu, &of.job)), count)).collect();
     let jobs = intake.jobs();
-    let ranks = jobs.ranks().filter(|(job, _, _)| job.scope().user() == Some("1001"));
+    let ranks = jobs.ranks().filter(|(job, _, _)| is_own(job.scope()));
     Outcome {
         refused,
         events: kept.events().map(|(_, event)| event).filter(honest).collect(),

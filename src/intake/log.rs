@@ -68,9 +68,6 @@ pub struct Taken {
     pub kept: u64,
     /// The number after the last of them: where to continue.
     pub next: u64,
-    /// Everything that arrived from this time on is included, nanoseconds of the timeline; `None` if nothing was ever
-    /// dropped.
-    pub whole_from_ns: Option<i64>,
 }
 
 /// Those of one owner.
@@ -116,6 +113,13 @@ impl EventLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).kept.bytes()
     }
 
+    /// Everything that arrived from this time on is kept, nanoseconds of the timeline; `None` if nothing was ever dropped.
+    #[must_use]
+    pub fn whole_from_ns(&self) -> Option<i64> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.dropped_ns.map(|last_ns| last_ns.saturating_add(1))
+    }
+
     /// The kept events from number `from` on, for one reader that takes `most_bytes` in all so far, as they are kept. Of an owner
     /// with more than its share, the newest are left out.
     #[must_use]
@@ -126,7 +130,7 @@ impl EventLog {
         let of = |own: &VecDeque<Block>| own.iter().skip(new(own)).cloned().collect::<VecDeque<_>>();
         let owners = inner.kept.each_of().map(|(whose, own)| (whose, of(own)));
         let owners: Vec<(Whose, _)> = owners.filter(|(_, own)| !own.is_empty()).collect();
-        let (next, dropped_ns) = (inner.count, inner.dropped_ns);
+        let next = inner.count;
         drop(inner);
         let (whose, mut owners): (Vec<_>, Vec<_>) =
             owners.into_iter().map(|(whose, own)| (whose, Own::from(own, from))).unzip();
@@ -134,9 +138,8 @@ impl EventLog {
         for (own, share) in owners.iter_mut().zip(given.share_out(&wants, most_bytes)) {
             own.share = share;
         }
-        let whole_from_ns = dropped_ns.map(|last_ns| last_ns.saturating_add(1));
         let kept = owners.iter().map(Own::count).sum();
-        Taken { owners, requested: next - from, kept, next, whole_from_ns }
+        Taken { owners, requested: next - from, kept, next }
     }
 }
 
@@ -323,7 +326,7 @@ mod tests {
         (0..3_000).for_each(|n| note(&log, &one, n));
         let first = since(&log, 0);
         assert_eq!(numbers(&first), (0..3_000).collect::<Vec<_>>());
-        assert_eq!((first.next, first.requested, first.kept, first.whole_from_ns), (3_000, 3_000, 3_000, None));
+        assert_eq!((first.next, first.requested, first.kept, log.whole_from_ns()), (3_000, 3_000, 3_000, None));
         note(&log, &one, 3_000);
         let rest = since(&log, first.next);
         assert_eq!((numbers(&rest), rest.requested, rest.kept, rest.next), (vec![3_000], 1, 1, 3_001));
@@ -341,7 +344,7 @@ mod tests {
         let taken = since(&log, 0);
         let kept = numbers(&taken);
         assert_eq!((taken.requested, taken.kept), (50_000, kept.len() as u64));
-        assert_eq!(kept.first().copied(), taken.whole_from_ns);
+        assert_eq!(kept.first().copied(), log.whole_from_ns());
         assert_eq!(kept.last(), Some(&49_999));
         assert!(kept.len() > 3_000, "{}", kept.len());
     }
@@ -401,7 +404,7 @@ mod tests {
         (0..2_000).for_each(|n| log.note(&event(n), &one, 10 * SECOND_NS + n));
         let taken = since(&log, 0);
         assert!(taken.owners.len() == 1 && taken.owners[0].blocks.len() <= 4, "blocks of ten seconds ago are kept");
-        assert!(taken.whole_from_ns.is_some());
+        assert!(log.whole_from_ns().is_some());
     }
 
     #[test]
@@ -413,7 +416,7 @@ mod tests {
         (0..10).for_each(|n| note(&log, &one, n));
         log.clear(7);
         let taken = since(&log, 0);
-        assert_eq!((numbers(&taken), taken.requested, taken.kept, taken.whole_from_ns), (vec![], 10, 0, Some(8)));
+        assert_eq!((numbers(&taken), taken.requested, taken.kept, log.whole_from_ns()), (vec![], 10, 0, Some(8)));
         note(&log, &one, 10);
         assert_eq!(numbers(&since(&log, 0)), [10]);
     }

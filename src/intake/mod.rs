@@ -658,10 +658,7 @@ impl Collect for Intake {
         for outcome in Outcome::ALL {
             out.count(&c::ANNOTATIONS, [outcome.label()], Some(self.counts.get(outcome)));
         }
-        let mut losses = self.accounts.losses();
-        // There before the first loss, so that who asks for all of them has 0 until then.
-        losses.entry("other".to_owned()).or_default();
-        for (sender, events) in losses {
+        for (sender, events) in self.accounts.losses() {
             out.count(&c::ANNOTATIONS_LOST, Labels::found(&[&sender]), Some(events));
         }
         for (sender, events) in self.accounts.refusals() {

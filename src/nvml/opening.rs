@@ -161,7 +161,7 @@ struct Opening<'a> {
     begun: Begun,
     /// How many.
     asked: usize,
-    /// Indices of those that no thread has begun to open.
+    /// Indices of GPUs that no thread opens yet.
     queue: Arc<Mutex<VecDeque<u32>>>,
     sender: Sender<News>,
     found: BTreeMap<u32, Found>,
@@ -201,7 +201,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Waits until each GPU is open or hangs. Returns whether it was not told to give up.
+    /// Waits until each GPU is open or hangs. Returns false if `waiting` tells it to give up.
     fn follow(&mut self, news: &Receiver<News>, waiting: &mut dyn FnMut(Option<&OpenError>) -> bool) -> bool {
         let mut last = Instant::now();
         loop {

@@ -246,22 +246,23 @@ fn a_finding_appears_within_a_second_and_its_capture_opens() {
     let opened = (0..5).find_map(|_| {
         let daemon = Daemon::start(&["demo"]).ready();
         visit(&mut browser, &daemon, "", "document.documentElement?.dataset.ready === 'true'");
+        browser.value(
+            "globalThis.events = []; globalThis.shownAfter = null;
+            highwaterLive.feed.stream.addEventListener('message', ({ data }) => events.push(JSON.parse(data).base_unix_nano));
+            new MutationObserver(() => { if (shownAfter === null && document.querySelector('.found')) shownAfter = events.length; })
+                .observe(document.body, { childList: true, subtree: true }); 0",
+        );
         findings(&daemon).is_empty().then_some(daemon)
     });
     let daemon = opened.expect("a page that opens within ten seconds");
-    browser.value(
-        "globalThis.events = []; globalThis.shownAfter = null;
-        highwaterLive.feed.stream.addEventListener('message', ({ data }) => events.push(JSON.parse(data).base_unix_nano));
-        new MutationObserver(() => { if (shownAfter === null && document.querySelector('.found')) shownAfter = events.length; })
-            .observe(document.body, { childList: true, subtree: true }); 0",
-    );
     browser.wait("shownAfter !== null");
     let found = findings(&daemon);
     let first = found.last().expect("it is shown, so it is there");
     let raised = first["raised_unix_nano"].as_i64().expect("a time");
     let events: Vec<f64> = serde_json::from_value(browser.value("events.slice(0, shownAfter)")).expect("times");
     let after = events.iter().filter(|base| **base > raised as f64).count();
-    assert!((1..=4).contains(&after), "shown with event {after} after it was raised");
+    // None after it, if it was raised between the reading of an event's time and that of the findings' revision.
+    assert!(after <= 4, "shown with event {after} after it was raised");
     // Its numbers change while it goes on; its name and its advice do not.
     let (id, advice) = (&first["id"], first["advice"].as_str().expect("text"));
     let own = format!(

@@ -460,7 +460,7 @@ fn processes_are_all_listed_however_many_and_long_they_are() {
 fn closing_gives_everything_back() {
     let node = Node::with(json!({"gpus": [{}]}));
     let nvml = node.open();
-    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "whoever waits for events opens the set");
+    assert_eq!(nvml.wait_event(Duration::ZERO), Ok(None), "the first wait opens the set");
     drop(nvml);
     let calls = |name| node.control.calls(name);
     assert_eq!((calls("nvmlEventSetCreate"), calls("nvmlEventSetFree")), (1, 1));

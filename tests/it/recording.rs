@@ -88,7 +88,7 @@ fn limited(line: &str, program: Command) -> Command {
     limited
 }
 
-/// Where a recording cannot even begin, whoever waits for the command has it all the same.
+/// If a recording cannot begin, the command runs all the same.
 #[test]
 fn a_machine_that_lets_nothing_be_recorded_runs_the_command() {
     for line in ["ulimit -f 16", "ulimit -n 12", "ulimit -n 16"] {

@@ -452,10 +452,13 @@ impl Accounts {
         self.refused.counts()
     }
 
-    /// Events that owners say they could not send, likewise.
+    /// Events that owners say they could not send, likewise. All others are there before the first loss, so that the sum is 0
+    /// until then.
     #[must_use]
     pub fn losses(&self) -> BTreeMap<String, u64> {
-        self.lost.counts()
+        let mut losses = self.lost.counts();
+        losses.entry(OTHERS.to_owned()).or_default();
+        losses
     }
 }
 
