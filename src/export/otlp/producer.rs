@@ -125,8 +125,7 @@ impl Producer {
             self.around.look(self.snapshots.known.findings.board().all());
             let lost;
             (drawn, lost) = self.around.release(decided_ns);
-            self.stats.add_produced(Signal::Raw, lost);
-            self.stats.add_dropped(Signal::Raw, Reason::Overrun, lost);
+            self.stats.add_lost(Signal::Raw, Reason::Overrun, lost);
         }
         for (request, points) in requests(&drawn, &self.settings.resource) {
             self.push(Signal::Raw, points, request.encode_to_vec());
@@ -178,8 +177,7 @@ impl Producer {
             Ok(payload) => self.push(Signal::Spans, points, payload),
             Err(error) => {
                 tracing::error!(points, %error, "spans are dropped: no request for them fits the queue");
-                self.stats.add_produced(Signal::Spans, points);
-                self.stats.add_dropped(Signal::Spans, Reason::TooLarge, points);
+                self.stats.add_lost(Signal::Spans, Reason::TooLarge, points);
             }
         }
     }

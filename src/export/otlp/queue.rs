@@ -1,13 +1,13 @@
 //! The one bounded queue of everything to be sent: encoded requests of every signal, oldest dropped first.
 //!
 //! Enters: encoded requests, each with its number of points. Leaves: the same requests, one at a time for each signal.
-//! Invariants: at every moment, for each signal, points produced = exported + queued + dropped; bytes never exceed the
-//! cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
+//! Invariants: at every moment, for each signal, points produced = exported + queued + dropped, also for whoever reads
+//! the counters while a request is being written to the disk; bytes never exceed the cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
 //! dropped meanwhile, because it may arrive. A request whose file cannot be read for now keeps its place. Absent on
 //! purpose: time and retries, which the lanes ([`run`](super::run)) handle.
 
 use super::disk::{Disk, Read};
-use super::stats::{Reason, Signal, Stats};
+use super::stats::{Account, Reason, Signal, Stats};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -57,8 +57,8 @@ struct State {
 struct Lane {
     waiting: VecDeque<Entry>,
     sending: Option<Entry>,
-    /// Points of all its requests, including the one being sent.
-    points: u64,
+    /// Its queued points are those of all its requests, including the one being sent.
+    account: Account,
 }
 
 /// A request's place. Its payload is here, or in the file with its number.
@@ -82,7 +82,7 @@ impl Queue {
     pub fn new(cap_bytes: usize, disk: Option<Disk>, stats: Arc<Stats>) -> Self {
         let lanes = std::array::from_fn(|_| Lane::default());
         let mut state = State { cap_bytes, bytes: 0, memory_bytes: 0, next_number: 0, lanes, disk };
-        state.restore(&stats);
+        state.restore();
         state.publish(&stats);
         Self { state: Mutex::new(state), arrived: std::array::from_fn(|_| Notify::new()), stats }
     }
@@ -92,8 +92,7 @@ impl Queue {
     pub fn push(&self, batch: Batch) {
         let signal = batch.signal;
         let mut state = self.state();
-        self.stats.add_produced(signal, batch.points);
-        state.push(batch, &self.stats);
+        state.push(batch);
         state.publish(&self.stats);
         drop(state);
         self.arrived[signal as usize].notify_one();
@@ -119,16 +118,16 @@ impl Queue {
 
     /// The request being sent has arrived, except `rejected` of its points, which the receiver refused.
     pub fn exported(&self, signal: Signal, rejected: u64) {
-        self.finish(signal, |points| {
+        self.finish(signal, |account, points| {
             let rejected = rejected.min(points);
-            self.stats.add_dropped(signal, Reason::Rejected, rejected);
-            self.stats.add_exported(signal, points - rejected);
+            account.drop(Reason::Rejected, rejected);
+            account.export(points - rejected);
         });
     }
 
     /// The receiver will never accept the request being sent.
     pub fn refused(&self, signal: Signal) {
-        self.finish(signal, |points| self.stats.add_dropped(signal, Reason::Refused, points));
+        self.finish(signal, |account, points| account.drop(Reason::Refused, points));
     }
 
     /// The request being sent has not arrived. It is the oldest again.
@@ -158,20 +157,19 @@ impl Queue {
             for entry in lost {
                 state.bytes -= entry.bytes;
                 state.memory_bytes -= entry.in_memory();
-                state.lanes[signal as usize].points -= entry.points;
+                state.lanes[signal as usize].account.drop(Reason::Shutdown, entry.points);
                 lost_points += entry.points;
-                self.stats.add_dropped(signal, Reason::Shutdown, entry.points);
             }
         }
         state.publish(&self.stats);
         lost_points
     }
 
-    fn finish(&self, signal: Signal, count: impl FnOnce(u64)) {
+    fn finish(&self, signal: Signal, count: impl FnOnce(&mut Account, u64)) {
         let mut state = self.state();
         if let Some(entry) = state.lanes[signal as usize].sending.take() {
-            state.forget(signal, &entry);
-            count(entry.points);
+            state.forget(&entry);
+            count(&mut state.lanes[signal as usize].account, entry.points);
         }
         state.publish(&self.stats);
     }
@@ -182,15 +180,16 @@ impl Queue {
 }
 
 impl State {
-    fn push(&mut self, batch: Batch, stats: &Stats) {
+    fn push(&mut self, batch: Batch) {
         let Batch { signal, points, payload } = batch;
         let bytes = payload.len();
+        self.lanes[signal as usize].account.queue(points);
         if bytes > self.cap_bytes {
-            return stats.add_dropped(signal, Reason::TooLarge, points);
+            return self.lanes[signal as usize].account.drop(Reason::TooLarge, points);
         }
         while self.bytes + bytes > self.cap_bytes {
-            if !self.drop_oldest(stats) {
-                return stats.add_dropped(signal, Reason::Overflow, points);
+            if !self.drop_oldest() {
+                return self.lanes[signal as usize].account.drop(Reason::Overflow, points);
             }
         }
         let number = self.next_number;
@@ -200,13 +199,11 @@ impl State {
         let payload = (!written).then_some(payload);
         let entry = Entry { number, points, bytes, payload };
         self.memory_bytes += entry.in_memory();
-        let lane = &mut self.lanes[signal as usize];
-        lane.points += points;
-        lane.waiting.push_back(entry);
+        self.lanes[signal as usize].waiting.push_back(entry);
     }
 
     /// Drops the oldest request that is not being sent; returns whether there was one.
-    fn drop_oldest(&mut self, stats: &Stats) -> bool {
+    fn drop_oldest(&mut self) -> bool {
         let number = |signal: &Signal| self.lanes[*signal as usize].waiting.front().map(|entry| entry.number);
         let oldest = Signal::ALL.into_iter().filter(|signal| number(signal).is_some()).min_by_key(number);
         let Some((signal, entry)) =
@@ -214,8 +211,8 @@ impl State {
         else {
             return false;
         };
-        self.forget(signal, &entry);
-        stats.add_dropped(signal, Reason::Overflow, entry.points);
+        self.forget(&entry);
+        self.lanes[signal as usize].account.drop(Reason::Overflow, entry.points);
         true
     }
 
@@ -231,8 +228,8 @@ impl State {
                     return Next::Batch(Batch { signal, points, payload });
                 }
                 Read::Damaged => {
-                    self.forget(signal, &entry);
-                    stats.add_dropped(signal, Reason::Corrupt, points);
+                    self.forget(&entry);
+                    self.lanes[signal as usize].account.drop(Reason::Corrupt, points);
                 }
                 Read::Failed(error) => {
                     self.lanes[signal as usize].waiting.push_front(entry);
@@ -252,10 +249,9 @@ impl State {
         }
     }
 
-    fn forget(&mut self, signal: Signal, entry: &Entry) {
+    fn forget(&mut self, entry: &Entry) {
         self.bytes -= entry.bytes;
         self.memory_bytes -= entry.in_memory();
-        self.lanes[signal as usize].points -= entry.points;
         if let (None, Some(disk)) = (&entry.payload, &mut self.disk) {
             disk.remove(entry.number);
         }
@@ -263,26 +259,23 @@ impl State {
 
     /// Queues the requests that an earlier process left, oldest first. They count as produced, because this process now
     /// accounts for them.
-    fn restore(&mut self, stats: &Stats) {
+    fn restore(&mut self) {
         let Some(disk) = &self.disk else { return };
         for left in disk.left() {
-            stats.add_produced(left.signal, left.points);
             self.next_number = self.next_number.max(left.number + 1);
             self.bytes += left.bytes;
             let entry = Entry { number: left.number, points: left.points, bytes: left.bytes, payload: None };
             let lane = &mut self.lanes[left.signal as usize];
-            lane.points += left.points;
+            lane.account.queue(left.points);
             lane.waiting.push_back(entry);
         }
-        while self.bytes > self.cap_bytes && self.drop_oldest(stats) {}
+        while self.bytes > self.cap_bytes && self.drop_oldest() {}
     }
 
     fn publish(&self, stats: &Stats) {
         let bytes = self.bytes as u64;
         stats.set_queued_bytes(bytes, self.memory_bytes as u64);
-        for signal in Signal::ALL {
-            stats.set_queued(signal, self.lanes[signal as usize].points);
-        }
+        stats.publish(std::array::from_fn(|signal| self.lanes[signal].account));
     }
 }
 

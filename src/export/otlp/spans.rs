@@ -112,8 +112,7 @@ impl Traces {
     pub fn advance(&mut self, new: New, context: &Context, stats: &Stats) -> Turn {
         let mut turn = Turn::default();
         if new.lost > 0 {
-            stats.add_produced(Signal::Spans, new.lost);
-            stats.add_dropped(Signal::Spans, Reason::Overrun, new.lost);
+            stats.add_lost(Signal::Spans, Reason::Overrun, new.lost);
         }
         for attributed in new.ended {
             match attributed.ended.open.kind {
@@ -141,8 +140,7 @@ impl Traces {
 
     fn keep(&mut self, phase: Arc<Attributed>, stats: &Stats) {
         if self.waiting >= MOST_WAITING {
-            stats.add_produced(Signal::Spans, 1);
-            stats.add_dropped(Signal::Spans, Reason::Overrun, 1);
+            stats.add_lost(Signal::Spans, Reason::Overrun, 1);
             return;
         }
         self.waiting += 1;

@@ -2,6 +2,7 @@
 
 use crate::metrics::{Collect, Families, Part, catalogue as c};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 highwater_core::labels! {
     /// What a request carries. Each signal has a lane of its own, so that trouble with one receiver does not affect the
@@ -48,43 +49,111 @@ highwater_core::labels! {
     }
 }
 
+/// What became of the points of one signal. Always produced = exported + queued + dropped: each point that is produced is
+/// queued, and leaves the queue in one of the two other ways.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Produced for export since the start.
+    pub produced: u64,
+    /// Accepted by a receiver.
+    pub exported: u64,
+    /// Waiting, or being sent.
+    pub queued: u64,
+    dropped: [u64; Reason::ALL.len()],
+}
+
+impl Account {
+    /// Points that were dropped for this reason.
+    #[must_use]
+    pub fn dropped(&self, reason: Reason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    /// Points that were dropped for any reason.
+    #[must_use]
+    pub fn all_dropped(&self) -> u64 {
+        self.dropped.iter().sum()
+    }
+
+    pub(super) fn queue(&mut self, points: u64) {
+        self.produced += points;
+        self.queued += points;
+    }
+
+    pub(super) fn export(&mut self, points: u64) {
+        self.queued -= points;
+        self.exported += points;
+    }
+
+    pub(super) fn drop(&mut self, reason: Reason, points: u64) {
+        self.queued -= points;
+        self.dropped[reason as usize] += points;
+    }
+}
+
 /// The counters.
 #[derive(Debug, Default)]
 pub struct Stats {
+    accounts: Mutex<Accounts>,
     signals: [OfSignal; Signal::ALL.len()],
     queued_bytes: AtomicU64,
     memory_bytes: AtomicU64,
 }
 
+/// Under one lock, so that no scrape sees a point that has left one place and come to no other.
+#[derive(Debug, Default)]
+struct Accounts {
+    /// As the queue last published them.
+    of_queue: [Account; Signal::ALL.len()],
+    /// Of those that were dropped before they came to the queue.
+    before_queue: [Account; Signal::ALL.len()],
+}
+
 #[derive(Debug, Default)]
 struct OfSignal {
-    produced: AtomicU64,
-    exported: AtomicU64,
-    queued: AtomicU64,
-    dropped: [AtomicU64; Reason::ALL.len()],
     attempts: [AtomicU64; Attempt::ALL.len()],
     sent_bytes: AtomicU64,
     read_failures: AtomicU64,
 }
 
-macro_rules! counter {
-    ($add:ident, $get:ident, $field:ident, $doc:literal) => {
-        pub(super) fn $add(&self, signal: Signal, count: u64) {
-            self.signals[signal as usize].$field.fetch_add(count, Relaxed);
-        }
-
-        #[doc = $doc]
-        #[must_use]
-        pub fn $get(&self, signal: Signal) -> u64 {
-            self.signals[signal as usize].$field.load(Relaxed)
-        }
-    };
-}
-
 impl Stats {
-    counter!(add_produced, produced, produced, "Points produced for export since the start.");
-    counter!(add_exported, exported, exported, "Points that a receiver accepted.");
-    counter!(add_sent_bytes, sent_bytes, sent_bytes, "Bytes of the requests that were accepted, before compression.");
+    /// Publishes all that the queue holds and has done, at once.
+    pub(super) fn publish(&self, of_queue: [Account; Signal::ALL.len()]) {
+        self.accounts().of_queue = of_queue;
+    }
+
+    /// Counts points that were dropped before they came to the queue.
+    pub(super) fn add_lost(&self, signal: Signal, reason: Reason, points: u64) {
+        let account = &mut self.accounts().before_queue[signal as usize];
+        account.queue(points);
+        account.drop(reason, points);
+    }
+
+    /// What became of the points of a signal, all at the same moment.
+    #[must_use]
+    pub fn account(&self, signal: Signal) -> Account {
+        let accounts = self.accounts();
+        let (mut account, before) = (accounts.of_queue[signal as usize], accounts.before_queue[signal as usize]);
+        account.produced += before.produced;
+        for (all, more) in account.dropped.iter_mut().zip(before.dropped) {
+            *all += more;
+        }
+        account
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add_sent_bytes(&self, signal: Signal, bytes: u64) {
+        self.signals[signal as usize].sent_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Bytes of the requests that were accepted, before compression.
+    #[must_use]
+    pub fn sent_bytes(&self, signal: Signal) -> u64 {
+        self.signals[signal as usize].sent_bytes.load(Relaxed)
+    }
 
     /// Counts a request's file that could not be read for now.
     pub(super) fn add_read_failure(&self, signal: Signal) {
@@ -97,28 +166,14 @@ impl Stats {
         self.signals[signal as usize].read_failures.load(Relaxed)
     }
 
-    pub(super) fn set_queued(&self, signal: Signal, points: u64) {
-        self.signals[signal as usize].queued.store(points, Relaxed);
-    }
-
     /// Of the bytes that wait, those in memory and not in files.
     pub(super) fn set_queued_bytes(&self, bytes: u64, in_memory: u64) {
         self.queued_bytes.store(bytes, Relaxed);
         self.memory_bytes.store(in_memory, Relaxed);
     }
 
-    pub(super) fn add_dropped(&self, signal: Signal, reason: Reason, points: u64) {
-        self.signals[signal as usize].dropped[reason as usize].fetch_add(points, Relaxed);
-    }
-
     pub(super) fn add_attempt(&self, signal: Signal, attempt: Attempt) {
         self.signals[signal as usize].attempts[attempt as usize].fetch_add(1, Relaxed);
-    }
-
-    /// Points that wait or are being sent.
-    #[must_use]
-    pub fn queued(&self, signal: Signal) -> u64 {
-        self.signals[signal as usize].queued.load(Relaxed)
     }
 
     /// Bytes of all requests that wait or are being sent.
@@ -133,18 +188,6 @@ impl Stats {
         self.memory_bytes.load(Relaxed)
     }
 
-    /// Points that were lost for this reason.
-    #[must_use]
-    pub fn dropped(&self, signal: Signal, reason: Reason) -> u64 {
-        self.signals[signal as usize].dropped[reason as usize].load(Relaxed)
-    }
-
-    /// Points that were lost for any reason.
-    #[must_use]
-    pub fn all_dropped(&self, signal: Signal) -> u64 {
-        Reason::ALL.into_iter().map(|reason| self.dropped(signal, reason)).sum()
-    }
-
     /// Attempts to send with this outcome.
     #[must_use]
     pub fn attempts(&self, signal: Signal, attempt: Attempt) -> u64 {
@@ -156,14 +199,14 @@ impl Stats {
 impl Collect for Stats {
     fn collect(&self, out: &mut Families) {
         for signal in Signal::ALL {
-            let labels = [signal.label()];
-            out.count(&c::OTLP_PRODUCED, labels, Some(self.produced(signal)));
-            out.count(&c::OTLP_EXPORTED, labels, Some(self.exported(signal)));
-            out.count(&c::OTLP_QUEUED, labels, Some(self.queued(signal)));
+            let (labels, account) = ([signal.label()], self.account(signal));
+            out.count(&c::OTLP_PRODUCED, labels, Some(account.produced));
+            out.count(&c::OTLP_EXPORTED, labels, Some(account.exported));
+            out.count(&c::OTLP_QUEUED, labels, Some(account.queued));
             out.count(&c::OTLP_READ_FAILURES, labels, Some(self.read_failures(signal)));
             out.count(&c::OTLP_SENT_BYTES, labels, Some(self.sent_bytes(signal)));
             for reason in Reason::ALL {
-                out.count(&c::OTLP_DROPPED, [labels[0], reason.label()], Some(self.dropped(signal, reason)));
+                out.count(&c::OTLP_DROPPED, [labels[0], reason.label()], Some(account.dropped(reason)));
             }
             for attempt in Attempt::ALL {
                 out.count(&c::OTLP_ATTEMPTS, [labels[0], attempt.label()], Some(self.attempts(signal, attempt)));

@@ -121,8 +121,9 @@ impl Bench {
 #[track_caller]
 pub fn check_accounts(stats: &Stats) {
     for signal in Signal::ALL {
-        let accounted = stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal);
-        assert_eq!(stats.produced(signal), accounted, "{signal:?}");
+        let accounted =
+            stats.account(signal).exported + stats.account(signal).queued + stats.account(signal).all_dropped();
+        assert_eq!(stats.account(signal).produced, accounted, "{signal:?}");
     }
 }
 

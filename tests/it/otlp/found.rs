@@ -75,7 +75,7 @@ async fn raw_points_come_around_findings_alone() {
     let collector = Collector::in_memory();
     let bench = start(&collector);
     sleep(Duration::from_secs(20)).await;
-    assert_eq!(bench.stats.produced(Signal::Raw), 0, "nothing is found yet");
+    assert_eq!(bench.stats.account(Signal::Raw).produced, 0, "nothing is found yet");
     sleep(Duration::from_millis(50_500)).await;
     let (from_ns, to_ns) = stretch(&findings(&bench));
     assert!(from_ns > START_NS + 10 * SECOND_NS && to_ns < START_NS + 50 * SECOND_NS);
@@ -105,7 +105,7 @@ async fn raw_points_come_around_findings_alone() {
         assert!(near.len() > 100 && far.len() > 100);
         assert!(near.iter().all(|point| times.contains(&point.at_ns)), "every change");
     }
-    assert_eq!(bench.stats.exported(Signal::Raw), by_gpu.values().map(Vec::len).sum::<usize>() as u64);
+    assert_eq!(bench.stats.account(Signal::Raw).exported, by_gpu.values().map(Vec::len).sum::<usize>() as u64);
     bench.check_accounts();
 }
 

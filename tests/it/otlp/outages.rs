@@ -43,7 +43,11 @@ async fn outage(protocol: &str, mode: Mode, raw: Raw) {
     bench.check_accounts();
     for signal in [Signal::Metrics, Signal::Raw] {
         let stats = &bench.stats;
-        assert_eq!((stats.queued(signal), stats.all_dropped(signal)), (0, 0), "{protocol} {mode:?} {signal:?}");
+        assert_eq!(
+            (stats.account(signal).queued, stats.account(signal).all_dropped()),
+            (0, 0),
+            "{protocol} {mode:?} {signal:?}"
+        );
     }
     bench.check_no_tick_is_missing();
     assert!(bench.most_queued_bytes.load(Relaxed) <= cap_bytes);
@@ -133,8 +137,11 @@ async fn what_does_not_fit_is_dropped_oldest_first_and_counted() {
     assert_eq!(first_missing, 40, "what was sent before the outage is not lost");
     let received: u64 = collector.received(|received| received.metrics.iter().map(points).sum());
     let stats = &bench.stats;
-    assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), stats.produced(Signal::Metrics) - received);
-    assert_eq!(stats.exported(Signal::Metrics), received);
+    assert_eq!(
+        stats.account(Signal::Metrics).dropped(Reason::Overflow),
+        stats.account(Signal::Metrics).produced - received
+    );
+    assert_eq!(stats.account(Signal::Metrics).exported, received);
     assert!(bench.most_queued_bytes.load(Relaxed) <= 200_000);
     bench.check_accounts();
 }
@@ -185,8 +192,11 @@ async fn files_that_cannot_be_read_for_a_while_cost_no_point() {
     }
     for signal in [Signal::Metrics, Signal::Raw] {
         let (failures, stats) = (bench.stats.read_failures(signal), &bench.stats);
-        assert_eq!(stats.all_dropped(signal), 0, "{signal:?}");
-        assert!(stats.queued(signal) > 0 && (20..200).contains(&failures), "{signal:?}: {failures} in ten minutes");
+        assert_eq!(stats.account(signal).all_dropped(), 0, "{signal:?}");
+        assert!(
+            stats.account(signal).queued > 0 && (20..200).contains(&failures),
+            "{signal:?}: {failures} in ten minutes"
+        );
     }
     for file in &files {
         std::fs::remove_dir(file).expect("empty");
@@ -199,6 +209,6 @@ async fn files_that_cannot_be_read_for_a_while_cost_no_point() {
     bench.check_accounts();
     for signal in [Signal::Metrics, Signal::Raw] {
         let stats = &bench.stats;
-        assert_eq!((stats.queued(signal), stats.all_dropped(signal)), (0, 0), "{signal:?}");
+        assert_eq!((stats.account(signal).queued, stats.account(signal).all_dropped()), (0, 0), "{signal:?}");
     }
 }

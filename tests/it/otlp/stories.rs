@@ -60,7 +60,7 @@ async fn raw_points_are_the_rings() {
         spikes += usize::from(value.is_some_and(|value| value >= 20 << 30));
     }
     assert!((10 * 2..=10 * 2 + 1).contains(&spikes), "{spikes}: each spike at its begin and its last millisecond");
-    assert_eq!(bench.stats.exported(Signal::Raw), by_gpu.values().map(Vec::len).sum::<usize>() as u64);
+    assert_eq!(bench.stats.account(Signal::Raw).exported, by_gpu.values().map(Vec::len).sum::<usize>() as u64);
     bench.check_accounts();
 }
 

@@ -51,7 +51,7 @@ async fn both_protocols_carry_metrics_with_headers_and_compression() {
                 assert!(text.contains("node,1") && text.contains("highwater") && text.contains("host.name"), "{text}");
             });
             bench.check_accounts();
-            assert!(bench.stats.exported(Signal::Metrics) > 0);
+            assert!(bench.stats.account(Signal::Metrics).exported > 0);
         }
     }
 }
@@ -63,12 +63,12 @@ async fn partial_success_and_refusal_are_counted_with_their_reasons() {
         collector.set(Mode::Rejects(7));
         let bench = Bench::start(GPUS, settings(&standard(protocol), Keys::default()), Arc::new(collector.clone()));
         sleep(Duration::from_secs(11)).await;
-        assert_eq!(bench.stats.dropped(Signal::Metrics, Reason::Rejected), 7);
-        let exported = bench.stats.exported(Signal::Metrics);
+        assert_eq!(bench.stats.account(Signal::Metrics).dropped(Reason::Rejected), 7);
+        let exported = bench.stats.account(Signal::Metrics).exported;
         collector.set(Mode::Denies);
         sleep(Duration::from_secs(10)).await;
         assert_eq!(bench.stats.attempts(Signal::Metrics, Attempt::Refused), 1, "{protocol}");
-        assert!(bench.stats.dropped(Signal::Metrics, Reason::Refused) >= exported);
+        assert!(bench.stats.account(Signal::Metrics).dropped(Reason::Refused) >= exported);
         bench.check_accounts();
     }
 }
@@ -99,7 +99,7 @@ async fn the_end_sends_what_is_left_and_takes_no_longer_than_its_grace() {
     assert!(bench.stop().await < Duration::from_secs(1));
     assert_eq!(collector.received(|received| received.metrics.len()), 1, "the last snapshot");
     check_accounts(&stats);
-    assert_eq!(stats.all_dropped(Signal::Metrics), 0);
+    assert_eq!(stats.account(Signal::Metrics).all_dropped(), 0);
 
     let collector = Collector::in_memory();
     collector.set(Mode::BlackHole);
@@ -108,7 +108,7 @@ async fn the_end_sends_what_is_left_and_takes_no_longer_than_its_grace() {
     let stats = Arc::clone(&bench.stats);
     assert!(bench.stop().await <= Duration::from_millis(1100));
     check_accounts(&stats);
-    assert_eq!(stats.dropped(Signal::Metrics, Reason::Shutdown), stats.produced(Signal::Metrics));
+    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Shutdown), stats.account(Signal::Metrics).produced);
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,8 +121,8 @@ async fn a_queue_on_disk_loses_nothing_over_a_restart() {
     sleep(Duration::from_secs(35)).await;
     let stats = Arc::clone(&bench.stats);
     bench.stop().await;
-    let left = stats.queued(Signal::Metrics) + stats.queued(Signal::Raw);
-    assert_eq!(left, stats.produced(Signal::Metrics) + stats.produced(Signal::Raw));
+    let left = stats.account(Signal::Metrics).queued + stats.account(Signal::Raw).queued;
+    assert_eq!(left, stats.account(Signal::Metrics).produced + stats.account(Signal::Raw).produced);
     // A file torn by a kill, or a damaged one, loses only its own contents.
     std::fs::write(folder.path().join("00000000000000000099-raw-5.otlp.partial"), "torn").expect("written");
     std::fs::write(folder.path().join("00000000000000000098-raw-5.otlp"), "damaged").expect("written");
@@ -131,8 +131,8 @@ async fn a_queue_on_disk_loses_nothing_over_a_restart() {
     let bench = Bench::start(GPUS, settings(&standard("http/protobuf"), keys()), Arc::new(collector.clone()));
     sleep(Duration::from_millis(500)).await;
     let stats = Arc::clone(&bench.stats);
-    assert_eq!(stats.exported(Signal::Metrics) + stats.exported(Signal::Raw), left);
-    assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 5);
+    assert_eq!(stats.account(Signal::Metrics).exported + stats.account(Signal::Raw).exported, left);
+    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 5);
     check_accounts(&stats);
     assert_eq!(collector.received(|received| received.metrics_of("hw.gpu.memory.usage").count()), 4);
     let files: Vec<PathBuf> = std::fs::read_dir(folder.path()).expect("there").map(|e| e.expect("it").path()).collect();

@@ -52,13 +52,20 @@ proptest! {
         let disk = on_disk.then(|| Disk::open(folder.path()).expect("a folder"));
         let stats = Arc::new(Stats::default());
         let queue = Queue::new(1_000, disk, Arc::clone(&stats));
+        let mut pushed = [0; Signal::ALL.len()];
         for act in acts {
+            if let Act::Push(signal, points, _) = act {
+                pushed[signal as usize] += points;
+            }
             perform(&queue, act);
             prop_assert!(stats.queued_bytes() <= 1_000);
             prop_assert_eq!(stats.memory_bytes(), if on_disk { 0 } else { stats.queued_bytes() });
             for signal in Signal::ALL {
-                let accounted = stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal);
-                prop_assert_eq!(stats.produced(signal), accounted);
+                let (account, state) = (stats.account(signal), queue.state());
+                let lane = &state.lanes[signal as usize];
+                let waiting: u64 = lane.waiting.iter().chain(&lane.sending).map(|entry| entry.points).sum();
+                prop_assert_eq!((account.produced, account.queued), (pushed[signal as usize], waiting));
+                prop_assert_eq!(account.produced, account.exported + account.queued + account.all_dropped());
             }
         }
         let files = std::fs::read_dir(folder.path()).expect("there").filter(|file| {
@@ -92,7 +99,7 @@ fn holding(signals: &[Signal]) -> (Queue, Arc<Stats>) {
 #[test]
 fn the_oldest_goes_first_whatever_its_signal() {
     let (queue, stats) = holding(&[Signal::Spans, Signal::Metrics, Signal::Metrics]);
-    assert_eq!(stats.dropped(Signal::Spans, Reason::Overflow), 1);
+    assert_eq!(stats.account(Signal::Spans).dropped(Reason::Overflow), 1);
     assert_eq!(taken(&queue, Signal::Metrics), Some(2));
 }
 
@@ -102,13 +109,13 @@ fn what_is_being_sent_is_not_dropped_and_comes_first_again_when_given_back() {
     assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     assert_eq!(taken(&queue, Signal::Metrics), None, "one at a time");
     queue.push(batch(Signal::Metrics, 3, 40));
-    assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), 2, "the oldest that is not being sent");
+    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Overflow), 2, "the oldest that is not being sent");
     queue.give_back(Signal::Metrics);
     assert_eq!(taken(&queue, Signal::Metrics), Some(1));
     queue.push(batch(Signal::Metrics, 4, 90));
-    assert_eq!(stats.dropped(Signal::Metrics, Reason::Overflow), 2 + 3 + 4, "it leaves no room");
+    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::Overflow), 2 + 3 + 4, "it leaves no room");
     queue.push(batch(Signal::Metrics, 5, 101));
-    assert_eq!(stats.dropped(Signal::Metrics, Reason::TooLarge), 5);
+    assert_eq!(stats.account(Signal::Metrics).dropped(Reason::TooLarge), 5);
 }
 
 #[test]
@@ -121,7 +128,7 @@ fn a_disk_that_refuses_costs_no_point() {
     queue.push(batch(Signal::Raw, 2, 9));
     assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (19, 9), "it stays in memory");
     assert_eq!(taken(&queue, Signal::Raw), Some(2), "the file of the first is gone");
-    assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 1);
+    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 1);
     queue.give_back(Signal::Raw);
     assert_eq!(queue.abandon(), 2, "what is only in memory ends with the process");
     assert_eq!((stats.queued_bytes(), stats.memory_bytes()), (0, 0));
@@ -149,7 +156,8 @@ fn a_folder_is_one_process_s_and_names_that_no_process_writes_are_left_alone() {
 }
 
 fn accounted(stats: &Stats, signal: Signal) -> bool {
-    stats.produced(signal) == stats.exported(signal) + stats.queued(signal) + stats.all_dropped(signal)
+    let account = stats.account(signal);
+    account.produced == account.exported + account.queued + account.all_dropped()
 }
 
 /// A disk, or a full table of open files, can fail like this for a while. Here directories are in place of the files,
@@ -172,7 +180,7 @@ fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
             other => panic!("{other:?}"),
         }
         assert_eq!(stats.read_failures(Signal::Raw), failures);
-        assert_eq!((stats.queued(Signal::Raw), stats.all_dropped(Signal::Raw)), (669, 0));
+        assert_eq!((stats.account(Signal::Raw).queued, stats.account(Signal::Raw).all_dropped()), (669, 0));
         assert!(accounted(&stats, Signal::Raw));
     }
     std::fs::remove_dir(&first).expect("empty");
@@ -182,7 +190,7 @@ fn what_cannot_be_read_for_a_while_keeps_its_place_and_nothing_is_lost() {
         queue.exported(Signal::Raw, 0);
         assert!(accounted(&stats, Signal::Raw));
     }
-    assert_eq!((stats.exported(Signal::Raw), stats.all_dropped(Signal::Raw)), (669, 0));
+    assert_eq!((stats.account(Signal::Raw).exported, stats.account(Signal::Raw).all_dropped()), (669, 0));
 }
 
 #[test]
@@ -200,7 +208,7 @@ fn a_wrong_checksum_and_a_file_that_is_gone_are_damage() {
     std::fs::write(file(3), b"ab").expect("shorter than a checksum");
     std::fs::remove_file(file(4)).expect("it was there");
     assert_eq!(taken(&queue, Signal::Raw), Some(5));
-    assert_eq!(stats.dropped(Signal::Raw, Reason::Corrupt), 1 + 2 + 3 + 4);
+    assert_eq!(stats.account(Signal::Raw).dropped(Reason::Corrupt), 1 + 2 + 3 + 4);
     assert!(accounted(&stats, Signal::Raw));
 }
 
@@ -228,4 +236,27 @@ fn no_link_in_the_folder_is_followed() {
     assert_eq!(taken(&queue, Signal::Raw), Some(1), "kept in memory");
     queue.exported(Signal::Raw, 0);
     assert_eq!(taken(&queue, Signal::Raw), Some(2), "in a file that took the link's name");
+}
+
+/// Writing a file takes time, in which a scrape may come.
+#[test]
+fn whoever_reads_while_a_request_is_written_finds_each_point_in_one_place() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let stats = Arc::new(Stats::default());
+    let queue = Queue::new(1 << 20, Some(Disk::open(folder.path()).expect("a folder")), Arc::clone(&stats));
+    std::thread::scope(|scope| {
+        let producer = scope.spawn(|| {
+            for points in 1..500 {
+                queue.push(batch(Signal::Spans, points, 100));
+                stats.add_lost(Signal::Spans, Reason::Overrun, points);
+                assert_eq!(taken(&queue, Signal::Spans), Some(points));
+                queue.exported(Signal::Spans, points / 2);
+            }
+        });
+        while !producer.is_finished() {
+            assert!(accounted(&stats, Signal::Spans), "{:?}", stats.account(Signal::Spans));
+        }
+        producer.join().expect("no panic");
+    });
+    assert!(accounted(&stats, Signal::Spans));
 }

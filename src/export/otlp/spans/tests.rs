@@ -257,13 +257,14 @@ fn what_waits_is_bounded_and_what_is_lost_is_counted() {
     let (mut traces, ledger) = (Traces::new(Spans::All), Ledger::new(limits));
     let many: Vec<Thing> = (0..limits.ended + 10).map(|_| phase("forward", 1, 0, 1)).collect();
     let (_, stats) = turn(&mut traces, &ledger, &many, 1_000);
-    assert_eq!(stats.dropped(Signal::Spans, Reason::Overrun), 10, "the jobs keep no more");
+    assert_eq!(stats.account(Signal::Spans).dropped(Reason::Overrun), 10, "the jobs keep no more");
     let (_, stats) = turn(&mut traces, &ledger, &many[..limits.ended], 1_000);
     let (_, more) = turn(&mut traces, &ledger, &many[..100], 1_000);
     assert_eq!(traces.waiting, MOST_WAITING);
-    let lost = stats.dropped(Signal::Spans, Reason::Overrun) + more.dropped(Signal::Spans, Reason::Overrun);
+    let lost =
+        stats.account(Signal::Spans).dropped(Reason::Overrun) + more.account(Signal::Spans).dropped(Reason::Overrun);
     assert_eq!(lost as usize, 2 * limits.ended + 100 - MOST_WAITING);
-    assert_eq!(more.produced(Signal::Spans), more.dropped(Signal::Spans, Reason::Overrun));
+    assert_eq!(more.account(Signal::Spans).produced, more.account(Signal::Spans).dropped(Reason::Overrun));
 }
 
 #[test]
