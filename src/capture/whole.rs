@@ -10,7 +10,7 @@ use super::trigger::{Reason, Trigger};
 use crate::intake::Intake;
 use crate::known::Known;
 use crate::recording::State;
-use crate::recording::schema::Trouble;
+use crate::recording::schema::{self, Trouble};
 use highwater_core::clock::park_for;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,8 +54,15 @@ impl Whole {
         let findings = Arc::new(OnBoard(Arc::clone(&known.findings)));
         let capture = Capture::begin(&path, MOST_BYTES, &start, view, Arc::clone(intake), findings);
         let mut capture = capture.map_err(|trouble| about(&path, &trouble))?;
-        capture.advance(&[], &|| ()).and_then(|()| capture.sync()).map_err(|error| about(&path, &error.into()))?;
-        Ok(Self { path, capture, known: known.clone() })
+        match capture.advance(&[], &|| ()).and_then(|()| capture.sync()) {
+            Ok(()) => Ok(Self { path, capture, known: known.clone() }),
+            Err(error) => {
+                // What cannot begin is not played either, and would only be in the way of the next.
+                drop(capture);
+                schema::remove(&path);
+                Err(about(&path, &error.into()))
+            }
+        }
     }
 
     /// Writes until `stop`, and what comes late after it, at a lower priority than the sampler.

@@ -139,6 +139,7 @@ struct Probe {
 #[must_use]
 pub fn main() -> ExitCode {
     keep_heap_small();
+    survive_file_limit();
     let command = Cli::parse().command;
     // The command prints to the same terminal: findings wait for the end, and only errors are logged meanwhile.
     init_log(if matches!(command, Command::Run(_)) { LevelFilter::ERROR } else { LevelFilter::INFO });
@@ -181,6 +182,17 @@ fn keep_heap_small() {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 10);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
+    }
+}
+
+/// From now on a write beyond the limit on the size of files (`ulimit -f`, Slurm's and systemd's limits) fails as on a full
+/// disk, and does not end the process. Handled and not ignored, because what is ignored stays so in commands that are
+/// started.
+fn survive_file_limit() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: the handler does nothing, which is safe at any moment. It is refused only for signals that do not exist.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, nothing as extern "C" fn(libc::c_int) as libc::sighandler_t);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::record::{Flags, answers, end, note_daemon, note_simulation, show};
 use super::terminal;
 use super::via::{self, Daemon};
-use crate::config::default_socket;
+use crate::config::{Settings, default_socket};
 use crate::daemon::{Recording, Unrecorded};
 use crate::files::OwnFolder;
 use anyhow::Context as _;
@@ -47,7 +47,7 @@ impl Run {
             Ok(ended) => ended,
             Err(Unrecorded::Asked(error)) => return Err(error),
             // Whoever waits for the command must not go without it because of a limit or a full disk.
-            Err(Unrecorded::Machine(error)) => {
+            Err(Unrecorded::Machine(error) | Unrecorded::Sockets(error)) => {
                 terminal::print_error(format_args!("highwater: the command runs, and is not recorded: {error:#}"));
                 Err(self.become_command())
             }
@@ -76,7 +76,6 @@ impl Run {
     fn record(&self) -> Result<io::Result<ExitStatus>, Unrecorded> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the runtime for signals").map_err(Unrecorded::Machine)?;
-        runtime.block_on(async { super::serve::survive_file_limit() }).map_err(Unrecorded::Machine)?;
         if let Some(url) = &self.via {
             return self.record_via(url, &runtime).map_err(Unrecorded::Asked);
         }
@@ -84,14 +83,14 @@ impl Run {
             terminal::print_error(format_args!("highwater: marks are not recorded: {error}"));
         });
         let socket = own.as_ref().ok().map(|own| own.path().join("annotations.sock"));
-        let settings = self.flags.settings(socket.as_deref()).map_err(Unrecorded::Asked)?;
+        let mut settings = self.flags.settings(socket.as_deref()).map_err(Unrecorded::Asked)?;
+        note_simulation(&settings);
+        let recording = self.start(&mut settings)?;
         let mut command = self.command();
         if let Some(socket) = &settings.annotations_socket {
             command.env("HIGHWATER_ANNOTATIONS_SOCKET", socket);
             note_daemon(socket);
         }
-        note_simulation(&settings);
-        let recording = Recording::start(settings, self.flags.output(), self.flags.format, &self.line())?;
         let ended = execute(&mut command, &runtime);
         if ended.is_ok() {
             // The command's own status is returned all the same: whoever calls this relies on it.
@@ -105,6 +104,20 @@ impl Run {
             let _ = std::fs::remove_file(path);
         }
         Ok(ended)
+    }
+
+    /// Begins the recording; without annotations where no socket can be bound, for example because `/proc` is not mounted.
+    fn start(&self, settings: &mut Settings) -> Result<Recording, Unrecorded> {
+        let (path, format, line) = (self.flags.output(), self.flags.format, self.line());
+        let start = |settings: &Settings| Recording::start(settings.clone(), path, format, &line);
+        match start(settings) {
+            Err(Unrecorded::Sockets(error)) => {
+                settings.annotations_socket = None;
+                terminal::print_error(format_args!("highwater: marks are not recorded: {error:#}"));
+                start(settings)
+            }
+            started => started,
+        }
     }
 
     /// The same, but a daemon records.

@@ -69,19 +69,8 @@ pub(super) struct Signals {
     hang_up: Option<Signal>,
 }
 
-/// From now on a write beyond the limit on the size of files (`ulimit -f`, Slurm's and systemd's limits) fails as on a full
-/// disk, and does not end the process. Handled and not ignored, because what is ignored stays so in commands that are
-/// started. Within a runtime.
-///
-/// # Errors
-/// The system refuses.
-pub(super) fn survive_file_limit() -> anyhow::Result<()> {
-    signal(SignalKind::from_raw(libc::SIGXFSZ)).map(drop).context("cannot handle SIGXFSZ")
-}
-
 impl Signals {
     pub(super) fn listen() -> anyhow::Result<Self> {
-        survive_file_limit()?;
         let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
         let hang_up = (!is_ignored(rustix::process::Signal::HUP)).then(|| signal(SignalKind::hangup())).transpose();

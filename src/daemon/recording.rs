@@ -53,6 +53,9 @@ pub enum Unrecorded {
     /// The machine does not let this process do it: a limit of files, of their size, or of threads; a full disk.
     #[error(transparent)]
     Machine(anyhow::Error),
+    /// No socket for annotations can be bound. Nothing was begun.
+    #[error(transparent)]
+    Sockets(anyhow::Error),
 }
 
 /// The threads that read the GPUs and take annotations.
@@ -73,7 +76,8 @@ impl Recording {
         settings.captures.directory = None;
         settings.captures.is_recording = true;
         let scenario = scenario(&settings).map_err(Unrecorded::Asked)?;
-        let readers = Readers::start(settings, scenario).map_err(Unrecorded::Machine)?;
+        let sockets = Sockets::open(&settings).map_err(Unrecorded::Sockets)?;
+        let readers = Readers::start(settings, scenario, sockets).map_err(Unrecorded::Machine)?;
         let begun = readers
             .wait_for_node()
             .map_err(Unrecorded::Asked)
@@ -154,9 +158,8 @@ fn without_links(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 impl Readers {
-    fn start(settings: Settings, scenario: Option<Scenario>) -> anyhow::Result<Self> {
+    fn start(settings: Settings, scenario: Option<Scenario>, sockets: Sockets) -> anyhow::Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(Live::start());
-        let sockets = Sockets::open(&settings)?;
         let (stop, processes) = (Arc::new(AtomicBool::new(false)), Arc::new(Processes::default()));
         let kubelet = Kubelet::new(&settings.kubelet).map(Arc::new);
         let intake = intake(&settings, &clock, &clock, &processes, kubelet.clone())?;

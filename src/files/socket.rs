@@ -49,7 +49,14 @@ impl Bound {
         }
         // This is the only way to change what the descriptor refers to; a path could refer to something else by now.
         let by_descriptor = format!("/proc/self/fd/{}", bound.as_raw_fd());
-        std::fs::set_permissions(by_descriptor, std::fs::Permissions::from_mode(mode)).map_err(|e| about(path, e))?;
+        std::fs::set_permissions(by_descriptor, std::fs::Permissions::from_mode(mode)).map_err(|error| {
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            if is_missing {
+                refuse(path, "cannot get its permissions, because /proc is not mounted")
+            } else {
+                about(path, error)
+            }
+        })?;
         Ok((socket, Self { folder, name, path: path.to_owned(), itself: bound }))
     }
 

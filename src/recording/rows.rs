@@ -195,9 +195,36 @@ impl File {
 }
 
 fn unreadable(path: &Path, error: &rusqlite::Error) -> OpenError {
-    let is_locked = error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
-    let problem = if is_locked { "is still being written".to_owned() } else { error.to_string() };
+    let problem = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy) => "is still being written".to_owned(),
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::DiskFull) => {
+            unfinished(path, error).unwrap_or_else(|| error.to_string())
+        }
+        _ => error.to_string(),
+    };
     refuse("recording_unreadable", path, problem)
+}
+
+/// What to do about a file whose writer was killed, where SQLite cannot write beside it: SQLite's own error names neither
+/// the file that it lacks nor the reason.
+fn unfinished(path: &Path, error: &rusqlite::Error) -> Option<String> {
+    let beside = |what: &str| {
+        let mut name = path.file_name()?.to_owned();
+        name.push(what);
+        path.with_file_name(&name).symlink_metadata().ok().map(|_| name.display().to_string())
+    };
+    if let Some(log) = beside("-wal") {
+        return Some(format!(
+            "its writer was killed and left {log}; SQLite reads that only where it can write beside it, and here it cannot \
+             ({error}): copy both files to another folder, and read them there"
+        ));
+    }
+    beside("-journal").map(|journal| {
+        format!(
+            "a change to it was not finished, and {journal} would undo it ({error}): open it once with the sqlite3 program, \
+             which does so"
+        )
+    })
 }
 
 /// The name of a column, for messages.

@@ -109,9 +109,22 @@ FROM gpus g CROSS JOIN ticks t WHERE g.gpu > 63 OR (t.skipped >> g.gpu) & 1 = 0;
 const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
 /// Creates the file of a new recording of at most `most_bytes`, and begins the transaction that creates its tables.
-/// SQLite alone would accept a file that exists already.
+/// SQLite alone would accept a file that exists already. If this fails, no file is left.
 pub(crate) fn create(path: &Path, most_bytes: u64, mode: u32) -> Result<Connection, Trouble> {
     std::fs::File::options().write(true).create_new(true).mode(mode).open(path)?;
+    begin(path, most_bytes).inspect_err(|_| remove(path))
+}
+
+/// Removes a file that [`create`] made and nothing was written to, with what SQLite has beside it. No connection may be open.
+pub(crate) fn remove(path: &Path) {
+    for end in ["", "-wal", "-shm"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        let _ = std::fs::remove_file(name);
+    }
+}
+
+fn begin(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | SAFELY)?;
     tune(&connection)?;
     let pages = i64::try_from(most_bytes / PAGE_BYTES).unwrap_or(i64::MAX).max(16);

@@ -358,3 +358,29 @@ fn a_file_of_very_many_tables_is_refused() {
         assert!(refused.message.contains(because), "{tables}: {}", refused.message);
     }
 }
+
+/// What another program did not finish writing. Only a connection that may write can undo it.
+#[test]
+fn a_file_whose_change_was_not_finished_is_refused_with_what_undoes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, copy) = (folder.path().join("file.sqlite"), folder.path().join("copy.sqlite"));
+    let file = rusqlite::Connection::open(&path).unwrap();
+    // The change outgrows a cache of one page, so it is in the file before it is finished.
+    file.execute_batch("CREATE TABLE t (a); INSERT INTO t VALUES (zeroblob(100000)); PRAGMA cache_size = 1; BEGIN")
+        .unwrap();
+    file.execute_batch("UPDATE t SET a = randomblob(100000); INSERT INTO t VALUES (randomblob(100000))").unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    std::fs::copy(folder.path().join("file.sqlite-journal"), folder.path().join("copy.sqlite-journal")).unwrap();
+    let refused = super::rows::File::open(&copy).err().expect("it is no recording");
+    assert!(
+        refused.message.contains("a change to it was not finished, and copy.sqlite-journal would undo it"),
+        "{}",
+        refused.message
+    );
+    rusqlite::Connection::open(&copy)
+        .unwrap()
+        .query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
+        .unwrap();
+    let refused = super::rows::File::open(&copy).err().expect("it is no recording");
+    assert!(refused.message.contains("is not a recording"), "{}", refused.message);
+}

@@ -2,7 +2,7 @@
 
 use crate::daemon::{Daemon, command};
 use crate::process::{Process, behind_python, eventually, hearing_signals};
-use crate::tools::root;
+use crate::tools::{root, skip};
 use rusqlite::Connection;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -75,6 +75,30 @@ fn a_limit_on_the_size_of_files_costs_the_recording_and_not_the_command() {
     assert!(text(&output.stderr).contains("file.sqlite: disk I/O error"), "it says what it lacks: {output:?}");
 }
 
+/// As in a sandbox of a batch system. Needs a namespace of mounts, which some machines give to root only, or to nobody.
+#[test]
+fn where_proc_is_not_mounted_the_command_is_recorded_without_marks() {
+    let unshare = |arguments: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--mount"]).args(arguments);
+        unshare
+    };
+    if !unshare(&["mount", "-t", "tmpfs", "none", "/proc"]).output().is_ok_and(|tried| tried.status.success()) {
+        return skip("`unshare --user --map-root-user --mount` is not permitted");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = run(folder.path(), &["sh", "-c", "echo \"${HIGHWATER_ANNOTATIONS_SOCKET-none}\"; exit 43"]);
+    let program: Vec<&str> =
+        std::iter::once(run.get_program()).chain(run.get_args()).map(|part| part.to_str().expect("UTF-8")).collect();
+    let mut hidden = unshare(&["sh", "-c", "mount -t tmpfs none /proc && exec \"$0\" \"$@\""]);
+    let output = hidden.args(program).env_remove("HIGHWATER_ANNOTATIONS_SOCKET").output().expect("it runs");
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(43), "none\n"), "{output:?}");
+    let says = "highwater: marks are not recorded: ";
+    let (error, why) = (text(&output.stderr), "because /proc is not mounted");
+    assert!(error.matches(says).count() == 1 && error.contains(why) && error.contains("reached at"), "{output:?}");
+    assert!(folder.path().join("file.sqlite").exists());
+}
+
 /// The same program in a shell after this line.
 fn limited(line: &str, program: Command) -> Command {
     let mut limited = Command::new("sh");
@@ -88,7 +112,7 @@ fn limited(line: &str, program: Command) -> Command {
     limited
 }
 
-/// If a recording cannot begin, the command runs all the same.
+/// If a recording cannot begin, or only without marks, the command runs all the same.
 #[test]
 fn a_machine_that_lets_nothing_be_recorded_runs_the_command() {
     for line in ["ulimit -f 16", "ulimit -n 12", "ulimit -n 16"] {
@@ -100,8 +124,10 @@ fn a_machine_that_lets_nothing_be_recorded_runs_the_command() {
         // The command has its limit, and the signal for it, as without `run`.
         let of_command = if line == "ulimit -f 16" { "153\n" } else { "0\n" };
         assert_eq!(text(&output.stdout), of_command, "{line}: {output:?}");
-        let says = "highwater: the command runs, and is not recorded: ";
-        assert_eq!(text(&output.stderr).matches(says).count(), 1, "{line}: {output:?}");
+        let says = ["highwater: the command runs, and is not recorded: ", "highwater: marks are not recorded: "];
+        let error = text(&output.stderr);
+        assert!(says.iter().any(|says| error.contains(says)), "{line}: {output:?}");
+        assert_eq!(error.contains(says[0]), !folder.path().join("file.sqlite").exists(), "{line}: {output:?}");
     }
     // No program: as a shell has it.
     let folder = tempfile::tempdir().expect("a folder");
@@ -372,6 +398,12 @@ fn a_recording_that_is_killed_opens_with_what_was_written() {
         }
         record.kill();
         if milliseconds == 700 {
+            // Read first where nothing can be written: a full disk is such a place.
+            let mut report = command();
+            report.arg("report").arg(&file);
+            let refused = limited("ulimit -f 0", report).output().expect("it runs");
+            let says = "its writer was killed and left file.sqlite-wal";
+            assert!(!refused.status.success() && text(&refused.stderr).contains(says), "{refused:?}");
             let played = command().args(["serve", "--check-config", "--source", &source]).output().expect("it runs");
             assert!(played.status.success(), "{played:?}");
             let moved = folder.path().join("kept.sqlite");

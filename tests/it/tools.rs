@@ -16,6 +16,8 @@ pub fn pinned(name: &str) -> &'static str {
     value.unwrap_or_else(|| panic!("tests/tools.env has no {name}")).1
 }
 
+const HINT: &str = "`make test-peers` installs the peers of tests, and curl must be installed";
+
 /// The path of `tool`: as `make test-peers` installs it, or else the machine's own. If it is missing, this panics if
 /// `CI` is set, and otherwise reports the test that is skipped and returns `None`.
 pub fn find(tool: &str) -> Option<PathBuf> {
@@ -30,26 +32,22 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 pub fn find_if_offered(tool: &str) -> Option<PathBuf> {
     let found = search(tool);
     if found.is_none() {
-        skip(&format!("{tool} is not installed"));
+        skip(&format!("{tool} is not installed: {HINT}"));
     }
     found
 }
 
 /// Panics if `CI` is set, and otherwise reports on stderr, past the harness's capture, that a test is skipped and why.
 pub fn missing(reason: &str) {
-    assert!(
-        env::var_os("CI").is_none(),
-        "{reason}: `make test-peers` installs the peers of tests, and curl must be installed"
-    );
-    skip(reason);
+    assert!(env::var_os("CI").is_none(), "{reason}: {HINT}");
+    skip(&format!("{reason}: {HINT}"));
 }
 
-fn skip(reason: &str) {
+/// Reports on stderr, past the harness's capture, that a test is skipped and why.
+pub fn skip(reason: &str) {
     let story = std::thread::current().name().unwrap_or("a test").to_owned();
     // The harness captures `eprintln!` of a test that passes; a skip must be seen.
-    let notice = format!(
-        "\n*** SKIPPED {story}: {reason}: `make test-peers` installs the peers of tests, and curl must be installed\n"
-    );
+    let notice = format!("\n*** SKIPPED {story}: {reason}\n");
     let _ = std::io::Write::write_all(&mut std::io::stderr(), notice.as_bytes());
 }
 
