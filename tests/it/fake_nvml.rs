@@ -4,44 +4,16 @@
 //! the control file beside itself. So tests can run at the same time in one process, and share no environment variable.
 //! [`Control::library`] is the path for `--nvml-library` or `nvml::open`.
 
+use crate::libraries;
 use serde_json::Value;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// The built `libnvml_fake.so`, from this profile's folder.
 pub fn library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(build).clone()
-}
-
-fn build() -> PathBuf {
-    let (target, profile) = target_and_profile();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "nvml-fake", "--message-format", "json"]);
-    cargo.args(["--profile", &profile, "--target-dir"]).arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
-    let output = cargo.output().expect("cargo runs");
-    assert!(output.status.success(), "nvml-fake is not built: {}", String::from_utf8_lossy(&output.stderr));
-    let messages = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
-    messages.lines().filter_map(built_library).next_back().expect("cargo names the library that it built")
-}
-
-fn built_library(message: &str) -> Option<PathBuf> {
-    let message: Value = serde_json::from_str(message).ok()?;
-    let is_fake = message["reason"] == "compiler-artifact" && message["target"]["name"] == "nvml_fake";
-    let files = message["filenames"].as_array().filter(|_| is_fake)?;
-    files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".so")).map(PathBuf::from)
-}
-
-/// Derived from this binary's own path, `TARGET/PROFILE/deps/it-…`.
-fn target_and_profile() -> (PathBuf, String) {
-    let own = std::env::current_exe().expect("a test knows its own path");
-    let mut folders = own.ancestors().skip(2);
-    let profile = folders.next().and_then(Path::file_name).and_then(|name| name.to_str()).expect("a profile's folder");
-    let target = folders.next().expect("a target folder");
-    let profile = if profile == "debug" { "dev" } else { profile };
-    (target.to_owned(), profile.to_owned())
+    BUILT.get_or_init(|| libraries::build("nvml-fake")).clone()
 }
 
 /// One copy of the fake with its control file.

@@ -170,6 +170,25 @@ fn a_gpu_that_hangs_in_a_slower_call_keeps_no_other_waiting() {
     node.until("its return", |metrics| value(metrics, &temperature(1)) == Some(77.0));
 }
 
+/// XIDs of all GPUs come over one set of events, which waits for that GPU. Nothing else does.
+#[test]
+fn a_gpu_that_hangs_in_the_registration_for_xids_costs_only_xids_and_only_until_it_returns() {
+    let mut control = gpus(2);
+    control["gpus"][1]["hang"] = json!(["nvmlDeviceRegisterEvents"]);
+    control["xids"] = json!([{"gpu": 0, "xid": 79}]);
+    let node = Node::start(&control, &[]);
+    let temperature = |gpu: usize| format!("highwater_gpu_temperature_celsius{{gpu=\"{gpu}\",uuid=\"GPU-{gpu}\"}}");
+    let xid = "highwater_gpu_xid_errors_total{gpu=\"0\",uuid=\"GPU-0\",xid=\"79\"}";
+    let metrics = node.until("all other readings", |metrics| {
+        let is_read = |gpu| value(metrics, &used(gpu)).is_some() && value(metrics, &temperature(gpu)).is_some();
+        (0..2).all(is_read) && value(metrics, "highwater_sampler_ticks_taken_total").is_some_and(|taken| taken > 500.0)
+    });
+    assert_eq!((value(&metrics, &up(1)), value(&metrics, xid)), (Some(1.0), None));
+    control["gpus"][1]["hang"] = json!([]);
+    node.control.put(&control);
+    node.until("the XID", |metrics| value(metrics, xid) == Some(1.0));
+}
+
 /// Functions of the fast and of the medium lane. Each thread of the slower lanes hangs in its first call.
 const EVERY_LANE: [&str; 2] = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"];
 /// Every second of 64 GPUs.
