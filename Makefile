@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo rules test test-peers advisories lint map bench instructions fuzz mutants soak gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
+.PHONY: help demo rules test test-peers advisories lint map bench instructions fuzz mutants soak chaos gpu image clean tools-peers tools-lint tools-fuzz tools-mutants
 
 include tests/tools.env
 TOOLS := target/tools
@@ -35,6 +35,7 @@ test: ## Run all tests that need no peer programs
 	part env HIGHWATER=$(abspath $(or $(CARGO_TARGET_DIR),target))/debug/highwater python3 python/tests/alone.py; \
 	part python3 -m unittest discover -q benches/gpu; \
 	part python3 -m unittest discover -q benches/soak; \
+	part python3 -m unittest discover -q benches/chaos; \
 	part tests/models; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
@@ -66,6 +67,12 @@ soak: MINUTES ?= 60
 soak: ## Run a daemon with everything on for MINUTES=60; its memory, files and threads must not grow
 	cargo build --release --locked
 	HIGHWATER=target/release/highwater python3 benches/soak/soak.py --minutes $(MINUTES) --out target/soak.csv
+
+chaos: MINUTES ?= 60
+chaos: ## Break everything around a daemon for MINUTES=60; its books must balance
+	cargo build --release --locked
+	cargo build --release --locked --package nvml-fake
+	python3 benches/chaos/chaos.py --minutes $(MINUTES)
 
 fuzz: MINUTES ?= 1
 fuzz: tools-fuzz ## Run each fuzz target for a minute; MINUTES=10 or RUNS=10000000 for more

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an honest user's job has of a daemon, alone and beside six attackers, each a user of its own. Needs root, because it
+"""What an honest user's job has of a daemon, alone and beside ten attackers, each a user of its own. Needs root, because it
 becomes these users; a machine with `useradd` is not needed.
 
     cargo build --release && cargo build --release -p nvml-fake
@@ -156,7 +156,90 @@ def hides(_, url):
         time.sleep(0.005)
 
 
-ROLES = {role.__name__: role for role in (invents_findings, claims_gpus, floods, marks_oom, speaks_for_others, hides)}
+def fills_limits(socket_path, _):
+    sender, n = connect(socket_path), 0
+    long = lambda text: f"{text:x<128}"
+    while True:
+        n += 1
+        for rank in range(8):
+            own = {"job": long(f"full-{n % 60}"), "rank": rank}
+            events = [event("step", "begin", step=n, **own)]
+            events += [event("phase", "begin", name=long(f"phase-{m}"), attributes={"why": "y" * 1000}, **own) for m in range(12)]
+            sender.send(lines(events))
+            layers = [{"event": "mark", "kind": "layer", "name": long(f"layer-{m}"), **own,
+                       "layer": {"direction": "forward", "growth": 1 << 20, "activations": 1 << 20}} for m in range(40)]
+            sender.send(lines(layers))
+            sender.send(lines([event("phase", "end", name=long(f"phase-{m}"), **own) for m in range(8)]))
+        time.sleep(0.05)
+
+
+def stalls(_, url):
+    """Asks for long answers without reading them, and sends half of long bodies."""
+    host, port = url.split("//")[1].split(":")
+    while True:
+        held = []
+        for n in range(200):
+            sender = socket.socket()
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            try:
+                sender.connect((host, int(port)))
+                if n % 2:
+                    path = ("/metrics", "/api/v1/timeline?from=0&to=9000000000000000000", "/api/v1/findings?limit=1000")[n % 3]
+                    sender.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                else:
+                    head = f"POST /api/v1/annotations HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000000\r\n\r\n"
+                    sender.send(head.encode() + b'{"event":"mark","name":"' + b"x" * 15_000)
+            except OSError:
+                pass
+            held.append(sender)
+        time.sleep(3)
+        for sender in held:
+            sender.close()
+
+
+def asks_for_captures(_, url):
+    """Asks for captures all the time, and for the page of each that there is."""
+    def get(path, body=None):
+        try:
+            with urllib.request.urlopen(url + path, data=body, timeout=60) as answer:
+                return answer.read()
+        except OSError:
+            return b'{"captures": []}'
+
+    while True:
+        get("/api/v1/captures", b"{}")
+        for one in json.loads(get("/api/v1/captures"))["captures"][:3]:
+            get(f"/api/v1/captures/{one['id']}/report")
+        time.sleep(1)
+
+
+def watches(_, url):
+    """Reads the live events of forty clients, and opens them again."""
+    host, port = url.split("//")[1].split(":")
+    while True:
+        held = []
+        for _ in range(40):
+            sender = socket.socket()
+            try:
+                sender.connect((host, int(port)))
+                sender.send(f"GET /api/v1/live HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            except OSError:
+                pass
+            held.append(sender)
+        until = time.time() + 5
+        while time.time() < until:
+            for sender in held:
+                try:
+                    sender.recv(1 << 16, socket.MSG_DONTWAIT)
+                except OSError:
+                    pass
+            time.sleep(0.1)
+        for sender in held:
+            sender.close()
+
+
+ROLES = {role.__name__: role for role in (
+    invents_findings, claims_gpus, floods, marks_oom, speaks_for_others, hides, fills_limits, stalls, asks_for_captures, watches)}
 
 
 def become(uid):
@@ -222,6 +305,15 @@ class Node:
         return sum(float(line.rsplit(" ", 1)[1]) for line in self.get("/metrics").decode().splitlines()
                    if line.split("{")[0].split(" ")[0] == name)
 
+    def memory_mib(self):
+        """Resident memory and its part `other`, of one scrape."""
+        parts = {}
+        for line in self.get("/metrics").decode().splitlines():
+            if line.startswith(("highwater_memory_bytes{", "process_resident_memory_bytes ")):
+                name, value = line.rsplit(" ", 1)
+                parts[name] = float(value) / (1 << 20)
+        return parts.get("process_resident_memory_bytes", 0.0), parts.get('highwater_memory_bytes{part="other"}', 0.0), parts
+
     def end(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(20)
@@ -258,7 +350,7 @@ def measure(node, log, run, roles, minutes, processes):
     attackers = [subprocess.Popen([*run, role, node.socket, node.url], preexec_fn=become(FIRST_ATTACKER + n), stderr=subprocess.DEVNULL)
                  for n, role in enumerate(roles)]
     processes.extend(attackers)
-    findings, captures = {}, {}
+    findings, captures, other, most = {}, {}, 0.0, (0.0, 0.0, {})
     until, looked = node.began + minutes * MINUTE, 0.0
     while time.time() < until:
         at = (time.time() - node.began) % MINUTE
@@ -269,6 +361,8 @@ def measure(node, log, run, roles, minutes, processes):
             node.control()
         if time.time() - looked >= 5:
             looked = time.time()
+            memory = node.memory_mib()
+            other, most = max(other, memory[1]), max(most, memory, key=lambda one: one[0])
             for one in json.loads(node.get("/api/v1/findings?limit=1000"))["findings"]:
                 if one.get("job") == "honest" and one.get("user") == str(HONEST) or one["finding"] in ("gpu_lost", "xid"):
                     findings[one["id"]] = one
@@ -295,7 +389,7 @@ def measure(node, log, run, roles, minutes, processes):
     troubles = [at for at in ooms + found if at < (node.began + (minutes - 1) * MINUTE) * 1e9]
     covered = sum(any(begin <= at <= end for begin, end, _ in captures.values()) for at in troubles)
     return {"counts": counts, "kinds": kinds, "captures": len(captures), "troubles": len(troubles), "covered": covered,
-            "missing": missing, "resident": resident, "dropped": dropped, "minutes": minutes}
+            "missing": missing, "resident": resident, "other": other, "most": most, "dropped": dropped, "minutes": minutes}
 
 
 def rows(node, one):
@@ -348,7 +442,10 @@ def main():
     row("captures", alone["captures"], beside["captures"], True)
     row("events of the job that these lack", alone["missing"], beside["missing"], beside["missing"] == 0)
     row("resident memory at its peak, MiB", f"{alone['resident']:.1f}", f"{beside['resident']:.1f}", beside["resident"] < 146)
-    print(f"\nfindings dropped: {alone['dropped']:.0f}, {beside['dropped']:.0f}; kinds of the honest user: {dict(alone['kinds'])}, {dict(beside['kinds'])}")
+    row("of that in no known part (`other`) at its peak, MiB", f"{alone['other']:.1f}", f"{beside['other']:.1f}", beside["other"] <= 8)
+    largest = sorted(((mib, name.split('"')[1]) for name, mib in beside["most"][2].items() if '"' in name), reverse=True)
+    print(f"\nparts of {beside['most'][0]:.1f} MiB: " + ", ".join(f"{name} {mib:.1f}" for mib, name in largest if mib >= 0.1))
+    print(f"findings dropped: {alone['dropped']:.0f}, {beside['dropped']:.0f}; kinds of the honest user: {dict(alone['kinds'])}, {dict(beside['kinds'])}")
     sys.exit(failed)
 
 
