@@ -74,7 +74,7 @@ class Scrape:
         return sum(self.each(name, **labels))
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        return {own[label]: value for one, own, value in self.samples if one == name}
+        return {own.get(label, ""): value for one, own, value in self.samples if one == name}
 
 
 class Books:
