@@ -2,21 +2,28 @@
 //!
 //! A client that does not read keeps its answer in memory until its connection ends. A long answer is therefore kept
 //! here once for all clients that get the same one, and sent in pieces. If a new answer needs room, the one whose last
-//! read is longest ago is withdrawn, and its readers' connections end. Invariant: the answers in progress take at most
-//! [`MOST_BYTES`] together, or there is only one.
+//! read is longest ago is withdrawn, and its readers' connections end. Invariants: the answers in progress take at most
+//! [`MOST_BYTES`] together, or there is only one; whatever clients ask for, a scraper that reads its answer has [`KEPT`] for it.
 
+use super::problem::Problem;
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::Stream;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Limit on the bytes of all long answers in progress.
 pub(crate) const MOST_BYTES: usize = 8 << 20;
 /// Bytes handed to a connection at once, which it keeps while its client does not read.
 pub(crate) const PIECE_BYTES: usize = 8 << 10;
+
+/// How long what is read by a scraper makes no room for others, from when it was made.
+const KEPT: Duration = Duration::from_secs(6);
+/// What was read within this time is being read.
+const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// The long answers in progress.
 #[derive(Debug, Default)]
@@ -27,6 +34,8 @@ pub(super) struct Answers(Mutex<Vec<Weak<Answer>>>);
 pub(super) struct Answer {
     text: Mutex<Text>,
     bytes: usize,
+    made: Instant,
+    is_scrape: bool,
 }
 
 #[derive(Debug)]
@@ -38,28 +47,62 @@ struct Text {
 }
 
 impl Answers {
-    /// Keeps a text while a client reads it; others are withdrawn to make room.
+    /// Keeps a text while a client reads it; others are withdrawn to make room. If what scrapers read leaves none, it is
+    /// withdrawn itself.
     pub fn keep(&self, text: Vec<u8>) -> Arc<Answer> {
-        let (bytes, text) = (text.len(), Text { text: Some(text.into_boxed_slice()), taken: Instant::now() });
-        let answer = Arc::new(Answer { bytes, text: Mutex::new(text) });
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|answer| answer.strong_count() > 0);
-        let mut others: Vec<_> = kept.iter().filter_map(Weak::upgrade).collect();
+        self.keep_one(text, false)
+    }
+
+    /// Keeps the text of a scrape, for which any other is withdrawn: see [`fits`](Self::fits).
+    pub fn keep_scrape(&self, text: Vec<u8>) -> Arc<Answer> {
+        self.keep_one(text, true)
+    }
+
+    /// Whether a scrape of so many bytes leaves those that are being read theirs.
+    pub fn fits(&self, bytes: usize) -> bool {
+        let read: usize = self.kept().iter().filter(|other| other.is_kept()).map(|other| other.held()).sum();
+        read == 0 || read + bytes <= MOST_BYTES
+    }
+
+    fn keep_one(&self, text: Vec<u8>, is_scrape: bool) -> Arc<Answer> {
+        let made = Instant::now();
+        let (bytes, text) = (text.len(), Text { text: Some(text.into_boxed_slice()), taken: made });
+        let answer = Arc::new(Answer { bytes, text: Mutex::new(text), made, is_scrape });
+        let mut others = self.kept();
         let mut bytes: usize = answer.bytes + others.iter().map(|other| other.held()).sum::<usize>();
-        others.sort_by_key(|other| std::cmp::Reverse(other.text().taken));
+        others.sort_by_key(|other| std::cmp::Reverse((other.is_kept(), other.text().taken)));
         while bytes > MOST_BYTES
             && let Some(stalled) = others.pop()
         {
+            if stalled.is_kept() && !is_scrape {
+                answer.withdraw();
+                break;
+            }
             bytes -= stalled.withdraw();
         }
-        kept.push(Arc::downgrade(&answer));
+        self.all().push(Arc::downgrade(&answer));
         answer
+    }
+
+    /// Those that a client still has.
+    fn kept(&self) -> Vec<Arc<Answer>> {
+        let mut all = self.all();
+        all.retain(|answer| answer.strong_count() > 0);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Weak<Answer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Answer {
     /// The text as a response of this type.
     pub fn response(self: Arc<Self>, content_type: &'static str) -> Response {
+        if self.is_withdrawn() {
+            let why = "scrapers are reading as much as there is room for; ask again in some seconds";
+            return Problem::new(StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+        }
         let length = self.bytes;
         let headers = [(header::CONTENT_TYPE, content_type.to_owned()), (header::CONTENT_LENGTH, length.to_string())];
         (headers, Body::from_stream(self.pieces())).into_response()
@@ -86,9 +129,30 @@ impl Answer {
         Ok(Bytes::copy_from_slice(piece.get(..PIECE_BYTES).unwrap_or(piece)))
     }
 
+    /// How long ago it was made.
+    pub fn age(&self) -> Duration {
+        self.made.elapsed()
+    }
+
+    /// Whether its readers get no more of it.
+    pub fn is_withdrawn(&self) -> bool {
+        self.text().text.is_none()
+    }
+
+    /// Whether it makes no room for others: a scraper is reading it, and has not had its time.
+    fn is_kept(&self) -> bool {
+        self.is_scrape && self.age() < KEPT && self.text().taken.elapsed() < READ_WITHIN
+    }
+
     /// Bytes that it holds.
     fn held(&self) -> usize {
         self.text().text.as_deref().map_or(0, <[u8]>::len)
+    }
+
+    /// Its first byte, as a reader gets it; `None` once it is withdrawn.
+    #[cfg(test)]
+    pub fn first_byte(&self) -> Option<u8> {
+        self.piece(0).ok().and_then(|piece| piece.first().copied())
     }
 
     /// Frees its bytes, and returns how many.
@@ -123,16 +187,46 @@ mod tests {
         let mut kept: Vec<_> = (0..4).map(|_| answers.keep(text.clone())).collect();
         // The first was begun first, and is still being read.
         assert!([1, 2, 3, 0].iter().all(|number| kept[*number].piece(0).is_ok()));
+        let reader = Arc::clone(&kept[1]).response("text/plain").into_body();
         let next = answers.keep(text.clone());
         assert!(kept[1].piece(0).is_err(), "its last read is longest ago");
         assert!([&kept[0], &kept[2], &kept[3], &next].iter().all(|answer| answer.piece(0).is_ok()));
-        let withdrawn = kept.remove(1).response("text/plain").into_body();
-        assert!(withdrawn.collect().await.is_err());
+        drop(kept.remove(1));
+        assert!(reader.collect().await.is_err());
         // An answer without readers takes no room.
         kept.truncate(2);
         let more = answers.keep(text);
         assert!([&kept[1], &next, &more].iter().all(|answer| answer.piece(0).is_ok()));
         let alone = answers.keep(vec![b'x'; 2 * MOST_BYTES]);
         assert!(alone.piece(0).is_ok() && next.piece(0).is_err(), "a single answer may exceed the limit");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scrape_that_is_read_makes_no_room_until_it_has_had_its_time() {
+        let answers = Answers::default();
+        let text = |part: usize| vec![b'x'; MOST_BYTES / part];
+        let scrape = answers.keep_scrape(text(2));
+        let wait = |milliseconds| tokio::time::advance(Duration::from_millis(milliseconds));
+        wait(900).await;
+        let small = answers.keep(text(4));
+        assert!(scrape.piece(0).is_ok());
+        wait(900).await;
+        let large = answers.keep(text(1));
+        assert!(scrape.piece(0).is_ok() && large.is_withdrawn() && small.is_withdrawn());
+        assert_eq!(large.response("text/plain").status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answers.fits(MOST_BYTES / 2) && !answers.fits(MOST_BYTES / 2 + 1));
+        wait(1_100).await;
+        assert!(answers.fits(MOST_BYTES), "nobody has read it for a while");
+        assert!(scrape.piece(0).is_ok() && !answers.fits(MOST_BYTES));
+        wait(2_900).await;
+        assert!(scrape.piece(0).is_ok() && !answers.fits(MOST_BYTES));
+        wait(200).await;
+        assert!(answers.fits(MOST_BYTES), "it has had its time");
+        let other = answers.keep(text(1));
+        assert!(scrape.is_withdrawn() && !other.is_withdrawn());
+        let urgent = answers.keep_scrape(text(2));
+        assert!(other.is_withdrawn() && !urgent.is_withdrawn());
+        let next = answers.keep_scrape(text(1));
+        assert!(urgent.is_withdrawn() && !next.is_withdrawn(), "whoever makes one has looked whether it fits");
     }
 }

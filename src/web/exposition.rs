@@ -1,15 +1,21 @@
 //! `/metrics`: one body for all scrapers that ask for the same format at the same time.
 //!
-//! The scrapers of a fleet ask in step, and get the same body at the same moment. A scraper always gets one that was
-//! begun after its request, never an older one. Only one is made at a time, whatever its format: making one takes more
-//! memory than it has bytes.
+//! The scrapers of a fleet ask in step, and get the same body at the same moment. A scraper gets one that was begun after
+//! its request. Only where another one would cut off those who are reading, because there is no room for both, it gets one
+//! of the last two seconds, or waits for room. Only one is made at a time, whatever its format: making one takes more memory
+//! than it has bytes.
 
 use super::answers::{Answer, Answers};
 use crate::export::prometheus::Format;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
+
+/// How old a body may be that is returned where there is no room for another.
+const OLDEST: Duration = Duration::from_secs(2);
+/// How often to look whether there is.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// An exposition for each format.
 #[derive(Debug, Default)]
@@ -45,6 +51,9 @@ struct Exposition {
     last: Mutex<Option<Made>>,
     /// The number of requests without a body yet.
     waiting: AtomicUsize,
+    /// The body that was made last, and its bytes.
+    newest: std::sync::Mutex<Weak<Answer>>,
+    bytes: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -71,7 +80,15 @@ impl Exposition {
             Some(made) => made,
             None => {
                 let _alone = making.lock().await;
-                Made { begun: Instant::now(), body: answers.keep(make()?) }
+                if let Some(body) = self.until_it_fits(answers).await {
+                    return Ok(body);
+                }
+                let begun = Instant::now();
+                let text = make()?;
+                self.bytes.store(text.len(), Ordering::Relaxed);
+                let body = answers.keep_scrape(text);
+                *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&body);
+                Made { begun, body }
             }
         };
         let answer = Arc::clone(&made.body);
@@ -80,6 +97,20 @@ impl Exposition {
             *last = Some(made);
         }
         Ok(answer)
+    }
+}
+
+impl Exposition {
+    /// Waits until there is room for another body. Returns the last one, if there is none and it is young enough.
+    async fn until_it_fits(&self, answers: &Answers) -> Option<Arc<Answer>> {
+        while !answers.fits(self.bytes.load(Ordering::Relaxed)) {
+            let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+            if let Some(body) = newest.filter(|body| body.age() <= OLDEST && !body.is_withdrawn()) {
+                return Some(body);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        None
     }
 }
 
@@ -145,6 +176,34 @@ mod tests {
         *exposition.last.lock().await =
             Some(Made { begun: Instant::now(), body: Answers::default().keep(b"old".into()) });
         assert_eq!(ask(exposition, made).await, "0");
+    }
+
+    /// Two bodies of this size have no room together.
+    #[tokio::test(start_paused = true)]
+    async fn nobody_who_reads_is_cut_off_by_those_who_ask() {
+        let (expositions, answers) = (Expositions::default(), Answers::default());
+        let text = |first: u8| move || Ok::<_, Infallible>(vec![first; super::super::answers::MOST_BYTES * 3 / 4]);
+        let read = |answer: &Arc<Answer>| answer.first_byte();
+        let ask =
+            async |format, first| expositions.answer(format, &answers, text(first)).await.expect("it cannot fail");
+        let one = ask(Format::Text, b'1').await;
+        let begun = tokio::time::Instant::now();
+        tokio::time::advance(Duration::from_millis(900)).await;
+        assert_eq!(read(&one), Some(b'1'));
+        let same = ask(Format::Text, b'2').await;
+        assert!(Arc::ptr_eq(&one, &same) && begun.elapsed() < Duration::from_secs(1), "at once, and without another");
+        tokio::time::advance(Duration::from_millis(900)).await;
+        assert_eq!(read(&one), Some(b'1'));
+        tokio::time::advance(Duration::from_millis(900)).await;
+        assert_eq!(read(&one), Some(b'1'));
+        // It is too old now: whoever asks waits until nobody reads it any more.
+        let next = ask(Format::Text, b'3').await;
+        assert_eq!((read(&one), read(&next)), (None, Some(b'3')));
+        assert!(begun.elapsed() >= Duration::from_millis(3_700), "{:?}", begun.elapsed());
+        drop((one, same, next));
+        let after = tokio::time::Instant::now();
+        assert_eq!(read(&ask(Format::Protobuf, b'4').await), Some(b'4'));
+        assert_eq!(after.elapsed(), Duration::ZERO, "with room nobody waits");
     }
 
     #[tokio::test]
