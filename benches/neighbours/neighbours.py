@@ -12,6 +12,7 @@ column says whether it holds. The exit status is 1 if one does not.
 
 import argparse
 import collections
+import http.client
 import json
 import os
 import shutil
@@ -260,7 +261,7 @@ class Node:
         self.folder = tempfile.mkdtemp(prefix="neighbours-")
         os.chmod(self.folder, 0o755)
         self.library = shutil.copy(options.nvml, f"{self.folder}/libnvml_fake.so")
-        self.xids, self.is_lost, self.pids = 0, False, []
+        self.xids, self.is_lost, self.pids, self.asked, self.cut_off = 0, False, [], 0, []
         self.control()
         self.socket = f"{self.folder}/annotations.sock"
         settings = ["captures.cooldown=20s", "captures.before=10s", "captures.after=3s", f"captures.directory={self.folder}/captures"]
@@ -294,8 +295,16 @@ class Node:
         sys.exit(f"the daemon does not start: {open(f'{self.folder}/out').read()}")
 
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return answer.read()
+        """The answer, asked for as often as it is cut off or refused; how often that was is counted."""
+        for _ in range(20):
+            self.asked += 1
+            try:
+                with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+                    return answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.cut_off.append(f"{path.split('?')[0]}: {error!r}")
+                time.sleep(0.5)
+        sys.exit(f"no answer: {self.cut_off[-3:]}")
 
     def resident_mib(self):
         status = open(f"/proc/{self.process.pid}/status").read()
@@ -389,7 +398,7 @@ def measure(node, log, run, roles, minutes, processes):
     troubles = [at for at in ooms + found if at < (node.began + (minutes - 1) * MINUTE) * 1e9]
     covered = sum(any(begin <= at <= end for begin, end, _ in captures.values()) for at in troubles)
     return {"counts": counts, "kinds": kinds, "captures": len(captures), "troubles": len(troubles), "covered": covered,
-            "missing": missing, "resident": resident, "other": other, "most": most, "dropped": dropped, "minutes": minutes}
+            "missing": missing, "resident": resident, "other": other, "most": most, "asked": node.asked, "cut_off": node.cut_off, "dropped": dropped, "minutes": minutes}
 
 
 def rows(node, one):
@@ -441,10 +450,13 @@ def main():
         beside["covered"] == beside["troubles"] > 0)
     row("captures", alone["captures"], beside["captures"], True)
     row("events of the job that these lack", alone["missing"], beside["missing"], beside["missing"] == 0)
+    row("answers of an honest reader that were cut off or refused", *(f"{len(one['cut_off'])} of {one['asked']}" for one in (alone, beside)),
+        not beside["cut_off"])
     row("resident memory at its peak, MiB", f"{alone['resident']:.1f}", f"{beside['resident']:.1f}", beside["resident"] < 146)
     row("of that in no known part (`other`) at its peak, MiB", f"{alone['other']:.1f}", f"{beside['other']:.1f}", beside["other"] <= 8)
     largest = sorted(((mib, name.split('"')[1]) for name, mib in beside["most"][2].items() if '"' in name), reverse=True)
     print(f"\nparts of {beside['most'][0]:.1f} MiB: " + ", ".join(f"{name} {mib:.1f}" for mib, name in largest if mib >= 0.1))
+    print(f"cut off: {beside['cut_off'][:5]}")
     print(f"findings dropped: {alone['dropped']:.0f}, {beside['dropped']:.0f}; kinds of the honest user: {dict(alone['kinds'])}, {dict(beside['kinds'])}")
     sys.exit(failed)
 
