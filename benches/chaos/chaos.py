@@ -110,10 +110,6 @@ class Books:
         if other:
             mib = {part: round(value / (1 << 20), 2) for part, value in scrape.by("highwater_memory_bytes", "part").items()}
             self.check("memory in `other` at most 8 MiB", other[0] <= 8 << 20, mib)
-        refused = scrape.sum("highwater_annotations_total") - sum(
-            value for outcome, value in scrape.by("highwater_annotations_total", "outcome").items() if outcome.startswith("accepted"))
-        by_sender = scrape.sum("highwater_annotations_refused_total")
-        self.check("events refused by outcome = by sender", refused == by_sender, (refused, by_sender))
         up, known = scrape.by("highwater_gpu_up", "uuid"), scrape.by("highwater_gpu_memory_used_bytes", "uuid")
         self.check("a GPU that is down has no memory", not any(uuid in known for uuid, is_up in up.items() if not is_up), (up, known))
         if before:
@@ -476,6 +472,9 @@ class Node:
                 self.books.check("what became of each event is known at the end", tally.unsure == 0, tally.unsure)
                 over = scrape.by("highwater_phases_total", "outcome")
                 self.books.check("steps and phases begun = ended and given up", sum(over.values()) == tally.begun, (over, tally.begun))
+            # Only now: each is counted by outcome a moment before it is counted by sender.
+            refused, by_sender = counted - accepted, scrape.sum("highwater_annotations_refused_total")
+            self.books.check("events refused by outcome = by sender", refused == by_sender, (refused, by_sender))
             # A new series is 0 for two scrape intervals, so that its first increase is seen.
             raised, last = scrape.sum("highwater_findings_total"), self.last_finding()
             self.books.check("findings counted at most the number of the last one", raised <= last, (raised, last))
