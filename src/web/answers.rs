@@ -3,7 +3,7 @@
 //! A client that does not read keeps its answer in memory until its connection ends. A long answer is therefore kept
 //! here once for all clients that get the same one, and sent in pieces. If a new answer needs room, the one whose last
 //! read is longest ago is withdrawn, and its readers' connections end. Invariants: the answers in progress take at most
-//! [`MOST_BYTES`] together, or there is only one; whatever clients ask for, a scraper that reads its answer has [`KEPT`] for it.
+//! [`MOST_BYTES`] together, or there is only one; whatever clients ask for, a scraper that reads its answer has [`PINNED`] for it.
 
 use super::problem::Problem;
 use axum::body::{Body, Bytes};
@@ -20,8 +20,8 @@ pub(crate) const MOST_BYTES: usize = 8 << 20;
 /// Bytes handed to a connection at once, which it keeps while its client does not read.
 pub(crate) const PIECE_BYTES: usize = 8 << 10;
 
-/// How long what is read by a scraper makes no room for others, from when it was made.
-const KEPT: Duration = Duration::from_secs(6);
+/// How long an answer that a scraper reads is pinned, from when it was made: it is not withdrawn for others.
+const PINNED: Duration = Duration::from_secs(6);
 /// What was read within this time is being read.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
@@ -60,40 +60,42 @@ impl Answers {
 
     /// Whether a scrape of so many bytes leaves those that are being read theirs.
     pub fn fits(&self, bytes: usize) -> bool {
-        let read: usize = self.kept().iter().filter(|other| other.is_kept()).map(|other| other.held()).sum();
-        read == 0 || read + bytes <= MOST_BYTES
+        let all = in_progress(&mut self.all());
+        let pinned: usize = all.iter().filter(|other| other.is_pinned()).map(|other| other.held()).sum();
+        pinned == 0 || pinned + bytes <= MOST_BYTES
     }
 
     fn keep_one(&self, text: Vec<u8>, is_scrape: bool) -> Arc<Answer> {
         let made = Instant::now();
         let (bytes, text) = (text.len(), Text { text: Some(text.into_boxed_slice()), taken: made });
         let answer = Arc::new(Answer { bytes, text: Mutex::new(text), made, is_scrape });
-        let mut others = self.kept();
+        // Until it is one of them, no other may be added.
+        let mut all = self.all();
+        let mut others = in_progress(&mut all);
         let mut bytes: usize = answer.bytes + others.iter().map(|other| other.held()).sum::<usize>();
-        others.sort_by_key(|other| std::cmp::Reverse((other.is_kept(), other.text().taken)));
+        others.sort_by_cached_key(|other| std::cmp::Reverse((other.is_pinned(), other.text().taken)));
         while bytes > MOST_BYTES
             && let Some(stalled) = others.pop()
         {
-            if stalled.is_kept() && !is_scrape {
+            if stalled.is_pinned() && !is_scrape {
                 answer.withdraw();
                 break;
             }
             bytes -= stalled.withdraw();
         }
-        self.all().push(Arc::downgrade(&answer));
+        all.push(Arc::downgrade(&answer));
         answer
-    }
-
-    /// Those that a client still has.
-    fn kept(&self) -> Vec<Arc<Answer>> {
-        let mut all = self.all();
-        all.retain(|answer| answer.strong_count() > 0);
-        all.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Answer>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Those that a client still has; the rest is forgotten.
+fn in_progress(all: &mut Vec<Weak<Answer>>) -> Vec<Arc<Answer>> {
+    all.retain(|answer| answer.strong_count() > 0);
+    all.iter().filter_map(Weak::upgrade).collect()
 }
 
 impl Answer {
@@ -139,9 +141,9 @@ impl Answer {
         self.text().text.is_none()
     }
 
-    /// Whether it makes no room for others: a scraper is reading it, and has not had its time.
-    fn is_kept(&self) -> bool {
-        self.is_scrape && self.age() < KEPT && self.text().taken.elapsed() < READ_WITHIN
+    /// Whether it is not withdrawn for others: a scraper is reading it, and has not had its time.
+    fn is_pinned(&self) -> bool {
+        self.is_scrape && self.age() < PINNED && self.text().taken.elapsed() < READ_WITHIN
     }
 
     /// Bytes that it holds.
@@ -201,6 +203,24 @@ mod tests {
         assert!(alone.piece(0).is_ok() && next.piece(0).is_err(), "a single answer may exceed the limit");
     }
 
+    #[test]
+    fn answers_that_come_at_the_same_moment_have_no_more_room_together() {
+        let answers = Answers::default();
+        let start = std::sync::Barrier::new(4);
+        for round in 0..100 {
+            let keep = || {
+                let text = vec![b'x'; MOST_BYTES / 2 + 1];
+                start.wait();
+                answers.keep(text)
+            };
+            let kept: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(keep)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            assert_eq!(kept.iter().filter(|answer| !answer.is_withdrawn()).count(), 1, "{round}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_scrape_that_is_read_makes_no_room_until_it_has_had_its_time() {
         let answers = Answers::default();
@@ -227,6 +247,6 @@ mod tests {
         let urgent = answers.keep_scrape(text(2));
         assert!(other.is_withdrawn() && !urgent.is_withdrawn());
         let next = answers.keep_scrape(text(1));
-        assert!(urgent.is_withdrawn() && !next.is_withdrawn(), "whoever makes one has looked whether it fits");
+        assert!(urgent.is_withdrawn() && !next.is_withdrawn(), "its maker has checked `fits`");
     }
 }
