@@ -139,21 +139,28 @@ def speaks_for_others(socket_path, _):
         time.sleep(0.02)
 
 
-def hides(_, url):
+def request(url, line, body=b"", length=None, own="127.0.0.1", window=None):
+    """A connection from the address `own` on which a request was sent, if the daemon took it. Nothing is read of the answer."""
     host, port = url.split("//")[1].split(":")
+    head = f"{line} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n"
+    sender = socket.socket()
+    if window:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    try:
+        sender.bind((own, 0))
+        sender.connect((host, int(port)))
+        sender.send(head.encode() + body)
+    except OSError:
+        pass
+    return sender
+
+
+def hides(_, url):
     n = 0
     while True:
         n += 1
         body = json.dumps({"event": "mark", "name": "x", "job": f"hidden-{n}"}).encode()
-        request = f"POST /api/v1/annotations HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        sender = socket.socket()
-        try:
-            sender.bind((f"127.{n % 200 + 1}.{n // 200 % 250}.9", 0))
-            sender.connect((host, int(port)))
-            sender.send(request + body)
-        except OSError:
-            pass
-        sender.close()
+        request(url, "POST /api/v1/annotations", body, own=f"127.{n % 200 + 1}.{n // 200 % 250}.9").close()
         time.sleep(0.005)
 
 
@@ -176,23 +183,11 @@ def fills_limits(socket_path, _):
 
 def stalls(_, url):
     """Asks for long answers without reading them, and sends half of long bodies."""
-    host, port = url.split("//")[1].split(":")
+    paths = ("/metrics", "/api/v1/timeline?from=0&to=9000000000000000000", "/api/v1/findings?limit=1000")
+    half = b'{"event":"mark","name":"' + b"x" * 15_000
     while True:
-        held = []
-        for n in range(200):
-            sender = socket.socket()
-            sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            try:
-                sender.connect((host, int(port)))
-                if n % 2:
-                    path = ("/metrics", "/api/v1/timeline?from=0&to=9000000000000000000", "/api/v1/findings?limit=1000")[n % 3]
-                    sender.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-                else:
-                    head = f"POST /api/v1/annotations HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000000\r\n\r\n"
-                    sender.send(head.encode() + b'{"event":"mark","name":"' + b"x" * 15_000)
-            except OSError:
-                pass
-            held.append(sender)
+        held = [request(url, f"GET {paths[n % 3]}", window=4096) if n % 2 else
+                request(url, "POST /api/v1/annotations", half, length=1_000_000, window=4096) for n in range(200)]
         time.sleep(3)
         for sender in held:
             sender.close()
@@ -216,17 +211,8 @@ def asks_for_captures(_, url):
 
 def watches(_, url):
     """Reads the live events of forty clients, and opens them again."""
-    host, port = url.split("//")[1].split(":")
     while True:
-        held = []
-        for _ in range(40):
-            sender = socket.socket()
-            try:
-                sender.connect((host, int(port)))
-                sender.send(f"GET /api/v1/live HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            except OSError:
-                pass
-            held.append(sender)
+        held = [request(url, "GET /api/v1/live") for _ in range(40)]
         until = time.time() + 5
         while time.time() < until:
             for sender in held:

@@ -22,7 +22,6 @@ const WHOLE: &str = ".sqlite";
 /// The end of the name while the file is written.
 const PARTIAL: &str = ".partial.sqlite";
 /// What SQLite adds to the name for its journal.
-const JOURNAL: &str = "-wal";
 const LOCK: &str = ".lock";
 
 /// A file that exists only to be removed. On a full disk, finishing a capture needs its room, to write the last second
@@ -305,5 +304,5 @@ fn partial(id: &str) -> String {
 }
 
 fn journal(name: &str) -> String {
-    format!("{name}{JOURNAL}")
+    format!("{name}{}", schema::WAL)
 }

@@ -8,6 +8,7 @@ use super::{DRAIN, Shared, ask_kubelet, intake, join_all, known, live, scenario,
 use crate::capture::{Ended, Profile, Recorder, Whole};
 use crate::config::Settings;
 use crate::place::kubelet::Kubelet;
+use crate::recording::schema;
 use crate::sim::Scenario;
 use anyhow::Context as _;
 use highwater_core::clock::{Clock, Live};
@@ -143,7 +144,7 @@ impl Recording {
 fn free(path: &Path) -> anyhow::Result<PathBuf> {
     let path = without_links(path)?;
     // A journal without its file is that of a recording that was killed and then moved.
-    for taken in [path.clone(), PathBuf::from(format!("{}-wal", path.display()))] {
+    for taken in [path.clone(), schema::beside(&path, schema::WAL)] {
         anyhow::ensure!(taken.symlink_metadata().is_err(), "{}: exists, and is not overwritten", taken.display());
     }
     Ok(path)

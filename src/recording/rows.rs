@@ -208,18 +208,18 @@ fn unreadable(path: &Path, error: &rusqlite::Error) -> OpenError {
 /// What to do about a file whose writer was killed, where SQLite cannot write beside it: SQLite's own error names neither
 /// the file that it lacks nor the reason.
 fn unfinished(path: &Path, error: &rusqlite::Error) -> Option<String> {
-    let beside = |what: &str| {
-        let mut name = path.file_name()?.to_owned();
-        name.push(what);
-        path.with_file_name(&name).symlink_metadata().ok().map(|_| name.display().to_string())
+    let beside = |end: &str| {
+        let beside = schema::beside(path, end);
+        beside.symlink_metadata().ok()?;
+        Some(beside.file_name()?.display().to_string())
     };
-    if let Some(log) = beside("-wal") {
+    if let Some(log) = beside(schema::WAL) {
         return Some(format!(
             "its writer was killed and left {log}; SQLite reads that only where it can write beside it, and here it cannot \
              ({error}): copy both files to another folder, and read them there"
         ));
     }
-    beside("-journal").map(|journal| {
+    beside(schema::JOURNAL).map(|journal| {
         format!(
             "a change to it was not finished, and {journal} would undo it ({error}): open it once with the sqlite3 program, \
              which does so"

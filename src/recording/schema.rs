@@ -10,7 +10,7 @@
 
 use rusqlite::{Connection, OpenFlags};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// `HiWa`, in the header of each file.
@@ -105,6 +105,10 @@ SELECT g.gpu AS gpu, t.begin_ns AS begin_ns, t.end_ns AS end_ns, (
 FROM gpus g CROSS JOIN ticks t WHERE g.gpu > 63 OR (t.skipped >> g.gpu) & 1 = 0;
 ";
 
+/// The end of the name of a database's write-ahead log, and of a rollback journal.
+pub(crate) const WAL: &str = "-wal";
+pub(crate) const JOURNAL: &str = "-journal";
+
 /// How every file is opened: by one thread, and through no link; its path must have none at all.
 const SAFELY: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
@@ -117,11 +121,16 @@ pub(crate) fn create(path: &Path, most_bytes: u64, mode: u32) -> Result<Connecti
 
 /// Removes a file that [`create`] made and nothing was written to, with what SQLite has beside it. No connection may be open.
 pub(crate) fn remove(path: &Path) {
-    for end in ["", "-wal", "-shm"] {
-        let mut name = path.as_os_str().to_owned();
-        name.push(end);
-        let _ = std::fs::remove_file(name);
+    for end in ["", WAL, "-shm"] {
+        let _ = std::fs::remove_file(beside(path, end));
     }
+}
+
+/// The file that SQLite has beside a database, by the end of its name.
+pub(crate) fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
 }
 
 fn begin(path: &Path, most_bytes: u64) -> Result<Connection, Trouble> {

@@ -8,7 +8,7 @@
 use super::answers::{Answer, Answers};
 use crate::export::prometheus::Format;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
@@ -48,12 +48,18 @@ impl Expositions {
 /// The body being made, for the requests that wait for it.
 #[derive(Debug, Default)]
 struct Exposition {
-    last: Mutex<Option<Made>>,
+    last: Mutex<Last>,
     /// The number of requests without a body yet.
     waiting: AtomicUsize,
-    /// The body that was made last, and its bytes.
-    newest: std::sync::Mutex<Weak<Answer>>,
-    bytes: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Last {
+    /// The body for the requests that wait for it.
+    made: Option<Made>,
+    /// The body that was made last, while a client has it, and its bytes.
+    newest: Weak<Answer>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -76,35 +82,35 @@ impl Exposition {
         let asked = Instant::now();
         let waiting = Waiting::begin(&self.waiting);
         let mut last = self.last.lock().await;
-        let made = match last.take().filter(|made| made.begun >= asked) {
+        let made = match last.made.take().filter(|made| made.begun >= asked) {
             Some(made) => made,
             None => {
                 let _alone = making.lock().await;
-                if let Some(body) = self.until_it_fits(answers).await {
+                if let Some(body) = last.until_it_fits(answers).await {
                     return Ok(body);
                 }
                 let begun = Instant::now();
                 let text = make()?;
-                self.bytes.store(text.len(), Ordering::Relaxed);
+                last.bytes = text.len();
                 let body = answers.keep_scrape(text);
-                *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&body);
+                last.newest = Arc::downgrade(&body);
                 Made { begun, body }
             }
         };
         let answer = Arc::clone(&made.body);
         // If all the others go away, it stays until the next request, which does not get it.
         if !waiting.is_last() {
-            *last = Some(made);
+            last.made = Some(made);
         }
         Ok(answer)
     }
 }
 
-impl Exposition {
+impl Last {
     /// Waits until there is room for another body. Returns the last one, if there is none and it is young enough.
     async fn until_it_fits(&self, answers: &Answers) -> Option<Arc<Answer>> {
-        while !answers.fits(self.bytes.load(Ordering::Relaxed)) {
-            let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        while !answers.fits(self.bytes) {
+            let newest = self.newest.upgrade();
             if let Some(body) = newest.filter(|body| body.age() <= OLDEST && !body.is_withdrawn()) {
                 return Some(body);
             }
@@ -165,7 +171,7 @@ mod tests {
         for (number, asked) in asked.into_iter().enumerate().filter(|(number, _)| *number != 7) {
             assert_eq!(asked.await.expect("it is served"), "0", "{number}");
         }
-        assert!(exposition.last.lock().await.is_none(), "nothing is kept");
+        assert!(exposition.last.lock().await.made.is_none(), "nothing is kept");
         assert_eq!(ask(Arc::clone(&exposition), Arc::clone(&made)).await, "1");
         assert_eq!(exposition.waiting.load(Ordering::Relaxed), 0);
     }
@@ -173,7 +179,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_made_before_somebody_asked_is_not_reported() {
         let (exposition, made) = (Arc::new(Exposition::default()), Arc::new(AtomicUsize::new(0)));
-        *exposition.last.lock().await =
+        exposition.last.lock().await.made =
             Some(Made { begun: Instant::now(), body: Answers::default().keep(b"old".into()) });
         assert_eq!(ask(exposition, made).await, "0");
     }
@@ -196,7 +202,7 @@ mod tests {
         assert_eq!(read(&one), Some(b'1'));
         tokio::time::advance(Duration::from_millis(900)).await;
         assert_eq!(read(&one), Some(b'1'));
-        // It is too old now: whoever asks waits until nobody reads it any more.
+        // It is too old now: the next scraper waits until nobody reads it any more.
         let next = ask(Format::Text, b'3').await;
         assert_eq!((read(&one), read(&next)), (None, Some(b'3')));
         assert!(begun.elapsed() >= Duration::from_millis(3_700), "{:?}", begun.elapsed());

@@ -1,4 +1,4 @@
-//! A disk that does not answer: whoever writes to it waits, and nobody else does.
+//! A disk that does not answer: the threads that write to it wait, and no others.
 
 use crate::daemon::{Daemon, command};
 use crate::libraries;

@@ -1,10 +1,10 @@
 //! The one bounded queue of everything to be sent: encoded requests of every signal, oldest dropped first.
 //!
 //! Enters: encoded requests, each with its number of points. Leaves: the same requests, one at a time for each signal.
-//! Invariants: at every moment, for each signal, points produced = exported + queued + dropped, also for whoever reads
-//! the counters while a request is being written to the disk; bytes never exceed the cap; within a signal the order is that of production. A request that is being sent counts as queued, and is not
-//! dropped meanwhile, because it may arrive. A request whose file cannot be read for now keeps its place. Absent on
-//! purpose: time and retries, which the lanes ([`run`](super::run)) handle.
+//! Invariants: for each signal, points produced = exported + queued + dropped, also in a scrape that comes while a request
+//! is being written to the disk; bytes never exceed the cap; within a signal the order is that of production. A request that
+//! is being sent counts as queued, and is not dropped meanwhile, because it may arrive. A request whose file cannot be read
+//! for now keeps its place. Absent on purpose: time and retries, which the lanes ([`run`](super::run)) handle.
 
 use super::disk::{Disk, Read};
 use super::stats::{Account, Reason, Signal, Stats};

@@ -17,6 +17,7 @@ mod torch_snapshot;
 use super::SkippedLines;
 use super::lines::{Fault, File, refuse};
 use super::rows;
+use super::schema;
 use super::tape::Tape;
 use crate::source::OpenError;
 use serde_json::de::IoRead;
@@ -83,9 +84,7 @@ fn profile(path: &Path) -> Result<Tape, OpenError> {
 }
 
 fn has_journal(path: &Path) -> bool {
-    let mut journal = path.as_os_str().to_owned();
-    journal.push("-wal");
-    Path::new(&journal).exists()
+    schema::beside(path, schema::WAL).exists()
 }
 
 /// Reads a file that is one JSON object, as a stream.
