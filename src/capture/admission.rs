@@ -82,8 +82,9 @@ pub(super) struct Running {
     longest_ns: i64,
     /// Triggers to record besides the first.
     pub joined: Vec<Trigger>,
-    /// Why, and whose job each reason is about.
-    reasons: Vec<Cause>,
+    /// Why, whose job each reason is about, and until when its last trigger wants it, nanoseconds of the timeline: no
+    /// reason cools down for longer because of others.
+    reasons: Vec<(Cause, i64)>,
     /// Whether it ends to make way for another capture, which was not requested.
     pub yields: bool,
 }
@@ -96,7 +97,7 @@ type Cause = (&'static str, Option<Scope>);
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     pub running: Option<Running>,
-    /// Until when the last capture of each reason and owner reached, nanoseconds of the timeline.
+    /// Until when each reason and owner wanted its last capture, nanoseconds of the timeline.
     ended: BTreeMap<Cause, i64>,
     /// Why nothing can be written.
     pub trouble: Option<String>,
@@ -108,7 +109,7 @@ pub(super) struct Desk {
     pub failed: VecDeque<Listed>,
     /// When the next capture may be requested.
     pub asking: Asking,
-    /// The triggers for which the running capture has to make way.
+    /// The triggers that the running capture cannot have, for the one after it.
     next: Vec<Trigger>,
 }
 
@@ -120,7 +121,8 @@ pub(super) enum Admitted {
     Cooldown,
     /// A capture is running that does not reach back to it.
     Busy,
-    /// A requested capture is running that does not reach back far enough. It ends, and this trigger's capture follows.
+    /// It is in the capture that follows: the running one is as long as it may become, or was requested, does not reach
+    /// back far enough, and makes way.
     Next,
 }
 
@@ -130,9 +132,12 @@ impl Desk {
         let cause = cause(trigger);
         if let Some(running) = &mut self.running {
             let is_missed = trigger.at_ns.saturating_sub(settings.before_ns) < running.begin_ns;
-            if is_missed && running.is_only_asked_for() && self.next.len() < MOST_JOINED {
-                running.yields = true;
-                self.next.push(trigger.clone());
+            let makes_way = is_missed && running.is_only_asked_for();
+            if makes_way || trigger.at_ns >= running.longest_ns {
+                running.yields |= makes_way;
+                if self.next.len() < MOST_JOINED || self.next.iter().all(|next| self::cause(next) != cause) {
+                    self.next.push(trigger.clone());
+                }
                 return Admitted::Next;
             }
             if trigger.at_ns < running.begin_ns {
@@ -140,17 +145,19 @@ impl Desk {
             }
             let end_ns = trigger.at_ns.saturating_add(settings.after_ns).min(running.longest_ns);
             running.end_ns = running.end_ns.max(end_ns);
-            let is_new = !running.reasons.contains(&cause);
-            if is_new || running.joined.len() < MOST_JOINED {
+            let known = running.reasons.iter_mut().find(|(known, _)| *known == cause);
+            if known.is_none() || running.joined.len() < MOST_JOINED {
                 running.joined.push(trigger.clone());
             }
-            if is_new {
-                // From now on its class and its owners also follow from this reason.
-                if let Some(listed) = self.listed.get_mut(&running.id) {
-                    listed.also_for(cause.0, trigger.owner_text());
-                }
-                running.reasons.push(cause);
+            if let Some((_, wanted_ns)) = known {
+                *wanted_ns = end_ns.max(*wanted_ns);
+                return Admitted::Joined;
             }
+            // From now on its class and its owners also follow from this reason.
+            if let Some(listed) = self.listed.get_mut(&running.id) {
+                listed.also_for(cause.0, trigger.owner_text());
+            }
+            running.reasons.push((cause, end_ns));
             return Admitted::Joined;
         }
         let is_cool = |end_ns: i64| trigger.at_ns >= end_ns.saturating_add(settings.cooldown_ns);
@@ -161,7 +168,7 @@ impl Desk {
     /// Begins a capture.
     pub fn begin(&mut self, id: String, trigger: &Trigger, (begin_ns, end_ns): (i64, i64), settings: &Settings) {
         let longest_ns = end_ns.max(trigger.at_ns.saturating_add(settings.longest_after_ns()));
-        let reasons = vec![cause(trigger)];
+        let reasons = vec![(cause(trigger), end_ns)];
         self.running = Some(Running { id, begin_ns, end_ns, longest_ns, joined: Vec::new(), reasons, yields: false });
     }
 
@@ -170,7 +177,7 @@ impl Desk {
         self.running.as_ref().is_some_and(|running| running.id == id && running.yields)
     }
 
-    /// The triggers for which the last capture made way.
+    /// The triggers that the last capture could not have.
     pub fn take_next(&mut self) -> Vec<Trigger> {
         std::mem::take(&mut self.next)
     }
@@ -192,13 +199,16 @@ impl Desk {
         }
     }
 
-    /// The capture of this name is over; its reasons cool down.
+    /// The capture of this name is over; its reasons cool down. Triggers that joined it and are not recorded, because it
+    /// ended early, are for the next one.
     pub fn end(&mut self, id: &str) {
         let Some(running) = self.running.take_if(|running| running.id == id) else { return };
-        for reason in running.reasons {
+        let left: Vec<Cause> = running.joined.iter().map(cause).collect();
+        for (reason, wanted_ns) in running.reasons.into_iter().filter(|(reason, _)| !left.contains(reason)) {
             let ended_ns = self.ended.entry(reason).or_insert(i64::MIN);
-            *ended_ns = running.end_ns.max(*ended_ns);
+            *ended_ns = wanted_ns.max(*ended_ns);
         }
+        self.next.extend(running.joined);
     }
 
     /// When the running capture ends, and the triggers that it has yet to record.
@@ -255,7 +265,7 @@ impl Desk {
 
 impl Running {
     fn is_only_asked_for(&self) -> bool {
-        self.reasons.iter().all(|(reason, _)| *reason == Reason::Asked.label())
+        self.reasons.iter().all(|((reason, _), _)| *reason == Reason::Asked.label())
     }
 }
 
@@ -296,13 +306,18 @@ mod tests {
         begin(&mut desk, &oom(100));
         assert_eq!(desk.admit(&oom(105), &settings), Admitted::Joined);
         assert_eq!(desk.running.as_ref().unwrap().end_ns, 115 * SECOND_NS);
-        for at_s in 106..200 {
+        for at_s in 106..160 {
             let trigger = Trigger { reason: Reason::Finding("low_headroom"), ..oom(at_s) };
             assert_eq!(desk.admit(&trigger, &settings), Admitted::Joined);
+        }
+        assert_eq!(desk.take_joined().1.len(), 55);
+        for _ in 0..200 {
+            assert_eq!(desk.admit(&oom(110), &settings), Admitted::Joined);
         }
         let running = desk.running.clone().unwrap();
         assert_eq!((running.end_ns, running.joined.len()), (160 * SECOND_NS, MOST_JOINED));
         assert_eq!(desk.admit(&oom(60), &settings), Admitted::Busy, "what lies before its begin is not in it");
+        desk.take_joined();
         desk.end("one");
         let headroom = Trigger { reason: Reason::Finding("low_headroom"), ..oom(219) };
         assert_eq!(desk.admit(&headroom, &settings), Admitted::Cooldown, "what joined cools down too");
@@ -329,11 +344,44 @@ mod tests {
         assert_eq!(desk.admit(&of("1", 109), &settings), Admitted::Joined);
         let joined = &desk.running.as_ref().expect("it runs").joined;
         assert_eq!(joined.last(), Some(&of("1", 109)), "it is recorded, however many came before");
+        desk.take_joined();
         desk.end("one");
         let admitted = ["666", "1", "2"].map(|user| desk.admit(&of(user, 130), &settings));
         assert_eq!(admitted, [Admitted::Cooldown, Admitted::Cooldown, Admitted::Begin]);
         assert_eq!(desk.admit(&of("1", 10_000), &settings), Admitted::Begin);
         assert!(desk.ended.is_empty(), "what has cooled down is forgotten");
+    }
+
+    #[test]
+    fn who_lengthens_a_capture_makes_nobody_else_wait() {
+        let (mut desk, settings) = (Desk::default(), settings());
+        let of = |user: &str, at_s: i64| Trigger { owner: Some(Scope::of(None, Some(user))), ..oom(at_s) };
+        begin(&mut desk, &of("1", 100));
+        (101..160).for_each(|at_s| assert_eq!(desk.admit(&of("666", at_s), &settings), Admitted::Joined));
+        // The capture ends at 160 s, and is not closed yet.
+        let late: Vec<_> = (0..200).map(|_| of("666", 161)).chain([of("2", 161)]).collect();
+        late.iter().for_each(|trigger| assert_eq!(desk.admit(trigger, &settings), Admitted::Next));
+        assert!(!desk.yields("one"), "it is whole");
+        desk.take_joined();
+        desk.end("one");
+        let next = desk.take_next();
+        assert_eq!((next.len(), next.last()), (MOST_JOINED + 1, late.last()));
+        assert_eq!(desk.admit(&of("1", 169), &settings), Admitted::Cooldown, "60 s after its own 10");
+        assert_eq!(desk.admit(&of("1", 170), &settings), Admitted::Begin);
+        assert_eq!(desk.admit(&of("666", 219), &settings), Admitted::Cooldown);
+    }
+
+    #[test]
+    fn what_a_capture_that_ends_early_has_not_recorded_is_for_the_next() {
+        let (mut desk, settings) = (Desk::default(), settings());
+        let xid = |at_s| Trigger { reason: Reason::Finding("xid"), ..oom(at_s) };
+        begin(&mut desk, &oom(100));
+        desk.admit(&oom(101), &settings);
+        desk.take_joined();
+        desk.admit(&xid(102), &settings);
+        desk.end("one");
+        assert_eq!(desk.take_next(), [xid(102)]);
+        assert_eq!([oom(103), xid(102)].map(|one| desk.admit(&one, &settings)), [Admitted::Cooldown, Admitted::Begin]);
     }
 
     #[test]
