@@ -48,7 +48,7 @@ struct Text {
 
 impl Answers {
     /// Keeps a text while a client reads it; others are withdrawn to make room. If what scrapers read leaves none, it is
-    /// withdrawn itself.
+    /// withdrawn itself, and no other is.
     pub fn keep(&self, text: Vec<u8>) -> Arc<Answer> {
         self.keep_one(text, false)
     }
@@ -60,9 +60,7 @@ impl Answers {
 
     /// Whether a scrape of so many bytes leaves those that are being read theirs.
     pub fn fits(&self, bytes: usize) -> bool {
-        let all = in_progress(&mut self.all());
-        let pinned: usize = all.iter().filter(|other| other.is_pinned()).map(|other| other.held()).sum();
-        pinned == 0 || pinned + bytes <= MOST_BYTES
+        has_room(&in_progress(&mut self.all()), bytes)
     }
 
     fn keep_one(&self, text: Vec<u8>, is_scrape: bool) -> Arc<Answer> {
@@ -72,15 +70,15 @@ impl Answers {
         // Until it is one of them, no other may be added.
         let mut all = self.all();
         let mut others = in_progress(&mut all);
+        if !is_scrape && !has_room(&others, answer.bytes) {
+            answer.withdraw();
+            return answer;
+        }
         let mut bytes: usize = answer.bytes + others.iter().map(|other| other.held()).sum::<usize>();
         others.sort_by_cached_key(|other| std::cmp::Reverse((other.is_pinned(), other.text().taken)));
         while bytes > MOST_BYTES
             && let Some(stalled) = others.pop()
         {
-            if stalled.is_pinned() && !is_scrape {
-                answer.withdraw();
-                break;
-            }
             bytes -= stalled.withdraw();
         }
         all.push(Arc::downgrade(&answer));
@@ -96,6 +94,12 @@ impl Answers {
 fn in_progress(all: &mut Vec<Weak<Answer>>) -> Vec<Arc<Answer>> {
     all.retain(|answer| answer.strong_count() > 0);
     all.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Whether so many bytes more leave scrapers what they are reading.
+fn has_room(others: &[Arc<Answer>], bytes: usize) -> bool {
+    let pinned: usize = others.iter().filter(|other| other.is_pinned()).map(|other| other.held()).sum();
+    pinned == 0 || pinned + bytes <= MOST_BYTES
 }
 
 impl Answer {
@@ -232,7 +236,7 @@ mod tests {
         assert!(scrape.piece(0).is_ok());
         wait(900).await;
         let large = answers.keep(text(1));
-        assert!(scrape.piece(0).is_ok() && large.is_withdrawn() && small.is_withdrawn());
+        assert!(scrape.piece(0).is_ok() && large.is_withdrawn() && !small.is_withdrawn(), "nothing is won by its end");
         assert_eq!(large.response("text/plain").status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answers.fits(MOST_BYTES / 2) && !answers.fits(MOST_BYTES / 2 + 1));
         wait(1_100).await;

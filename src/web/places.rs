@@ -5,6 +5,7 @@
 //! connection that has been silent longest is closed at once. Connections whose request is being answered are closed
 //! after all others, as long as they have no more than half of the places. Beyond that the longest silent of them is
 //! next, so that clients that request much and read nothing cannot reduce the places for all others to a single one.
+//! Those whose answer has not begun come last: it is not they who are silent.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
 use super::seat::{Seat, Turn};
@@ -79,7 +80,7 @@ impl Places {
         let answering = taken.iter().filter(|seat| seat.turn() == Turn::Answer).count();
         let from_answering = answering * 2 > self.most || answering == taken.len();
         let of_class = taken.iter().filter(|seat| (seat.turn() == Turn::Answer) == from_answering);
-        of_class.min_by_key(|seat| seat.heard()).cloned()
+        of_class.min_by_key(|seat| (seat.is_waiting(), seat.heard())).cloned()
     }
 
     /// The connection to evict when descriptors are short: none that is being answered and recently active.
@@ -227,6 +228,25 @@ mod tests {
         let there: Vec<_> = seats.iter().map(|seat| is_there(&places, seat)).collect();
         assert_eq!(there, [false, true, true, true, true, false, true, true], "one of the five, then one of the rest");
         assert!(is_there(&places, &first.seat) && is_there(&places, &second.seat));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_an_answer_gives_way_after_those_who_do_not_read_theirs() {
+        let places = places();
+        let seats = fill(&places).await;
+        seats[..6].iter().for_each(|seat| seat.asked(true));
+        seats[1].wrote();
+        seats[..6].iter().for_each(|seat| seat.heard_all());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        seats[4].wrote();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        seats[5].wrote();
+        let mut newcomers = Vec::new();
+        for gone in [4, 5, 6] {
+            newcomers.push(places.take().await.expect("a place"));
+            assert!(!is_there(&places, &seats[gone]), "{gone}");
+        }
+        assert!(seats[..4].iter().all(|seat| is_there(&places, seat)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -38,6 +38,8 @@ pub(super) struct Seat {
     /// When its turn began: microseconds after `begin`.
     since_us: AtomicU64,
     turn: AtomicU8,
+    /// Whether the client has had some of the answer.
+    has_begun: AtomicBool,
     /// Whether the whole answer has been handed to the stream.
     is_answered: AtomicBool,
     /// Whether its client read nothing for too long.
@@ -57,6 +59,7 @@ impl Seat {
             heard_us: AtomicU64::new(0),
             since_us: AtomicU64::new(0),
             turn: AtomicU8::new(0),
+            has_begun: AtomicBool::new(false),
             is_answered: AtomicBool::new(false),
             has_stalled: AtomicBool::new(false),
             leave: Notify::new(),
@@ -83,6 +86,8 @@ impl Seat {
         let now_us = self.now_us();
         self.heard_us.store(now_us, Relaxed);
         self.since_us.store(now_us, Relaxed);
+        // What was written before the request was whole, such as `100 Continue`, is no part of its answer.
+        self.has_begun.store(false, Relaxed);
         self.turn.store(turn as u8, Relaxed);
     }
 
@@ -109,12 +114,22 @@ impl Seat {
 
     /// Bytes arrived from the client.
     pub(super) fn read(&self) {
-        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.wrote() }
+        if self.turn() == Turn::Idle { self.begin_turn(Turn::Head) } else { self.hear() }
     }
 
     /// The client read some bytes.
     pub(super) fn wrote(&self) {
+        self.hear();
+        self.has_begun.store(true, Relaxed);
+    }
+
+    fn hear(&self) {
         self.heard_us.store(self.now_us(), Relaxed);
+    }
+
+    /// Whether its client waits for an answer that has not begun: its silence is not the client's.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.turn() == Turn::Answer && !self.has_begun.load(Relaxed)
     }
 
     /// The client has read nothing for too long.
