@@ -3,9 +3,11 @@
 use super::backoff::{Backoff, Budget};
 use super::deadlines::Deadlines;
 use super::sweep::{Cause, Sampler, Ticked};
+use super::{alone, aside};
 use crate::source::NextTick;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual};
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest time from one tick of a replay to the next: the period of the join over live readings.
@@ -23,16 +25,16 @@ pub struct FastLane {
 }
 
 /// Samples at absolute deadlines until `stop` or until another thread has taken over.
-pub fn run_paced(sampler: Sampler, lane: FastLane, stop: &AtomicBool) {
-    run(sampler, Backoff::new(lane.budget), lane.idle_period_ns, stop);
+pub fn run_paced(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+    run(sampler, Backoff::new(lane.budget), lane, stop);
 }
 
 /// As [`run_paced`], starting at the period of `backoff`. The whole hot path is here and in [`Sampler::tick`].
-pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Option<i64>, stop: &AtomicBool) {
+pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, stop: &Arc<AtomicBool>) {
     // Without this the kernel may delay each wake-up by 50 µs. Only sandboxes refuse it, at the cost of those 50 µs.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let started_ns = sampler.clock().now_ns();
-    sampler.set_periods(idle_period_ns, backoff.period_ns());
+    sampler.set_periods(lane.idle_period_ns, backoff.period_ns());
     let mut period_ns = sampler.period_ns();
     let mut deadlines = Deadlines::starting(started_ns, period_ns);
     sampler.stats().accounted_ns.store(started_ns, Ordering::Relaxed);
@@ -45,6 +47,10 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
             observed = true;
             backoff.call(call_ns);
         });
+        // A thread that was replaced too: its call took longest.
+        if sampler.has_newly_aside() && !stop.load(Ordering::Relaxed) {
+            set_aside(&mut sampler, lane, stop);
+        }
         if ticked == Ticked::Replaced {
             break;
         }
@@ -80,6 +86,15 @@ pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, idle_period_ns: Op
         sampler.stats().accounted_ns.store(deadlines.next_ns() - period_ns, Ordering::Relaxed);
     }
     sampler.count_held(|_| ());
+}
+
+/// Starts a thread for each GPU that the last sweep set aside.
+#[cold]
+fn set_aside(sampler: &mut Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
+    let newly = sampler.take_newly_aside();
+    for position in (0..sampler.gpus().len()).filter(|position| aside::has(newly, *position)) {
+        alone::start(sampler, position, lane.idle_period_ns, stop);
+    }
 }
 
 fn publish(sampler: &Sampler, period_ns: i64, full_ns: i64) {
@@ -130,8 +145,8 @@ mod tests {
     use highwater_core::gpu::{Device, GpuState};
     use highwater_core::histogram::Histogram;
     use highwater_core::ring;
+    use std::sync::OnceLock;
     use std::sync::atomic::AtomicU64;
-    use std::sync::{Arc, OnceLock};
 
     /// Answers for two GPUs, after so many nanoseconds each.
     struct Prompt {

@@ -6,6 +6,8 @@
 //! that fails leaves a gap, never its last value. Absent on purpose: everything that interprets readings.
 
 mod ahead;
+mod alone;
+mod aside;
 mod backoff;
 mod deadlines;
 mod fast;

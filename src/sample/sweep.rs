@@ -1,6 +1,7 @@
 //! One tick of the fast lane: read every GPU's memory, push it into its ring, count.
 
 use super::ahead::Ahead;
+use super::aside::{self, Aside};
 use super::held::Held;
 use super::idle::Idle;
 use super::ticks::{Sweep, TickLog};
@@ -208,6 +209,8 @@ enum Reading {
     NotDue,
     /// There was none, or it failed.
     Failed,
+    /// A thread of its own reads it.
+    Aside,
     /// The bytes in use, when, and after how long without a reading that time is a gap. Nanoseconds of the timeline.
     Used { at_ns: i64, used_bytes: u64, gap_after_ns: i64 },
 }
@@ -243,6 +246,11 @@ pub struct Sampler {
     stats: Arc<TickStats>,
     gpus: Arc<[GpuState]>,
     sinks: Arc<Mutex<Sinks>>,
+    aside: Arc<Aside>,
+    /// The GPU that is read first: the one after the last whose call took long.
+    first: usize,
+    /// The GPUs that were set aside in the last sweep: bit n for position n.
+    newly_aside: u64,
     generation: u64,
     idle: Idle,
     readings: Box<[Reading]>,
@@ -274,7 +282,8 @@ impl Sampler {
         // A thread of the previous node may still hang in the driver: what it writes when it returns is discarded too.
         let (sinks, generation) = (Arc::new(Mutex::new(sinks)), stats.generation.fetch_add(1, Ordering::SeqCst) + 1);
         stats.end_call();
-        Self::begin(source, clock, calls, stats, gpus, sinks, generation)
+        let aside = Arc::new(Aside::new(gpus.len()));
+        Self::begin(source, clock, calls, stats, gpus, (sinks, aside), generation)
     }
 
     /// One that has read nothing yet.
@@ -284,7 +293,7 @@ impl Sampler {
         calls: Arc<CallStats>,
         stats: Arc<TickStats>,
         gpus: Arc<[GpuState]>,
-        sinks: Arc<Mutex<Sinks>>,
+        (sinks, aside): (Arc<Mutex<Sinks>>, Arc<Aside>),
         generation: u64,
     ) -> Self {
         let count = gpus.len();
@@ -308,6 +317,9 @@ impl Sampler {
             stats,
             gpus,
             sinks,
+            aside,
+            first: 0,
+            newly_aside: 0,
             generation,
             idle,
             readings,
@@ -335,7 +347,9 @@ impl Sampler {
     }
 
     fn publish_periods(&self) {
-        (0..self.gpus.len()).for_each(|position| self.publish_period(position));
+        let aside = self.aside.gpus();
+        let own = (0..self.gpus.len()).filter(|position| !aside::has(aside, *position));
+        own.for_each(|position| self.publish_period(position));
     }
 
     #[cold]
@@ -369,9 +383,23 @@ impl Sampler {
             Arc::clone(&self.calls),
             Arc::clone(&self.stats),
             Arc::clone(&self.gpus),
-            Arc::clone(&self.sinks),
+            (Arc::clone(&self.sinks), Arc::clone(&self.aside)),
             self.generation,
         )
+    }
+
+    pub(super) fn aside(&self) -> &Arc<Aside> {
+        &self.aside
+    }
+
+    /// Whether a GPU was set aside since the last call of [`take_newly_aside`](Self::take_newly_aside).
+    pub(super) fn has_newly_aside(&self) -> bool {
+        self.newly_aside != 0
+    }
+
+    /// The GPUs that were set aside since the last call: each needs a thread.
+    pub(super) fn take_newly_aside(&mut self) -> u64 {
+        std::mem::take(&mut self.newly_aside)
     }
 
     pub(super) fn stats(&self) -> &TickStats {
@@ -419,8 +447,18 @@ impl Sampler {
         let mut ticked = Ticked::Nothing;
         let mut begin_ns = at_ns;
         self.sweep = Sweep { begin_ns, end_ns: begin_ns, skipped: 0 };
-        for position in 0..self.gpus.len() {
+        let (aside, gpus) = (self.aside.gpus(), self.gpus.len());
+        let mut next = self.first;
+        for _ in 0..gpus {
+            let position = next;
+            next = if position + 1 < gpus { position + 1 } else { 0 };
             let gpu = &self.gpus[position];
+            if aside::has(aside, position) {
+                // Its readings are in the ring, at their own times: every sweep has it, at the full rate.
+                (ticked, busy) = (Ticked::Taken, busy + 1);
+                self.readings[position] = Reading::Aside;
+                continue;
+            }
             if !gpu.is_sampled() || gpu.is_left_alone() {
                 if gpu.is_sampled() && ticked == Ticked::Nothing {
                     ticked = Ticked::Blocked;
@@ -439,11 +477,14 @@ impl Sampler {
             let answer = self.source.memory_used(position, at_ns);
             // If the GPU's call had hung and now returns, the GPU is tried again before it is sampled.
             gpu.end_fast_call();
+            let end_ns = self.clock.now_ns();
+            if end_ns - begin_ns > aside::LONG_NS {
+                self.note_long(position, end_ns - begin_ns, end_ns);
+            }
             if !self.is_current() {
                 return Ticked::Replaced;
             }
             self.stats.end_call();
-            let end_ns = self.clock.now_ns();
             self.call_durations.add(end_ns - begin_ns);
             busy += usize::from(self.note(position, answer, at_ns, end_ns));
             self.sweep.end_ns = end_ns;
@@ -452,6 +493,48 @@ impl Sampler {
         // A GPU that is left alone needs no ticks: once it answers, the next one reads it, at most an idle period later.
         self.is_idle = ticked == Ticked::Taken && busy == 0;
         ticked
+    }
+
+    /// Notes that a call took so long that other GPUs waited.
+    #[cold]
+    fn note_long(&mut self, position: usize, took_ns: i64, now_ns: i64) {
+        self.first = (position + 1) % self.gpus.len();
+        if self.aside.note_long(position, took_ns, now_ns, &self.gpus) {
+            self.newly_aside |= 1 << position;
+        }
+    }
+
+    /// Reads a GPU that is aside, by its own thread, whichever generation the others' is. Given the period of an idle GPU, and
+    /// the time between two of its readings if its calls take long all the time; returns the period in force, nanoseconds.
+    pub(super) fn tick_aside(&mut self, position: usize, at_ns: i64, idle_ns: Option<i64>, usual_ns: i64) -> i64 {
+        let full_ns = self.stats.full_period_ns.load(Ordering::Relaxed).max(usual_ns);
+        self.idle.set_periods(idle_ns, full_ns);
+        let gpu = &self.gpus[position];
+        self.aside.begin_call(position, at_ns);
+        gpu.begin_fast_call();
+        let answer = self.source.memory_used(position, at_ns);
+        gpu.end_fast_call();
+        self.aside.end_call(position);
+        let end_ns = self.clock.now_ns();
+        self.call_durations.add(end_ns - at_ns);
+        self.sweep.end_ns = end_ns;
+        self.note(position, answer, at_ns, end_ns);
+        self.publish_period(position);
+        let mut sinks = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
+        sinks[position].take(self.readings[position]);
+        drop(sinks);
+        if self.has_to_count() {
+            self.count_held(|_| ());
+        }
+        self.idle.period_ns(position)
+    }
+
+    /// Ends the thread of a GPU that is aside: the fast lane reads it again, at its own period.
+    pub(super) fn end_aside(&mut self, position: usize) {
+        self.count_held(|_| ());
+        self.idle.set_full(self.stats.full_period_ns.load(Ordering::Relaxed));
+        self.publish_period(position);
+        self.aside.end(position, self.clock.now_ns());
     }
 
     /// Notes a GPU's answer to a sweep that began at `due_ns`. Returns whether the GPU is busy.
@@ -529,13 +612,7 @@ impl Sampler {
         if !self.is_current() {
             return false;
         }
-        for (sink, reading) in sinks.iter_mut().zip(&*self.readings) {
-            match *reading {
-                Reading::Used { at_ns, used_bytes, gap_after_ns } => sink.push(at_ns, used_bytes, gap_after_ns),
-                Reading::Failed => sink.fail(),
-                Reading::NotDue => {}
-            }
-        }
+        sinks.iter_mut().zip(&*self.readings).for_each(|(sink, reading)| sink.take(*reading));
         // After the readings, so that a reader that sees a sweep in the log finds its readings in the rings.
         if let (Ticked::Taken, Some(log)) = (ticked, self.stats.log()) {
             log.note(self.sweep);
@@ -545,6 +622,15 @@ impl Sampler {
 }
 
 impl Sink {
+    #[inline]
+    fn take(&mut self, reading: Reading) {
+        match reading {
+            Reading::Used { at_ns, used_bytes, gap_after_ns } => self.push(at_ns, used_bytes, gap_after_ns),
+            Reading::Failed => self.fail(),
+            Reading::NotDue | Reading::Aside => {}
+        }
+    }
+
     fn push(&mut self, at_ns: i64, used_bytes: u64, gap_after_ns: i64) {
         if self.last_good_ns.is_some_and(|last_ns| at_ns.saturating_sub(last_ns) > gap_after_ns) {
             self.fail();
@@ -572,11 +658,15 @@ mod tests {
     use crate::source::Source;
     use highwater_core::clock::{MILLISECOND_NS as MS, Manual, SECOND_NS};
     use highwater_core::gpu::Device;
+    use std::sync::atomic::AtomicUsize;
 
     /// Answers with what was set.
     struct Scripted {
         devices: Vec<Device>,
         answers: Vec<Mutex<Result<u64, Error>>>,
+        /// A GPU whose calls take 300 ms.
+        slow: AtomicUsize,
+        clock: Arc<Manual>,
     }
 
     impl Source for Scripted {
@@ -589,6 +679,9 @@ mod tests {
         }
 
         fn memory_used(&self, gpu: usize, _at_ns: i64) -> Result<u64, Error> {
+            if self.slow.load(Ordering::Relaxed) == gpu {
+                self.clock.advance_to(self.clock.now_ns() + 300 * MS);
+            }
             self.answers[gpu].lock().expect("whole").clone()
         }
     }
@@ -605,7 +698,8 @@ mod tests {
         fn new(gpus: usize) -> Self {
             let devices = (0..gpus).map(|gpu| Device { uuid: format!("GPU-{gpu}"), ..Device::default() }).collect();
             let answers = (0..gpus).map(|_| Mutex::new(Ok(0))).collect();
-            let (source, clock) = (Arc::new(Scripted { devices, answers }), Arc::new(Manual::at(SECOND_NS)));
+            let (clock, slow) = (Arc::new(Manual::at(SECOND_NS)), AtomicUsize::new(usize::MAX));
+            let source = Arc::new(Scripted { devices, answers, slow, clock: Arc::clone(&clock) });
             let config = ring::Config { retention_ns: 60 * SECOND_NS, max_bytes: 1 << 16, resolution_ns: 1_000 };
             let periods = Periods::default();
             let (node, writers) =
@@ -629,11 +723,66 @@ mod tests {
             (0..for_ns / MS).for_each(|_| assert_eq!(self.tick_after(MS), Ticked::Taken));
         }
 
+        /// The last reading.
+        fn newest(&self, gpu: usize) -> (i64, Option<u64>) {
+            let newest_ns = self.node.rings[gpu].newest_ns().expect("read");
+            (newest_ns, self.node.rings[gpu].at(newest_ns).expect("kept"))
+        }
+
         /// The time in gaps since `from_ns`.
         fn gap_ns(&self, gpu: usize, from_ns: i64) -> i64 {
             let ring = &self.node.rings[gpu];
             ring.summary(from_ns, ring.newest_ns().expect("read")).expect("kept").gap_ns
         }
+    }
+
+    #[test]
+    fn a_gpu_whose_calls_take_long_is_passed_over_until_it_comes_back() {
+        let mut rig = Rig::new(3);
+        rig.run(10 * MS);
+        rig.answer(1, Ok(7));
+        rig.source.slow.store(1, Ordering::Relaxed);
+        let mut ticks = 0;
+        while !rig.sampler.has_newly_aside() {
+            assert_eq!(rig.tick_after(MS), Ticked::Taken);
+            ticks += 1;
+            assert!(ticks < 9 && rig.sampler.first == 2, "it is read last");
+        }
+        assert_eq!((rig.sampler.take_newly_aside(), ticks), (0b10, 8));
+        rig.run(MS);
+        let (newest, begin_ns) = (rig.newest(1), rig.clock.now_ns());
+        rig.run(100 * MS);
+        assert!(rig.newest(1) == newest && rig.gap_ns(0, begin_ns) == 0);
+        // Its own thread reads it, and the others go on.
+        let mut own = rig.sampler.share();
+        rig.answer(1, Ok(9));
+        let begin_ns = rig.clock.now_ns();
+        assert_eq!(own.tick_aside(1, begin_ns, Some(100 * MS), 0), MS);
+        assert_eq!(own.tick_aside(1, begin_ns, Some(100 * MS), 600 * MS), 600 * MS);
+        assert_eq!(rig.node.gpus[1].sampling_period_ns(), Some(600 * MS));
+        rig.sampler.set_periods(Some(100 * MS), MS);
+        assert_eq!(rig.node.gpus[1].sampling_period_ns(), Some(600 * MS), "the lane says nothing of it");
+        assert_eq!((rig.newest(1), rig.node.gpus[1].is_in_fast_call()), ((begin_ns + 600 * MS, Some(9)), false));
+        rig.source.slow.store(usize::MAX, Ordering::Relaxed);
+        own.end_aside(1);
+        assert_eq!(rig.node.gpus[1].sampling_period_ns(), Some(MS));
+        rig.answer(1, Ok(11));
+        rig.run(10 * MS);
+        assert_eq!(rig.newest(1), (rig.clock.now_ns(), Some(11)));
+    }
+
+    #[test]
+    fn a_thread_that_was_replaced_reports_the_call_that_it_waited_for() {
+        let mut rig = Rig::new(2);
+        rig.source.slow.store(0, Ordering::Relaxed);
+        for _ in 0..8 {
+            let mut replaced = rig.sampler.share();
+            rig.sampler = rig.sampler.successor();
+            assert!(rig.sampler.take_newly_aside() == 0 && replaced.aside().gpus() == 0);
+            assert_eq!(replaced.tick(rig.clock.now_ns(), |_| ()), Ticked::Replaced);
+        }
+        assert_eq!(rig.sampler.aside().gpus(), 1);
+        assert_eq!(rig.tick_after(MS), Ticked::Taken);
     }
 
     #[test]

@@ -58,13 +58,14 @@ pub fn watch(sampler: &Sampler, lane: FastLane, roll: &RollCall, stop: &Arc<Atom
             waiting = start(successor, lane, stop);
         }
     }
+    sampler.aside().join();
 }
 
 /// Starts a thread for a sampler. Returns the sampler if the system cannot create a thread.
 fn start(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) -> Option<Sampler> {
     let (runner, stop) = (sampler.share(), Arc::clone(stop));
     let backoff = Backoff::resumed(lane.budget, sampler.stats().full_period_ns.load(Ordering::Relaxed));
-    let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, lane.idle_period_ns, &stop)).err()?;
+    let error = thread::spawn("hw-fast", move || fast::run(runner, backoff, lane, &stop)).err()?;
     tracing::error!(%error, "cannot start a new sampling thread; retrying");
     Some(sampler)
 }
@@ -156,14 +157,18 @@ impl<'a> Watchdog<'a> {
             .any(|(_, (gpu, _))| gpu.is_sampled() && !gpu.is_left_alone())
     }
 
-    /// Marks GPUs as hung that are skipped and on which one call has been in progress for too long.
+    /// Marks GPUs as hung that are skipped or set aside and on which one call has been in progress for too long.
     fn hang_silent(&mut self, now_ns: i64) {
         let before_ns = now_ns - self.hang_after_ns;
         for (position, gpu) in self.sampler.gpus().iter().enumerate() {
             let own_ns = self.own_since_ns(position).filter(|_| gpu.is_doubted());
             let replaced_ns = &mut self.replaced_since_ns[position];
-            *replaced_ns = replaced_ns.filter(|_| gpu.is_in_fast_call());
-            if gpu.is_sampled() && own_ns.into_iter().chain(*replaced_ns).any(|since_ns| since_ns <= before_ns) {
+            // A GPU is set aside when such a call has returned; the one in progress is that of its own thread.
+            let aside = self.sampler.aside();
+            *replaced_ns = replaced_ns.filter(|_| gpu.is_in_fast_call() && !aside.has(position));
+            let aside_ns = aside.call_since_ns(position);
+            let mut since_ns = own_ns.into_iter().chain(*replaced_ns).chain(aside_ns);
+            if gpu.is_sampled() && since_ns.any(|since_ns| since_ns <= before_ns) {
                 gpu.hang();
             }
         }

@@ -233,6 +233,49 @@ fn gpus_that_hang_at_once_stop_the_others_once_and_not_one_after_another() {
     });
 }
 
+/// Its calls alone take long, for ever: those of the others are not to wait for them.
+#[test]
+fn a_gpu_whose_calls_take_long_costs_the_others_no_ticks_and_is_still_read() {
+    for delay_us in [5_000.0, 300_000.0] {
+        let mut control = gpus(4);
+        // A period long enough for a machine with two cores beside other tests, and without back-off.
+        let settings = ["sampling.period=5ms", "sampling.max_period=5ms", "sampling.budget=1"];
+        let node = Node::start(&control, &settings.map(|setting| ["--set", setting]).concat());
+        node.until("every GPU", |metrics| (0..4).all(|gpu| value(metrics, &used(gpu)).is_some()));
+        control["gpus"][1]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": delay_us});
+        node.control.put(&control);
+        node.until("a thread of its own", |_| threads(&node, "hw-aside") == 1);
+        let ticks = |metrics: &str| {
+            ["due_total", "missed_total{cause=\"driver_blocked\"}"]
+                .map(|name| value(metrics, &format!("highwater_sampler_ticks_{name}")).expect("exported"))
+        };
+        // On a busy machine the kernel may keep the thread from the processor in the middle of a call. The wait for the
+        // slow GPU would cost half of the ticks, or nearly all.
+        let before = ticks(&node.daemon.metrics());
+        let metrics = node.until("2,000 ticks", |metrics| ticks(metrics)[0] >= before[0] + 2_000.0);
+        let [due, blocked] = [0, 1].map(|at| ticks(&metrics)[at] - before[at]);
+        println!("{delay_us} us: of {due} ticks due {blocked} were blocked");
+        assert!(blocked <= 0.2 * due, "{blocked} of {due} ticks");
+        // Its memory is followed, and its period is that of its calls.
+        control["gpus"][1]["used"] = json!(9 * GIB);
+        node.control.put(&control);
+        node.until("its memory", |metrics| value(metrics, &used(1)) == Some(9.0 * GIB as f64));
+        node.until("its period", |metrics| value(metrics, &period(1)).is_some_and(|period| period >= delay_us * 1e-6));
+        assert!(value(&node.daemon.metrics(), &period(2)) == Some(0.005));
+        control["gpus"][1]["hang"] = json!(["nvmlDeviceGetMemoryInfo_v2"]);
+        node.control.put(&control);
+        node.until("that it hangs there", |metrics| value(metrics, &up(1)) == Some(0.0));
+        control["gpus"][1]["hang"] = json!([]);
+        node.control.put(&control);
+        node.until("its answer", |metrics| value(metrics, &up(1)) == Some(1.0));
+        control["gpus"][1]["delay_us"] = json!({});
+        node.control.put(&control);
+        node.until("its return", |metrics| {
+            threads(&node, "hw-aside") == 0 && value(metrics, &period(1)) == Some(0.005)
+        });
+    }
+}
+
 /// How many threads of the daemon are sampling, or hang in it.
 fn sampling_threads(node: &Node) -> usize {
     threads(node, "hw-fast")
@@ -260,7 +303,9 @@ fn every_deadline_is_due_and_a_blocked_driver_is_reported() {
     let begun = Instant::now();
     let first = due(&node.daemon.metrics());
     let looked = Instant::now();
-    control["gpus"][0]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 5_000.0});
+    for gpu in 0..2 {
+        control["gpus"][gpu]["delay_us"] = json!({"nvmlDeviceGetMemoryInfo_v2": 5_000.0});
+    }
     node.control.put(&control);
     node.until("blocked ticks", |metrics| value(metrics, blocked).is_some_and(|missed| missed > 500.0));
     control["gpus"][0]["hang"] = json!(["nvmlDeviceGetMemoryInfo_v2"]);

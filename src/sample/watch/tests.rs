@@ -247,3 +247,23 @@ fn what_a_thread_of_an_ended_node_reads_is_discarded() {
         drop(of_next_node);
     });
 }
+
+#[test]
+fn a_gpu_that_is_aside_hangs_by_the_call_of_its_own_thread_alone() {
+    let rig = Rig::new(2);
+    let mut watchdog = Watchdog::new(&rig.sampler, HANG_AFTER_NS, &rig.roll);
+    // The call of a thread that was replaced began long ago, and has returned; the GPU's own thread is in another.
+    watchdog.replaced_since_ns[0] = Some(0);
+    let aside = rig.sampler.aside();
+    let is_aside = (0..8).any(|_| aside.note_long(0, 300 * MILLISECOND_NS, SECOND_NS, &rig.gpus));
+    assert!(is_aside && aside.has(0));
+    rig.gpus[0].begin_fast_call();
+    aside.begin_call(0, SECOND_NS + 600 * MILLISECOND_NS);
+    for (after_ms, health) in [(500, Health::Up), (1_599, Health::Up), (1_600, Health::Hung)] {
+        rig.look(&mut watchdog, after_ms);
+        assert_eq!(rig.gpus[0].health(), health, "{after_ms}");
+    }
+    aside.end_call(0);
+    rig.gpus[0].end_fast_call();
+    assert_eq!(rig.gpus[0].health(), Health::Lost, "it is tried before it is sampled again");
+}
