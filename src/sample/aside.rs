@@ -20,16 +20,15 @@ use std::thread::JoinHandle;
 
 /// A call that takes longer costs the other GPUs a tick.
 pub(super) const LONG_NS: i64 = MILLISECOND_NS;
-/// One part in so many of the time may be spent in long calls on one GPU: the ticks that the others may lose.
-const ALLOWED_PART: i64 = 100;
-/// How much more than that long calls must have taken before the GPU is set aside.
-const LEAST_NS: i64 = 100 * MILLISECOND_NS;
-/// What long calls took counts up to this: what was long ago weighs no more than what is now.
-const MOST_NS: i64 = 10 * LEAST_NS;
+/// The time constant with which long calls are forgotten, nanoseconds.
+const MEMORY_NS: f64 = 10e9;
+/// How long the long calls on a GPU must have taken within that time before it is set aside, nanoseconds: a hundredth of it,
+/// which are the ticks that the others may lose.
+const LEAST_NS: f64 = MEMORY_NS / 100.0;
 /// How many long calls there must have been. Few may all be on one GPU by accident.
-const LEAST_CALLS: u32 = 8;
+const LEAST_CALLS: f64 = 8.0;
 /// How many times as long as those on another GPU.
-const FACTOR: i64 = 10;
+const FACTOR: f64 = 10.0;
 
 /// How long all calls on a GPU must be prompt before it comes back, the first time.
 const PATIENCE_NS: i64 = SECOND_NS;
@@ -58,28 +57,30 @@ const MOST_GPUS: usize = u64::BITS as usize;
 /// What one GPU's long calls have cost the others.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
-    /// How long they took beyond what is allowed, as of `at_ns`.
-    took_ns: i64,
+    /// How long they took, and how many there were, as of `at_ns`: each weighs less the longer ago it was.
+    took_ns: f64,
+    calls: f64,
     at_ns: i64,
-    /// How many there were since it was last at nothing.
-    calls: u32,
     patience_ns: i64,
     /// When it came back last.
     back_ns: Option<i64>,
 }
 
 impl Cost {
-    const NOTHING: Self = Self { took_ns: 0, at_ns: 0, calls: 0, patience_ns: PATIENCE_NS, back_ns: None };
+    const NOTHING: Self = Self { took_ns: 0.0, calls: 0.0, at_ns: 0, patience_ns: PATIENCE_NS, back_ns: None };
 
-    /// How long they took beyond what is allowed, now.
-    fn now_ns(&self, now_ns: i64) -> i64 {
-        (self.took_ns - now_ns.saturating_sub(self.at_ns).max(0) / ALLOWED_PART).max(0)
+    /// The same as of now.
+    #[allow(clippy::cast_precision_loss, reason = "a duration in nanoseconds")]
+    fn at(self, now_ns: i64) -> Self {
+        let weight = (-(now_ns.saturating_sub(self.at_ns).max(0) as f64) / MEMORY_NS).exp();
+        Self { took_ns: self.took_ns * weight, calls: self.calls * weight, at_ns: now_ns, ..self }
     }
 
+    #[allow(clippy::cast_precision_loss, reason = "a duration in nanoseconds")]
     fn add(&mut self, took_ns: i64, now_ns: i64) {
-        let before_ns = self.now_ns(now_ns);
-        self.calls = if before_ns == 0 { 1 } else { self.calls.saturating_add(1) };
-        (self.took_ns, self.at_ns) = ((before_ns + took_ns).min(MOST_NS), now_ns);
+        *self = self.at(now_ns);
+        self.took_ns += took_ns as f64;
+        self.calls += 1.0;
     }
 }
 
@@ -113,7 +114,9 @@ impl Aside {
         }
         let is_other = |other: &usize| *other != position && gpus[*other].is_sampled() && !self.has(*other);
         let others = (0..costs.len().min(gpus.len())).filter(is_other);
-        let Some(least_ns) = others.map(|other| costs[other].now_ns(now_ns)).min() else { return false };
+        let of_others = others.map(|other| costs[other].at(now_ns).took_ns);
+        // Nobody waits for the only one.
+        let least_ns = of_others.min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
         let is_slow = least_ns * FACTOR <= cost.took_ns;
         if is_slow {
             self.gpus.fetch_or(1 << position, Ordering::AcqRel);
@@ -201,8 +204,8 @@ mod tests {
     #[test]
     fn a_gpu_whose_calls_alone_take_long_is_set_aside() {
         let slow = |took_ms: i64, every_ms: i64| (1..).map(move |n: i64| (2, took_ms * MS, n * every_ms * MS));
-        assert_eq!(first_aside(8, slow(300, 301)), Some((2, 8)));
-        assert_eq!(first_aside(8, slow(5, 6)), Some((2, 21)), "a tenth of a second, and a hundredth of the time");
+        assert_eq!(first_aside(8, slow(300, 301)), Some((2, 9)));
+        assert_eq!(first_aside(8, slow(5, 6)), Some((2, 21)), "a tenth of a second");
         assert!(first_aside(8, slow(2, 50)).is_some(), "an idle one");
         assert_eq!(first_aside(8, slow(40, 4_000)), None, "a hundredth of the time is allowed");
         assert_eq!(first_aside(1, slow(300, 301)), None, "nobody waits for it");
@@ -235,6 +238,15 @@ mod tests {
         // A machine without a free core: waits fall on either, up to three in a row.
         let starved = (0..).map(|n: i64| ([0, 0, 0, 1, 0, 1, 1, 1, 0, 1][n as usize % 10], 8 * MS, n * 30 * MS));
         assert_eq!(first_aside(2, starved), None);
+    }
+
+    #[test]
+    fn what_was_long_ago_protects_no_slow_gpu() {
+        // A minute in which every call waits, whichever it is; then one of two is slow.
+        let waits = (0..1_200).map(|n: i64| (n as usize % 2, 40 * MS, n * 50 * MS));
+        let slow = (0..).map(|n: i64| (1, 300 * MS, 60 * SECOND_NS + n * 301 * MS));
+        let (gpu, calls) = first_aside(2, waits.chain(slow)).expect("it is");
+        assert!(gpu == 1 && (1_210..1_270).contains(&calls), "after 20 s at most: {calls}");
     }
 
     #[test]

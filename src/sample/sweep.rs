@@ -746,9 +746,9 @@ mod tests {
         while !rig.sampler.has_newly_aside() {
             assert_eq!(rig.tick_after(MS), Ticked::Taken);
             ticks += 1;
-            assert!(ticks < 9 && rig.sampler.first == 2, "it is read last");
+            assert!(ticks < 10 && rig.sampler.first == 2, "it is read last");
         }
-        assert_eq!((rig.sampler.take_newly_aside(), ticks), (0b10, 8));
+        assert_eq!((rig.sampler.take_newly_aside(), ticks), (0b10, 9));
         rig.run(MS);
         let (newest, begin_ns) = (rig.newest(1), rig.clock.now_ns());
         rig.run(100 * MS);
@@ -775,7 +775,7 @@ mod tests {
     fn a_thread_that_was_replaced_reports_the_call_that_it_waited_for() {
         let mut rig = Rig::new(2);
         rig.source.slow.store(0, Ordering::Relaxed);
-        for _ in 0..8 {
+        for _ in 0..9 {
             let mut replaced = rig.sampler.share();
             rig.sampler = rig.sampler.successor();
             assert!(rig.sampler.take_newly_aside() == 0 && replaced.aside().gpus() == 0);
