@@ -18,6 +18,7 @@ pub mod footprint;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;
+mod heap;
 mod html;
 pub mod intake;
 pub mod kineto;

@@ -3,7 +3,7 @@
 becomes these users; a machine with `useradd` is not needed.
 
     cargo build --release && cargo build --release -p nvml-fake
-    sudo benches/neighbours/neighbours.py --highwater target/release/highwater --nvml target/release/libnvml_fake.so --minutes 60
+    sudo python3 benches/neighbours/neighbours.py --highwater target/release/highwater --nvml target/release/libnvml_fake.so --minutes 60
 
 The GPUs are those of the fake NVML: GPU 0 is filled and flushed for five seconds of each minute, while the honest job's
 allocator retries; then the job marks `oom`. GPU 1 is lost in each minute. Each line of the table is one guarantee; the last

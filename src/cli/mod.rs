@@ -138,7 +138,7 @@ struct Probe {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    keep_heap_small();
+    crate::heap::keep_small();
     survive_file_limit();
     let command = Cli::parse().command;
     // The command prints to the same terminal: findings wait for the end, and only errors are logged meanwhile.
@@ -172,18 +172,6 @@ const MISUSED: u8 = 2;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Misuse(String);
-
-/// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
-/// given back.
-fn keep_heap_small() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: called before any other thread exists, with a documented parameter.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 10);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10);
-    }
-}
 
 /// From now on a write beyond the limit on the size of files (`ulimit -f`, Slurm's and systemd's limits) fails as on a full
 /// disk, and does not end the process. Handled and not ignored, because what is ignored stays so in commands that are

@@ -7,6 +7,7 @@ use super::finding_log::FindingLog;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
 use crate::footprint::Footprint;
+use crate::heap::Returns;
 use crate::node::{Counted, Node};
 use crate::nvml::Opener;
 use crate::sample::{self, RARE_TURNS, RollCall};
@@ -160,8 +161,10 @@ fn run_node(shared: &Shared, source: Arc<dyn Source>, before: Option<&Counted>) 
 fn wait_for_end(shared: &Shared, node: &Node) -> Option<OpenError> {
     let mut lost_since_ns = None;
     let mut devices = DeviceWatch::new(node, shared.known.clock.now_ns());
+    let mut heap = Returns::default();
     while !shared.stopped() {
         shared.wait(LOSS_PERIOD_NS);
+        heap.look();
         let now_ns = shared.known.clock.now_ns();
         lost_since_ns = if node.is_lost() { lost_since_ns.or(Some(now_ns)) } else { None };
         if lost_since_ns.is_some_and(|since_ns| now_ns - since_ns >= RETRY_NS) {

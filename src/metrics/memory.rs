@@ -39,6 +39,8 @@ pub(crate) enum Part {
     Sqlite,
     /// Requests that wait to be sent over OTLP.
     Otlp,
+    /// Long answers that clients are reading.
+    Answers,
     /// The heap at rest, stacks, connections, findings, and what the allocator keeps free.
     Other,
 }
@@ -60,6 +62,7 @@ impl Part {
             Part::Profiles => "profiles",
             Part::Sqlite => "sqlite",
             Part::Otlp => "otlp",
+            Part::Answers => "answers",
             Part::Other => "other",
         }
     }

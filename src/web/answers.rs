@@ -6,6 +6,7 @@
 //! [`MOST_BYTES`] together, or there is only one; whatever clients ask for, a scraper that reads its answer has [`PINNED`] for it.
 
 use super::problem::Problem;
+use crate::metrics::{Collect, Families, Part};
 use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
@@ -85,8 +86,19 @@ impl Answers {
         answer
     }
 
+    /// Bytes of all of them.
+    fn held(&self) -> usize {
+        in_progress(&mut self.all()).iter().map(|answer| answer.held()).sum()
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Answer>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collect for Answers {
+    fn collect(&self, out: &mut Families) {
+        out.memory(Part::Answers, self.held());
     }
 }
 
@@ -236,6 +248,7 @@ mod tests {
         assert!(scrape.piece(0).is_ok());
         wait(900).await;
         let large = answers.keep(text(1));
+        assert_eq!(answers.held(), MOST_BYTES * 3 / 4);
         assert!(scrape.piece(0).is_ok() && large.is_withdrawn() && !small.is_withdrawn(), "nothing is won by its end");
         assert_eq!(large.response("text/plain").status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answers.fits(MOST_BYTES / 2) && !answers.fits(MOST_BYTES / 2 + 1));

@@ -83,8 +83,9 @@ pub struct LongAnswers(Arc<Answers>);
 impl Site {
     /// The site of a daemon.
     #[must_use]
-    pub fn new(snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder, make_report: MakeReport) -> Self {
+    pub fn new(mut snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder, make_report: MakeReport) -> Self {
         let answers = LongAnswers::default();
+        snapshots.parts.push(Arc::clone(&answers.0) as _);
         let live = Live::new(snapshots.known.clone(), Arc::clone(&answers.0));
         Self { snapshots, intake, recorder, answers, live, make_report }
     }

@@ -1,14 +1,16 @@
 //! Places for connections: how many there are, which connections have them, and which is closed when another client
 //! comes.
 //!
-//! Enters: clients, and the activity of their connections. Leaves: a place for every client. When all are taken, the
-//! connection that has been silent longest is closed at once. Connections whose request is being answered are closed
-//! after all others, as long as they have no more than half of the places. Beyond that the longest silent of them is
-//! next, so that clients that request much and read nothing cannot reduce the places for all others to a single one.
-//! Those whose answer has not begun come last: it is not they who are silent.
+//! Enters: clients, and the activity of their connections. Leaves: a place for every client. When all are taken, a connection of
+//! the client that has most of them is closed at once: the one that has been silent longest. Those whose request is being
+//! answered are closed after its others, as long as they have no more than half of its places. Beyond that the longest silent of
+//! them is next, so that clients that request much and read nothing cannot reduce the places for all others behind the same address
+//! to a single one. Those whose answer has not begun come last: it is not they who are silent.
 
 use super::counts::{Ending, Listener, Seldom, Stats};
 use super::seat::{Seat, Turn};
+use super::sender::Client;
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +58,8 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new client. If none is free, the connection that has been silent longest is evicted.
-    pub(super) async fn take(self: &Arc<Self>) -> Option<Place> {
+    /// A place for a new connection of this client. If none is free, another one is evicted.
+    pub(super) async fn take(self: &Arc<Self>, client: Client) -> Option<Place> {
         let permit = loop {
             match Arc::clone(&self.free).try_acquire_owned() {
                 Ok(permit) => break permit,
@@ -68,7 +70,7 @@ impl Places {
                 Err(_) => continue,
             }
         };
-        let seat = Arc::new(Seat::new());
+        let seat = Arc::new(Seat::new(client));
         self.taken().push(Arc::clone(&seat));
         self.stats.connections(self.listener).accept();
         Some(Place { seat, places: Arc::clone(self), _permit: permit })
@@ -77,17 +79,19 @@ impl Places {
     /// The connection to evict for another client.
     fn next_of_all(&self) -> Option<Arc<Seat>> {
         let taken = self.taken();
-        let answering = taken.iter().filter(|seat| seat.turn() == Turn::Answer).count();
-        let from_answering = answering * 2 > self.most || answering == taken.len();
-        let of_class = taken.iter().filter(|seat| (seat.turn() == Turn::Answer) == from_answering);
+        let greediest = of_greediest(&taken, |_| true);
+        let answering = greediest.iter().filter(|seat| seat.turn() == Turn::Answer).count();
+        let from_answering = answering * 2 > greediest.len();
+        let of_class = greediest.into_iter().filter(|seat| (seat.turn() == Turn::Answer) == from_answering);
         of_class.min_by_key(|seat| (seat.is_waiting(), seat.heard())).cloned()
     }
 
     /// The connection to evict when descriptors are short: none that is being answered and recently active.
     fn next_but_answered(&self) -> Option<Arc<Seat>> {
         let taken = self.taken();
-        let may_go = |seat: &&Arc<Seat>| seat.turn() != Turn::Answer || seat.is_silent_for(ANSWER_PATIENCE);
-        taken.iter().filter(may_go).min_by_key(|seat| seat.heard()).cloned()
+        let has_stopped = |seat: &Seat| !seat.is_waiting() && seat.is_silent_for(ANSWER_PATIENCE);
+        let greediest = of_greediest(&taken, |seat| seat.turn() != Turn::Answer || has_stopped(seat));
+        greediest.into_iter().min_by_key(|seat| seat.heard()).cloned()
     }
 
     fn evict_for_another(&self) {
@@ -99,7 +103,7 @@ impl Places {
                 listener = self.listener.label(),
                 places = self.most,
                 closed = since,
-                "every place for connections is taken; the longest silent ones are closed"
+                "every place for connections is taken; the longest silent ones of who has most are closed"
             );
         }
     }
@@ -118,6 +122,17 @@ impl Places {
         let left = self.left.notified();
         self.evict(self.next_but_answered()) && timeout(LEAVE_PATIENCE, left).await.is_ok()
     }
+}
+
+/// Those that may go, of the client that has most connections, or of all that have as many.
+fn of_greediest(taken: &[Arc<Seat>], may_go: impl Fn(&Seat) -> bool) -> Vec<&Arc<Seat>> {
+    let mut counts = HashMap::<Client, usize>::new();
+    taken.iter().for_each(|seat| *counts.entry(seat.client).or_default() += 1);
+    let count = |seat: &Arc<Seat>| counts.get(&seat.client).copied().unwrap_or(0);
+    let mut may_go: Vec<_> = taken.iter().filter(|seat| may_go(seat)).collect();
+    let most = may_go.iter().map(|seat| count(seat)).max();
+    may_go.retain(|seat| Some(count(seat)) == most);
+    may_go
 }
 
 impl Place {
@@ -164,6 +179,7 @@ mod tests {
     use tokio::time::Instant;
 
     const MOST: usize = 8;
+    const ONE: Client = Client::User(1);
 
     fn places() -> Arc<Places> {
         Places::new(Listener::Http, MOST, Arc::default())
@@ -177,7 +193,7 @@ mod tests {
     async fn fill(places: &Arc<Places>) -> Vec<Arc<Seat>> {
         let mut seats = Vec::new();
         for _ in 0..MOST {
-            let place = places.take().await.expect("a place");
+            let place = places.take(ONE).await.expect("a place");
             seats.push(Arc::clone(&place.seat));
             tokio::spawn(place.keep(pending()));
             tokio::time::advance(Duration::from_millis(1)).await;
@@ -195,7 +211,7 @@ mod tests {
         let seats = fill(&places).await;
         seats[0].read();
         seats[1].wrote();
-        let newcomer = places.take().await.expect("a place");
+        let newcomer = places.take(ONE).await.expect("a place");
         let there: Vec<_> = seats.iter().map(|seat| is_there(&places, seat)).collect();
         assert_eq!(there, [true, true, false, true, true, true, true, true]);
         assert!(is_there(&places, &newcomer.seat));
@@ -212,7 +228,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         seats[2..].iter().for_each(|seat| seat.read());
         // The body of the second has not arrived, so that it counts as silent.
-        drop(places.take().await);
+        drop(places.take(ONE).await);
         assert!(is_there(&places, &seats[0]) && !is_there(&places, &seats[1]));
     }
 
@@ -223,8 +239,8 @@ mod tests {
         let seats = fill(&places).await;
         seats[..5].iter().for_each(|seat| seat.asked(false));
         tokio::time::advance(Duration::from_millis(1)).await;
-        let first = places.take().await.expect("a place");
-        let second = places.take().await.expect("a place");
+        let first = places.take(ONE).await.expect("a place");
+        let second = places.take(ONE).await.expect("a place");
         let there: Vec<_> = seats.iter().map(|seat| is_there(&places, seat)).collect();
         assert_eq!(there, [false, true, true, true, true, false, true, true], "one of the five, then one of the rest");
         assert!(is_there(&places, &first.seat) && is_there(&places, &second.seat));
@@ -243,16 +259,49 @@ mod tests {
         seats[5].wrote();
         let mut newcomers = Vec::new();
         for gone in [4, 5, 6] {
-            newcomers.push(places.take().await.expect("a place"));
+            newcomers.push(places.take(ONE).await.expect("a place"));
             assert!(!is_there(&places, &seats[gone]), "{gone}");
         }
         assert!(seats[..4].iter().all(|seat| is_there(&places, seat)));
     }
 
     #[tokio::test(start_paused = true)]
+    async fn who_has_most_connections_gives_way_whatever_the_others_do() {
+        let places = places();
+        let honest = places.take(Client::User(2)).await.expect("a place");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let newcomers = fill_rest(&places, MOST - 1).await;
+        // The honest one has been silent longest, in every turn.
+        for turn in [Turn::Head, Turn::Body, Turn::Answer] {
+            match turn {
+                Turn::Body => honest.seat.asked(true),
+                Turn::Answer => honest.seat.heard_all(),
+                _ => {}
+            }
+            newcomers.iter().for_each(|seat| seat.wrote());
+            drop(places.take(ONE).await);
+            assert!(is_there(&places, &honest.seat), "{turn:?}");
+            tokio::spawn(places.take(ONE).await.expect("a place").keep(pending()));
+        }
+        assert!(places.make_room().await && is_there(&places, &honest.seat));
+        // One of each client: the longest silent, as among those of one.
+        let places = self::places();
+        let mut all = Vec::new();
+        for user in 0..8 {
+            let place = places.take(Client::User(user)).await.expect("a place");
+            all.push(Arc::clone(&place.seat));
+            tokio::spawn(place.keep(pending()));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        all[0].read();
+        let _newcomer = places.take(Client::Unknown).await.expect("a place");
+        assert!(is_there(&places, &all[0]) && !is_there(&places, &all[1]));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_head_has_three_seconds_and_a_kept_connection_twenty() {
         let places = places();
-        let place = places.take().await.expect("a place");
+        let place = places.take(ONE).await.expect("a place");
         let begun = Instant::now();
         // Sends slowly, and never completes its head.
         let seat = Arc::clone(&place.seat);
@@ -265,7 +314,7 @@ mod tests {
             })
             .await;
         assert_eq!((begun.elapsed(), ended(&places, Ending::TimedOut)), (HEAD_PATIENCE, 1));
-        let place = places.take().await.expect("a place");
+        let place = places.take(ONE).await.expect("a place");
         place.seat.asked(false);
         place.seat.flushed();
         assert_eq!(place.seat.turn(), Turn::Answer, "what was flushed is not the whole answer");
@@ -283,12 +332,12 @@ mod tests {
         let places = places();
         let mut busy = Vec::new();
         for _ in 0..2 {
-            busy.push(places.take().await.expect("a place"));
+            busy.push(places.take(ONE).await.expect("a place"));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         fill_rest(&places, MOST - 2).await;
         // The two are the longest silent, and are not polled, so that the third is evicted eventually.
-        assert!(places.take().await.is_some());
+        assert!(places.take(ONE).await.is_some());
         assert_eq!(ended(&places, Ending::Evicted), 1);
     }
 
@@ -301,14 +350,21 @@ mod tests {
         assert!(!is_there(&places, &seats[0]));
         assert!(!places.make_room().await, "they are all being answered");
         tokio::time::advance(ANSWER_PATIENCE * 2).await;
+        assert!(!places.make_room().await, "it is not they who are silent");
+        seats[1].wrote();
+        tokio::time::advance(ANSWER_PATIENCE * 2).await;
         seats[2..].iter().for_each(|seat| seat.wrote());
         assert!(places.make_room().await);
         assert!(!is_there(&places, &seats[1]) && is_there(&places, &seats[2]));
     }
 
-    async fn fill_rest(places: &Arc<Places>, count: usize) {
+    async fn fill_rest(places: &Arc<Places>, count: usize) -> Vec<Arc<Seat>> {
+        let mut seats = Vec::new();
         for _ in 0..count {
-            tokio::spawn(places.take().await.expect("a place").keep(pending()));
+            let place = places.take(ONE).await.expect("a place");
+            seats.push(Arc::clone(&place.seat));
+            tokio::spawn(place.keep(pending()));
         }
+        seats
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Enters: events from the stream and the server. Leaves: its silence and its deadline, for its place.
 
+use super::sender::Client;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub(super) enum Turn {
 /// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Seat {
+    /// Whose it is.
+    pub client: Client,
     begin: Instant,
     /// When it last received or sent a byte, or its turn changed: microseconds after `begin`.
     heard_us: AtomicU64,
@@ -50,11 +53,12 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(client: Client) -> Self {
         /// The origin of all times, so that they compare.
         static BEGIN: OnceLock<Instant> = OnceLock::new();
         let now = Instant::now();
         let seat = Self {
+            client,
             begin: *BEGIN.get_or_init(|| now),
             heard_us: AtomicU64::new(0),
             since_us: AtomicU64::new(0),

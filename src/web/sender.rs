@@ -6,11 +6,13 @@
 //!
 //! The kernel is asked as soon as a connection is accepted: when a client has closed its end, nobody knows its user any
 //! more. Those of whom it is not known are one owner, whichever of the millions of loopback addresses they use.
+//!
+//! Whose a connection is decides who gives way when all places for connections are taken.
 
 use highwater_core::jobs::Sender;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto, socket_with};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 /// From `linux/sock_diag.h`, `linux/netlink.h` and `linux/inet_diag.h`.
@@ -41,6 +43,34 @@ impl Peer {
     #[must_use]
     pub fn accepted(peer: SocketAddr, local: SocketAddr) -> Self {
         Self { peer, local, user: if is_here(peer.ip()) { uid_of(peer, local) } else { None } }
+    }
+
+    /// Whose the connection is.
+    pub(super) fn client(&self) -> Client {
+        match self.user {
+            Some(user) => Client::User(user),
+            None if is_here(self.peer.ip()) => Client::Unknown,
+            None => Client::Network(network(self.peer.ip())),
+        }
+    }
+}
+
+/// Whose a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Client {
+    /// A user of this node.
+    User(u32),
+    /// Someone on this node whose user the kernel does not report.
+    Unknown,
+    /// Someone in this network.
+    Network(IpAddr),
+}
+
+/// The network of an address: the holder of an IPv6 address usually has 2⁶⁴ of them.
+pub(super) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -151,6 +181,7 @@ mod tests {
         let address = |text: &str| text.parse().expect("an address");
         assert_eq!(uid_of(address("127.0.0.1:1"), address("127.0.0.1:2")), None);
         let elsewhere = Peer::accepted(address("192.0.2.7:4000"), address("192.0.2.8:10450"));
+        assert_eq!(elsewhere.client(), Client::Network("192.0.2.7".parse().expect("an address")));
         assert_eq!(sender(&elsewhere), Sender { address: Some(address("192.0.2.7:4000").ip()), ..Sender::default() });
         assert_eq!(parse(&[0; 200]), None);
         assert_eq!(parse(&[]), None);

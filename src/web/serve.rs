@@ -102,7 +102,7 @@ impl Server {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let Some(place) = places.take().await else { break };
+                    let Some(place) = places.take(peer.client()).await else { break };
                     tokio::spawn(self.connection(stream, peer, place, graceful.watcher()));
                 }
                 Err(error) => self.failed(&error, &places, &failing).await,

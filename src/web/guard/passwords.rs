@@ -5,9 +5,10 @@
 //! priority, and does not block other clients' first requests. A password found right is remembered under a keyed hash:
 //! a scraper is checked once.
 
+use super::super::sender::network;
 use ring::hmac;
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
@@ -83,14 +84,6 @@ impl Passwords {
     fn is_known(&self, user: &str, credentials: &[u8]) -> bool {
         let right = self.right.lock().unwrap_or_else(PoisonError::into_inner);
         right.get(user).is_some_and(|tag| hmac::verify(&self.key, credentials, tag.as_ref()).is_ok())
-    }
-}
-
-/// The network of an address: the holder of an IPv6 address usually has 2⁶⁴ of them.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
     }
 }
 
