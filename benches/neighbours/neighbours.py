@@ -372,31 +372,35 @@ def measure(node, log, run, roles, minutes, processes):
     honest_process.kill()
     counts = json.loads([line for line in open(f"{node.folder}/counts").read().splitlines() if line.endswith("}")][-1])
     sent = sorted(int(line) for line in open(log).read().split())
-    missing = 0
-    for begin, end, known in captures.values():
-        # What was sent shortly before the end of a capture may come after it.
-        within = sum(begin <= at <= end - 500_000_000 for at in sent)
-        missing += max(0, within - known)
+    missing, lacking = 0, []
+    for name, (begin, end, known) in captures.items():
+        # What was sent shortly before the end of a capture may come after it. Events may have the same time.
+        within = collections.Counter(at for at in sent if begin <= at <= end - 500_000_000)
+        absent = within - known
+        missing += absent.total()
+        if absent:
+            first, last = ((at - begin) / 1e9 for at in (min(absent), max(absent)))
+            lacking.append(f"{name}: {absent.total()} of {within.total()}, {first:.1f} to {last:.1f} s of {(end - begin) / 1e9:.1f} s after its begin")
     kinds = collections.Counter(one["finding"] for one in findings.values())
     # Findings and `oom` marks of the job, and losses of the GPU, that some capture covers. The last minute's may still be written.
     ooms = [int((node.began + minute * MINUTE + OOM_AT + 0.2) * 1e9) for minute in range(minutes - 1)]
     found = [one["raised_unix_nano"] for one in findings.values() if one["severity"] != "info"]
     troubles = [at for at in ooms + found if at < (node.began + (minutes - 1) * MINUTE) * 1e9]
-    covered = sum(any(begin <= at <= end for begin, end, _ in captures.values()) for at in troubles)
+    covered = sum(any(begin <= at <= end for begin, end, *_ in captures.values()) for at in troubles)
     return {"counts": counts, "kinds": kinds, "captures": len(captures), "troubles": len(troubles), "covered": covered,
-            "missing": missing, "resident": resident, "other": other, "most": most, "asked": node.asked, "cut_off": node.cut_off, "dropped": dropped, "minutes": minutes}
+            "missing": missing, "lacking": lacking, "resident": resident, "other": other, "most": most, "asked": node.asked, "cut_off": node.cut_off, "dropped": dropped, "minutes": minutes}
 
 
 def rows(node, one):
-    """Begin, end, and how many of the honest job's events a capture has."""
+    """Begin, end, and the times of the honest job's events that a capture has."""
     path = f"{node.folder}/download.sqlite"
     with open(path, "wb") as file:
         file.write(node.get(f"/api/v1/captures/{one['id']}"))
     connection = sqlite3.connect(path)
     begin, end = one["begin_unix_nano"], one["end_unix_nano"]
-    query = ("SELECT count(*) FROM annotations JOIN jobs USING (job) WHERE jobs.name = 'honest' AND jobs.user = ?"
+    query = ("SELECT at_ns FROM annotations JOIN jobs USING (job) WHERE jobs.name = 'honest' AND jobs.user = ?"
              " AND at_ns BETWEEN ? AND ?")
-    known = connection.execute(query, (str(HONEST), begin, end - 500_000_000)).fetchone()[0]
+    known = collections.Counter(at for at, in connection.execute(query, (str(HONEST), begin, end - 500_000_000)))
     connection.close()
     os.remove(path)
     return begin, end, known
@@ -443,6 +447,7 @@ def main():
     largest = sorted(((mib, name.split('"')[1]) for name, mib in beside["most"][2].items() if '"' in name), reverse=True)
     print(f"\nparts of {beside['most'][0]:.1f} MiB: " + ", ".join(f"{name} {mib:.1f}" for mib, name in largest if mib >= 0.1))
     print(f"cut off: {beside['cut_off'][:5]}")
+    print(f"captures that lack events: {beside['lacking']}")
     print(f"findings dropped: {alone['dropped']:.0f}, {beside['dropped']:.0f}; kinds of the honest user: {dict(alone['kinds'])}, {dict(beside['kinds'])}")
     sys.exit(failed)
 
