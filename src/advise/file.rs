@@ -7,7 +7,7 @@
 use super::answer;
 use super::best::{Best, Choice};
 use super::layers::Layers;
-use crate::recording::{fairscale, is_own, json_of, refuse, rows};
+use crate::recording::{FileFormat, fairscale, json_of, refuse, rows};
 use crate::source::OpenError;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
@@ -19,7 +19,7 @@ use std::path::Path;
 /// The file cannot be read, is of no known form, or has no such profile.
 pub fn read(path: &Path, choice: &Choice) -> Result<(Layers, usize), OpenError> {
     let mut best = Best::new(choice.clone());
-    if is_own(path) {
+    if FileFormat::is_own(path) {
         recorded(path, &mut best)?;
     } else {
         json_of(path, |deserializer| deserializer.deserialize_map(Whole(&mut best)))?;

@@ -25,9 +25,6 @@ mod usage;
 mod value;
 mod waits;
 
-use crate::recording::begin_of;
-use std::path::Path;
-
 pub use analyse::{Activity, Analysis, Step, Stretch, analyse, analyse_and_draw};
 pub use collective::{Collective, Kind};
 pub use idle::Idle;
@@ -43,13 +40,3 @@ pub const MOST_EVENTS: usize = 4 << 20;
 pub const MOST_NAME_BYTES: usize = 1 << 20;
 /// The most bytes of one file, unpacked.
 pub const MOST_BYTES: u64 = 16 << 30;
-/// Where a trace says that it is one: Kineto writes the version first, older ones the events.
-const BEGIN: usize = 4096;
-
-/// Whether a file is a trace of PyTorch's profiler, by how it begins, unpacked.
-#[must_use]
-pub fn is_one(path: &Path) -> bool {
-    let begin = begin_of(path, BEGIN);
-    let text = String::from_utf8_lossy(&begin);
-    text.trim_start().starts_with('{') && (text.contains("\"traceEvents\"") || text.contains("\"schemaVersion\""))
-}

@@ -8,6 +8,7 @@
 mod allocator;
 pub(crate) mod curve;
 mod folder;
+mod formats;
 mod import;
 mod jobs;
 mod lines;
@@ -27,7 +28,8 @@ pub(crate) mod track;
 pub(crate) mod write;
 
 pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
-pub(crate) use import::{begin_of, bytes_of, fairscale, is_own, json_of, ort_memory};
+pub(crate) use formats::FileFormat;
+pub(crate) use import::{bytes_of, fairscale, json_of, ort_memory};
 pub use lines::{Skipped, SkippedLines};
 pub(crate) use lines::{printable, refuse, short};
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
 //! it was written.
 
-use super::import::is_own;
+use super::formats::FileFormat;
 use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
@@ -30,7 +30,7 @@ const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[]
 /// What simulated a recording in the product's own format; `None` of readings of GPUs, and of other files.
 pub(super) fn simulation_of(path: &Path) -> Option<String> {
     // A file of another format has nothing to say, and one of this format has been read.
-    let file = File::open(path).ok().filter(|_| is_own(path))?;
+    let file = File::open(path).ok().filter(|_| FileFormat::is_own(path))?;
     provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
 }
 

@@ -5,16 +5,34 @@
 //! shift. Absent on purpose: the lanes that were not recorded, whose values are not known.
 
 use super::allocator::Allocator;
-use super::import::is_own;
-use super::lines::SkippedLines;
+use super::formats::FileFormat;
+use super::import::{nsight, nvidia_smi, nvprof, onnx_runtime, torch_snapshot};
+use super::lines::{File, SkippedLines, refuse};
 use super::points::Track;
 use super::tape::{Allocation, Format, Tape};
-use super::{folder, import, read};
+use super::{folder, read, rows};
 use crate::source::provenance::RECORDED_FROM;
 use crate::source::{CallStats, Error, NextTick, OpenError, Source};
 use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::wire::Annotation;
 use std::path::Path;
+
+/// Reads a file or folder of any format that can be played.
+pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
+    match FileFormat::of(path)? {
+        FileFormat::Own => read::tape(path),
+        FileFormat::Folder => folder::tape(path),
+        FileFormat::OnnxRuntime => onnx_runtime::tape(path, &File::open(path)?),
+        FileFormat::NvidiaSmi => nvidia_smi::tape(path, &File::open(path)?),
+        FileFormat::Nvprof => nvprof::tape(rows::File::open_any(path)?),
+        FileFormat::NsightSystems => nsight::tape(rows::File::open_any(path)?),
+        FileFormat::TorchSnapshot => torch_snapshot::tape(path, &File::open(path)?),
+        FileFormat::Kineto | FileFormat::TrainingLog | FileFormat::FairScale => {
+            let why = "has no memory of GPUs over time, which is what is played; `highwater report` reads it";
+            Err(refuse("recording_unreadable", path, why))
+        }
+    }
+}
 
 /// How to replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,20 +52,14 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Reads a recording: a folder of text files, or a SQLite file.
+    /// Reads a recording of any format that has memory over time.
     ///
     /// # Errors
     /// [`OpenError`] if it is missing, is not a recording, has no valid line of memory, or exceeds the bounds of
     /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has
     /// them.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
-        let tape = if !path.is_file() {
-            folder::tape(path)?
-        } else if is_own(path) {
-            read::tape(path)?
-        } else {
-            import::tape(path)?
-        };
+        let tape = tape(path)?;
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
         let mut description = format!("replay:{}", path.display());
         if let Some(simulation) = read::simulation_of(path) {

@@ -1,23 +1,13 @@
 //! A report on traces of FairScale's `LayerwiseMemoryTracker`: layers and their memory, without times.
 
 use super::{Layers, Origin, Report, Room, Spans};
-use crate::recording::{LayerRecord, READING_NS, SkippedLines, Times, begin_of, fairscale, json_of, refuse};
+use crate::recording::{LayerRecord, READING_NS, SkippedLines, Times, fairscale, json_of, refuse};
 use crate::source::OpenError;
 use highwater_core::wire::Layer;
 use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-
-/// Within so many bytes, such a file names its member.
-const BEGIN: usize = 4096;
-
-/// Whether a file is one: an object whose first member that matters is the list of traces.
-pub(super) fn is_one(path: &Path) -> bool {
-    let begin = begin_of(path, BEGIN);
-    let text = String::from_utf8_lossy(&begin);
-    text.trim_start().starts_with('{') && text.contains(&format!("\"{}\"", fairscale::MEMBER))
-}
 
 /// Reads the traces.
 pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {

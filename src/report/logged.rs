@@ -86,11 +86,6 @@ pub(crate) struct Logged {
     max_allocated: u64,
 }
 
-/// Whether a file is such a log.
-pub(super) fn is_one(path: &Path) -> bool {
-    ort_memory::is_one(path)
-}
-
 /// Reads the log.
 pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
     let (mut ranks, mut at_ns) = (BTreeMap::<u32, (Logged, Gpu)>::new(), 0);

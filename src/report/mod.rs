@@ -46,7 +46,7 @@ pub use trace::{Traced, ranks};
 pub use usage::Usage;
 
 use crate::config::Settings;
-use crate::recording::{Allocation, Allocator, READING_NS, SkippedLines, Times};
+use crate::recording::{Allocation, Allocator, FileFormat, READING_NS, SkippedLines, Times};
 use crate::source::{OpenError, provenance};
 use highwater_core::gpu::Device;
 use std::collections::{BTreeMap, BTreeSet};
@@ -214,16 +214,17 @@ impl Report {
     /// # Errors
     /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
     pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
-        if crate::recording::is_own(path) {
-            recorded::open(path, room)
-        } else if crate::kineto::is_one(path) {
-            trace::open(path, room)
-        } else if layered::is_one(path) {
-            layered::open(path, room)
-        } else if logged::is_one(path) {
-            logged::open(path, room)
-        } else {
-            played::open(path, room, settings)
+        match FileFormat::of(path)? {
+            FileFormat::Own => recorded::open(path, room),
+            FileFormat::Kineto => trace::open(path, room),
+            FileFormat::FairScale => layered::open(path, room),
+            FileFormat::TrainingLog => logged::open(path, room),
+            FileFormat::Folder
+            | FileFormat::OnnxRuntime
+            | FileFormat::NvidiaSmi
+            | FileFormat::Nvprof
+            | FileFormat::NsightSystems
+            | FileFormat::TorchSnapshot => played::open(path, room, settings),
         }
     }
 

@@ -89,7 +89,7 @@ fn sums(mut changes: Vec<(i64, i128)>, begin_ns: i64, end_ns: i64) -> Vec<(i64, 
 
 #[cfg(test)]
 mod tests {
-    use crate::recording::import;
+    use crate::recording::source;
     use crate::recording::tape::{Allocation, Tape, Times};
     use crate::source::OpenError;
     use rusqlite::{Connection, params};
@@ -113,7 +113,7 @@ mod tests {
         make(&connection).expect("good SQL");
         connection.execute_batch("COMMIT").expect("written");
         drop(connection);
-        import::tape(&path)
+        source::tape(&path)
     }
 
     /// Allocations of two devices: device, begin, end (0: never freed), bytes.
@@ -239,12 +239,12 @@ mod tests {
     #[test]
     fn what_is_no_profile_is_refused_in_one_line() {
         let refused = |sql: &str| imported(|file| file.execute_batch(sql)).expect_err(sql).message;
-        assert!(refused("CREATE TABLE t (a)").contains("is not a recording of highwater, and has no table of"));
+        assert!(refused("CREATE TABLE t (a)").contains("is of no format that highwater reads"));
         assert!(refused(NVPROF).contains("it has no memory of any GPU"));
         // A view could be a query without an end.
         let view = "CREATE VIEW CUPTI_ACTIVITY_KIND_MEMORY AS WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) \
                     SELECT 1 AS deviceId, 1 AS start, 1 AS end, 1 AS bytes FROM n";
-        assert!(refused(view).contains("has no table of"));
+        assert!(refused(view).contains("is of no format that highwater reads"));
         let other = "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER)";
         assert!(refused(other).contains("table CUDA_GPU_MEMORY_USAGE_EVENTS: "), "{}", refused(other));
     }

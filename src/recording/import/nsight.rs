@@ -9,7 +9,7 @@ use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
 
 /// The table of memory events.
-pub(super) const TABLE: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
+pub(in crate::recording) const TABLE: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
 
 const FORMAT: Format = Format { name: "Nsight Systems export", times: Times::Relative, missing: MISSING };
 
@@ -31,7 +31,7 @@ type Address = (Option<i64>, Option<i64>, u32, i64);
 /// An event: an address, its time, its size, and whether it allocates.
 type Event = (Address, i64, u64, bool);
 
-pub(super) fn tape(mut file: File) -> Result<Tape, OpenError> {
+pub(in crate::recording) fn tape(mut file: File) -> Result<Tape, OpenError> {
     let column = |name: &'static str| if file.has_column(TABLE, name) { name } else { "NULL" };
     let (kind, process, context) = (column("memKind"), column("globalPid"), column("contextId"));
     let query = format!(

@@ -48,12 +48,12 @@ enum Column {
 struct Columns(Vec<Column>);
 
 /// Whether a line can be the first of such a file.
-pub(super) fn is_first_line(line: &str) -> bool {
+pub(in crate::recording) fn is_first_line(line: &str) -> bool {
     let has_size = || line.split(',').any(|field| by_value(field.trim()) == Column::Used);
     Columns::named(line).is_some() || has_size() || Columns::guessed(line).is_ok()
 }
 
-pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(in crate::recording) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let (mut reader, mut skipped) = (Reader::default(), SkippedLines::default());
     super::each_line(path, file, &mut skipped, |line| reader.take(line))?;
     let format = if reader.has(Column::Time) { TIMED } else { UNTIMED };

@@ -9,14 +9,14 @@ use highwater_core::gpu::Device;
 use std::collections::BTreeMap;
 
 /// The table of CUPTI's memory activity.
-pub(super) const TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMORY";
+pub(in crate::recording) const TABLE: &str = "CUPTI_ACTIVITY_KIND_MEMORY";
 
 const FORMAT: Format = Format { name: "nvprof profile", times: Times::Relative, missing: MISSING };
 
 /// CUPTI's kinds of memory that is the host's: pageable and pinned.
 const OF_HOST: [i64; 2] = [1, 2];
 
-pub(super) fn tape(mut file: File) -> Result<Tape, OpenError> {
+pub(in crate::recording) fn tape(mut file: File) -> Result<Tape, OpenError> {
     let kind = if file.has_column(TABLE, "memoryKind") { "memoryKind" } else { "NULL" };
     let query = format!("SELECT deviceId, start, end, bytes, {kind} FROM {TABLE} ORDER BY start");
     let rows = file.rows(TABLE, &query, 0, MOST_ALLOCATIONS, |row| {

@@ -15,11 +15,11 @@ const FORMAT: Format = Format {
 };
 
 /// Whether a line is one of this format.
-pub(super) fn is_line(line: &str) -> bool {
+pub(in crate::recording) fn is_line(line: &str) -> bool {
     parse(line).is_ok()
 }
 
-pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(in crate::recording) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let (mut readings, mut skipped) = (Readings::default(), SkippedLines::default());
     super::each_line(path, file, &mut skipped, |line| {
         let (gpu, at_ns, used) = parse(line).map_err(Fault::Line)?;

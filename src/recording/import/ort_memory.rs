@@ -14,7 +14,7 @@ use std::path::Path;
 /// Every line of this kind has it.
 const MARK: &str = " memory (MiB) | phase: ";
 /// Within so many bytes, unpacked, a log has the first of them.
-const BEGIN: usize = 4 << 20;
+pub(in crate::recording) const BEGIN: usize = 4 << 20;
 /// The longest name of a phase, bytes.
 const MOST_NAME_BYTES: usize = 64;
 
@@ -47,9 +47,8 @@ pub(crate) struct Statistics {
     pub buffers: Option<u64>,
 }
 
-/// Whether a file is a log that has such lines.
-pub(crate) fn is_one(path: &Path) -> bool {
-    let begin = super::begin_of(path, BEGIN);
+/// Whether a file that begins like this is a log that has such lines.
+pub(in crate::recording) fn is_begin(begin: &[u8]) -> bool {
     begin.windows(MARK.len()).any(|window| window == MARK.as_bytes())
 }
 

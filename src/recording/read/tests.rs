@@ -166,7 +166,7 @@ fn a_file_of_an_earlier_program_is_read_without_what_it_does_not_have() {
 #[test]
 fn what_is_no_recording_is_refused_by_name() {
     for (sql, problem) in [
-        ("PRAGMA application_id = 7", "FILE: is not a recording of highwater"),
+        ("PRAGMA application_id = 7", "FILE: is of no format that highwater reads"),
         ("PRAGMA user_version = 2", "FILE: has format 2; this version of highwater plays format 1"),
         ("DROP TABLE samples", "FILE: it has no table samples"),
         ("SELECT 1", "FILE: it has no memory of any GPU"),

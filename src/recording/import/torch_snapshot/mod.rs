@@ -43,16 +43,11 @@ const MOST_BANDED: usize = 8;
 const MOST_FRAMES: usize = 64;
 const LONGEST_NAME: usize = 150;
 
-/// Whether a file is a pickle, by its first bytes as they are unpacked.
-pub(super) fn is_one(path: &Path) -> bool {
-    matches!(super::begin_of(path, 2).as_slice(), [0x80, 0..=5])
-}
-
 /// Reads a snapshot.
 ///
 /// # Errors
 /// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/reports.md`.
-pub(super) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+pub(in crate::recording) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
     let unreadable = |problem: String| refuse("recording_unreadable", path, problem);
     let mut stacks = Stacks::default();
     let mut replay = Replay::new(&mut stacks);
