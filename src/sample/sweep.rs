@@ -443,22 +443,20 @@ impl Sampler {
         if let Some(log) = self.stats.log() {
             log.ask();
         }
-        let mut busy = 0;
-        let mut ticked = Ticked::Nothing;
-        let mut begin_ns = at_ns;
+        let (mut busy, mut ticked, mut begin_ns) = (0, Ticked::Nothing, at_ns);
         self.sweep = Sweep { begin_ns, end_ns: begin_ns, skipped: 0 };
         let (aside, gpus) = (self.aside.gpus(), self.gpus.len());
         let mut next = self.first;
         for _ in 0..gpus {
             let position = next;
             next = if position + 1 < gpus { position + 1 } else { 0 };
-            let gpu = &self.gpus[position];
-            if aside::has(aside, position) {
+            if aside != 0 && aside::has(aside, position) {
                 // Its readings are in the ring, at their own times: every sweep has it, at the full rate.
                 (ticked, busy) = (Ticked::Taken, busy + 1);
                 self.readings[position] = Reading::Aside;
                 continue;
             }
+            let gpu = &self.gpus[position];
             if !gpu.is_sampled() || gpu.is_left_alone() {
                 if gpu.is_sampled() && ticked == Ticked::Nothing {
                     ticked = Ticked::Blocked;
