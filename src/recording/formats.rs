@@ -2,8 +2,8 @@
 //!
 //! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The sentence with which other
 //! files are refused and the table of docs/reports.md are made from the registry; a test holds that the fuzz corpus has an input
-//! of each text format. Invariants: the file is opened once and read as far as the question needs; the first row that recognizes
-//! it wins. Absent on purpose: how a format is read. `match` over [`FileFormat`] does that where files are opened, so that the
+//! of each text format. Invariants: the file is opened once, and by SQLite if it is a database, and read as far as the question
+//! needs; the first entry that recognizes it wins. Absent on purpose: how a format is read. `match` over [`FileFormat`] does that where files are opened, so that the
 //! compiler asks for a reader of each new one.
 
 use super::import::{nsight, nvidia_smi, nvprof, onnx_runtime, ort_memory};
@@ -67,7 +67,7 @@ const FORMATS: [Known; 10] = [
             "Unix times",
             "phases and findings, which `report` derives from its annotations as the daemon does",
         ],
-        // What is missing is reported by whoever reads the folder.
+        // A path that does not exist is refused when it is opened as a folder.
         sniff: |head| !head.is_file(),
     },
     Known {
@@ -167,7 +167,7 @@ impl FileFormat {
             return Ok(known.format);
         }
         // What prevents reading it says more than that its format is not known.
-        File::open(path)?;
+        head.file().as_ref().map_err(Clone::clone)?;
         match head.table_trouble() {
             Some(error) => Err(error),
             None if head.first_line().is_none() => {
@@ -211,6 +211,7 @@ struct Begin {
 /// What a file begins with, read as far as somebody asks.
 struct Head<'a> {
     path: &'a Path,
+    file: OnceCell<Result<File, OpenError>>,
     /// The first bytes as they are stored; `None` if it is no regular file, or cannot be read.
     stored: OnceCell<Option<Vec<u8>>>,
     begin: RefCell<Option<Begin>>,
@@ -220,7 +221,12 @@ struct Head<'a> {
 
 impl<'a> Head<'a> {
     fn of(path: &'a Path) -> Self {
-        Self { path, stored: OnceCell::new(), begin: RefCell::default(), database: OnceCell::new() }
+        let (file, stored, database) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { path, file, stored, begin: RefCell::default(), database }
+    }
+
+    fn file(&self) -> &Result<File, OpenError> {
+        self.file.get_or_init(|| File::open(self.path))
     }
 
     fn is_file(&self) -> bool {
@@ -228,15 +234,7 @@ impl<'a> Head<'a> {
     }
 
     fn stored(&self) -> Option<&[u8]> {
-        let read = || {
-            // Opening a FIFO would wait for a writer.
-            if !self.is_file() {
-                return None;
-            }
-            let mut stored = Vec::new();
-            std::fs::File::open(self.path).ok()?.take(STORED as u64).read_to_end(&mut stored).ok()?;
-            Some(stored)
-        };
+        let read = || self.file().as_ref().ok()?.stored(STORED).ok();
         self.stored.get_or_init(read).as_deref()
     }
 
@@ -248,11 +246,11 @@ impl<'a> Head<'a> {
         stored.starts_with(SQLITE) && is_ours || stored.is_empty() && has_journal()
     }
 
-    /// What `look` says of at most so many of the first bytes, unpacked. What was read before an error is a begin too.
+    /// Calls `look` with the first bytes, unpacked, at most so many. After an error of reading, with those before it.
     fn with_begin<T>(&self, most: usize, look: impl FnOnce(&[u8]) -> T) -> T {
         let mut begin = self.begin.borrow_mut();
         let Begin { read, rest } = begin.get_or_insert_with(|| {
-            let rest: Box<dyn Read> = match File::open(self.path) {
+            let rest: Box<dyn Read> = match self.file() {
                 Ok(file) => Box::new(file.bytes()),
                 Err(_) => Box::new(std::io::empty()),
             };

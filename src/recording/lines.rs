@@ -140,6 +140,13 @@ impl File {
         Bytes { reader: file.reader(), left: most_bytes, file }
     }
 
+    /// At most so many of its first bytes, as they are stored.
+    pub(super) fn stored(&self, most: usize) -> io::Result<Vec<u8>> {
+        let mut begin = Vec::new();
+        Stored { file: Arc::clone(&self.stored), at: 0 }.take(most as u64).read_to_end(&mut begin)?;
+        Ok(begin)
+    }
+
     fn reader(&self) -> BufReader<Box<dyn Read + Send>> {
         let stored = Stored { file: Arc::clone(&self.stored), at: 0 };
         BufReader::new(if is_packed(&self.path) {

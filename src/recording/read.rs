@@ -1,7 +1,6 @@
 //! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
 //! it was written.
 
-use super::formats::FileFormat;
 use super::lines::refuse;
 use super::meters::Meters;
 use super::points::Track;
@@ -27,10 +26,10 @@ const MOST_CHANGES: usize = 1 << 16;
 /// The product's own format.
 const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[] };
 
-/// What simulated a recording in the product's own format; `None` of readings of GPUs, and of other files.
+/// What simulated a recording in the product's own format; `None` of readings of GPUs.
 pub(super) fn simulation_of(path: &Path) -> Option<String> {
-    // A file of another format has nothing to say, and one of this format has been read.
-    let file = File::open(path).ok().filter(|_| FileFormat::is_own(path))?;
+    // It has been read.
+    let file = File::open(path).ok()?;
     provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
 }
 

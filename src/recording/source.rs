@@ -17,9 +17,9 @@ use highwater_core::gpu::{Became, Device, GpuChange, GpuState, Medium};
 use highwater_core::wire::Annotation;
 use std::path::Path;
 
-/// Reads a file or folder of any format that can be played.
-pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
-    match FileFormat::of(path)? {
+/// Reads a file or folder of this format, if it is one that can be played.
+fn tape(path: &Path, format: FileFormat) -> Result<Tape, OpenError> {
+    match format {
         FileFormat::Own => read::tape(path),
         FileFormat::Folder => folder::tape(path),
         FileFormat::OnnxRuntime => onnx_runtime::tape(path, &File::open(path)?),
@@ -32,6 +32,12 @@ pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
             Err(refuse("recording_unreadable", path, why))
         }
     }
+}
+
+/// Reads a file or folder of any format that can be played.
+#[cfg(test)]
+pub(super) fn tape_of(path: &Path) -> Result<Tape, OpenError> {
+    tape(path, FileFormat::of(path)?)
 }
 
 /// How to replay.
@@ -59,10 +65,20 @@ impl Replay {
     /// `docs/recordings.md`. Single lines and rows that cannot be read are no error: [`skipped`](Self::skipped) has
     /// them.
     pub fn open(path: &Path, options: Options) -> Result<Self, OpenError> {
-        let tape = tape(path)?;
+        Self::open_as(FileFormat::of(path)?, path, options)
+    }
+
+    /// The same of a file whose format is known.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub(crate) fn open_as(format: FileFormat, path: &Path, options: Options) -> Result<Self, OpenError> {
+        let tape = tape(path, format)?;
         let shift_ns = options.shift_to_now.map_or(0, |now_ns| now_ns.saturating_sub(tape.begin_ns));
         let mut description = format!("replay:{}", path.display());
-        if let Some(simulation) = read::simulation_of(path) {
+        if format == FileFormat::Own
+            && let Some(simulation) = read::simulation_of(path)
+        {
             description = format!("{description}{RECORDED_FROM}{simulation}");
         }
         Ok(Self { description, tape, shift_ns })

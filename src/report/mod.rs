@@ -214,7 +214,8 @@ impl Report {
     /// # Errors
     /// It is missing, is not a recording, or exceeds the bounds of `docs/recordings.md`.
     pub fn open(path: &Path, room: Room, settings: &Settings) -> Result<Self, OpenError> {
-        match FileFormat::of(path)? {
+        let format = FileFormat::of(path)?;
+        match format {
             FileFormat::Own => recorded::open(path, room),
             FileFormat::Kineto => trace::open(path, room),
             FileFormat::FairScale => layered::open(path, room),
@@ -224,7 +225,7 @@ impl Report {
             | FileFormat::NvidiaSmi
             | FileFormat::Nvprof
             | FileFormat::NsightSystems
-            | FileFormat::TorchSnapshot => played::open(path, room, settings),
+            | FileFormat::TorchSnapshot => played::open(format, path, room, settings),
         }
     }
 

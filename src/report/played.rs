@@ -6,7 +6,7 @@ use super::{FirstSaid, Found, Gpu, Layers, Origin, Report, Room, peaks_of};
 use crate::config::Settings;
 use crate::offline;
 use crate::recording::write::FindingRow;
-use crate::recording::{Allocation, Options, Replay};
+use crate::recording::{Allocation, FileFormat, Options, Replay};
 use crate::source::{OpenError, Source as _};
 use highwater_core::detect::Finding;
 use highwater_core::phases::{Attributed, PhaseMemory};
@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// Allocations that are drawn and listed one by one, of each GPU.
 const MOST_LARGEST: usize = 32;
 
-pub(super) fn open(path: &Path, room: Room, settings: &Settings) -> Result<Report, OpenError> {
-    let replay = Arc::new(Replay::open(path, Options::default())?);
+pub(super) fn open(format: FileFormat, path: &Path, room: Room, settings: &Settings) -> Result<Report, OpenError> {
+    let replay = Arc::new(Replay::open_as(format, path, Options::default())?);
     let (begin_ns, end_ns) = (replay.begin_ns(), replay.end_ns());
     let devices = replay.devices();
     let mut gpus: Vec<Gpu> =

@@ -89,7 +89,7 @@ fn sums(mut changes: Vec<(i64, i128)>, begin_ns: i64, end_ns: i64) -> Vec<(i64, 
 
 #[cfg(test)]
 mod tests {
-    use crate::recording::source;
+    use crate::recording::source::tape_of;
     use crate::recording::tape::{Allocation, Tape, Times};
     use crate::source::OpenError;
     use rusqlite::{Connection, params};
@@ -113,7 +113,7 @@ mod tests {
         make(&connection).expect("good SQL");
         connection.execute_batch("COMMIT").expect("written");
         drop(connection);
-        source::tape(&path)
+        tape_of(&path)
     }
 
     /// Allocations of two devices: device, begin, end (0: never freed), bytes.

@@ -1,7 +1,7 @@
 //! Recordings that other tools wrote, one file a format. Each becomes a `Tape`, like the product's own.
 //!
-//! Enters: text or SQLite files, whose format `formats` has recognized. Invariants: a file is read as a stream; a line or row that cannot be read is counted, and no other is lost; what a format does not contain stays
-//! unknown.
+//! Enters: text or SQLite files, whose format `formats` has recognized. Invariants: a file is read as a stream; a line or row
+//! that cannot be read is counted, and no other is lost; what a format does not contain stays unknown.
 
 mod allocations;
 pub(crate) mod fairscale;
@@ -71,7 +71,7 @@ fn each_line(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::source::tape;
+    use crate::recording::source::tape_of;
     use crate::recording::tape::{Tape, Times};
 
     /// A file of this name with this text, imported.
@@ -79,7 +79,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(name);
         std::fs::write(&path, text).expect("written");
-        tape(&path)
+        tape_of(&path)
     }
 
     /// Files that the tools wrote on an H200 while a job trained on it.
@@ -87,7 +87,7 @@ mod tests {
     fn files_of_the_tools_themselves_are_read() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/imports");
         let read = |name: &str| {
-            let tape = tape(&folder.join(name)).expect(name);
+            let tape = tape_of(&folder.join(name)).expect(name);
             assert_eq!((tape.skipped.count, tape.tracks.len()), (0, 1), "{name}");
             tape
         };

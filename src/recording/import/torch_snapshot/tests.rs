@@ -6,7 +6,7 @@ fn read(bytes: &[u8]) -> Result<Tape, OpenError> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("snapshot.pickle");
     std::fs::write(&path, bytes).expect("written");
-    crate::recording::source::tape(&path)
+    crate::recording::source::tape_of(&path)
 }
 
 fn refused(bytes: &[u8], because: &str) {
