@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 const WHOLE: &str = ".sqlite";
 /// The end of the name while the file is written.
 const PARTIAL: &str = ".partial.sqlite";
-/// What SQLite adds to the name for its journal.
+/// The file whose lock says that a daemon uses the folder.
 const LOCK: &str = ".lock";
 
 /// A file that exists only to be removed. On a full disk, finishing a capture needs its room, to write the last second

@@ -6,7 +6,6 @@
 use super::aside::LONG_NS;
 use super::sweep::Sampler;
 use crate::thread;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +16,7 @@ const HABIT_CALLS: u32 = 8;
 pub(super) fn start(sampler: &Sampler, position: usize, idle_ns: Option<i64>, stop: &Arc<AtomicBool>) {
     let (mut reader, stop, now_ns) = (sampler.share(), Arc::clone(stop), sampler.clock().now_ns());
     let aside = sampler.aside();
-    let patience_ns = aside.patience_ns(position, now_ns);
+    let patience_ns = aside.next_patience_ns(position, now_ns);
     let device = &sampler.gpus()[position].device;
     tracing::warn!(
         gpu = device.index,
@@ -36,8 +35,7 @@ pub(super) fn start(sampler: &Sampler, position: usize, idle_ns: Option<i64>, st
 /// Reads the memory of a GPU that is aside until `stop`, until it does not answer, or until its calls have been prompt for so
 /// long.
 fn run(sampler: &mut Sampler, position: usize, patience_ns: i64, idle_ns: Option<i64>, stop: &AtomicBool) {
-    // As in the fast lane.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    thread::wake_on_time();
     let mut pace = Pace::new(sampler.clock().now_ns());
     while !stop.load(Ordering::Relaxed) && sampler.gpus()[position].is_sampled() {
         let at_ns = sampler.clock().now_ns();
@@ -89,8 +87,7 @@ impl Pace {
     /// When to call next. After a long call at once, because the curve of a job that makes calls wait matters most then. Where
     /// all calls take long, half of the time is left to the driver.
     fn next_ns(&mut self, period_ns: i64, end_ns: i64) -> i64 {
-        let pause_ns = if self.long >= HABIT_CALLS { self.took_ns } else { 0 };
-        self.due_ns = (self.due_ns + period_ns).max(end_ns + pause_ns);
+        self.due_ns = (self.due_ns + period_ns).max(end_ns + self.usual_ns() / 2);
         self.due_ns
     }
 }

@@ -12,6 +12,7 @@
 //! Enters: calls that took long. Leaves: who is set aside, and what is needed to find that a call there hangs. Invariant: no
 //! lock is taken unless a call took long.
 
+use super::ticks::MOST_SKIPPED;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::GpuState;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -51,8 +52,6 @@ pub(super) struct Aside {
 }
 
 const NO_CALL: i64 = i64::MIN;
-/// How many GPUs there are bits for.
-const MOST_GPUS: usize = u64::BITS as usize;
 
 /// What one GPU's long calls have cost the others.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +108,7 @@ impl Aside {
         let Some(cost) = costs.get_mut(position) else { return false };
         cost.add(took_ns, now_ns);
         let cost = *cost;
-        if cost.calls < LEAST_CALLS || cost.took_ns < LEAST_NS || position >= MOST_GPUS || self.has(position) {
+        if cost.calls < LEAST_CALLS || cost.took_ns < LEAST_NS || position >= MOST_SKIPPED || self.has(position) {
             return false;
         }
         let is_other = |other: &usize| *other != position && gpus[*other].is_sampled() && !self.has(*other);
@@ -142,8 +141,9 @@ impl Aside {
         self.gpus.fetch_and(!(1 << position), Ordering::AcqRel);
     }
 
-    /// How long calls on this GPU, which is being set aside, must be prompt before it comes back, nanoseconds.
-    pub fn patience_ns(&self, position: usize, now_ns: i64) -> i64 {
+    /// How long calls on this GPU must be prompt before it comes back, nanoseconds. Called once each time it is set aside: it
+    /// grows with each time that follows soon.
+    pub fn next_patience_ns(&self, position: usize, now_ns: i64) -> i64 {
         let mut costs = self.costs();
         let Some(cost) = costs.get_mut(position) else { return PATIENCE_NS };
         let is_again = cost.back_ns.is_some_and(|back_ns| now_ns.saturating_sub(back_ns) < FORGET_NS);
@@ -181,7 +181,7 @@ impl Aside {
 
 /// Whether the bit of this position is set.
 pub(super) fn has(gpus: u64, position: usize) -> bool {
-    position < MOST_GPUS && gpus >> position & 1 == 1
+    position < MOST_SKIPPED && gpus >> position & 1 == 1
 }
 
 #[cfg(test)]
@@ -255,13 +255,13 @@ mod tests {
         let mut stays_s = Vec::new();
         let mut now_ns = 0;
         for _ in 0..6 {
-            stays_s.push(aside.patience_ns(0, now_ns) / SECOND_NS);
+            stays_s.push(aside.next_patience_ns(0, now_ns) / SECOND_NS);
             now_ns += 10 * SECOND_NS;
             aside.end(0, now_ns);
         }
         assert_eq!(stays_s, [1, 4, 16, 64, 256, 600]);
-        assert_eq!(aside.patience_ns(0, now_ns + FORGET_NS), PATIENCE_NS);
-        assert_eq!(aside.patience_ns(1, now_ns), PATIENCE_NS);
+        assert_eq!(aside.next_patience_ns(0, now_ns + FORGET_NS), PATIENCE_NS);
+        assert_eq!(aside.next_patience_ns(1, now_ns), PATIENCE_NS);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use super::deadlines::Deadlines;
 use super::sweep::{Cause, Sampler, Ticked};
 use super::{alone, aside};
 use crate::source::NextTick;
+use crate::thread;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,8 +31,7 @@ pub fn run_paced(sampler: Sampler, lane: FastLane, stop: &Arc<AtomicBool>) {
 
 /// As [`run_paced`], starting at the period of `backoff`. The whole hot path is here and in [`Sampler::tick`].
 pub(super) fn run(mut sampler: Sampler, mut backoff: Backoff, lane: FastLane, stop: &Arc<AtomicBool>) {
-    // Without this the kernel may delay each wake-up by 50 µs. Only sandboxes refuse it, at the cost of those 50 µs.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    thread::wake_on_time();
     let started_ns = sampler.clock().now_ns();
     sampler.set_periods(lane.idle_period_ns, backoff.period_ns());
     let mut period_ns = sampler.period_ns();

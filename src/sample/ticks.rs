@@ -19,7 +19,7 @@ pub struct Sweep {
     pub skipped: u64,
 }
 
-/// The GPUs that can be left out of a sweep: the bits of [`Sweep::skipped`].
+/// The GPUs that can be left out of a sweep: the bits of [`Sweep::skipped`], and of the GPUs that are aside.
 pub(super) const MOST_SKIPPED: usize = u64::BITS as usize;
 
 impl Sweep {

@@ -15,7 +15,7 @@ highwater_core::labels! {
         Closed = "closed",
         /// Kept open between two requests for the longest time allowed.
         Idle = "idle",
-        /// Closed because it had been silent longest when all places were taken.
+        /// Closed when all places were taken: of the client with the most connections, the one that had been silent longest.
         Evicted = "evicted",
         /// Its client was too slow with the TLS handshake, a request's head, or reading an answer; or it reached the
         /// longest lifetime.
