@@ -13,12 +13,13 @@ pub use load::{Fault, Faults, Layers, load};
 
 use crate::capture;
 use crate::export::otlp::settings as otlp;
-use crate::node::Periods;
-use crate::place::kubelet;
 use crate::web::hosts::Hosts;
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::Limits;
 use highwater_core::{detect, ring};
+use highwater_engine::node::Periods;
+use highwater_engine::offline;
+use highwater_engine::place::kubelet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -126,6 +127,13 @@ impl Settings {
     #[must_use]
     pub fn periods(&self) -> Periods {
         Periods { fast_ns: self.period_ns, medium_ns: self.medium_period_ns, slow_ns: self.slow_period_ns }
+    }
+}
+
+impl From<&Settings> for offline::Settings {
+    fn from(settings: &Settings) -> Self {
+        let (limits, detect) = (settings.limits, settings.detect.clone());
+        Self { periods: settings.periods(), ring: settings.ring(1), limits, detect }
     }
 }
 

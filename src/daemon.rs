@@ -20,18 +20,9 @@ mod bounds;
 
 use crate::capture::{self, Recorder};
 use crate::config::{Settings, SourceSpec};
-use crate::dial::{Dial, Tcp};
 use crate::export::otlp;
-use crate::files::Folder;
-use crate::intake::Intake;
-use crate::known::Known;
 use crate::metrics::{Collect, Snapshots};
-use crate::node::{Node, Slot};
-use crate::place::kubelet::Kubelet;
-use crate::report::{self, Report, Room};
-use crate::sample::{Budget, FastLane};
 use crate::sim::Scenario;
-use crate::source::provenance::is_simulated;
 use crate::web::Site;
 use crate::web::annotations::Access;
 use anyhow::Context as _;
@@ -39,11 +30,18 @@ use finding_log::FindingLog;
 use highwater_core::clock::{Clock, Live, park_for};
 use highwater_core::detect::Detect;
 use highwater_core::gpu::Processes;
+use highwater_core::source::provenance::is_simulated;
+use highwater_engine::dial::{Dial, Tcp};
+use highwater_engine::files::Folder;
+use highwater_engine::intake::Intake;
+use highwater_engine::known::Known;
+use highwater_engine::node::{Node, Slot};
+use highwater_engine::place::kubelet::Kubelet;
+use highwater_engine::sample::{Budget, FastLane};
 use listeners::{Listeners, Servers};
 use playback::Playback;
 pub use recording::{Format, Recording, Unrecorded};
 use sockets::Sockets;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -110,7 +108,7 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
     let (recorder, captures) = capture::recorder(&settings.captures, settings.retention_ns, &known, &intake);
     let parts = parts(&intake, &recorder, &listeners, otlp.as_ref().map(|(_, stats)| stats));
     let snapshots = Snapshots { known: known.clone(), processes: settings.processes, parts };
-    let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone(), page_of_capture);
+    let site = Site::new(snapshots, Arc::clone(&intake), recorder.clone());
     let shared = Shared { settings: Arc::new(settings), known, intake, processes, recorder, stop: Arc::clone(&stop) };
 
     let mut threads = Vec::new();
@@ -129,12 +127,6 @@ pub async fn start(mut settings: Settings) -> anyhow::Result<Daemon> {
 
     let servers = listeners.serve(&site, &mut threads)?;
     Ok(Daemon { address, is_tls, site, stop, threads, sockets, servers, stop_otlp, reading })
-}
-
-/// The page of a capture, within half the room of a report: the daemon makes it beside everything else.
-fn page_of_capture(path: &Path) -> io::Result<String> {
-    let report = Report::open_own(path, Room::of(2)).map_err(io::Error::other)?;
-    Ok(report::page(&[report], None, None, None))
 }
 
 /// What takes annotations, with the thread that reads senders' processes.
@@ -226,7 +218,7 @@ impl Daemon {
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
-    crate::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
+    highwater_engine::thread::spawn(name, run).with_context(|| format!("cannot start thread {name}"))
 }
 
 /// As [`spawn`], with a receiver that closes when the thread ends.
@@ -268,7 +260,7 @@ fn export(
     let runtime = runtime.context("cannot start the OTLP runtime")?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     threads.push(spawn("hw-otlp", move || {
-        crate::thread::stand_back();
+        highwater_engine::thread::stand_back();
         runtime.block_on(exporter.run(async {
             // Either result ends it: a stop was sent, or the daemon was dropped.
             let _ = stopped.await;
@@ -287,7 +279,7 @@ fn access(settings: &Settings) -> anyhow::Result<Access> {
         let listen = settings.annotations_listen.unwrap_or(settings.listen);
         return Ok(if listen.ip().is_loopback() { Access::Open } else { Access::Closed });
     };
-    let token = crate::files::read_text(path, MOST_TOKEN_BYTES);
+    let token = highwater_engine::files::read_text(path, MOST_TOKEN_BYTES);
     let token = token.with_context(|| format!("annotations.token_file: cannot read {}", path.display()))?;
     anyhow::ensure!(token.trim().len() >= 16, "annotations.token_file: the token is shorter than 16 characters");
     Ok(Access::Token(token.trim().into()))

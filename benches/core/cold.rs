@@ -5,12 +5,12 @@
 //! pages, and times what lies between two waits, less the driver's time. The driver takes [`CALL`], as a real one does: what
 //! was asked of memory before the call has arrived when it returns.
 
-use highwater::node::{Node, Periods};
-use highwater::sample::{self, Budget, FastLane};
-use highwater::source::{Error, Source};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::gpu::Device;
 use highwater_core::ring;
+use highwater_core::source::{Error, Source};
+use highwater_engine::node::{Node, Periods};
+use highwater_engine::sample::{self, Budget, FastLane};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,15 +1,15 @@
 //! A simulated node that exports as much of the catalogue as it can: every GPU runs a job. And one that is idle.
 
-use highwater::intake::{Intake, due};
-use highwater::known::Known;
 use highwater::metrics::Snapshots;
-use highwater::node::{Node, Periods};
 use highwater::sim::{Scenario, Sim};
-use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Ended, Limits, Open, Sender};
 use highwater_core::ring;
+use highwater_core::source::Source;
 use highwater_core::wire::Kind;
+use highwater_engine::intake::{Intake, due};
+use highwater_engine::known::Known;
+use highwater_engine::node::{Node, Periods};
 use std::sync::Arc;
 
 /// How many distinct phase names a job may have.

@@ -97,7 +97,7 @@ impl Server {
             for _ in 0..scrapers {
                 scope.spawn(move || {
                     // A real scraper runs on another host, so here its work must give way to the sampler.
-                    highwater::thread::stand_back();
+                    highwater_engine::thread::stand_back();
                     let begun = Instant::now();
                     while begun.elapsed() < lasting {
                         scrape(address);

@@ -4,22 +4,23 @@ use crate::node;
 use axum::body::Body;
 use highwater::capture::Recorder;
 use highwater::config::Settings;
-use highwater::intake::{Intake, datagram, seqpacket};
-use highwater::known::Known;
+use highwater::export;
 use highwater::metrics::Snapshots;
-use highwater::node::{Node, Periods};
-use highwater::recording::{Options, Replay};
-use highwater::sample::Sampler;
-use highwater::source::{Error, Source};
 use highwater::web::annotations::Access;
 use highwater::web::gate::{Gate, Refusals};
 use highwater::web::hosts::Hosts;
 use highwater::web::{self, Site, counts};
-use highwater::{export, offline};
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::gpu::{Device, Rare};
 use highwater_core::jobs::Limits;
 use highwater_core::ring;
+use highwater_core::source::{Error, Source};
+use highwater_engine::intake::{Intake, datagram, seqpacket};
+use highwater_engine::known::Known;
+use highwater_engine::node::{Node, Periods};
+use highwater_engine::offline;
+use highwater_engine::recording::{Options, Replay};
+use highwater_engine::sample::Sampler;
 use http_body_util::BodyExt as _;
 use std::hint::black_box;
 use std::os::unix::net::UnixDatagram;
@@ -242,7 +243,7 @@ fn over_http(repetitions: u64) {
         processes: false,
         parts: vec![Arc::clone(&intake) as _],
     };
-    let mut routes = web::router(Site::new(snapshots, intake, recorder, |_| Ok(String::new())), Arc::new(gate), true);
+    let mut routes = web::router(Site::new(snapshots, intake, recorder), Arc::new(gate), true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     for n in 0..repetitions {
         let request = http::Request::post("/api/v1/annotations").body(Body::from(event(n))).expect("a request");
@@ -311,7 +312,7 @@ fn replay(repetitions: u64) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/h200-ddp");
     for _ in 0..repetitions {
         let replay = Arc::new(Replay::open(&folder, Options::default()).expect("a recording"));
-        let played = offline::play(&replay, &settings(), |_, _, _| ()).expect("played");
+        let played = offline::play(&replay, &(&settings()).into(), |_, _, _| ()).expect("played");
         assert_eq!(played.refused, 0);
     }
 }

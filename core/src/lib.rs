@@ -19,6 +19,7 @@ pub mod phases;
 pub mod ring;
 pub mod scope;
 pub mod shares;
+pub mod source;
 pub mod units;
 pub mod varint;
 pub mod wire;

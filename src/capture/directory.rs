@@ -4,8 +4,8 @@
 //! `.lock`. No other user may write to it, and no link in it is followed: [`Folder`] ensures both.
 
 use super::id;
-use crate::files::Folder;
-use crate::recording::{State, schema};
+use highwater_engine::files::Folder;
+use highwater_engine::recording::{State, schema};
 use rusqlite::{Connection, ErrorCode};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Findings in the form in which recordings store them, and the findings that trigger a capture.
 
 use super::trigger::{Findings, Reason, Trigger};
-use crate::recording::write::FindingRow;
 use highwater_core::detect::{Change, Detect, Finding, Severity};
+use highwater_engine::recording::write::FindingRow;
 use std::sync::Arc;
 
 /// The findings of the node's detectors.

@@ -3,12 +3,12 @@
 //! Enters: the ranks' profiles. Leaves: rows, which replace those of the rank's profile before. Invariant: a capture has at
 //! most one profile of each rank, however many steps a job profiles, and keeps none in memory.
 
-use crate::intake::Intake;
-use crate::recording::MOST_RECORDS;
-use crate::recording::write::File;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::Profile;
 use highwater_core::phases::RankKey;
+use highwater_engine::intake::Intake;
+use highwater_engine::recording::MOST_RECORDS;
+use highwater_engine::recording::write::File;
 use rusqlite::ErrorCode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

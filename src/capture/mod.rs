@@ -2,7 +2,7 @@
 //! `run` and `record` write everything from their begin to their end (`whole`).
 //!
 //! Enters: triggers (a finding, an `oom` mark, a request); and, only by reading, the rings, the last sweeps, the last
-//! events and the ended phases. Leaves: [recordings](crate::recording), in a directory whose count and bytes are
+//! events and the ended phases. Leaves: [recordings](highwater_engine::recording), in a directory whose count and bytes are
 //! bounded, with shares (`shares`) by why they were taken. Invariants: everything here runs on one thread with a lower
 //! priority than the sampler's, and only reads what the sampler writes; a trigger never waits for that thread; every
 //! trigger has one outcome, which is counted; a kill leaves what was committed, which is all of the past once the file
@@ -37,8 +37,8 @@ pub use trigger::{Reason, Trigger};
 pub use whole::{Ended, Whole};
 pub use worker::Worker;
 
-use crate::intake::Intake;
-use crate::known::Known;
+use highwater_engine::intake::Intake;
+use highwater_engine::known::Known;
 use std::sync::Arc;
 
 /// A recorder, which receives `oom` marks from the intake, and what its thread runs. Both are off if the settings name

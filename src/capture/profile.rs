@@ -6,10 +6,10 @@
 
 use super::taking::{View, new_within};
 use super::whole::{Ended, WRITE_PERIOD};
-use crate::known::Known;
 use anyhow::Context as _;
 use highwater_core::clock::park_for;
 use highwater_core::ring;
+use highwater_engine::known::Known;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -47,7 +47,7 @@ impl Profile {
     /// # Errors
     /// The file can no longer be written, for example because the disk is full. It keeps what was written before.
     pub fn run(mut self, stop: &AtomicBool) -> anyhow::Result<Ended> {
-        crate::thread::stand_back();
+        highwater_engine::thread::stand_back();
         let path = self.path.clone();
         self.follow(stop).with_context(|| path.display().to_string())
     }

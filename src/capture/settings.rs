@@ -1,7 +1,7 @@
 //! The recorder's settings, and the default directory.
 
-use crate::intake::LogLimits;
 use highwater_core::clock::SECOND_NS;
+use highwater_engine::intake::LogLimits;
 use std::path::PathBuf;
 
 /// Bytes of the last events that are kept for recordings: a minute of 2,000 events a second.

@@ -9,8 +9,8 @@
 
 use super::directory::Listed;
 use super::settings::Settings;
-use crate::recording::State;
 use highwater_core::shares::largest;
+use highwater_engine::recording::State;
 
 /// What a capture is for. A later class pushes out earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

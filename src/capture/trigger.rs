@@ -1,7 +1,7 @@
 //! Why a capture is taken, and where the findings that are written into it come from.
 
-use crate::recording::write::FindingRow;
 use highwater_core::jobs::{JobId, Scope};
+use highwater_engine::recording::write::FindingRow;
 
 /// Why a capture is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use super::found::OnBoard;
 use super::recorder::{Kind, Start};
 use super::taking::{Capture, View};
 use super::trigger::{Reason, Trigger};
-use crate::intake::Intake;
-use crate::known::Known;
-use crate::recording::State;
-use crate::recording::schema::{self, Trouble};
 use highwater_core::clock::park_for;
+use highwater_engine::intake::Intake;
+use highwater_engine::known::Known;
+use highwater_engine::recording::State;
+use highwater_engine::recording::schema::{self, Trouble};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub(super) const WRITE_PERIOD: Duration = Duration::from_millis(250);
 /// How often written data is synced.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// No limit but the disk: the most pages that SQLite can count.
-const MOST_BYTES: u64 = (u32::MAX as u64 - 1) * crate::recording::schema::PAGE_BYTES;
+const MOST_BYTES: u64 = (u32::MAX as u64 - 1) * highwater_engine::recording::schema::PAGE_BYTES;
 
 /// How a recording ended.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Whole {
     /// # Errors
     /// The file can no longer be written, for example because the disk is full. It ends with what was written before.
     pub fn run(mut self, stop: &AtomicBool) -> anyhow::Result<Ended> {
-        crate::thread::stand_back();
+        highwater_engine::thread::stand_back();
         let followed = self.follow(stop);
         let state = match &followed {
             Ok(Ended::Stopped) => State::Complete,

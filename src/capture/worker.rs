@@ -6,9 +6,9 @@ use super::directory::Directory;
 use super::recorder::{Shared, Start, Starts};
 use super::stats::Outcome;
 use super::taking::{Capture, View};
-use crate::intake::Intake;
-use crate::recording::State;
-use crate::recording::schema::Trouble;
+use highwater_engine::intake::Intake;
+use highwater_engine::recording::State;
+use highwater_engine::recording::schema::Trouble;
 use rusqlite::ErrorCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ impl Worker {
 
     /// Takes captures until `stop`, at a lower priority than the sampler. A capture that is running then ends early.
     pub fn run(mut self, stop: &AtomicBool) {
-        crate::thread::stand_back();
+        highwater_engine::thread::stand_back();
         while !stop.load(Ordering::Relaxed) {
             self.look_after_directory();
             match self.starts.recv_timeout(RETRY) {

@@ -7,9 +7,9 @@
 use crate::nvml::probe::measure::{self, Changes, Timing};
 use crate::nvml::probe::{MadeIn, Probe, Watch};
 use crate::nvml::{self, Nvml};
-use crate::source::Source;
 use anyhow::{Context, anyhow};
 use highwater_core::gpu::Device;
+use highwater_core::source::Source;
 use serde::Serialize;
 use std::io::Write;
 use std::path::Path;

@@ -5,11 +5,11 @@ use super::{Misuse, duration, key_value, layers, settings_of, terminal};
 use crate::capture::Ended;
 use crate::config::{Settings, SourceSpec, default_socket, load};
 use crate::daemon::{Format, Recording};
-use crate::files::OwnFolder;
-use crate::report;
-use crate::source::provenance;
 use anyhow::Context as _;
 use clap::Args;
+use highwater_analysis::report;
+use highwater_core::source::provenance;
+use highwater_engine::files::OwnFolder;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -173,7 +173,7 @@ pub(super) fn end(recording: Recording, name: &Path) -> anyhow::Result<()> {
 
 /// Prints what a finished recording shows.
 pub(super) fn show(path: &Path, name: &Path) -> anyhow::Result<()> {
-    let shown = report::Report::open(path, report::Room::of(1), &settings_of(&[])?);
+    let shown = report::Report::open(path, report::Room::of(1), &(&settings_of(&[])?).into());
     let shown = shown.with_context(|| format!("{}: cannot be read again", name.display()))?;
     #[allow(clippy::cast_precision_loss, reason = "shown to a tenth")]
     let seconds = shown.duration_ns() as f64 / 1e9;

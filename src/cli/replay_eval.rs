@@ -5,12 +5,13 @@
 
 use super::{settings_of, terminal};
 use crate::config::Settings;
-use crate::files::read_text;
-use crate::offline;
-use crate::recording::{Options, Replay};
 use anyhow::{Context as _, bail};
+use highwater_analysis::replay;
 use highwater_core::detect::evaluate::{Score, Truth, score};
 use highwater_core::detect::{Kind, Looked, Severity, Sign};
+use highwater_engine::files::read_text;
+use highwater_engine::offline;
+use highwater_engine::recording::Options;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -145,9 +146,9 @@ fn evaluate(recording: &Path, settings: &Settings) -> anyhow::Result<(Scores, Si
 
 /// Every sign in a recording, with its time, and in how many steps each kind was looked for.
 fn signs_of(recording: &Path, settings: &Settings) -> anyhow::Result<(Signs, AllLooked)> {
-    let replay = Arc::new(Replay::open(recording, Options { shift_to_now: None })?);
+    let replay = Arc::new(replay::open(recording, Options { shift_to_now: None })?);
     let mut signs = Vec::new();
-    let played = offline::play(&replay, settings, |at_ns, _, change| {
+    let played = offline::play(&replay, &settings.into(), |at_ns, _, change| {
         signs.extend(change.signs.into_iter().map(|sign| (at_ns, sign)));
     })?;
     Ok((signs, played.detect.looked()))

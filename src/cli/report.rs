@@ -2,14 +2,14 @@
 
 use super::terminal;
 use super::{MISUSED, Misuse, settings_of};
-use crate::files::read_at_most;
-use crate::kineto::{MOST_EVENTS, Ranks};
-use crate::recording::printable;
-use crate::report::{
-    Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
-};
 use anyhow::Context as _;
 use clap::Args;
+use highwater_analysis::kineto::{MOST_EVENTS, Ranks};
+use highwater_analysis::report::{
+    Comparison, Condition, Report, Room, Traced, comparison_of_ranks, json, page, picture, ranks, summary,
+};
+use highwater_engine::files::read_at_most;
+use highwater_engine::recording::printable;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -56,7 +56,7 @@ impl ReportCommand {
         for (output, begin) in [(&self.output, PAGE), (&self.png, PNG)] {
             output.iter().try_for_each(|output| may_be_replaced(output, begin))?;
         }
-        let settings = settings_of(&[])?;
+        let settings = (&settings_of(&[])?).into();
         let (mut reports, mut collectives) = (Vec::with_capacity(self.files.len()), 0);
         for (nth, file) in self.files.iter().enumerate() {
             let mib = std::fs::metadata(file).map_or(0, |found| found.len() >> 20);

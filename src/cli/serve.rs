@@ -37,7 +37,7 @@ pub(super) fn run(serve: &Serve) -> anyhow::Result<()> {
 /// Its threads cannot be started.
 pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.on_thread_start(crate::thread::stand_back);
+    builder.on_thread_start(highwater_engine::thread::stand_back);
     let runtime = builder.worker_threads(HTTP_THREADS).max_blocking_threads(BLOCKING_THREADS).enable_all().build();
     runtime.context("cannot start the HTTP runtime")
 }

@@ -106,13 +106,13 @@ impl Daemon {
         let request = Request::builder().method(method).uri(format!("{}{path}", self.url)).body(body)?;
         let response = tokio::time::timeout(ANSWERS_WITHIN, self.client.request(request)).await;
         let response = response.with_context(|| format!("{}: does not answer", self.url))?;
-        response.map_err(|error| anyhow::anyhow!("{}: {}", self.url, crate::dial::with_causes(&error)))
+        response.map_err(|error| anyhow::anyhow!("{}: {}", self.url, highwater_engine::dial::with_causes(&error)))
     }
 }
 
 /// What a problem says.
 fn detail(answer: &Value) -> String {
-    crate::dial::printable(answer["detail"].as_str().unwrap_or("it does not say why"))
+    highwater_engine::dial::printable(answer["detail"].as_str().unwrap_or("it does not say why"))
 }
 
 async fn answer(response: Response<Incoming>) -> anyhow::Result<Value> {

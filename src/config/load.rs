@@ -4,8 +4,8 @@ use super::keys::KEYS;
 use super::locate::line_of;
 use super::{Settings, yaml};
 use crate::export::otlp::settings::OF_KEY;
-use crate::files::read_text;
 use config::{Config, ConfigError, File, FileFormat, Map, Source, Value};
+use highwater_engine::files::read_text;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

@@ -5,18 +5,18 @@
 
 use super::listeners::{HEALTH_PLACES, PLACES};
 use crate::config::Settings;
-use crate::intake::MOST_BATCHED_BYTES;
-use crate::intake::datagram::MOST_DATAGRAM_BYTES;
-use crate::intake::split::MOST_EVENT_BYTES;
 use crate::metrics::MOST_LAYERS;
-use crate::place::home::MOST_UNLINKED;
-use crate::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
-use crate::place::process::MOST_PROCESSES;
-use crate::recording::MOST_PROFILES;
-use crate::recording::schema::CACHE_KIB;
-use crate::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 use crate::web::{answers, serve};
+use highwater_analysis::report::{MOST_NAME_BYTES, MOST_NAMES, MOST_TOP};
 use highwater_core::gpu;
+use highwater_engine::intake::MOST_BATCHED_BYTES;
+use highwater_engine::intake::datagram::MOST_DATAGRAM_BYTES;
+use highwater_engine::intake::split::MOST_EVENT_BYTES;
+use highwater_engine::place::home::MOST_UNLINKED;
+use highwater_engine::place::peer::{MOST_BYTES, MOST_ENVIRON_BYTES, MOST_READERS};
+use highwater_engine::place::process::MOST_PROCESSES;
+use highwater_engine::recording::MOST_PROFILES;
+use highwater_engine::recording::schema::CACHE_KIB;
 use std::fmt::Write as _;
 
 const MIB: usize = 1 << 20;

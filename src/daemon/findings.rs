@@ -1,14 +1,14 @@
 //! Tests of findings in simulations, with the delay from the onset to the moment at which a scrape would report them.
 
-use crate::intake::{Intake, due};
-use crate::node::{Node, Periods};
 use crate::sim::{Scenario, Sim};
-use crate::source::{Event, Source};
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::detect::{Certainty, Detect, Kind, Settings, Severity, Sign};
 use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
+use highwater_core::source::{Event, Source};
 use highwater_core::wire::{Annotation, EventType};
+use highwater_engine::intake::{Intake, due};
+use highwater_engine::node::{Node, Periods};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -135,7 +135,7 @@ fn spawn_health(health: Server, stopping: watch::Receiver<()>) -> anyhow::Result
     // Moved from the runtime that opened it to the new one.
     let listener = health.listener.into_std()?;
     spawn("hw-health", move || {
-        crate::thread::stand_back();
+        highwater_engine::thread::stand_back();
         runtime.block_on(async {
             let listener = match TcpListener::from_std(listener) {
                 Ok(listener) => listener,

@@ -6,16 +6,16 @@
 use super::finding_log::FindingLog;
 use super::{DRAIN, Shared, join_all, spawn};
 use crate::config::SourceSpec;
-use crate::footprint::Footprint;
 use crate::heap::Returns;
-use crate::node::{Counted, Node};
 use crate::nvml::Opener;
-use crate::sample::{self, RARE_TURNS, RollCall};
 use crate::sim::{Scenario, Sim};
-use crate::source::{OpenError, Source};
 use highwater_core::clock::{MILLISECOND_NS, SECOND_NS};
 use highwater_core::gpu::{GpuState, Health, Processes};
 use highwater_core::ring;
+use highwater_core::source::{OpenError, Source};
+use highwater_engine::footprint::Footprint;
+use highwater_engine::node::{Counted, Node};
+use highwater_engine::sample::{self, RARE_TURNS, RollCall};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -260,7 +260,7 @@ fn start_lanes(shared: &Shared, lanes: &mut Lanes, writers: Vec<ring::Writer>) -
     if matches!(shared.settings.source, SourceSpec::Sim(_)) {
         let (intake, socket) = (Arc::clone(&shared.intake), shared.settings.annotations_socket.clone());
         lanes.start("hw-sim-jobs", move |node, stop| {
-            crate::intake::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
+            highwater_engine::intake::speak(&*node.source, &*node.clock, socket.as_deref(), &intake, stop);
         })?;
     }
     Ok(())

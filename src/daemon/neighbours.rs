@@ -4,14 +4,14 @@
 //! findings with their times, and their counts. What the driver says of a GPU that is lost is compared too.
 
 use super::findings::{START_NS, TURN_NS, lanes, simulated, training};
-use crate::intake::{Intake, LogLimits, due};
-use crate::source::Source;
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, SECOND_NS};
 use highwater_core::detect::{Detect, Settings, Subject};
 use highwater_core::gpu::Process;
 use highwater_core::jobs::{Event, JobId, Limits, Sender};
 use highwater_core::scope::Scope;
 use highwater_core::shares::Given;
+use highwater_core::source::Source;
+use highwater_engine::intake::{Intake, LogLimits, due};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};

@@ -3,13 +3,14 @@
 use super::Shared;
 use super::finding_log::FindingLog;
 use crate::config::{Settings, SourceSpec};
-use crate::intake::due;
-use crate::node::Node;
-use crate::recording::{Options, Replay};
-use crate::sample;
-use crate::source::Source as _;
+use highwater_analysis::replay;
 use highwater_core::clock::{Clock, Manual, SECOND_NS};
 use highwater_core::jobs::Sender;
+use highwater_core::source::Source as _;
+use highwater_engine::intake::due;
+use highwater_engine::node::Node;
+use highwater_engine::recording::{Options, Replay};
+use highwater_engine::sample;
 use std::sync::Arc;
 
 /// Bad lines of a recording that are logged individually.
@@ -35,7 +36,7 @@ impl Playback {
         let shift_to_now = settings.replay_shift_to_now.then(|| live.now_ns());
         // A large one takes seconds to read.
         tracing::info!(recording = %path.display(), "reading");
-        let replay = Replay::open(path, Options { shift_to_now })?;
+        let replay = replay::open(path, Options { shift_to_now })?;
         let skipped = replay.skipped();
         for line in skipped.first.iter().take(MOST_SKIPPED_LISTED) {
             tracing::warn!(file = %line.file.display(), line = line.line, "skipped: {}", line.message);

@@ -4,10 +4,10 @@
 
 use super::spawn;
 use crate::config::Settings;
-use crate::intake::Intake;
-use crate::intake::datagram::Socket;
-use crate::intake::seqpacket::Listener;
 use anyhow::Context as _;
+use highwater_engine::intake::Intake;
+use highwater_engine::intake::datagram::Socket;
+use highwater_engine::intake::seqpacket::Listener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -2,11 +2,11 @@
 
 use super::{parts, world};
 use crate::export::prometheus;
-use crate::intake::Batch;
-use crate::known::Known;
 use crate::metrics::Snapshots;
 use highwater_core::clock::{Clock as _, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::{Limits, Resource, Sender};
+use highwater_engine::intake::Batch;
+use highwater_engine::known::Known;
 use std::sync::Arc;
 
 /// Bodies taken from one input.

@@ -1,7 +1,6 @@
 //! Fuzzes HTTP requests, through the routes: method, path, query, headers and body.
 
 use super::world;
-use crate::known::Known;
 use crate::metrics::Snapshots;
 use crate::web::annotations::Access;
 use crate::web::gate::{Gate, Refusals};
@@ -10,6 +9,7 @@ use crate::web::{self, Site};
 use axum::Router;
 use axum::body::Body;
 use highwater_core::clock::Manual;
+use highwater_engine::known::Known;
 use http_body_util::BodyExt as _;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn routes() -> Router {
     let (hosts, refusals) = (Hosts::default(), Refusals::default());
     let gate = Gate { hosts, guard: None, access: Access::Open, stats: Arc::clone(&stats), refusals };
     let snapshots = Snapshots { known, processes: false, parts: vec![Arc::clone(&intake) as _, stats] };
-    let site = Site::new(snapshots, intake, recorder, |_| Ok(String::new()));
+    let site = Site::new(snapshots, intake, recorder);
     web::router(site, Arc::new(gate), true)
 }
 

@@ -5,9 +5,10 @@ use super::parts;
 use super::recording::show;
 use super::replay::play;
 use crate::config::{Layers, Settings, load};
-use crate::recording::{Options, Replay};
-use crate::report::{Report, Room};
+use highwater_analysis::replay;
+use highwater_analysis::report::{Report, Room};
 use highwater_core::fuzzing::Numbers;
+use highwater_engine::recording::Options;
 use rusqlite::Connection;
 use rusqlite::types::Value;
 use std::fs;
@@ -33,10 +34,10 @@ pub fn import(data: &[u8]) {
             Some(table) => insert(&path, table, data),
             None => fs::write(&path, data).expect("written"),
         }
-        if let Ok(replay) = Replay::open(&path, Options { shift_to_now: None }) {
+        if let Ok(replay) = replay::open(&path, Options { shift_to_now: None }) {
             play(&replay);
         }
-        if let Ok(report) = Report::open(&path, Room::of(2), settings) {
+        if let Ok(report) = Report::open(&path, Room::of(2), &settings.into()) {
             show(&report);
         }
     });

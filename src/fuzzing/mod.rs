@@ -18,11 +18,11 @@ mod tests;
 mod world;
 
 pub use crate::export::otlp::fuzzing::otlp_reply;
-pub use crate::intake::fuzzing::event_log;
-pub use crate::place::kubelet::fuzzing::kubelet;
 pub use annotations::annotations;
 pub use framework::framework;
 pub use highwater_core::ring::fuzzing::ring;
+pub use highwater_engine::intake::fuzzing::event_log;
+pub use highwater_engine::place::kubelet::fuzzing::kubelet;
 pub use http::http;
 pub use import::import;
 pub use recording::recording;

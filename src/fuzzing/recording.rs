@@ -3,10 +3,10 @@
 use super::folder::Folder;
 use super::parts;
 use super::replay::play;
-use crate::recording::schema;
-use crate::recording::{Options, Replay, printable};
-use crate::report::{Comparison, Report, Room, json, page, ranks, recorded, summary};
+use highwater_analysis::report::{Comparison, Report, Room, json, page, ranks, recorded, summary};
 use highwater_core::fuzzing::Numbers;
+use highwater_engine::recording::schema;
+use highwater_engine::recording::{Options, Replay, printable};
 use rusqlite::Connection;
 use rusqlite::types::Value;
 use std::fs;

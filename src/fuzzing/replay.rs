@@ -2,9 +2,9 @@
 
 use super::folder::Folder;
 use super::parts;
-use crate::recording::{Options, Replay};
-use crate::source::{CallStats, NextTick, Source as _};
 use flate2::Crc;
+use highwater_core::source::{CallStats, NextTick, Source as _};
+use highwater_engine::recording::{Options, Replay};
 use std::fs;
 use std::path::Path;
 

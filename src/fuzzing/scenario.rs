@@ -1,8 +1,8 @@
 //! Fuzzes the text of a scenario, and a simulated node that plays it.
 
 use crate::sim::{Scenario, Sim};
-use crate::source::{CallStats, Source as _};
 use highwater_core::clock::SECOND_NS;
+use highwater_core::source::{CallStats, Source as _};
 
 /// Devices, and annotations, that are read per scenario.
 const MOST_DEVICES: usize = 4;

@@ -1,12 +1,12 @@
 //! A node for fuzzed annotations and requests: two simulated GPUs, some seconds into their work.
 
-use crate::intake::Intake;
-use crate::node::{Node, Periods};
 use crate::sim::{Scenario, Sim};
-use crate::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::Limits;
 use highwater_core::ring;
+use highwater_core::source::Source;
+use highwater_engine::intake::Intake;
+use highwater_engine::node::{Node, Periods};
 use std::sync::{Arc, OnceLock};
 
 /// When the node began, nanoseconds of the timeline.

@@ -2,8 +2,8 @@
 
 use super::families::Families;
 use super::{catalogue as c, found, gpu, job, memory, own};
-use crate::footprint::Footprint;
-use crate::known::Known;
+use highwater_engine::footprint::Footprint;
+use highwater_engine::known::Known;
 use std::sync::Arc;
 
 /// A part of the daemon that counts what it does, and exports the counts as metrics of the catalogue.

@@ -2,12 +2,12 @@
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
-use crate::node::{Node, Periods};
-use crate::sample::{RARE_TURNS, pcie_turns};
 use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health, THROTTLE_REASONS};
 use highwater_core::phases::{THRESHOLDS, WINDOWS};
 use highwater_core::ring;
+use highwater_engine::node::{Node, Periods};
+use highwater_engine::sample::{RARE_TURNS, pcie_turns};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

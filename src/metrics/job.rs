@@ -2,11 +2,11 @@
 
 use super::catalogue as c;
 use super::families::{Families, LabelValue, Labels};
-use crate::node::Node;
 use highwater_core::clock::SECOND_NS;
 use highwater_core::jobs::{JobId, Profile, Rank};
 use highwater_core::phases::{Ledger, RankKey, RankStats, WINDOWS};
 use highwater_core::wire::{Kind, Memory};
+use highwater_engine::node::Node;
 use std::sync::Arc;
 
 /// One rank at the time of the collection. It is copied so that the lock on open jobs is released before any sample is
@@ -148,12 +148,12 @@ fn phases(labels: &Labels, rank: &RankNow, stats: &RankStats, now_ns: i64, out: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intake::Intake;
     use crate::sim::{Scenario, Sim};
-    use crate::source::Source as _;
     use highwater_core::clock::Manual;
     use highwater_core::jobs::{Limits, Resource, Sender};
     use highwater_core::phases::{Attributed, Block};
+    use highwater_core::source::Source as _;
+    use highwater_engine::intake::Intake;
 
     /// What a node of 64 ranks knows after some steps, with or without 500 layers each, which every fifth step profiles.
     fn after_a_while(layers: &str) -> (Intake, usize) {

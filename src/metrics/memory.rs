@@ -6,9 +6,9 @@
 
 use super::catalogue as c;
 use super::families::Families;
-use crate::footprint::Footprint;
-use crate::known::Known;
-use crate::node::Node;
+use highwater_engine::footprint::Footprint;
+use highwater_engine::known::Known;
+use highwater_engine::node::Node;
 
 /// What memory is for. docs/prometheus.md describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, 
         out.memory(Part::Trail, log.trail.bytes());
         out.memory(Part::Layers, log.layers.bytes());
     }
-    out.memory(Part::Sqlite, crate::recording::sqlite_bytes());
+    out.memory(Part::Sqlite, highwater_engine::recording::sqlite_bytes());
     // Without the driver's library, or before it is opened, all pages of files are the program's.
     let library = known.slot.library();
     if let Some(library) = library {

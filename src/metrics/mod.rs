@@ -8,6 +8,7 @@ mod collect;
 mod families;
 mod found;
 mod gpu;
+mod intake;
 mod job;
 mod memory;
 mod own;

@@ -2,9 +2,9 @@
 
 use super::catalogue as c;
 use super::families::{Families, Labels};
-use crate::footprint::Footprint;
-use crate::node::Node;
-use crate::source::{Call, provenance};
+use highwater_core::source::{Call, provenance};
+use highwater_engine::footprint::Footprint;
+use highwater_engine::node::Node;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 

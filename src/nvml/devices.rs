@@ -7,8 +7,8 @@ use super::errors::Code;
 use super::progress::Progress;
 use super::raw::{Handle, MemoryVersion, Raw};
 use super::unit::{Instance, Unit};
-use crate::source::Skipped;
 use highwater_core::gpu::Device;
+use highwater_core::source::Skipped;
 use nvml_wrapper::Nvml as Library;
 use std::collections::HashSet;
 

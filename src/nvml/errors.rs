@@ -3,7 +3,7 @@
 //! Enters: a code from a raw call, or the wrapper's error. Leaves: [`Error`] for readings, [`OpenError`] for opening.
 //! Absent on purpose: a code that becomes a value. An unknown code stays an error.
 
-use crate::source::{Error, OpenError};
+use highwater_core::source::{Error, OpenError};
 use nvml_wrapper::error::NvmlError;
 use std::fmt;
 use std::path::Path;

@@ -7,7 +7,7 @@
 use super::errors::Code;
 use super::raw::{Handle, found};
 use super::unit::Unit;
-use crate::source::{Error, Event};
+use highwater_core::source::{Error, Event};
 use nvml_wrapper_sys::bindings as sys;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

@@ -10,8 +10,8 @@ use super::pcie::Bytes;
 use super::raw::{Field, Handle, MemoryVersion, ProcessKind};
 use super::unit::{Ask, Unit};
 use super::{Nvml, processes};
-use crate::source::{CallStats, Error};
 use highwater_core::gpu::{Medium, Process, Rare, Slow};
+use highwater_core::source::{CallStats, Error};
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold};
 use nvml_wrapper::error::NvmlError;
 

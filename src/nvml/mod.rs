@@ -20,11 +20,11 @@ mod progress;
 mod raw;
 mod unit;
 
-use crate::source::{Call, CallStats, Error, Event, OpenError, Skipped, Source};
 use errors::Code;
 use events::Events;
 use gpm::Gpm;
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
+use highwater_core::source::{Call, CallStats, Error, Event, OpenError, Skipped, Source};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 pub use opening::Opener;
 use progress::Hung;

@@ -8,7 +8,7 @@ use super::devices::{self, Found};
 use super::progress::{Hung, Progress, locked};
 use super::raw::Raw;
 use super::{Nvml, errors};
-use crate::source::{OpenError, Skipped};
+use highwater_core::source::{OpenError, Skipped};
 use nvml_wrapper::Nvml as Library;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ impl Opener {
             // Nobody listens if the caller gave up.
             let _ = sender.send(News::Begun(begin(path.as_deref(), &progress)));
         };
-        crate::thread::spawn("hw-open", run).map(drop)
+        highwater_engine::thread::spawn("hw-open", run).map(drop)
     }
 
     /// Waits until NVML is initialized, however long that takes.
@@ -196,7 +196,7 @@ impl Opening<'_> {
             drop(begun);
             let _ = sender.send(News::Ended);
         };
-        crate::thread::spawn("hw-open", run)?;
+        highwater_engine::thread::spawn("hw-open", run)?;
         self.running += 1;
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use super::pcie::Meter;
 use super::raw::{Handle, MemoryVersion, Raw};
-use crate::source::Call;
+use highwater_core::source::Call;
 use nvml_wrapper_sys::bindings::nvmlDevice_st;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
@@ -115,7 +115,9 @@ impl Unit {
         self.memory_version.store(raw.memory_version(handle) as u8, Ordering::Release);
         let whole_gpu = self.instance.is_none();
         if whole_gpu
-            && raw.power_instant_mw(handle).is_err_and(|code| code.of_lane() == crate::source::Error::Unsupported)
+            && raw
+                .power_instant_mw(handle)
+                .is_err_and(|code| code.of_lane() == highwater_core::source::Error::Unsupported)
         {
             self.remember_unsupported(Ask::PowerInstant);
         }

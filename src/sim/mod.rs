@@ -17,9 +17,9 @@ mod window;
 
 pub use scenario::{Scenario, ScenarioError};
 
-use crate::source::{Call, CallStats, Error, Event, Source};
 use gpu::{Gpu, Level};
 use highwater_core::gpu::{Device, Medium, Pcie, Process, Rare, Slow};
+use highwater_core::source::{Call, CallStats, Error, Event, Source};
 use highwater_core::wire::Annotation;
 use job::{Moment, Plan, Select, Timeline, What};
 use meters::{Meter, Meters};

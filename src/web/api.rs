@@ -3,9 +3,6 @@
 use super::Site;
 use super::json::{self, Json};
 use super::problem::Problem;
-use crate::node::Node;
-use crate::recording::curve::Curve;
-use crate::source::{Skipped, provenance};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -14,7 +11,10 @@ use highwater_core::clock::SECOND_NS;
 use highwater_core::gpu::{GpuState, Health};
 use highwater_core::jobs::{Gpus, Rank};
 use highwater_core::ring::{QueryError, Reader};
+use highwater_core::source::{Skipped, provenance};
 use highwater_core::wire;
+use highwater_engine::node::Node;
+use highwater_engine::recording::curve::Curve;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 #[cfg(test)]

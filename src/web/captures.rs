@@ -7,16 +7,17 @@ use super::api::{MOST_POINTS, MemoryAnswer, POINTS, bad_query};
 use super::json::{self, Json};
 use super::problem::Problem;
 use super::serve::in_time;
-use super::{LongAnswers, MakeReport, Site, gate::Gate, page};
+use super::{LongAnswers, Site, gate::Gate, page};
 use crate::capture::{Listed, Recorder, Refusal, Request};
-use crate::recording::State as Progress;
-use crate::recording::curve::curve;
 use crate::web::annotations::Access;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use highwater_analysis::report::{self as reports, Report, Room};
+use highwater_engine::recording::State as Progress;
+use highwater_engine::recording::curve::curve;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -41,14 +42,12 @@ pub(super) struct Desk {
     answers: LongAnswers,
     /// Held while a report is made: one at a time, so that reports take one core and their memory once.
     reporting: Arc<tokio::sync::Mutex<()>>,
-    make_report: MakeReport,
 }
 
 impl Desk {
     pub fn new(site: &Site, gate: &Gate) -> Self {
         let (recorder, answers) = (site.recorder.clone(), site.answers.clone());
-        let make_report = site.make_report;
-        Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default(), make_report }
+        Self { recorder, access: gate.access.clone(), answers, reporting: Arc::default() }
     }
 }
 
@@ -283,7 +282,7 @@ pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> 
     let alone = Arc::clone(&desk.reporting).lock_owned().await;
     let made = blocking(move || {
         let _alone = alone;
-        let page = (desk.make_report)(&desk.recorder.path_of(&listed)?)?;
+        let page = page_of(&desk.recorder.path_of(&listed)?)?;
         Ok(desk.answers.0.keep(page.into_bytes()))
     });
     let made = made.await.map_err(|error| {
@@ -292,6 +291,12 @@ pub(super) async fn report(State(desk): State<Desk>, Path(id): Path<String>) -> 
     })?;
     // The document names its own policy; only a header can forbid other pages to show it.
     Ok((page::CLOSED, made.response("text/html; charset=utf-8")).into_response())
+}
+
+/// The page of a capture, within half the room of a report: the daemon makes it beside everything else.
+fn page_of(path: &std::path::Path) -> io::Result<String> {
+    let report = Report::open_own(path, Room::of(2)).map_err(io::Error::other)?;
+    Ok(reports::page(&[report], None, None, None))
 }
 
 fn piece(mut file: File) -> io::Result<(File, Vec<u8>)> {

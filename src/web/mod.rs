@@ -36,8 +36,6 @@ mod stream;
 mod timeline;
 
 use crate::capture::Recorder;
-use crate::intake::Intake;
-use crate::known::Known;
 use crate::metrics::Snapshots;
 use annotations::Door;
 use answers::Answers;
@@ -48,11 +46,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing;
 use exposition::Expositions;
 use gate::Gate;
+use highwater_engine::intake::Intake;
+use highwater_engine::known::Known;
 use live::Live;
 use problem::Problem;
 use sender::Peer;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 /// The state that the handlers share.
@@ -68,13 +66,7 @@ pub struct Site {
     pub answers: LongAnswers,
     /// The clients of the live stream.
     pub live: Live,
-    /// Makes the page of a capture.
-    pub make_report: MakeReport,
 }
-
-/// Makes the page of a capture's file. A function of the daemon, because reports need settings, and settings contain this
-/// server's.
-pub type MakeReport = fn(&Path) -> io::Result<String>;
 
 /// Long answers in progress, with their limit. One per server.
 #[derive(Clone, Debug, Default)]
@@ -83,11 +75,11 @@ pub struct LongAnswers(Arc<Answers>);
 impl Site {
     /// The site of a daemon.
     #[must_use]
-    pub fn new(mut snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder, make_report: MakeReport) -> Self {
+    pub fn new(mut snapshots: Snapshots, intake: Arc<Intake>, recorder: Recorder) -> Self {
         let answers = LongAnswers::default();
         snapshots.parts.push(Arc::clone(&answers.0) as _);
         let live = Live::new(snapshots.known.clone(), Arc::clone(&answers.0));
-        Self { snapshots, intake, recorder, answers, live, make_report }
+        Self { snapshots, intake, recorder, answers, live }
     }
 
     /// Someone scrapes: from this address, with this program.

@@ -4,10 +4,10 @@
 //! policy allows no script but its own, no connection to another server, and no page around it.
 
 use super::Site;
-use crate::viewer::{Document, Page};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{Html, IntoResponse as _, Response};
+use highwater_analysis::viewer::{Document, Page};
 use serde_json::json;
 
 const BODY: &str = include_str!("page/body.html");

@@ -197,11 +197,11 @@ impl Page for Left {
 mod tests {
     use super::*;
     use crate::capture::Recorder;
-    use crate::intake::Intake;
-    use crate::known::Known;
     use crate::metrics::Snapshots;
     use highwater_core::clock::Manual;
     use highwater_core::jobs::{Limits, Sender};
+    use highwater_engine::intake::Intake;
+    use highwater_engine::known::Known;
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};
 
@@ -211,7 +211,7 @@ mod tests {
         let intake = Arc::new(Intake::new(Limits::default(), Arc::new(Manual::at(NOW_NS)), Arc::default()));
         let known = Known::of(&crate::fuzzing::node(), intake.ledger());
         let snapshots = Snapshots { known, processes: false, parts: Vec::new() };
-        Site::new(snapshots, intake, Recorder::default(), |_| Ok(String::new()))
+        Site::new(snapshots, intake, Recorder::default())
     }
 
     /// A profiled step of so many records, and the begin of the next.

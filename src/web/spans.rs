@@ -4,11 +4,11 @@
 //! JavaScript. Invariant: the lock that annotations need is held only while what is open is copied.
 
 use super::api::uuids;
-use crate::known::Known;
-use crate::node::Node;
 use highwater_core::jobs::JobId;
 use highwater_core::phases::{RankKey, Span};
 use highwater_core::wire::Kind;
+use highwater_engine::known::Known;
+use highwater_engine::node::Node;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ impl Job {
         let place = match door {
             "http" => daemon.address().to_owned(),
             "datagram" => daemon.socket().display().to_string(),
-            _ => highwater::intake::seqpacket::path_beside(Path::new(&daemon.socket())).display().to_string(),
+            _ => highwater_engine::intake::seqpacket::path_beside(Path::new(&daemon.socket())).display().to_string(),
         };
         let mut process = Command::new("python3")
             .args(["-c", SENDER, door, &place])

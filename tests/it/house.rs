@@ -1,5 +1,5 @@
-//! Dependencies: sibling modules never import each other in a cycle, at any depth, and the core needs nothing that does
-//! I/O. `make map` prints the imports.
+//! Dependencies: sibling modules never import each other in a cycle, at any depth, and each crate needs only those below it
+//! and what its manifest lists. `make map` prints the imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -130,13 +130,16 @@ fn order(graph: &Graph) -> Result<Vec<String>, BTreeSet<String>> {
     Ok(order)
 }
 
+/// The crates, each after those that it may use.
+const CRATES: [&str; 4] = ["core/src", "engine/src", "analysis/src", "src"];
+
 fn root(of: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(of)
 }
 
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
-    for source in ["core/src", "src"] {
+    for source in CRATES {
         let all = modules(&root(source));
         assert!(all.len() > 30, "{source} was not read");
         for (within, graph) in graphs(&all) {
@@ -172,19 +175,76 @@ fn a_circle_is_seen_however_it_is_written() {
     ]));
 }
 
-/// The manifest lists what the core depends on, and the compiler enforces it.
+/// The first sentence of a module's documentation.
+fn first_sentence(text: &str) -> Option<String> {
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!").map(str::trim));
+    let paragraph = lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let end = paragraph.find(". ").map_or(paragraph.len(), |at| at + 1);
+    Some(paragraph[..end].replace('|', "\\|")).filter(|sentence| sentence.ends_with('.'))
+}
+
+/// `docs/modules.md` is the index of the code. `UPDATE_EXPECT=1 cargo test --test it house::` writes it.
+#[test]
+fn every_module_is_in_the_index_with_its_first_sentence() {
+    let mut index = String::from(
+        "# Modules\n\nEach module with the first sentence of its documentation, in the order of their names. A test generates this page. \
+         [ARCHITECTURE.md](../ARCHITECTURE.md) is the overview.\n",
+    );
+    let mut silent = Vec::new();
+    for source in CRATES {
+        index += &format!("\n## `{source}/`\n\n| module | |\n|---|---|\n");
+        for (module, text) in modules(&root(source)).into_iter().filter(|(module, _)| !module.is_empty()) {
+            match first_sentence(&text) {
+                Some(sentence) => index += &format!("| `{}` | {} |\n", module.join("/"), linkless(&sentence)),
+                None => silent.push(format!("{source}/{}", module.join("/"))),
+            }
+        }
+    }
+    assert_eq!(silent, [""; 0], "these do not begin with a sentence of documentation");
+    expect_test::expect_file!["../../docs/modules.md"].assert_eq(&index);
+}
+
+/// A text without rustdoc's links.
+fn linkless(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some((before, linked)) = rest.split_once("[`") {
+        let (name, after) = linked.split_once("`]").expect("a link ends");
+        let after = after.strip_prefix('(').map_or(after, |target| target.split_once(')').expect("a target ends").1);
+        shown += &format!("{before}`{name}`");
+        rest = after;
+    }
+    shown + rest
+}
+
+/// What a crate's manifest lists, and the compiler enforces.
+fn needs(crate_: &str) -> Vec<String> {
+    let manifest = fs::read_to_string(root(crate_).join("Cargo.toml")).expect("a manifest");
+    let manifest: toml::Table = manifest.parse().expect("good TOML");
+    manifest["dependencies"].as_table().expect("a table").keys().cloned().collect()
+}
+
 #[test]
 fn the_core_needs_nothing_that_does_io() {
-    let manifest: toml::Table =
-        fs::read_to_string(root("core/Cargo.toml")).expect("a manifest").parse().expect("good TOML");
-    let needs: Vec<&String> = manifest["dependencies"].as_table().expect("a table").keys().collect();
-    assert_eq!(needs, ["arc-swap", "rustix", "serde", "thiserror"]);
+    assert_eq!(needs("core"), ["arc-swap", "rustix", "serde", "thiserror"]);
+}
+
+#[test]
+fn crates_need_only_those_below_them_and_no_driver_and_no_server() {
+    let ours = |crate_| needs(crate_).into_iter().filter(|name| name.starts_with("highwater")).collect::<Vec<_>>();
+    assert_eq!(ours("engine"), ["highwater-core"]);
+    assert_eq!(ours("analysis"), ["highwater-core", "highwater-engine"]);
+    for (crate_, but) in [("engine", ["axum", "clap", "config"]), ("analysis", ["axum", "tokio", "config"])] {
+        let needs = needs(crate_);
+        let not = but.into_iter().chain(["nvml-wrapper", "opentelemetry_sdk", "prometheus", "tracing-subscriber"]);
+        not.for_each(|name| assert!(!needs.iter().any(|needed| needed == name), "{crate_} needs {name}"));
+    }
 }
 
 /// Cargo.toml turns doctests off, so no example in the documentation would ever be compiled.
 #[test]
 fn documentation_has_no_example_that_would_not_be_compiled() {
-    for source in ["core/src", "src"] {
+    for source in CRATES {
         for (module, text) in modules(&root(source)) {
             let fences =
                 text.lines().filter_map(|line| line.trim().trim_start_matches(['/', '!']).trim().strip_prefix("```"));

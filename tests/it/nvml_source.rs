@@ -13,8 +13,8 @@ mod probe;
 
 use crate::fake_nvml::Control;
 use highwater::nvml::{self, Nvml};
-use highwater::source::{CallStats, Error, OpenError, Source};
 use highwater_core::gpu::Pcie;
+use highwater_core::source::{CallStats, Error, OpenError, Source};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -126,7 +126,7 @@ fn limits_that_are_not_supported_are_asked_for_once() {
     }
     assert_eq!(node.control.calls("nvmlDeviceGetEnforcedPowerLimit"), 1);
     assert_eq!(node.control.calls("nvmlDeviceGetTemperatureThreshold"), 5 + 1);
-    assert_eq!(calls.failures(highwater::source::Call::Limits), 0, "an unsupported call is not a failure");
+    assert_eq!(calls.failures(highwater_core::source::Call::Limits), 0, "an unsupported call is not a failure");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn an_unsupported_call_is_asked_once() {
         assert_eq!(node.control.calls(call), 1, "{call}");
     }
     assert_eq!(node.control.calls("nvmlDeviceGetUtilizationRates"), 5);
-    assert_eq!(calls.failures(highwater::source::Call::Temperature), 0, "an unsupported call is not a failure");
+    assert_eq!(calls.failures(highwater_core::source::Call::Temperature), 0, "an unsupported call is not a failure");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_call_that_fails_is_counted_and_asked_again() {
     let node = Node::with(json!({"gpus": [{"errors": {"nvmlDeviceGetTemperature": 999}}]}));
     let (nvml, calls) = (node.open(), CallStats::default());
     assert_eq!(nvml.medium(0, 0, &calls).temperature_celsius, None);
-    assert_eq!(calls.failures(highwater::source::Call::Temperature), 1);
+    assert_eq!(calls.failures(highwater_core::source::Call::Temperature), 1);
     node.control.set(&json!({"gpus": [{"temperature": 44}]}));
     assert_eq!(nvml.medium(0, 0, &calls).temperature_celsius, Some(44.0));
 }

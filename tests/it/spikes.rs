@@ -6,15 +6,15 @@
 //! second, at one millisecond, places the spikes where readings fall, as the shipped scenario does.
 
 use highwater::export;
-use highwater::known::Known;
 use highwater::metrics::Snapshots;
-use highwater::node::{Node, Periods};
 use highwater::sim::{Scenario, Sim};
-use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, Manual, SECOND_NS};
 use highwater_core::jobs::Limits;
 use highwater_core::phases::Ledger;
 use highwater_core::ring;
+use highwater_core::source::Source;
+use highwater_engine::known::Known;
+use highwater_engine::node::{Node, Periods};
 use std::sync::Arc;
 
 const START_NS: i64 = 1_800_000_000 * SECOND_NS;

@@ -1,8 +1,8 @@
 //! Which batch size fits.
 
-use crate::advise::batch::{Observed, Rank, read};
 use crate::cli::terminal;
-use crate::report::{Table, size};
+use highwater_analysis::advise::batch::{Observed, Rank, read};
+use highwater_analysis::report::{Table, size};
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
 //! Where to checkpoint activations.
 
-use crate::advise::{Checkpoints, Choice, MOST_CHECKPOINTS, checkpoints, read};
 use crate::cli::terminal;
-use crate::report::{Table, size};
 use clap::Args;
+use highwater_analysis::advise::{Checkpoints, Choice, MOST_CHECKPOINTS, checkpoints, read};
+use highwater_analysis::report::{Table, size};
 use std::fmt::{self, Write as _};
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn text(advice: &Checkpoints, whose: &str, profiles: usize) -> Result<String, fm
     let all: u64 = advice.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.activation_bytes));
     let of =
         if profiles > 1 { format!(", which has the most activations of {profiles} profiles") } else { String::new() };
-    writeln!(out, "{} layers of {}{of}.", advice.layers, crate::recording::printable(whose))?;
+    writeln!(out, "{} layers of {}{of}.", advice.layers, highwater_engine::recording::printable(whose))?;
     if advice.split_modules.is_empty() {
         writeln!(out, "Without checkpoints, they leave {} of activations for the backward pass.", size(all))?;
     } else {

@@ -1,13 +1,16 @@
 //! Which of ONNX Runtime's recompute plans to enable.
 
-use crate::advise::recompute::{Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, names, read};
 use crate::cli::terminal;
-use crate::config::Settings;
-use crate::recording::{bytes_of, printable};
-use crate::report::{Report, Room, Table, size};
 use anyhow::Context as _;
 use clap::Args;
+use highwater_analysis::advise::recompute::{
+    Choice, Combination, Dims, Log, Offer, Plan, choose, configured, listed, names, read,
+};
+use highwater_analysis::import::bytes_of;
+use highwater_analysis::report::{Report, Room, Table, size};
 use highwater_core::units::parse_bytes;
+use highwater_engine::offline;
+use highwater_engine::recording::printable;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -108,7 +111,7 @@ impl RecomputeFlags {
 
 /// By how much the GPU of a recording that was fullest lacks the headroom, bytes.
 fn lacking(observed: &Path, headroom_bytes: u64) -> anyhow::Result<u64> {
-    let report = Report::open(observed, Room::of(1), &Settings::default())?;
+    let report = Report::open(observed, Room::of(1), &offline::Settings::default())?;
     let lacking = report.gpus.iter().filter_map(|gpu| {
         let (peak, usable) = (gpu.usage.peak?.0, gpu.device.usable_bytes()?);
         Some(peak.saturating_add(headroom_bytes).saturating_sub(usable))

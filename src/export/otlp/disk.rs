@@ -8,9 +8,9 @@
 //! followed ([`Folder`]).
 
 use super::stats::Signal;
-use crate::files::Folder;
 use bytes::Bytes;
 use flate2::Crc;
+use highwater_engine::files::Folder;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::Path;

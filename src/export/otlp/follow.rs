@@ -1,7 +1,7 @@
 //! A reader's positions in rings: what each ring has gained since it was last read.
 
-use crate::node::Node;
 use highwater_core::ring::{Point, Points, QueryError, Reader};
+use highwater_engine::node::Node;
 use std::sync::Arc;
 
 /// Positions in the rings of a node. It holds the rings, so it can read the last readings of a node that is gone. It

@@ -4,8 +4,8 @@ use super::endpoint::USER_AGENT;
 use super::reply::{self, MOST_RESPONSE_BYTES, Reply};
 use super::settings::Endpoint;
 use super::stats::Signal;
-use crate::grpc::{Call, HttpClient};
 use bytes::Bytes;
+use highwater_engine::grpc::{Call, HttpClient};
 use http::HeaderMap;
 
 /// Sends one request.

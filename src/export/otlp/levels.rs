@@ -4,9 +4,9 @@
 //! weighted by time, so the sampler's period does not matter. Invariant: it only reads; gaps are not counted.
 
 use super::follow::Follow;
-use crate::node::Node;
 use highwater_core::clock::MILLISECOND_NS;
 use highwater_core::histogram::Exponential;
+use highwater_engine::node::Node;
 use std::sync::Arc;
 
 /// The memory levels of one GPU.

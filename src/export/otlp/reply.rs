@@ -1,8 +1,8 @@
 //! The meaning of a receiver's response: the protocol's table of statuses, and how long to wait.
 
 use super::stats::Signal;
-use crate::dial::printable;
-use crate::grpc::describe;
+use highwater_engine::dial::printable;
+use highwater_engine::grpc::describe;
 use http_body_util::LengthLimitError;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;

@@ -4,7 +4,7 @@ use super::{DeviceRef, GpuGroup, Scenario};
 use crate::sim::random::Random;
 use highwater_core::gpu::Device;
 
-/// The devices of a node, in the order of [`crate::source::Source::devices`].
+/// The devices of a node, in the order of [`highwater_core::source::Source::devices`].
 #[derive(Debug)]
 pub(in crate::sim) struct Fleet {
     pub(in crate::sim) devices: Vec<Device>,

@@ -59,7 +59,7 @@ impl Scenario {
     /// # Errors
     /// It cannot be read, or is longer than a mebibyte.
     pub fn text(path: &Path) -> io::Result<String> {
-        crate::files::read_text(path, MOST_BYTES)
+        highwater_engine::files::read_text(path, MOST_BYTES)
     }
 
     /// Parses a scenario. Errors contain `file_name`, from which the scenario also gets its name.

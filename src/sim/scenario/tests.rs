@@ -3,7 +3,7 @@
 use super::parse::SHIPPED;
 use super::*;
 use crate::sim::Sim;
-use crate::source::Source;
+use highwater_core::source::Source;
 
 fn refusal(text: &str) -> String {
     Scenario::parse(text, "s.toml").expect_err(text).to_string()

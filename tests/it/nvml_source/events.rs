@@ -1,7 +1,7 @@
 //! Events that the driver reports.
 
 use super::{EVENTUALLY, Node};
-use highwater::source::{Error, Event, Source};
+use highwater_core::source::{Error, Event, Source};
 use serde_json::json;
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 
 use super::{GIB, Node};
 use highwater::nvml;
-use highwater::source::{CallStats, Error, Source};
+use highwater_core::source::{CallStats, Error, Source};
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use super::{EVENTUALLY, GIB, Node};
 use highwater::nvml::{Nvml, Opener};
-use highwater::source::{CallStats, OpenError, Source as _};
+use highwater_core::source::{CallStats, OpenError, Source as _};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@ use super::{MIB, Node};
 use crate::daemon::Daemon;
 use crate::process::eventually;
 use highwater::nvml::Nvml;
-use highwater::source::{Call, CallStats, Source};
 use highwater_core::gpu::Pcie;
+use highwater_core::source::{Call, CallStats, Source};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -1,18 +1,18 @@
 //! The daemon's parts in simulated time: sampler, join, jobs and exporter on one runtime. Its time stands still until
 //! every task waits, then jumps to the next deadline.
 
-use highwater::dial::Dial;
 use highwater::export::otlp::{Exporter, Settings, Signal, Stats};
-use highwater::intake::{Intake, due};
-use highwater::known::Known;
 use highwater::metrics::Snapshots;
-use highwater::node::Node;
-use highwater::sample::Sampler;
 use highwater::sim::{Scenario, Sim};
-use highwater::source::Source;
 use highwater_core::clock::{Clock, MILLISECOND_NS, SECOND_NS};
 use highwater_core::jobs::{Limits, Sender};
 use highwater_core::ring;
+use highwater_core::source::Source;
+use highwater_engine::dial::Dial;
+use highwater_engine::intake::{Intake, due};
+use highwater_engine::known::Known;
+use highwater_engine::node::Node;
+use highwater_engine::sample::Sampler;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -64,7 +64,8 @@ impl Bench {
         let source: Arc<dyn Source> = Arc::new(Sim::new(scenario, START_NS));
         let ring = ring::Config { retention_ns: 600 * SECOND_NS, max_bytes: 2 << 20, resolution_ns: 1_000 };
         let (node, writers) =
-            Node::new(source, Arc::clone(&clock) as _, ring, highwater::node::Periods::default(), None).expect("rings");
+            Node::new(source, Arc::clone(&clock) as _, ring, highwater_engine::node::Periods::default(), None)
+                .expect("rings");
         let node = Arc::new(node);
         let intake = Arc::new(Intake::new(Limits::default(), Arc::clone(&clock) as _, Arc::default()));
         intake.set_devices(node.source.devices());

@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use futures_util::stream;
-use highwater::dial::{Dial, Stream};
+use highwater_engine::dial::{Dial, Stream};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use opentelemetry_proto::tonic::collector::metrics::v1::{

@@ -1,8 +1,8 @@
 use super::*;
 use crate::sim::{Scenario, Sim};
-use crate::source::Source as _;
 use highwater_core::clock::MILLISECOND_NS;
 use highwater_core::detect::{Certainty, Kind, Sign, Subject, Text};
+use highwater_core::source::Source as _;
 use proptest::prelude::*;
 
 /// One point each tenth of a second.

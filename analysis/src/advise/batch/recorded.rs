@@ -1,0 +1,92 @@
+//! The steps of a recording with their batch sizes.
+
+use super::ATTRIBUTE;
+use super::observed::{Observed, Run};
+use highwater_core::source::OpenError;
+use highwater_engine::recording::rows::{File, json, needed, text};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// The most steps with a batch size, ranks, and steps with memory of one file.
+const MOST_SIZES: usize = 1 << 20;
+const MOST_RANKS: usize = 1 << 12;
+const MOST_STEPS: usize = 1 << 22;
+
+/// Adds the steps of a recording of highwater to what was observed. Of each GPU, `headroom_bytes` are to stay free.
+///
+/// # Errors
+/// The file is no recording of highwater, or has too many steps.
+pub fn read(path: &Path, headroom_bytes: u64, observed: &mut Observed) -> Result<(), OpenError> {
+    let mut file = File::open(path)?;
+    let devices = file.devices()?;
+    let limit = |gpu: u32| Some(devices.get(&gpu)?.0.usable_bytes()?.saturating_sub(headroom_bytes));
+    let mut ranks: BTreeMap<(String, u32), usize> = BTreeMap::new();
+    let mut sizes: HashMap<(usize, i64), u64> = HashMap::new();
+    let mut problem = None;
+    let query = "SELECT job, rank, at_ns, attributes FROM annotations
+                 WHERE kind = 'step' AND event IN ('begin', 'end') AND attributes IS NOT NULL";
+    file.each(
+        "annotations",
+        query,
+        0,
+        |row| {
+            let attributes: Option<BTreeMap<String, Value>> = json(row, 3)?;
+            let size = attributes.and_then(|of| of.get(ATTRIBUTE)?.as_u64());
+            Ok((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?, needed(row, 2)?, size))
+        },
+        |(job, rank, at_ns, size): (String, u32, i64, Option<u64>)| {
+            let Some(size) = size else { return Ok(()) };
+            let known = ranks.len();
+            let nth = *ranks.entry((job, rank)).or_insert(known);
+            if ranks.len() > MOST_RANKS || sizes.len() >= MOST_SIZES {
+                problem = Some(format!("it has more than {MOST_RANKS} ranks, or {MOST_SIZES} steps with a batch size"));
+            } else {
+                sizes.insert((nth, at_ns), size);
+            }
+            Ok(())
+        },
+    )?;
+    if let Some(problem) = problem {
+        return Err(file.refuse("recording_too_large", problem));
+    }
+    // SQLite takes the GPU from the row with the highest peak.
+    let query = "SELECT phase, max(peak_bytes), gpu FROM phase_memory WHERE typeof(peak_bytes) = 'integer'
+                 GROUP BY phase ORDER BY phase";
+    let peaks: Vec<(i64, u64, u32)> =
+        file.rows("phase_memory", query, 0, MOST_STEPS, |row| Ok((needed(row, 0)?, needed(row, 1)?, needed(row, 2)?)))?;
+    let mut runs: BTreeMap<usize, (Run, Option<u64>)> = BTreeMap::new();
+    let query = "SELECT job, rank, begin_ns, end_ns, id FROM phases WHERE kind = 'step' ORDER BY begin_ns, id";
+    file.each(
+        "phases",
+        query,
+        0,
+        |row| {
+            let rank = (text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?);
+            Ok((rank, [needed(row, 2)?, needed(row, 3)?], needed(row, 4)?))
+        },
+        |(rank, times, id): ((String, u32), [i64; 2], i64)| {
+            let size = ranks.get(&rank).and_then(|nth| {
+                let size = times.iter().find_map(|at_ns| sizes.get(&(*nth, *at_ns)))?;
+                Some((*nth, *size))
+            });
+            let peak = peaks.binary_search_by_key(&id, |peak| peak.0).ok().map(|at| peaks[at]);
+            if let Some(((nth, size), (_, bytes, gpu))) = size.zip(peak) {
+                let (run, limits) = runs.entry(nth).or_default();
+                run.add(size, bytes);
+                *limits = limits.iter().copied().chain(limit(gpu)).min();
+            }
+            Ok(())
+        },
+    )?;
+    let names: BTreeMap<usize, u32> = ranks.into_iter().map(|((_, rank), nth)| (nth, rank)).collect();
+    for (nth, (run, limit_bytes)) in runs {
+        if let Some(rank) = names.get(&nth) {
+            observed.add(*rank, run, limit_bytes);
+        }
+    }
+    if let Some(first) = file.skipped.first.first() {
+        tracing::warn!(count = file.skipped.count, %first, "rows could not be read");
+    }
+    Ok(())
+}

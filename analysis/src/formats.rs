@@ -1,0 +1,381 @@
+//! The registry of file formats: every format of which a file is read, how it is recognized, and what is said of it.
+//!
+//! Enters: a path. Leaves: the format of the file, recognized by its contents and not by its name. The sentence with which other
+//! files are refused and the table of docs/reports.md are made from the registry; a test holds that the fuzz corpus has an input
+//! of each text format. Invariants: the file is opened once, and by SQLite if it is a database, and read as far as the question
+//! needs; the first entry that recognizes it wins. Absent on purpose: how a format is read. `match` over [`FileFormat`] does that where files are opened, so that the
+//! compiler asks for a reader of each new one.
+
+use crate::import;
+use crate::import::{nsight, nvidia_smi, nvprof, onnx_runtime, ort_memory};
+use highwater_core::source::OpenError;
+use highwater_engine::recording::lines::{File, refuse};
+use highwater_engine::recording::{rows, schema};
+use std::cell::{OnceCell, RefCell};
+use std::io::Read;
+use std::path::Path;
+
+/// A format of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileFormat {
+    /// The product's own, in SQLite.
+    Own,
+    /// The product's own, as a folder of text files.
+    Folder,
+    /// ONNX Runtime's NVML profiler.
+    OnnxRuntime,
+    NvidiaSmi,
+    Nvprof,
+    NsightSystems,
+    /// A memory snapshot of PyTorch.
+    TorchSnapshot,
+    /// A trace of PyTorch's profiler.
+    Kineto,
+    /// A training log with ONNX Runtime's memory statistics.
+    TrainingLog,
+    /// Traces of FairScale's layers.
+    FairScale,
+}
+
+/// What is known of a format.
+struct Known {
+    format: FileFormat,
+    /// Its name in a sentence.
+    name: &'static str,
+    /// Its row in docs/reports.md: the file, its times, and what it lacks.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test holds the document to it"))]
+    row: [&'static str; 3],
+    sniff: fn(&Head<'_>) -> bool,
+}
+
+/// Every format, in the order in which files are tried: the surest signs first.
+const FORMATS: [Known; 10] = [
+    Known {
+        format: FileFormat::Own,
+        name: "a recording or capture of highwater",
+        row: [
+            "a recording of `highwater run` or `highwater record`, or a capture ([recordings.md](recordings.md))",
+            "Unix times",
+            "",
+        ],
+        sniff: |head| head.is_own(),
+    },
+    Known {
+        format: FileFormat::Folder,
+        name: "a folder with nvml_1khz.csv",
+        row: [
+            "a folder with `nvml_1khz.csv` ([scenarios.md](scenarios.md#recordings))",
+            "Unix times",
+            "phases and findings, which `report` derives from its annotations as the daemon does",
+        ],
+        // A path that does not exist is refused when it is opened as a folder.
+        sniff: |head| !head.is_file(),
+    },
+    Known {
+        format: FileFormat::Nvprof,
+        name: "SQLite of nvprof",
+        row: [
+            "SQLite of nvprof (`--track-memory-allocations on`): table `CUPTI_ACTIVITY_KIND_MEMORY`",
+            "from its begin",
+            "memory that CUDA itself takes, phases",
+        ],
+        sniff: |head| head.has_table(nvprof::TABLE),
+    },
+    Known {
+        format: FileFormat::NsightSystems,
+        name: "SQLite of Nsight Systems (nsys profile --cuda-memory-usage=true)",
+        row: [
+            "SQLite of Nsight Systems (`--cuda-memory-usage=true`, `nsys export -t sqlite`): table \
+             `CUDA_GPU_MEMORY_USAGE_EVENTS`",
+            "from its begin",
+            "memory that CUDA itself takes, phases",
+        ],
+        sniff: |head| head.has_table(nsight::TABLE),
+    },
+    Known {
+        format: FileFormat::TorchSnapshot,
+        name: "a memory snapshot of PyTorch",
+        row: [
+            "a memory snapshot of PyTorch (`torch.cuda.memory._dump_snapshot`), also packed by gzip",
+            "Unix times; numbers of entries before PyTorch 2.1",
+            "memory outside PyTorch's allocator, the GPUs' sizes, phases",
+        ],
+        // A pickle, of protocol 0 to 5.
+        sniff: |head| head.with_begin(2, |begin| matches!(begin, [0x80, 0..=5])),
+    },
+    Known {
+        format: FileFormat::Kineto,
+        name: "a trace of PyTorch's profiler",
+        row: [
+            "a [trace of PyTorch's profiler](#traces-of-pytorchs-profiler), also packed by gzip",
+            "Unix times, if it has `baseTimeNanoseconds`",
+            "the memory of GPUs",
+        ],
+        // Kineto writes the version first, older ones the events.
+        sniff: |head| head.is_object_with(&["traceEvents", "schemaVersion"]),
+    },
+    Known {
+        format: FileFormat::FairScale,
+        name: "FairScale's layer traces",
+        row: [
+            "[FairScale's layer traces](#fairscales-layer-traces), also packed by gzip",
+            "none",
+            "the memory of GPUs, times, phases",
+        ],
+        sniff: |head| head.is_object_with(&[import::fairscale::MEMBER]),
+    },
+    Known {
+        format: FileFormat::TrainingLog,
+        name: "a training log with ONNX Runtime's memory statistics",
+        row: [
+            "a training log with [ONNX Runtime's memory statistics](#onnx-runtimes-memory-statistics), also packed by gzip",
+            "numbers of lines",
+            "memory of other ranks, the GPUs' sizes, times",
+        ],
+        sniff: |head| head.with_begin(ort_memory::BEGIN, ort_memory::is_begin),
+    },
+    Known {
+        format: FileFormat::OnnxRuntime,
+        name: "lines of `<device> <nanoseconds> <bytes>`",
+        row: [
+            "`memory_usage.txt` of ONNX Runtime's profiler, or of `highwater record --format ort`: lines of `<device> \
+             <nanoseconds since start> <bytes>`",
+            "from its begin",
+            "the GPUs' sizes and names, phases",
+        ],
+        sniff: |head| head.first_line().is_some_and(|line| onnx_runtime::is_line(&line)),
+    },
+    Known {
+        format: FileFormat::NvidiaSmi,
+        name: "CSV of nvidia-smi --query-gpu",
+        row: [
+            "CSV of `nvidia-smi --query-gpu=memory.used,… --format=csv`, also with `noheader`, `nounits`, `-l` or `-lms`",
+            "local times, shown from the file's begin; without the column `timestamp`, numbers of readings",
+            "readings between its own, phases",
+        ],
+        sniff: |head| head.first_line().is_some_and(|line| nvidia_smi::is_first_line(&line)),
+    },
+];
+
+impl FileFormat {
+    /// The format of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is of none of them.
+    pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
+        let head = Head::of(path);
+        if let Some(known) = FORMATS.iter().find(|known| (known.sniff)(&head)) {
+            return Ok(known.format);
+        }
+        // What prevents reading it says more than that its format is not known.
+        head.file().as_ref().map_err(Clone::clone)?;
+        match head.table_trouble() {
+            Some(error) => Err(error),
+            None if head.first_line().is_none() => {
+                Err(refuse("recording_unreadable", path, "is empty, or is not text"))
+            }
+            None => Err(refuse("recording_unreadable", path, none_of_them())),
+        }
+    }
+
+    /// Whether a file is a recording in the product's own format, or may have become one: a killed recorder can leave a file
+    /// that is still empty, with everything in its journal.
+    pub(crate) fn is_own(path: &Path) -> bool {
+        Head::of(path).is_own()
+    }
+}
+
+/// Why a file of no known format is refused.
+fn none_of_them() -> String {
+    let names: Vec<_> = FORMATS.iter().map(|known| known.name).collect();
+    let (last, others) = names.split_last().expect("there are formats");
+    format!("is of no format that highwater reads: {}, or {last}", others.join(", "))
+}
+
+/// What every SQLite file begins with.
+const SQLITE: &[u8] = b"SQLite format 3\0";
+/// Where in it the number of the program stands that it belongs to, and that number for recordings.
+const APPLICATION_AT: std::ops::Range<usize> = 68..72;
+/// The bytes up to there, as they are stored.
+const STORED: usize = 100;
+/// A file of JSON says within so many bytes what it is.
+const MEMBERS: usize = 4096;
+/// The longest first line that is looked at.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// The first bytes of a file, unpacked, as far as they were asked for, and where they go on.
+struct Begin {
+    read: Vec<u8>,
+    rest: Box<dyn Read>,
+}
+
+/// What a file begins with, read as far as somebody asks.
+struct Head<'a> {
+    path: &'a Path,
+    file: OnceCell<Result<File, OpenError>>,
+    /// The first bytes as they are stored; `None` if it is no regular file, or cannot be read.
+    stored: OnceCell<Option<Vec<u8>>>,
+    begin: RefCell<Option<Begin>>,
+    /// Its tables, if it is a SQLite file.
+    database: OnceCell<Option<Result<rows::File, OpenError>>>,
+}
+
+impl<'a> Head<'a> {
+    fn of(path: &'a Path) -> Self {
+        let (file, stored, database) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { path, file, stored, begin: RefCell::default(), database }
+    }
+
+    fn file(&self) -> &Result<File, OpenError> {
+        self.file.get_or_init(|| File::open(self.path))
+    }
+
+    fn is_file(&self) -> bool {
+        self.path.is_file()
+    }
+
+    fn stored(&self) -> Option<&[u8]> {
+        let read = || self.file().as_ref().ok()?.stored(STORED).ok();
+        self.stored.get_or_init(read).as_deref()
+    }
+
+    fn is_own(&self) -> bool {
+        let Some(stored) = self.stored() else { return false };
+        let application = stored.get(APPLICATION_AT);
+        let is_ours = application
+            .is_some_and(|bytes| bytes == highwater_engine::recording::APPLICATION_ID.to_be_bytes().as_slice());
+        let has_journal = || schema::beside(self.path, schema::WAL).exists();
+        stored.starts_with(SQLITE) && is_ours || stored.is_empty() && has_journal()
+    }
+
+    /// Calls `look` with the first bytes, unpacked, at most so many. After an error of reading, with those before it.
+    fn with_begin<T>(&self, most: usize, look: impl FnOnce(&[u8]) -> T) -> T {
+        let mut begin = self.begin.borrow_mut();
+        let Begin { read, rest } = begin.get_or_insert_with(|| {
+            let rest: Box<dyn Read> = match self.file() {
+                Ok(file) => Box::new(file.bytes()),
+                Err(_) => Box::new(std::io::empty()),
+            };
+            Begin { read: Vec::new(), rest }
+        });
+        let missing = most.saturating_sub(read.len());
+        let _ = rest.take(missing as u64).read_to_end(read);
+        look(read.get(..most).unwrap_or(read))
+    }
+
+    /// Whether it is a JSON object that soon names one of these members.
+    fn is_object_with(&self, members: &[&str]) -> bool {
+        self.with_begin(MEMBERS, |begin| {
+            let text = String::from_utf8_lossy(begin);
+            text.trim_start().starts_with('{') && members.iter().any(|member| text.contains(&format!("\"{member}\"")))
+        })
+    }
+
+    /// Its first line that is not blank, without its end; `None` if it has none, or that is not text.
+    fn first_line(&self) -> Option<String> {
+        self.with_begin(LONGEST_LINE, |begin| {
+            let mut lines = begin.split(|byte| *byte == b'\n').map(|line| line.trim_ascii());
+            let line = lines.find(|line| !line.is_empty())?;
+            Some(std::str::from_utf8(line).ok()?.trim().trim_start_matches('\u{feff}').to_owned())
+        })
+    }
+
+    fn database(&self) -> Option<&Result<rows::File, OpenError>> {
+        let is_database = || self.stored().is_some_and(|stored| stored.starts_with(SQLITE));
+        self.database.get_or_init(|| is_database().then(|| rows::File::open_any(self.path))).as_ref()
+    }
+
+    /// Whether it is a SQLite file with this table.
+    fn has_table(&self, table: &str) -> bool {
+        self.database().is_some_and(|file| file.as_ref().is_ok_and(|file| file.has_table(table)))
+    }
+
+    /// Why its tables, if it is a SQLite file, are none that are read.
+    fn table_trouble(&self) -> Option<OpenError> {
+        self.database().map(|file| match file {
+            Err(error) => error.clone(),
+            Ok(file) => file.refuse("recording_unreadable", none_of_them()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn repository(path: &str) -> std::path::PathBuf {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(path)
+    }
+
+    /// The format of a file with these contents.
+    fn format_of(contents: &[u8]) -> Result<FileFormat, OpenError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it");
+        fs::write(&path, contents).expect("written");
+        FileFormat::of(&path)
+    }
+
+    #[test]
+    fn the_documented_formats_are_the_registry() {
+        let rows = FORMATS.iter().map(|known| {
+            let [file, times, lacks] = known.row;
+            format!("| {file} | {times} |{}{lacks} |\n", if lacks.is_empty() { "" } else { " " })
+        });
+        let table = format!("| file | its times | what it lacks |\n|---|---|---|\n{}", rows.collect::<String>());
+        let documented = fs::read_to_string(repository("docs/reports.md")).expect("it is there");
+        assert!(documented.contains(&table), "docs/reports.md needs this table:\n{table}");
+    }
+
+    #[test]
+    fn the_fuzz_corpus_has_a_file_of_each_text_format() {
+        let mut missing: Vec<_> = FORMATS.iter().map(|known| known.format).collect();
+        // Folders and SQLite files have fuzz targets that write them: `replay`, `recording`, and `import` with rows.
+        missing.retain(|format| {
+            use FileFormat as Is;
+            !matches!(format, Is::Own | Is::Folder | Is::Nvprof | Is::NsightSystems)
+        });
+        for entry in fs::read_dir(repository("fuzz/corpus/import")).expect("a corpus") {
+            let input = fs::read(entry.expect("listed").path()).expect("read");
+            // The first byte says that the rest is a file.
+            let format = input.get(1..).map(format_of);
+            missing.retain(|wanted| format != Some(Ok(*wanted)));
+        }
+        assert_eq!(missing, []);
+    }
+
+    #[test]
+    fn a_file_is_what_its_surest_sign_says() {
+        let cases: [(&[u8], FileFormat); 8] = [
+            (b"\x80\x02}q\x00.", FileFormat::TorchSnapshot),
+            (b"{\"schemaVersion\": 1, \"traces\": []}", FileFormat::Kineto),
+            (b"  \n{\"traces\": []}", FileFormat::FairScale),
+            (b"0 1000 35452223488\n", FileFormat::OnnxRuntime),
+            (b"\n \n0 1000 35452223488\n", FileFormat::OnnxRuntime),
+            (b"\xef\xbb\xbfindex, memory.used [MiB]\n0, 12 MiB\n", FileFormat::NvidiaSmi),
+            (b"12 MiB\n[INFO] - step 1 memory (MiB) | phase: pre_forward_step", FileFormat::TrainingLog),
+            (b"12 MiB\n12 MiB\n", FileFormat::NvidiaSmi),
+        ];
+        for (contents, format) in cases {
+            assert_eq!(format_of(contents), Ok(format), "{}", String::from_utf8_lossy(contents));
+        }
+        assert_eq!(FileFormat::of(&repository("src")), Ok(FileFormat::Folder));
+    }
+
+    #[test]
+    fn a_file_of_no_known_format_is_refused_with_all_that_are_known() {
+        let refused = |contents: &[u8]| format_of(contents).expect_err("not known").message;
+        let message = refused(b"epoch 1, loss 3.1\n");
+        FORMATS.iter().for_each(|known| assert!(message.contains(known.name), "{message}"));
+        for nothing in [&b""[..], b"\n\n", b"\xff\xfe\n"] {
+            assert!(refused(nothing).ends_with("is empty, or is not text"));
+        }
+        // A database of another program, and one that is broken.
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it.sqlite");
+        rusqlite::Connection::open(&path).and_then(|file| file.execute_batch("CREATE TABLE other (a)")).expect("made");
+        let message = FileFormat::of(&path).expect_err("not known").message;
+        assert!(message.contains("is of no format that highwater reads"), "{message}");
+        assert!(!refused(&[SQLITE, &[7; 200]].concat()).contains("is of no format"), "why it cannot be opened");
+    }
+}

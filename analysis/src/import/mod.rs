@@ -1,0 +1,110 @@
+//! Recordings that other tools wrote, one file a format. Each becomes a `Tape`, like the product's own.
+//!
+//! Enters: text or SQLite files, whose format `formats` has recognized. Invariants: a file is read as a stream; a line or row
+//! that cannot be read is counted, and no other is lost; what a format does not contain stays unknown.
+
+mod allocations;
+pub(crate) mod fairscale;
+pub(crate) mod nsight;
+pub(crate) mod nvidia_smi;
+pub(crate) mod nvprof;
+pub(crate) mod onnx_runtime;
+pub(crate) mod ort_memory;
+mod readings;
+pub(crate) mod torch_snapshot;
+
+use highwater_core::source::OpenError;
+use highwater_engine::recording::SkippedLines;
+pub use highwater_engine::recording::lines::{Fault, File, refuse};
+use serde_json::de::IoRead;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+/// The bytes of a file, unpacked, up to a limit.
+///
+/// # Errors
+/// It cannot be read.
+pub fn bytes_of(path: &Path, most: u64) -> Result<impl Read, OpenError> {
+    Ok(File::open(path)?.bytes_up_to(most))
+}
+
+/// Reads a file that is one JSON object, as a stream.
+///
+/// # Errors
+/// It cannot be read, is too large, or is not what `read` wants; says where.
+pub(crate) fn json_of(
+    path: &Path,
+    read: impl FnOnce(&mut serde_json::Deserializer<IoRead<BufReader<Box<dyn Read>>>>) -> Result<(), serde_json::Error>,
+) -> Result<(), OpenError> {
+    let file = File::open(path)?;
+    let reader: Box<dyn Read> = Box::new(file.bytes());
+    let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(reader));
+    let done = read(&mut deserializer).and_then(|()| deserializer.end());
+    done.map_err(|error| refuse("recording_unreadable", path, error))
+}
+
+/// What is said of a last line that a tool was still writing.
+const CUT_OFF: &str = "it does not end with a newline, so it may be cut off";
+
+/// Passes every line of a text file to `take`, without its end. A line that a tool was still writing has no newline, and
+/// its last number may be cut off, so it is not used.
+fn each_line(
+    path: &Path,
+    file: &File,
+    skipped: &mut SkippedLines,
+    mut take: impl FnMut(&str) -> Result<(), Fault>,
+) -> Result<(), OpenError> {
+    for (number, line) in file.lines() {
+        let taken = line.and_then(|text| match text.strip_suffix('\n') {
+            Some(whole) => take(whole.trim().trim_start_matches('\u{feff}')),
+            None => Err(Fault::Line(CUT_OFF.to_owned())),
+        });
+        match taken {
+            Ok(()) => {}
+            Err(Fault::Line(problem)) => skipped.add(path, number, &problem),
+            Err(Fault::File(problem)) => return Err(refuse("recording_unreadable", path, problem)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::tape_of;
+    use highwater_engine::recording::tape::{Tape, Times};
+
+    /// A file of this name with this text, imported.
+    pub(super) fn imported(name: &str, text: &str) -> Result<Tape, OpenError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        tape_of(&path)
+    }
+
+    /// Files that the tools wrote on an H200 while a job trained on it.
+    #[test]
+    fn files_of_the_tools_themselves_are_read() {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("tests/data/imports");
+        let read = |name: &str| {
+            let tape = tape_of(&folder.join(name)).expect(name);
+            assert_eq!((tape.skipped.count, tape.tracks.len()), (0, 1), "{name}");
+            tape
+        };
+        for name in ["smi_all.csv", "smi_noheader.csv", "smi_nounits.csv", "smi_bare.csv"] {
+            let tape = read(name);
+            assert_eq!(tape.tracks[0].used_at(tape.end_ns), Some(33_195 << 20), "{name}");
+            let has_times = !name.contains("bare");
+            assert_eq!(tape.format.times, if has_times { Times::Relative } else { Times::Readings }, "{name}");
+            let length_ms = (tape.end_ns - tape.begin_ns) / 1_000_000;
+            assert!((15..400).contains(&length_ms), "{name}: {length_ms} ms");
+        }
+        let known = &read("smi_all.csv").devices[0];
+        assert_eq!((known.index.as_str(), known.name.as_deref()), ("0", Some("NVIDIA H200")));
+        assert_eq!(
+            (known.pci_bus_id.as_deref(), known.memory_total_bytes),
+            (Some("00000000:00:06.0"), Some(143_771 << 20))
+        );
+        assert_eq!(read("memory_usage.txt").tracks[0].points().next(), Some((14_045, Some(35_452_223_488))));
+    }
+}

@@ -1,0 +1,218 @@
+//! Memory snapshots of PyTorch: `torch.cuda.memory._dump_snapshot`, a pickle, also packed by gzip.
+//!
+//! Enters: a file of any size. Leaves: the memory that PyTorch's allocator gave to the program, by GPU and over time, the peak
+//! and who held it then, failures, and what is reserved and not in use. Invariants: nothing in the file is executed; memory
+//! grows with what is allocated at a time, and not with the file; the peak and its holders are those of PyTorch's own
+//! visualiser.
+
+mod bands;
+mod curve;
+mod input;
+mod members;
+mod memo;
+mod pickle;
+mod replay;
+mod stacks;
+mod values;
+
+use highwater_core::gpu::Device;
+use highwater_core::source::OpenError;
+use highwater_engine::recording::allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
+use highwater_engine::recording::lines::{File, refuse};
+use highwater_engine::recording::points::Track;
+pub use highwater_engine::recording::tape::{Format, READING_NS, Tape, Times};
+use highwater_engine::recording::{SkippedLines, printable};
+use replay::Replay;
+use stacks::{NO_LINE, Stacks};
+use std::path::Path;
+
+const FORMAT: Format = Format {
+    name: "PyTorch memory snapshot",
+    times: Times::Unix,
+    missing: &["memory outside PyTorch's allocator, such as NCCL's", "the GPUs' sizes and names", "steps and phases"],
+};
+/// The largest snapshot, unpacked, bytes.
+const MOST_BYTES: u64 = 64 << 30;
+/// Stacks that are listed of one device, and of all: holders, and failures.
+const MOST_HOLDERS: usize = 100;
+const MOST_LISTED: usize = 512;
+/// The most places whose memory is kept over time, and GPUs of which it is: they are most of a page.
+const MOST_SITES: usize = 12;
+const MOST_BANDED: usize = 8;
+/// The most frames of a stack that are listed, and the longest name of a file or function, characters.
+const MOST_FRAMES: usize = 64;
+const LONGEST_NAME: usize = 150;
+
+/// Reads a snapshot.
+///
+/// # Errors
+/// It is cut short, contains code, is a pickle of something else, or exceeds the bounds of `docs/reports.md`.
+pub(crate) fn tape(path: &Path, file: &File) -> Result<Tape, OpenError> {
+    let unreadable = |problem: String| refuse("recording_unreadable", path, problem);
+    let mut stacks = Stacks::default();
+    let mut replay = Replay::new(&mut stacks);
+    let top = pickle::read(file.bytes_up_to(MOST_BYTES), &mut stacks, &mut replay).map_err(unreadable)?;
+    let mut skipped = SkippedLines::default();
+    for (count, what) in [
+        (replay.skipped, "values that are no entries, segments or traces, or occur twice"),
+        (stacks.left_out, "texts and stacks without room"),
+    ] {
+        if let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) {
+            skipped.add_many(path, count, what);
+        }
+    }
+    let devices = replay.finish(&top);
+    // Before PyTorch 2.1, entries had no times.
+    let traces = || devices.iter().map(|device| &device.trace).filter(|trace| trace.events > 0);
+    let has_times = traces().next().is_some() && traces().all(|trace| trace.begin_us.is_some());
+    let span = (traces().filter_map(|trace| trace.begin_us).min(), traces().filter_map(|trace| trace.end_us).max());
+    let times = Timing { has_times, span };
+    let most = (MOST_LISTED / devices.len().max(1) / 2).clamp(1, MOST_HOLDERS);
+    let mut gpus = Vec::new();
+    let mut allocators = Vec::new();
+    for device in &devices {
+        let known = Device { index: device.device.to_string(), ..Device::default() };
+        let number = u32::try_from(device.device).unwrap_or(u32::MAX);
+        gpus.push((known, Track::new(number, times.points(device))));
+        allocators.push(allocator(gpus.len() - 1, device, &stacks, times, most));
+    }
+    let times = if has_times { Times::Unix } else { Times::Readings };
+    let mut tape = Tape::imported(path, Format { times, ..FORMAT }, gpus, skipped)?;
+    tape.allocators = allocators;
+    Ok(tape)
+}
+
+/// What the times of a snapshot are.
+#[derive(Clone, Copy)]
+struct Timing {
+    /// Whether entries have times; else they have only their numbers.
+    has_times: bool,
+    /// The earliest and the latest, microseconds of Unix time.
+    span: (Option<i64>, Option<i64>),
+}
+
+impl Timing {
+    /// When an entry was, nanoseconds.
+    fn at_ns(self, event: u64, time_us: Option<i64>) -> Option<i64> {
+        if self.has_times { time_us?.checked_mul(1_000) } else { i64::try_from(event).ok()?.checked_mul(READING_NS) }
+    }
+
+    /// What was allocated after each entry, as far as that is drawn; without entries, what is in use all the time.
+    fn points(self, device: &replay::Device) -> Vec<(i64, Option<u64>)> {
+        let absolute = |level: i64| u64::try_from(device.allocated_before.saturating_add(level)).ok();
+        if device.trace.events == 0 {
+            let (begin, end) = if self.has_times { self.span } else { (None, None) };
+            let ends = [self.at_ns(0, begin), self.at_ns(1, end)];
+            return ends.into_iter().flatten().map(|at_ns| (at_ns, absolute(0))).collect();
+        }
+        let begin = self.at_ns(0, device.trace.begin_us).map(|begin_ns| (begin_ns, absolute(0)));
+        let levels = device.trace.curve.levels();
+        let drawn = levels.filter_map(|one| Some((self.at_ns(one.event, one.time_us)?, absolute(one.allocated))));
+        begin.into_iter().chain(drawn).collect()
+    }
+}
+
+fn allocator(gpu: usize, device: &replay::Device, stacks: &Stacks, times: Timing, most: usize) -> Allocator {
+    let moment = |event: u64, time_us: Option<i64>, allocated: i64, reserved: i64| Moment {
+        after_events: event,
+        // Before the first entry, it is the begin.
+        at_ns: times.at_ns(event, if event == 0 { device.trace.begin_us } else { time_us }),
+        allocated: u64::try_from(device.allocated_before.saturating_add(allocated)).ok(),
+        reserved: device.reserved_before.and_then(|before| u64::try_from(before.checked_add(reserved)?).ok()),
+    };
+    let peak = device.trace.peak;
+    let holders = device.holders.iter().take(most).map(|holder| Holder {
+        bytes: holder.bytes,
+        allocations: holder.allocations,
+        place: place(holder.stack, stacks),
+    });
+    let others = device.holders.get(most..).unwrap_or_default();
+    let failures = device.trace.failures.iter().take(most).map(|failure| Failure {
+        at: moment(failure.event, failure.time_us, failure.allocated, failure.reserved),
+        requested: failure.requested,
+        device_free: failure.device_free,
+        place: place(failure.stack, stacks),
+    });
+    let more = device.trace.failures.len().saturating_sub(most) as u64;
+    Allocator {
+        gpu,
+        events: device.trace.events,
+        peak: moment(peak.event, peak.time_us, peak.allocated, peak.reserved),
+        reserved: device.segments.map(|segments| segments.reserved),
+        in_use: device.segments.map(|segments| segments.in_use),
+        requested: device.segments.and_then(|segments| segments.requested),
+        holders: holders.collect(),
+        others: (others.len(), others.iter().fold(0, |sum, holder| sum.saturating_add(holder.bytes))),
+        failures: failures.collect(),
+        failures_left_out: device.trace.failures_left_out.saturating_add(more),
+        bands: if gpu < MOST_BANDED { bands(&device.banded, stacks, times) } else { Bands::default() },
+    }
+}
+
+/// Who held memory over time, by place in the program.
+fn bands(of: &bands::Banded, stacks: &Stacks, times: Timing) -> Bands {
+    let mut sites: Vec<Option<String>> = Vec::new();
+    let site_of: Vec<usize> = of
+        .holders
+        .iter()
+        .map(|stack| {
+            let site = place(*stack, stacks).site;
+            sites.iter().position(|known| *known == site).unwrap_or_else(|| {
+                sites.push(site);
+                sites.len() - 1
+            })
+        })
+        .collect();
+    let mut last_ns = i64::MIN;
+    let moments = of.moments.iter().filter_map(|moment| {
+        // A history's times may go back; a chart's do not.
+        last_ns = last_ns.max(times.at_ns(moment.begin_event, moment.begin_us)?);
+        let mut held = vec![0_u64; sites.len()];
+        for (site, bytes) in site_of.iter().zip(&moment.held) {
+            held[*site] = held[*site].saturating_add(*bytes);
+        }
+        Some(BandMoment { from_ns: last_ns, total: moment.total, held })
+    });
+    let moments: Vec<BandMoment> = moments.collect();
+    Bands { sites, moments }.largest(MOST_SITES)
+}
+
+/// Code that is not the program's own: of Python's frames, those of PyTorch.
+const NOT_OWN: [&str; 4] = ["/torch/", "site-packages/", "dist-packages/", "<frozen "];
+
+fn place(stack: u32, stacks: &Stacks) -> Place {
+    let frames = stacks.stack_of(stack).iter().map(|frame| stacks.frame_of(*frame));
+    let frames: Vec<_> =
+        frames.map(|frame| (stacks.text_of(frame.file), frame.line, stacks.text_of(frame.name))).collect();
+    let shown = |(file, line, name): &(&str, u32, &str)| {
+        let end: String = file.chars().rev().take(LONGEST_NAME).collect();
+        let (file, name): (String, String) = (end.chars().rev().collect(), name.chars().take(LONGEST_NAME).collect());
+        let line = if *line == NO_LINE { "?".to_owned() } else { line.to_string() };
+        printable(&format!("{file}:{line}:{name}"))
+    };
+    let of_python = |file: &str| file.ends_with(".py") || file.starts_with("<ipython");
+    let is_own = |file: &str| of_python(file) && !NOT_OWN.iter().any(|part| file.contains(part));
+    let of_python =
+        frames.iter().find(|frame| is_own(frame.0)).or_else(|| frames.iter().find(|frame| of_python(frame.0)));
+    let site = of_python
+        .map(shown)
+        .or_else(|| of_cpp(frames.iter().map(|frame| frame.2)))
+        .or_else(|| frames.last().map(shown));
+    Place { site, frames: frames.iter().take(MOST_FRAMES).map(shown).collect() }
+}
+
+/// What PyTorch did where no Python ran, by the names of its functions, the innermost first: threads of the backward pass have
+/// no Python of their own.
+fn of_cpp<'a>(names: impl DoubleEndedIterator<Item = &'a str> + Clone) -> Option<String> {
+    let word =
+        |text: &str| text.split(|one: char| !one.is_alphanumeric() && one != '_').next().unwrap_or_default().to_owned();
+    let mut passes = names
+        .clone()
+        .filter_map(|name| name.strip_prefix("torch::autograd::generated::").filter(|rest| rest.contains("::apply(")));
+    let mut operators = names.rev().filter_map(|name| name.strip_prefix("at::_ops::"));
+    let pass = passes.next().map(|rest| printable(&format!("backward pass, {}", word(rest))));
+    pass.or_else(|| operators.next().map(|rest| printable(&format!("operator {}", word(rest)))))
+}
+
+#[cfg(test)]
+mod tests;

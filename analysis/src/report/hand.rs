@@ -1,0 +1,45 @@
+//! Reports made by hand, for unit tests.
+
+use super::{Gpu, Layers, Origin, Point, Report, Room, Spans};
+use highwater_core::gpu::Device;
+use highwater_engine::recording::{SkippedLines, Times};
+use std::collections::BTreeMap;
+
+/// A report on GPUs with these changes of memory, from 0 to a nanosecond after the last of them.
+pub(super) fn report(name: &str, gpus: &[Vec<(i64, Option<u64>)>]) -> Report {
+    let last_ns = gpus.iter().flatten().map(|(at_ns, _)| *at_ns).max().unwrap_or(0);
+    let gpu = |(index, points): (usize, &Vec<(i64, Option<u64>)>)| {
+        let mut gpu = Gpu::new(
+            Device { index: index.to_string(), ..Device::default() },
+            0,
+            Room::of(1).points_of_one(gpus.len()),
+        );
+        points.iter().for_each(|(at_ns, used)| gpu.usage.push(Point { at_ns: *at_ns, used: *used }));
+        gpu.usage.end(None, last_ns + 1);
+        gpu
+    };
+    let origin = Origin {
+        format: "test",
+        host: None,
+        source: None,
+        note: None,
+        state: None,
+        period_ns: None,
+        times: Times::Unix,
+        missing: Vec::new(),
+    };
+    Report {
+        name: name.to_owned(),
+        origin,
+        begin_ns: 0,
+        end_ns: last_ns + 1,
+        gpus: gpus.iter().enumerate().map(gpu).collect(),
+        spans: Spans::default(),
+        gpus_of: BTreeMap::new(),
+        findings: None,
+        layers: Layers::default(),
+        skipped: SkippedLines::default(),
+        trace: None,
+        logged: Vec::new(),
+    }
+}

@@ -1,0 +1,79 @@
+//! A report on traces of FairScale's `LayerwiseMemoryTracker`: layers and their memory, without times.
+
+use super::{Layers, Origin, Report, Room, Spans};
+use crate::import::{fairscale, json_of};
+use highwater_core::source::OpenError;
+use highwater_core::wire::Layer;
+use highwater_engine::recording::{LayerRecord, READING_NS, SkippedLines, Times, refuse};
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+/// Reads the traces.
+pub(super) fn open(path: &Path, room: Room) -> Result<Report, OpenError> {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let mut count = 0;
+    let layers = Layers::of_one(&name, room, |add| {
+        let mut take = |record: &LayerRecord| {
+            count += 1;
+            add(record);
+        };
+        json_of(path, |deserializer| deserializer.deserialize_map(Whole(&mut take)))
+    })?;
+    if count == 0 {
+        return Err(refuse("recording_unreadable", path, "has no trace of any layer"));
+    }
+    let end_ns = (count - 1) * READING_NS;
+    let origin = Origin {
+        format: "FairScale layer traces",
+        host: None,
+        source: None,
+        note: None,
+        state: None,
+        period_ns: None,
+        times: Times::Readings,
+        missing: vec!["the memory of GPUs", "times", "steps and phases"],
+    };
+    Ok(Report {
+        name,
+        origin,
+        begin_ns: 0,
+        end_ns,
+        gpus: Vec::new(),
+        spans: Spans::default(),
+        gpus_of: BTreeMap::new(),
+        findings: None,
+        layers,
+        skipped: SkippedLines::default(),
+        trace: None,
+        logged: Vec::new(),
+    })
+}
+
+/// The object that the file is. Its records have their numbers for times.
+struct Whole<F>(F);
+
+impl<'de, F: FnMut(&LayerRecord)> Visitor<'de> for Whole<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FairScale's traces")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
+        let mut at_ns = 0;
+        while let Some(member) = members.next_key::<String>()? {
+            if member != fairscale::MEMBER {
+                members.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            members.next_value_seed(fairscale::Traces(|name: &str, (allocated, reserved), layer: &Layer| {
+                (self.0)(&LayerRecord { name: name.to_owned(), at_ns, allocated, reserved, layer: *layer });
+                at_ns += READING_NS;
+                Ok(())
+            }))?;
+        }
+        Ok(())
+    }
+}

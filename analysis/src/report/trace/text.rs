@@ -1,0 +1,127 @@
+//! Traces of PyTorch's profiler: what the GPU did in each step, and how long ranks waited for each other.
+
+use crate::kineto::{Analysis, Kind, Ranks, Step};
+use crate::report::table::{Table, size};
+use highwater_engine::recording::printable;
+use std::fmt::{self, Write as _};
+
+/// The steps and collectives of a trace.
+pub(in crate::report) fn write_trace(analysis: &Analysis, out: &mut String) -> fmt::Result {
+    if let Some(rank) = analysis.rank {
+        let of = analysis.world_size.map_or_else(String::new, |size| format!(" of {size}"));
+        writeln!(out, "Rank {rank}{of}.")?;
+    }
+    let mut table =
+        Table::new(["step", "GPU", "window", "busy", "idle", "data", "host", "other", "compute", "comm", "overlap"]);
+    for step in &analysis.steps {
+        let idle = &step.idle;
+        table.push([
+            step_of(step.step),
+            step.device.to_string(),
+            milliseconds(step.window_ns),
+            percent(step.busy_ns, step.window_ns),
+            milliseconds(step.idle_ns),
+            milliseconds_if(idle.data_ns),
+            milliseconds_if(idle.host_ns),
+            milliseconds_if(idle.other_ns),
+            milliseconds(step.compute_ns),
+            milliseconds(step.communication_ns),
+            step.overlap.map_or_else(|| "-".to_owned(), |overlap| format!("{:.0} %", overlap * 100.0)),
+        ]);
+    }
+    write!(out, "{table}")?;
+    write_collectives(&analysis.steps, out)?;
+    if analysis.is_cut_short {
+        writeln!(out, "The file ends in the middle: all numbers are of what comes before.")?;
+    }
+    if analysis.unusable_events > 0 {
+        writeln!(out, "{} events could not be used.", analysis.unusable_events)?;
+    }
+    if !analysis.unknown_collectives.is_empty() {
+        let names: Vec<&str> = analysis.unknown_collectives.iter().map(String::as_str).take(5).collect();
+        writeln!(out, "Collectives of unknown kind: {}", printable(&names.join(", ")))?;
+    }
+    Ok(())
+}
+
+/// The collectives of all steps, by step and kind.
+fn write_collectives(steps: &[Step], out: &mut String) -> fmt::Result {
+    let mut table = Table::new(["step", "collective", "count", "time", "message", "bus bandwidth"]);
+    let mut is_empty = true;
+    for (step, of) in steps.iter().flat_map(|step| step.collectives.iter().map(move |of| (step.step, of))) {
+        is_empty = false;
+        table.push([
+            step_of(step),
+            kind(&of.kind),
+            of.count.to_string(),
+            milliseconds(of.total_ns),
+            of.bytes.map_or_else(|| "?".to_owned(), size),
+            bandwidth(of.bus_bytes_per_second),
+        ]);
+    }
+    if is_empty { Ok(()) } else { write!(out, "{table}") }
+}
+
+/// How long ranks waited for each other.
+pub(in crate::report) fn write_ranks(ranks: &Ranks, out: &mut String) -> fmt::Result {
+    writeln!(out, "{} collectives of all ranks together", ranks.matched)?;
+    let mut table =
+        Table::new(["rank", "in collectives", "waiting for others", "transfer", "began last", "made others wait"]);
+    for rank in &ranks.ranks {
+        table.push([
+            rank.rank.to_string(),
+            milliseconds(rank.total_ns),
+            milliseconds_if(rank.waiting_ns),
+            milliseconds_if(rank.transfer_ns),
+            number(rank.times_last),
+            milliseconds_if(rank.made_others_wait_ns),
+        ]);
+    }
+    write!(out, "{table}")?;
+    for of in &ranks.kinds {
+        let (kind, time) = (kind(&of.kind), milliseconds(of.transfer_ns));
+        writeln!(out, "{kind}: {} in {time} of transfer, {} on the bus", of.count, bandwidth(of.bus_bytes_per_second))?;
+    }
+    if let Some(problem) = &ranks.clocks.problem {
+        writeln!(out, "Waiting is not known: {}", printable(problem))?;
+    }
+    if let Some(rank) = ranks.most_waited_for {
+        writeln!(out, "The others waited for rank {rank} the longest.")?;
+    }
+    if ranks.unmatched > 0 {
+        writeln!(out, "{} collectives have no certain counterpart in the other traces.", ranks.unmatched)?;
+    }
+    Ok(())
+}
+
+/// A kind as JSON has it.
+fn kind(kind: &Kind) -> String {
+    serde_json::to_value(kind).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// A trace without steps is one, with all that is in it.
+fn step_of(step: Option<u64>) -> String {
+    step.map_or_else(|| "all".to_owned(), |step| step.to_string())
+}
+
+fn number(number: Option<u64>) -> String {
+    number.map_or_else(|| "?".to_owned(), |number| number.to_string())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown to a hundredth")]
+fn milliseconds(ns: u64) -> String {
+    format!("{:.2} ms", ns as f64 / 1e6)
+}
+
+fn milliseconds_if(ns: Option<u64>) -> String {
+    ns.map_or_else(|| "?".to_owned(), milliseconds)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a share")]
+fn percent(part: u64, of: u64) -> String {
+    if of == 0 { "?".to_owned() } else { format!("{:.1} %", part as f64 / of as f64 * 100.0) }
+}
+
+fn bandwidth(bytes_per_second: Option<f64>) -> String {
+    bytes_per_second.map_or_else(|| "?".to_owned(), |bytes| format!("{:.1} GB/s", bytes / 1e9))
+}

@@ -1,0 +1,91 @@
+//! Reads the start time of a sender's process, and limits how long facts about a process are kept.
+
+use highwater_core::clock::SECOND_NS;
+use highwater_core::jobs::Owner;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::path::Path;
+
+/// Processes remembered at a time, per kind of file.
+pub const MOST_PROCESSES: usize = 1024;
+/// How long a result is used before the process's start time is checked again: its id can be reused.
+pub(super) const KEEP_NS: i64 = 10 * SECOND_NS;
+/// How long it is remembered that a process is unknown.
+pub(super) const LOOK_AGAIN_NS: i64 = SECOND_NS;
+/// How many bytes of a process's state are read.
+const MOST_STAT_BYTES: u64 = 64 << 10;
+/// Position of the start time in `/proc/PID/stat`, counted after the process's name.
+const START_FIELD: usize = 22 - 3;
+
+/// When a process started, in ticks since boot; `None` if it has ended. `process` is its folder in `/proc`.
+pub(super) fn started(process: &Path) -> Option<u64> {
+    let stat = crate::files::read_at_most(&process.join("stat"), MOST_STAT_BYTES).ok()?;
+    // The name may contain any bytes, including brackets.
+    let behind = stat.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(stat.get(behind + 1..)?).ok()?;
+    fields.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
+}
+
+/// Now, in ticks since boot.
+pub(crate) fn ticks_now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    let a_second = rustix::param::clock_ticks_per_second();
+    seconds.saturating_mul(a_second).saturating_add(nanoseconds.saturating_mul(a_second) / 1_000_000_000)
+}
+
+/// Whether the process that has this id now started after `ticks` since boot. Not where the daemon may not look.
+pub(crate) fn started_after(pid: u32, ticks: u64) -> bool {
+    started(&Path::new("/proc").join(pid.to_string())).is_some_and(|started| started > ticks)
+}
+
+/// Whether a process runs as the sender's user, by any of the ids that it has: the kernel names one of them when it connects.
+/// `process` is its folder in `/proc`. A sender without a user, as in a recording, is not asked.
+pub(super) fn is_of(process: &Path, owner: &Owner) -> bool {
+    let Owner::User { uid, .. } = owner else { return true };
+    let status = crate::files::read_at_most(&process.join("status"), MOST_STAT_BYTES).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.is_some_and(|ids| ids.split_ascii_whitespace().any(|id| id.parse() == Ok(*uid)))
+}
+
+/// Remembers a process or container, replacing the oldest one at the limit.
+pub(super) fn remember<K: Eq + Hash + Clone, T>(
+    known: &mut HashMap<K, T>,
+    key: K,
+    one: T,
+    most: usize,
+    at_ns: impl Fn(&T) -> i64,
+) {
+    if known.len() >= most && !known.contains_key(&key) {
+        let oldest = known.iter().min_by_key(|(_, one)| at_ns(one)).map(|(key, _)| key.clone());
+        oldest.and_then(|oldest| known.remove(&oldest));
+    }
+    known.insert(key, one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use highwater_core::jobs::Within;
+
+    #[test]
+    fn a_process_is_its_users_and_no_others() {
+        let own = Path::new("/proc/self");
+        let uid = rustix::process::getuid().as_raw();
+        let user = |uid| Owner::User { uid, within: Within::Node };
+        assert!(is_of(own, &user(uid)) && is_of(own, &Owner::Daemon));
+        assert!(!is_of(own, &user(uid + 1_000)) && !is_of(Path::new("/proc/none"), &user(uid)));
+    }
+
+    #[test]
+    fn the_oldest_gives_way_and_one_that_is_known_does_not() {
+        let mut known = HashMap::new();
+        let most = u32::try_from(MOST_PROCESSES).expect("some");
+        (0..most).for_each(|pid| remember(&mut known, pid, i64::from(pid) + 10, MOST_PROCESSES, |ns| *ns));
+        remember(&mut known, 5, 1, MOST_PROCESSES, |ns| *ns);
+        assert_eq!((known.len(), known[&5]), (MOST_PROCESSES, 1), "known already");
+        remember(&mut known, most, 2, MOST_PROCESSES, |ns| *ns);
+        assert!(!known.contains_key(&5) && known.contains_key(&most) && known.len() == MOST_PROCESSES);
+    }
+}

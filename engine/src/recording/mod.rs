@@ -1,0 +1,39 @@
+//! Recordings: what GPUs' memory did, and what jobs sent meanwhile, kept for later.
+//!
+//! Enters: what a node keeps, row by row, or files from elsewhere. Leaves: SQLite files in the format of
+//! `docs/recordings.md`, and a [`Source`](highwater_core::source::Source) that plays any recording: such a file, or a folder of
+//! text files. Invariants: a row or a line that cannot be read is counted, and no other is lost; times and values are
+//! those of the recording. Absent on purpose: when something is recorded, which its callers decide.
+
+pub mod allocator;
+pub mod curve;
+mod folder;
+mod jobs;
+pub mod lines;
+mod meters;
+pub mod points;
+mod profiles;
+mod read;
+pub mod rows;
+pub mod schema;
+mod source;
+mod state;
+pub mod tape;
+#[cfg(test)]
+mod tests;
+pub mod track;
+pub mod write;
+
+pub use allocator::{Allocator, BandMoment, Bands, Failure, Holder, Moment, Place};
+pub use lines::{Skipped, SkippedLines, printable, refuse, short};
+pub use profiles::{Head, MOST_PROFILES, MOST_RECORDS, Record as LayerRecord};
+pub use schema::{APPLICATION_ID, FORMAT_VERSION};
+pub use source::{Options, Replay};
+pub use state::State;
+pub use tape::{Allocation, Format, READING_NS, Times, is_too_long};
+
+/// What SQLite has allocated in this process, bytes.
+pub fn sqlite_bytes() -> usize {
+    // SAFETY: it reads a counter, under a lock of SQLite's own, whether or not SQLite was used before.
+    usize::try_from(unsafe { rusqlite::ffi::sqlite3_memory_used() }).unwrap_or(0)
+}

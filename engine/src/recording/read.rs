@@ -1,0 +1,290 @@
+//! A recording in a SQLite file, in the format of `docs/recordings.md`. It is read whole, because it was bounded when
+//! it was written.
+
+use super::lines::refuse;
+use super::meters::Meters;
+use super::points::Track;
+use super::rows::{File, json, needed, number, real, text, word};
+use super::tape::{Format, Tape, Times, Words, is_too_long};
+use highwater_core::gpu::{Became, GpuChange, Health, MOST_TROUBLE, UsagePoint, Xid};
+use highwater_core::source::{OpenError, provenance};
+use highwater_core::wire::{Annotation, EventType, Gpu, Gpus, Kind, Memory, Scalar};
+use rusqlite::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The most rows that are kept of each table.
+const MOST_SAMPLES: usize = 1 << 24;
+const MOST_USAGE: usize = 1 << 22;
+const MOST_EVENTS: usize = 1 << 20;
+/// The most bytes of their names, jobs and attributes. A capture has 8 MiB of events at most.
+const MOST_EVENT_BYTES: usize = 256 << 20;
+const MOST_RANKS: usize = 1 << 16;
+const MOST_CHANGES: usize = 1 << 16;
+
+/// The product's own format.
+const OWN: Format = Format { name: "highwater", times: Times::Unix, missing: &[] };
+
+/// What simulated a recording in the product's own format; `None` of readings of GPUs.
+pub(super) fn simulation_of(path: &Path) -> Option<String> {
+    // It has been read.
+    let file = File::open(path).ok()?;
+    provenance::simulation(&file.meta::<String>("source")?).map(str::to_owned)
+}
+
+/// Reads a recording.
+///
+/// # Errors
+/// If it is not such a file, has another format, is still being written, exceeds the bounds, or has no memory.
+pub(super) fn tape(path: &Path) -> Result<Tape, OpenError> {
+    let mut file = File::open(path)?;
+    let devices = file.devices()?;
+    let mut tracks = Vec::new();
+    for (gpu, (_, until_ns)) in &devices {
+        tracks.push(track(&mut file, *gpu, *until_ns)?);
+    }
+    let mut said = file.annotations()?;
+    let meters = file.meters()?;
+    let turns = file.turns()?;
+    let changes = file.changes(&devices.keys().copied().collect::<Vec<_>>(), &turns)?;
+    let spans = tracks.iter().filter_map(Track::span).chain(said.span());
+    let (begin_ns, end_ns) =
+        spans.fold((i64::MAX, i64::MIN), |(first, last), (begin_ns, end_ns)| (first.min(begin_ns), last.max(end_ns)));
+    if tracks.iter().all(|track| track.span().is_none()) {
+        return Err(file.refuse("recording_unreadable", "it has no memory of any GPU"));
+    }
+    // A value that lasts to the end of the recording is known until then.
+    let end_ns = end_ns.max(file.meta("end_ns").unwrap_or(end_ns));
+    let known: BTreeSet<_> =
+        said.events.iter().filter_map(|said| Some((said.job.clone()?, said.scope.clone(), said.rank?))).collect();
+    let is_known = |said: &Annotation| {
+        let of = || Some((said.job.clone()?, said.scope.clone(), said.rank?));
+        of().is_some_and(|of| known.contains(&of))
+    };
+    said.profiles = file.profiles_said(begin_ns, is_known)?.into();
+    if is_too_long(begin_ns, end_ns) {
+        return Err(file.refuse("recording_unreadable", "its times lie more than 31 days apart: one of them is wrong"));
+    }
+    let devices = devices.into_values().map(|(device, _)| device).collect();
+    let skipped = file.skipped;
+    Ok(Tape {
+        devices,
+        tracks,
+        said: Box::new(said),
+        meters,
+        turns,
+        changes,
+        begin_ns,
+        end_ns,
+        skipped,
+        format: OWN,
+        allocations: Vec::new(),
+        allocators: Vec::new(),
+    })
+}
+
+/// One GPU's changes. A gap begins just after the last good reading, whose time is in the gap's row.
+pub(super) fn track(file: &mut File, gpu: u32, until_ns: Option<i64>) -> Result<Track, OpenError> {
+    let query = "SELECT at_ns, used_bytes FROM samples WHERE gpu = ?1 ORDER BY at_ns, nth";
+    let read = |row: &Row<'_>| Ok((needed::<i64>(row, 0)?, number::<u64>(row, 1)?));
+    let rows = file.rows("samples", query, gpu.into(), MOST_SAMPLES, read)?;
+    let mut points: Vec<(i64, Option<u64>)> = Vec::with_capacity(rows.len());
+    for (at_ns, used) in rows {
+        let before = points.last().and_then(|(_, used)| *used);
+        match (used, before) {
+            // Adds a reading at that time, which is the last one before the gap.
+            (None, Some(before)) => points.extend([(at_ns, Some(before)), (at_ns.saturating_add(1), None)]),
+            (used, _) => points.push((at_ns, used)),
+        }
+    }
+    if let (Some((last_ns, Some(used))), Some(until_ns)) = (points.last().copied(), until_ns)
+        && until_ns > last_ns
+    {
+        points.extend([(until_ns, Some(used)), (until_ns.saturating_add(1), None)]);
+    }
+    Ok(Track::new(gpu, points))
+}
+
+impl File {
+    fn meters(&mut self) -> Result<Meters, OpenError> {
+        let reasons = if self.has_column("usage", "throttle_reasons") { "throttle_reasons" } else { "NULL" };
+        let query =
+            format!("SELECT gpu, at_ns, utilization_ratio, power_watts, {reasons} FROM usage ORDER BY gpu, at_ns");
+        let rows = self.rows("usage", &query, 0, MOST_USAGE, |row| {
+            let reading = UsagePoint {
+                at_ns: needed(row, 1)?,
+                utilization_ratio: real(row, 2)?,
+                power_watts: real(row, 3)?,
+                throttle_reasons: number(row, 4)?,
+            };
+            Ok((needed::<u32>(row, 0)?, reading))
+        })?;
+        let mut by_gpu = BTreeMap::<u32, Vec<UsagePoint>>::new();
+        for (gpu, reading) in rows {
+            by_gpu.entry(gpu).or_default().push(reading);
+        }
+        Ok(Meters::new(by_gpu))
+    }
+
+    /// What became of GPUs, by their positions among these numbers of the file. A GPU's return was seen in a turn, some
+    /// time after it happened. It counts as back just after the turn before, which makes no difference to any detector,
+    /// so that its memory meanwhile is played too.
+    fn changes(&mut self, gpus: &[u32], turns: &[i64]) -> Result<Vec<GpuChange>, OpenError> {
+        let position = |row: &Row<'_>| {
+            let gpu = needed::<u32>(row, 1)?;
+            gpus.binary_search(&gpu).map_err(|_| format!("there is no gpu {gpu}"))
+        };
+        let mut changes = Vec::new();
+        if self.has_column("health", "health") {
+            let query = "SELECT at_ns, gpu, health, trouble FROM health ORDER BY id";
+            changes.extend(self.rows("health", query, 0, MOST_CHANGES, |row| {
+                let label = text(row, 2)?.ok_or("health is not known")?;
+                let health = Health::ALL.into_iter().find(|health| health.label() == label);
+                let health = health.ok_or_else(|| format!("`{label}` is none of up, lost and hung"))?;
+                let trouble = text(row, 3)?.unwrap_or_default().chars().take(MOST_TROUBLE).collect();
+                let (seen_ns, what) = (needed(row, 0)?, Became::Health { health, trouble });
+                let before =
+                    turns.partition_point(|turn| *turn < seen_ns).checked_sub(1).map(|before| turns[before] + 1);
+                let at_ns = before.filter(|_| health == Health::Up).unwrap_or(seen_ns);
+                Ok(GpuChange { at_ns, gpu: position(row)?, what })
+            })?);
+        }
+        if self.has_column("xids", "xid") {
+            let query = "SELECT at_ns, gpu, xid, count, last_ns FROM xids ORDER BY id";
+            changes.extend(self.rows("xids", query, 0, MOST_CHANGES, |row| {
+                let seen = Xid { count: needed(row, 3)?, last_ns: needed(row, 4)? };
+                let what = Became::Xid { xid: needed(row, 2)?, seen };
+                Ok(GpuChange { at_ns: needed(row, 0)?, gpu: position(row)?, what })
+            })?);
+        }
+        // A stable sort, so that of changes at the same time the last row counts.
+        changes.sort_by_key(|change| change.at_ns);
+        Ok(changes)
+    }
+
+    /// When the detectors looked.
+    fn turns(&mut self) -> Result<Vec<i64>, OpenError> {
+        let query = "SELECT at_ns FROM turns ORDER BY at_ns";
+        if self.has_table("turns") {
+            self.rows("turns", query, 0, MOST_USAGE, |row| needed(row, 0))
+        } else {
+            Ok(Vec::new())
+        }
+    }
+
+    /// What jobs sent, each event with its rank's GPUs. The GPUs of a job that names none are those found when it was
+    /// recorded.
+    fn annotations(&mut self) -> Result<Rows, OpenError> {
+        let (found, jobs) = (self.ranks()?, self.jobs()?);
+        let query = "SELECT at_ns, event, kind, name, job, rank, world_size, step, gpus, allocated_bytes, reserved_bytes, \
+                     active_bytes, inactive_split_bytes, alloc_retries, ooms, attributes FROM annotations ORDER BY id";
+        let read = |row: &Row<'_>| {
+            let memory = Memory {
+                allocated: number(row, 9)?,
+                reserved: number(row, 10)?,
+                active: number(row, 11)?,
+                inactive_split: number(row, 12)?,
+                alloc_retries: number(row, 13)?,
+                ooms: number(row, 14)?,
+            };
+            let (job, rank) = (text(row, 4)?.ok_or("job is not known")?, needed::<u32>(row, 5)?);
+            let known = found.get(&(job.clone(), rank));
+            let named = gpus(row, 8)?.or_else(|| known?.gpus.clone());
+            let attributes: Option<BTreeMap<String, Scalar>> = json(row, 15)?;
+            let name = text(row, 3)?;
+            let bytes = job.len() + name.as_ref().map_or(0, String::len) + text(row, 15)?.map_or(0, |text| text.len());
+            let annotation = Annotation {
+                event: word::<EventType>(row, 1)?,
+                kind: word::<Kind>(row, 2)?,
+                name,
+                job: Some(jobs.get(&job).map_or_else(|| job.clone(), |id| id.name().to_string())),
+                scope: jobs.get(&job).map(|id| id.scope().clone()),
+                rank: Some(rank),
+                world_size: number(row, 6)?,
+                mesh: known.and_then(|known| known.mesh.clone()),
+                gpu: named,
+                step: number(row, 7)?,
+                time_unix_nano: Some(needed(row, 0)?),
+                memory: (memory != Memory::default()).then_some(memory),
+                layer: None,
+                lost: None,
+                answer: None,
+                attributes,
+            };
+            Ok((annotation, bytes))
+        };
+        let (mut rows, mut bytes, path) = (Vec::new(), 0, self.path().to_owned());
+        self.each("annotations", query, 0, read, |(annotation, more)| {
+            bytes += more;
+            if rows.len() >= MOST_EVENTS || bytes > MOST_EVENT_BYTES {
+                let problem =
+                    format!("table annotations has more than {MOST_EVENTS} rows or {MOST_EVENT_BYTES} bytes of text");
+                return Err(refuse("recording_too_large", &path, problem));
+            }
+            rows.push(annotation);
+            Ok(())
+        })?;
+        Ok(Rows { events: rows.into(), profiles: Arc::default() })
+    }
+
+    /// What is known of each rank beside what it sent.
+    fn ranks(&mut self) -> Result<BTreeMap<(String, u32), Known>, OpenError> {
+        let mesh = if self.has_column("ranks", "mesh") { "mesh" } else { "NULL" };
+        let query = format!("SELECT job, rank, gpus, {mesh} FROM ranks");
+        let rows = self.rows("ranks", &query, 0, MOST_RANKS, |row| {
+            let known = Known { gpus: gpus(row, 2)?, mesh: json(row, 3)? };
+            Ok(((text(row, 0)?.ok_or("job is not known")?, needed(row, 1)?), known))
+        })?;
+        Ok(rows.into_iter().collect())
+    }
+}
+
+/// What a recording has of a rank as a whole.
+#[derive(Debug)]
+struct Known {
+    /// Its GPUs, if they were found.
+    gpus: Option<Gpus>,
+    /// Its coordinates, which it may have sent before the recording began.
+    mesh: Option<BTreeMap<String, u32>>,
+}
+
+/// What jobs sent.
+#[derive(Debug)]
+struct Rows {
+    /// In the order in which it was received.
+    events: Arc<[Annotation]>,
+    /// Records of layers, in order of time.
+    profiles: Arc<[Annotation]>,
+}
+
+impl Rows {
+    /// The first and the last time. Profiles may be of long before.
+    fn span(&self) -> Option<(i64, i64)> {
+        let times = || self.events.iter().filter_map(|said| said.time_unix_nano);
+        times().min().zip(times().max())
+    }
+}
+
+impl Words for Rows {
+    fn in_order(&self) -> Box<dyn Iterator<Item = Annotation> + Send> {
+        let (events, profiles) = (Arc::clone(&self.events), Arc::clone(&self.profiles));
+        let (mut next_event, mut next_record) = (0, 0);
+        Box::new(std::iter::from_fn(move || {
+            let (event, record) = (events.get(next_event), profiles.get(next_record));
+            let record =
+                record.filter(|record| event.is_none_or(|event| record.time_unix_nano <= event.time_unix_nano));
+            *(if record.is_some() { &mut next_record } else { &mut next_event }) += 1;
+            record.or(event).cloned()
+        }))
+    }
+}
+
+/// A JSON array of UUIDs; an empty one counts as not known.
+fn gpus(row: &Row<'_>, at: usize) -> Result<Option<Gpus>, String> {
+    let uuids: Option<Vec<String>> = json(row, at)?;
+    Ok(uuids.filter(|uuids| !uuids.is_empty()).map(|uuids| Gpus::Many(uuids.into_iter().map(Gpu::Name).collect())))
+}
+
+#[cfg(test)]
+mod tests;
