@@ -17,6 +17,25 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::path::Path;
 
+/// Inserts a row, of which each value stands beside its column's name, so that neither can be of another.
+macro_rules! insert {
+    ($file:expr, $into:literal { $first:ident: $first_value:expr $(, $column:ident: $value:expr)* $(,)? }) => {
+        $file.put(
+            concat!(
+                $into, " (", stringify!($first), $(", ", stringify!($column),)* ") VALUES (?", $(placeholder!($column),)* ")"
+            ),
+            params![$first_value $(, $value)*],
+        )
+    };
+}
+
+/// One more value of a statement.
+macro_rules! placeholder {
+    ($column:ident) => {
+        ", ?"
+    };
+}
+
 /// A whole number that the database cannot hold becomes its largest; no real one comes near.
 fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -148,8 +167,8 @@ impl File {
     fn job(&self, id: &JobId) -> rusqlite::Result<String> {
         let (job, is_new) = self.jobs.borrow_mut().of(id);
         if is_new {
-            let row = params![job, &**id.name(), id.scope().namespace(), id.scope().user()];
-            self.put("INSERT OR REPLACE INTO jobs VALUES (?1, ?2, ?3, ?4)", row)?;
+            let (name, scope) = (&**id.name(), id.scope());
+            insert!(self, "INSERT OR REPLACE INTO jobs" { job: job, name: name, namespace: scope.namespace(), user: scope.user() })?;
         }
         Ok(job)
     }
@@ -172,7 +191,7 @@ impl File {
 
     /// Writes a fact about the whole file.
     pub fn meta(&self, key: &str, value: impl ToSql) -> rusqlite::Result<()> {
-        self.put("INSERT OR REPLACE INTO meta VALUES (?1, ?2)", params![key, value])
+        insert!(self, "INSERT OR REPLACE INTO meta" { key: key, value: value })
     }
 
     /// Writes a time among these facts.
@@ -188,21 +207,18 @@ impl File {
     /// Writes a GPU, or what is known of it now.
     pub fn gpu(&self, gpu: usize, state: &GpuState) -> rusqlite::Result<()> {
         let device = &state.device;
-        self.put(
-            "INSERT OR REPLACE INTO gpus VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, NULL)",
-            params![
-                place(gpu),
-                device.index,
-                device.uuid,
-                device.name,
-                device.pci_bus_id,
-                device.parent_uuid,
-                device.mig_profile,
-                device.driver_version,
-                state.total_bytes().map(whole),
-                state.reserved_bytes().map(whole)
-            ],
-        )
+        insert!(self, "INSERT OR REPLACE INTO gpus" {
+            gpu: place(gpu),
+            gpu_index: device.index,
+            uuid: device.uuid,
+            name: device.name,
+            pci_bus_id: device.pci_bus_id,
+            parent_uuid: device.parent_uuid,
+            mig_profile: device.mig_profile,
+            driver_version: device.driver_version,
+            memory_total_bytes: state.total_bytes().map(whole),
+            memory_reserved_bytes: state.reserved_bytes().map(whole),
+        })
     }
 
     /// Writes until when the memory of a GPU is known.
@@ -212,27 +228,33 @@ impl File {
 
     /// Writes when a sweep began and ended, and which GPUs it skipped.
     pub fn tick(&self, sweep: Sweep) -> rusqlite::Result<()> {
-        let (begin_ns, end_ns) = (self.unix(sweep.begin_ns), self.unix(sweep.end_ns));
-        let row = params![begin_ns, end_ns, sweep.skipped.cast_signed()];
-        self.put("INSERT OR IGNORE INTO ticks VALUES (?1, ?2, ?3)", row)
+        insert!(self, "INSERT OR IGNORE INTO ticks" {
+            begin_ns: self.unix(sweep.begin_ns),
+            end_ns: self.unix(sweep.end_ns),
+            skipped: sweep.skipped.cast_signed(),
+        })
     }
 
     /// Writes that the detectors looked.
     pub fn turn(&self, at_ns: i64) -> rusqlite::Result<()> {
-        self.put("INSERT OR IGNORE INTO turns VALUES (?1)", [self.unix(at_ns)])
+        insert!(self, "INSERT OR IGNORE INTO turns" { at_ns: self.unix(at_ns) })
     }
 
     /// Writes a change of memory, the `nth` of those at its time; `None` begins a gap.
     pub fn sample(&self, gpu: usize, at_ns: i64, nth: u32, used: Option<u64>) -> rusqlite::Result<()> {
-        let row = params![place(gpu), self.unix(at_ns), nth, used.map(whole)];
-        self.put("INSERT INTO samples VALUES (?1, ?2, ?3, ?4)", row)
+        let (gpu, at_ns) = (place(gpu), self.unix(at_ns));
+        insert!(self, "INSERT INTO samples" { gpu: gpu, at_ns: at_ns, nth: nth, used_bytes: used.map(whole) })
     }
 
     /// Writes a reading of power and utilization.
     pub fn usage(&self, gpu: usize, point: UsagePoint) -> rusqlite::Result<()> {
-        let (at_ns, reasons) = (self.unix(point.at_ns), point.throttle_reasons.map(whole));
-        let row = params![place(gpu), at_ns, point.power_watts, point.utilization_ratio, reasons];
-        self.put("INSERT OR IGNORE INTO usage VALUES (?1, ?2, ?3, ?4, ?5)", row)
+        insert!(self, "INSERT OR IGNORE INTO usage" {
+            gpu: place(gpu),
+            at_ns: self.unix(point.at_ns),
+            power_watts: point.power_watts,
+            utilization_ratio: point.utilization_ratio,
+            throttle_reasons: point.throttle_reasons.map(whole),
+        })
     }
 
     /// Writes what became of a GPU. A change before the begin of the file gets the begin as its time.
@@ -241,12 +263,11 @@ impl File {
         match &change.what {
             Became::Health { health, trouble } => {
                 let trouble = Some(trouble).filter(|trouble| !trouble.is_empty());
-                let row = params![at_ns, gpu, health.label(), trouble];
-                self.put("INSERT INTO health VALUES (NULL, ?1, ?2, ?3, ?4)", row)
+                insert!(self, "INSERT INTO health" { at_ns: at_ns, gpu: gpu, health: health.label(), trouble: trouble })
             }
             Became::Xid { xid, seen } => {
-                let row = params![at_ns, gpu, whole(*xid), whole(seen.count), self.unix(seen.last_ns)];
-                self.put("INSERT INTO xids VALUES (NULL, ?1, ?2, ?3, ?4, ?5)", row)
+                let (xid, count, last_ns) = (whole(*xid), whole(seen.count), self.unix(seen.last_ns));
+                insert!(self, "INSERT INTO xids" { at_ns: at_ns, gpu: gpu, xid: xid, count: count, last_ns: last_ns })
             }
         }
     }
@@ -259,40 +280,40 @@ impl File {
             serde_json::Map::from_iter(all.iter().map(|(name, scalar)| (name.to_string(), value(scalar))))
         });
         let job = self.job(&JobId::new(event.scope.clone().unwrap_or_default(), &event.job))?;
-        let row: [&dyn ToSql; 18] = [
-            &whole(number),
-            &self.unix(event.at_ns),
-            &word(&event.event),
-            &word(&event.kind),
-            &event.name,
-            &job,
-            &event.rank,
-            &event.world_size,
-            &event.step.map(whole),
-            &self.gpus(event.gpus.as_deref()),
-            &event.pid,
-            &memory.allocated.map(whole),
-            &memory.reserved.map(whole),
-            &memory.active.map(whole),
-            &memory.inactive_split.map(whole),
-            &memory.alloc_retries.map(whole),
-            &memory.ooms.map(whole),
-            &attributes.map(|all| serde_json::Value::Object(all).to_string()),
-        ];
-        self.put(
-            "INSERT INTO annotations VALUES \
-             (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
-            row,
-        )
+        insert!(self, "INSERT INTO annotations" {
+            id: whole(number),
+            at_ns: self.unix(event.at_ns),
+            event: word(&event.event),
+            kind: word(&event.kind),
+            name: event.name,
+            job: job,
+            rank: event.rank,
+            world_size: event.world_size,
+            step: event.step.map(whole),
+            gpus: self.gpus(event.gpus.as_deref()),
+            pid: event.pid,
+            allocated_bytes: memory.allocated.map(whole),
+            reserved_bytes: memory.reserved.map(whole),
+            active_bytes: memory.active.map(whole),
+            inactive_split_bytes: memory.inactive_split.map(whole),
+            alloc_retries: memory.alloc_retries.map(whole),
+            ooms: memory.ooms.map(whole),
+            attributes: attributes.map(|all| serde_json::Value::Object(all).to_string()),
+        })
     }
 
     /// Writes a step or phase that has ended, with the memory of its GPUs.
     pub fn phase(&self, attributed: &Attributed) -> rusqlite::Result<()> {
         let (ended, open) = (&attributed.ended, &attributed.ended.open);
-        let (begin_ns, end_ns) = (self.unix(open.begin_ns), self.unix(ended.end_ns));
-        let (kind, step) = (word(&open.kind), open.step.map(whole));
-        let row = params![self.job(&ended.job)?, ended.rank, kind, &*open.name, step, begin_ns, end_ns];
-        self.put("INSERT INTO phases VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
+        insert!(self, "INSERT INTO phases" {
+            job: self.job(&ended.job)?,
+            rank: ended.rank,
+            kind: word(&open.kind),
+            name: &*open.name,
+            step: open.step.map(whole),
+            begin_ns: self.unix(open.begin_ns),
+            end_ns: self.unix(ended.end_ns),
+        })?;
         let phase = self.connection.last_insert_rowid();
         for memory in &attributed.gpus {
             let uuid = attributed.uuid_of(memory);
@@ -304,23 +325,20 @@ impl File {
     }
 
     fn phase_memory(&self, phase: i64, gpu: usize, memory: &PhaseMemory) -> rusqlite::Result<()> {
-        self.put(
-            "INSERT OR REPLACE INTO phase_memory VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
-            params![
-                phase,
-                place(gpu),
-                memory.begin_bytes.map(whole),
-                memory.end_bytes.map(whole),
-                memory.peak_bytes.map(whole),
-                memory.min_bytes.map(whole),
-                memory.mean_bytes,
-                memory.drop_bytes.map(whole),
-                memory.gap_ns,
-                memory.usage.energy_joules,
-                memory.usage.idle_seconds,
-                memory.outside_allocator_bytes.map(whole)
-            ],
-        )
+        insert!(self, "INSERT OR REPLACE INTO phase_memory" {
+            phase: phase,
+            gpu: place(gpu),
+            begin_bytes: memory.begin_bytes.map(whole),
+            end_bytes: memory.end_bytes.map(whole),
+            peak_bytes: memory.peak_bytes.map(whole),
+            min_bytes: memory.min_bytes.map(whole),
+            mean_bytes: memory.mean_bytes,
+            drop_bytes: memory.drop_bytes.map(whole),
+            gap_ns: memory.gap_ns,
+            energy_joules: memory.usage.energy_joules,
+            idle_seconds: memory.usage.idle_seconds,
+            outside_allocator_bytes: memory.outside_allocator_bytes.map(whole),
+        })
     }
 
     /// Writes a rank's profile in place of the one with the same number, with at most so many records; the others are among
@@ -333,29 +351,33 @@ impl File {
         most: usize,
     ) -> rusqlite::Result<usize> {
         self.put("DELETE FROM layer_records WHERE profile = ?1", [number])?;
-        let (begin_ns, end_ns) = (self.unix(profile.begin_ns), self.unix(profile.end_ns));
         let (count, left_out) = (profile.count.min(most), profile.count.saturating_sub(most) as u64);
-        let missing = whole(profile.missing.saturating_add(left_out));
-        let row = params![number, self.job(job)?, rank, profile.step.map(whole), begin_ns, end_ns, missing];
-        self.put("INSERT OR REPLACE INTO layer_profiles VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row)?;
+        insert!(self, "INSERT OR REPLACE INTO layer_profiles" {
+            id: number,
+            job: self.job(job)?,
+            rank: rank,
+            step: profile.step.map(whole),
+            begin_ns: self.unix(profile.begin_ns),
+            end_ns: self.unix(profile.end_ns),
+            missing: whole(profile.missing.saturating_add(left_out)),
+        })?;
         for (nth, record) in profile.records().take(count).enumerate() {
             let layer = &record.layer;
-            let row = params![
-                number,
-                place(nth),
-                &*record.name,
-                layer.direction.label(),
-                self.unix(record.at_ns),
-                record.allocated.map(whole),
-                record.reserved.map(whole),
-                layer.growth,
-                layer.activations.map(whole),
-                layer.parameters.map(whole),
-                layer.gathered.map(whole),
-                layer.gathered_sum.map(whole),
-                layer.duration_ns.map(whole)
-            ];
-            self.put("INSERT INTO layer_records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)", row)?;
+            insert!(self, "INSERT INTO layer_records" {
+                profile: number,
+                nth: place(nth),
+                name: &*record.name,
+                direction: layer.direction.label(),
+                at_ns: self.unix(record.at_ns),
+                allocated_bytes: record.allocated.map(whole),
+                reserved_bytes: record.reserved.map(whole),
+                growth_bytes: layer.growth,
+                activation_bytes: layer.activations.map(whole),
+                parameter_bytes: layer.parameters.map(whole),
+                gathered_bytes: layer.gathered.map(whole),
+                gathered_sum_bytes: layer.gathered_sum.map(whole),
+                duration_ns: layer.duration_ns.map(whole),
+            })?;
         }
         Ok(count)
     }
@@ -364,36 +386,38 @@ impl File {
     pub fn rank(&self, job: &JobId, number: u32, rank: &KnownRank) -> rusqlite::Result<()> {
         let axes = rank.mesh.as_ref().map(|mesh| mesh.axes().map(|(name, at)| (name.to_owned(), at.into())));
         let mesh = axes.map(|axes| serde_json::Value::Object(axes.collect()).to_string());
-        let row = params![self.job(job)?, number, rank.world_size, rank.pid, self.gpus(rank.gpus.as_deref()), mesh];
-        self.put("INSERT OR REPLACE INTO ranks VALUES (?1, ?2, ?3, ?4, ?5, ?6)", row)
+        insert!(self, "INSERT OR REPLACE INTO ranks" {
+            job: self.job(job)?,
+            rank: number,
+            world_size: rank.world_size,
+            pid: rank.pid,
+            gpus: self.gpus(rank.gpus.as_deref()),
+            mesh: mesh,
+        })
     }
 
     /// Writes a finding, in place of an earlier state of it.
     pub fn finding(&self, row: &FindingRow) -> rusqlite::Result<()> {
         let job = row.job.as_ref().map(|job| self.job(job)).transpose()?;
-        self.put(
-            "INSERT OR REPLACE INTO findings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, \
-             ?15, ?16, ?17)",
-            params![
-                whole(row.id),
-                row.kind,
-                row.severity,
-                row.certainty,
-                row.gpu_uuid,
-                job,
-                row.rank,
-                self.unix(row.begin_ns),
-                row.end_ns.map(|at_ns| self.unix(at_ns)),
-                row.what,
-                row.why,
-                row.advice,
-                row.evidence.to_string(),
-                self.unix(row.seen_ns),
-                self.unix(row.first.seen_ns),
-                row.first.what,
-                row.first.why
-            ],
-        )
+        insert!(self, "INSERT OR REPLACE INTO findings" {
+            id: whole(row.id),
+            kind: row.kind,
+            severity: row.severity,
+            certainty: row.certainty,
+            gpu_uuid: row.gpu_uuid,
+            job: job,
+            rank: row.rank,
+            begin_ns: self.unix(row.begin_ns),
+            end_ns: row.end_ns.map(|at_ns| self.unix(at_ns)),
+            what: row.what,
+            why: row.why,
+            advice: row.advice,
+            evidence: row.evidence.to_string(),
+            seen_ns: self.unix(row.seen_ns),
+            first_seen_ns: self.unix(row.first.seen_ns),
+            first_what: row.first.what,
+            first_why: row.first.why,
+        })
     }
 
     /// Writes what asked for the capture, and when.
@@ -405,8 +429,14 @@ impl File {
         (note, owner): (&str, &str),
     ) -> rusqlite::Result<()> {
         let job = of.map(|(job, _)| self.job(job)).transpose()?;
-        let row = params![self.unix(at_ns), reason, job, of.map(|(_, rank)| rank), note, owner];
-        self.put("INSERT INTO triggers VALUES (?1, ?2, ?3, ?4, ?5, ?6)", row)
+        insert!(self, "INSERT INTO triggers" {
+            at_ns: self.unix(at_ns),
+            reason: reason,
+            job: job,
+            rank: of.map(|(_, rank)| rank),
+            note: note,
+            owner: owner,
+        })
     }
 
     /// A time of the timeline in this file's form.
