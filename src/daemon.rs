@@ -21,6 +21,7 @@ mod bounds;
 use crate::capture::{self, Recorder};
 use crate::config::{Settings, SourceSpec};
 use crate::export::otlp;
+use crate::heap;
 use crate::metrics::{Collect, Snapshots};
 use crate::sim::Scenario;
 use crate::web::Site;
@@ -182,8 +183,12 @@ fn parts(
     listeners: &Listeners,
     otlp: Option<&Arc<otlp::Stats>>,
 ) -> Vec<Arc<dyn Collect>> {
-    let mut parts: Vec<Arc<dyn Collect>> =
-        vec![Arc::clone(intake) as _, Arc::new(recorder.clone()), Arc::clone(&listeners.gate.stats) as _];
+    let mut parts: Vec<Arc<dyn Collect>> = vec![
+        Arc::clone(intake) as _,
+        Arc::new(recorder.clone()),
+        Arc::clone(&listeners.gate.stats) as _,
+        Arc::new(heap::InTheMaking),
+    ];
     parts.extend(otlp.map(|stats| Arc::clone(stats) as _));
     parts
 }

@@ -1,13 +1,20 @@
-//! The heap of the process: it is kept small, and given back.
+//! The heap of the process: it is kept small, and given back; and what is being made of it is counted.
 //!
 //! What is freed below something that is still in use stays resident. Long answers, captures and findings come in bursts, so that
 //! after an hour of many users a third of the daemon's memory was free pages.
 
+use crate::metrics::{Collect, Families, Part};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often free pages are given back. It takes up to some milliseconds, in which no other thread can allocate; the fast lane
 /// does not.
 const PERIOD: Duration = Duration::from_secs(10);
+/// After something was made that took so many bytes more than are left of it, free pages are given back at the next look.
+const MUCH: isize = 2 << 20;
 
 /// One heap for all threads instead of one each: the daemon allocates little, and a heap that was once full is never
 /// given back.
@@ -28,7 +35,8 @@ pub struct Returns(Option<Instant>);
 impl Returns {
     /// Gives them back, if that is due.
     pub fn look(&mut self) {
-        if self.0.is_none_or(|last| last.elapsed() >= PERIOD) {
+        let much = MUCH_WAS_FREED.swap(false, Ordering::Relaxed);
+        if much || self.0.is_none_or(|last| last.elapsed() >= PERIOD) {
             self.0 = Some(Instant::now());
             give_back();
         }
@@ -40,6 +48,105 @@ fn give_back() {
     // SAFETY: it may be called at any time by any thread.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Bytes that threads have allocated for what they are [making].
+static IN_THE_MAKING: AtomicUsize = AtomicUsize::new(0);
+/// Whether much of it was freed since free pages were given back.
+static MUCH_WAS_FREED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Those of this thread; `None` if it makes nothing.
+    static MADE: Cell<Option<Made>> = const { Cell::new(None) };
+}
+
+/// Bytes of what is being made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Made {
+    now: isize,
+    highest: isize,
+}
+
+/// Does work on this thread. Until it returns, what it allocates and has not freed is counted as being made: an answer, an
+/// exposition, the page of a capture. The result is not counted any more, as whoever keeps it has a part of its own.
+pub fn making<T>(work: impl FnOnce() -> T) -> T {
+    let _making = Making { outer: MADE.replace(Some(Made::default())), thread: PhantomData };
+    work()
+}
+
+/// Counts for its thread while it exists.
+struct Making {
+    outer: Option<Made>,
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let made = MADE.replace(self.outer).unwrap_or_default();
+        IN_THE_MAKING.fetch_sub(made.now.cast_unsigned(), Ordering::Relaxed);
+        if made.highest - made.now >= MUCH {
+            MUCH_WAS_FREED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Adds to what this thread makes; a negative number of bytes was freed.
+fn note(bytes: isize) {
+    // At the end of a thread nothing is made.
+    let _ = MADE.try_with(|made| {
+        if let Some(before) = made.get() {
+            let now = before.now.wrapping_add(bytes);
+            made.set(Some(Made { now, highest: before.highest.max(now) }));
+            IN_THE_MAKING.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
+        }
+    });
+}
+
+/// The system's allocator, with a count of what is being made.
+#[derive(Debug, Clone, Copy)]
+pub struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator as it is; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    #[inline(never)]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size().cast_signed());
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        note(-layout.size().cast_signed());
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size().cast_signed());
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    #[inline(never)]
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(size.cast_signed() - layout.size().cast_signed());
+        // SAFETY: the caller keeps to the same contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// What is being made, as a part of the daemon's memory.
+#[derive(Debug)]
+pub struct InTheMaking;
+
+impl Collect for InTheMaking {
+    fn collect(&self, out: &mut Families) {
+        // More may have been freed than was allocated.
+        let bytes = IN_THE_MAKING.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
+        out.memory(Part::Making, bytes);
     }
 }
 
@@ -83,8 +190,43 @@ mod tests {
         assert!(in_memory(&addresses) > 150, "free pages stay");
         returns.look();
         assert!(in_memory(&addresses) > 150, "it is not due yet");
-        Returns::default().look();
+        making(|| drop(vec![0_u8; 1 << 20]));
+        returns.look();
+        assert!(in_memory(&addresses) > 150, "little was freed");
+        making(|| drop(vec![0_u8; 3 << 20]));
+        returns.look();
         assert!(in_memory(&addresses) < 50, "{}", in_memory(&addresses));
         assert_eq!(kept.len(), 200);
+    }
+
+    #[test]
+    fn what_is_being_made_counts_until_it_is_whole() {
+        const MIB: isize = 1 << 20;
+        let made = || MADE.get().expect("something is being made").now;
+        let rest = |before: usize| IN_THE_MAKING.load(Ordering::Relaxed).wrapping_sub(before).cast_signed();
+        assert_eq!(MADE.get(), None);
+        let (earlier, whole) = (
+            vec![0_u8; 1 << 20],
+            making(|| {
+                let begin = IN_THE_MAKING.load(Ordering::Relaxed);
+                let mut text = vec![0_u8; 3 << 20];
+                assert_eq!(made(), 3 * MIB);
+                text.reserve_exact(1);
+                assert_eq!(made(), 3 * MIB + 1);
+                // Other tests of this process may make something too, though nothing of this size.
+                assert!(rest(begin) >= 2 * MIB);
+                let inner = making(|| (made(), vec![0_u8; 1 << 20]));
+                assert_eq!((inner.0, made()), (0, 3 * MIB + 1), "what was made within belongs to whoever has it");
+                text
+            }),
+        );
+        assert_eq!((MADE.get(), whole.len()), (None, 3 << 20));
+        // What was there before and is freed meanwhile is less than nothing.
+        making(|| {
+            drop(earlier);
+            assert_eq!(made(), -MIB);
+        });
+        let panicked = std::panic::catch_unwind(|| making(|| panic!("what is not finished")));
+        assert_eq!((panicked.is_err(), MADE.get()), (true, None));
     }
 }

@@ -17,3 +17,7 @@ pub mod metrics;
 pub mod nvml;
 pub mod sim;
 pub mod web;
+
+/// Counts what is being made.
+#[global_allocator]
+static ALLOCATOR: heap::Counting = heap::Counting;

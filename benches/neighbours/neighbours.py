@@ -345,7 +345,7 @@ def measure(node, log, run, roles, minutes, processes):
     attackers = [subprocess.Popen([*run, role, node.socket, node.url], preexec_fn=become(FIRST_ATTACKER + n), stderr=subprocess.DEVNULL)
                  for n, role in enumerate(roles)]
     processes.extend(attackers)
-    findings, captures, other, most = {}, {}, 0.0, (0.0, 0.0, {})
+    findings, captures, most, most_other = {}, {}, (0.0, 0.0, {}), (0.0, 0.0, {})
     until, looked = node.began + minutes * MINUTE, 0.0
     while time.time() < until:
         at = (time.time() - node.began) % MINUTE
@@ -357,7 +357,7 @@ def measure(node, log, run, roles, minutes, processes):
         if time.time() - looked >= 5:
             looked = time.time()
             memory = node.memory_mib()
-            other, most = max(other, memory[1]), max(most, memory, key=lambda one: one[0])
+            most, most_other = max(most, memory, key=lambda one: one[0]), max(most_other, memory, key=lambda one: one[1])
             for one in json.loads(node.get("/api/v1/findings?limit=1000"))["findings"]:
                 if one.get("job") == "honest" and one.get("user") == str(HONEST) or one["finding"] in ("gpu_lost", "xid"):
                     findings[one["id"]] = one
@@ -388,7 +388,7 @@ def measure(node, log, run, roles, minutes, processes):
     troubles = [at for at in ooms + found if at < (node.began + (minutes - 1) * MINUTE) * 1e9]
     covered = sum(any(begin <= at <= end for begin, end, *_ in captures.values()) for at in troubles)
     return {"counts": counts, "kinds": kinds, "captures": len(captures), "troubles": len(troubles), "covered": covered,
-            "missing": missing, "lacking": lacking, "resident": resident, "other": other, "most": most, "asked": node.asked, "cut_off": node.cut_off, "dropped": dropped, "minutes": minutes}
+            "missing": missing, "lacking": lacking, "resident": resident, "other": most_other[1], "most": most, "most_other": most_other, "asked": node.asked, "cut_off": node.cut_off, "dropped": dropped, "minutes": minutes}
 
 
 def rows(node, one):
@@ -444,8 +444,10 @@ def main():
         not beside["cut_off"])
     row("resident memory at its peak, MiB", f"{alone['resident']:.1f}", f"{beside['resident']:.1f}", beside["resident"] < 146)
     row("of that in no known part (`other`) at its peak, MiB", f"{alone['other']:.1f}", f"{beside['other']:.1f}", beside["other"] <= 8)
-    largest = sorted(((mib, name.split('"')[1]) for name, mib in beside["most"][2].items() if '"' in name), reverse=True)
-    print(f"\nparts of {beside['most'][0]:.1f} MiB: " + ", ".join(f"{name} {mib:.1f}" for mib, name in largest if mib >= 0.1))
+    for what in ("most", "most_other"):
+        resident, _, parts = beside[what]
+        largest = sorted(((mib, name.split('"')[1]) for name, mib in parts.items() if '"' in name), reverse=True)
+        print(f"\nparts of {resident:.1f} MiB: " + ", ".join(f"{name} {mib:.1f}" for mib, name in largest if mib >= 0.1))
     print(f"cut off: {beside['cut_off'][:5]}")
     print(f"captures that lack events: {beside['lacking']}")
     print(f"findings dropped: {alone['dropped']:.0f}, {beside['dropped']:.0f}; kinds of the honest user: {dict(alone['kinds'])}, {dict(beside['kinds'])}")

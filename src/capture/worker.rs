@@ -6,6 +6,7 @@ use super::directory::Directory;
 use super::recorder::{Shared, Start, Starts};
 use super::stats::Outcome;
 use super::taking::{Capture, View};
+use crate::heap;
 use highwater_engine::intake::Intake;
 use highwater_engine::recording::State;
 use highwater_engine::recording::schema::Trouble;
@@ -205,7 +206,7 @@ impl Worker {
             let (end_ns, joined) = self.shared.desk().take_joined();
             capture.set_end(end_ns);
             let is_over = capture.is_over();
-            capture.advance(&joined, &|| self.account(id))?;
+            heap::making(|| capture.advance(&joined, &|| self.account(id)))?;
             self.account(id);
             if is_over && self.shared.desk().close(id, end_ns) {
                 return Ok(State::Complete);

@@ -6,6 +6,7 @@
 
 use super::catalogue as c;
 use super::families::Families;
+use highwater_core::detect::Finding;
 use highwater_engine::footprint::Footprint;
 use highwater_engine::known::Known;
 use highwater_engine::node::Node;
@@ -41,7 +42,13 @@ pub(crate) enum Part {
     Otlp,
     /// Long answers that clients are reading.
     Answers,
-    /// The heap at rest, stacks, connections, findings, and what the allocator keeps free.
+    /// Answers, expositions, pages, captures and requests that are being made.
+    Making,
+    /// Findings, active and ended.
+    Findings,
+    /// Connections over HTTP.
+    Connections,
+    /// The heap at rest, stacks, and what the allocator keeps free.
     Other,
 }
 
@@ -63,6 +70,9 @@ impl Part {
             Part::Sqlite => "sqlite",
             Part::Otlp => "otlp",
             Part::Answers => "answers",
+            Part::Making => "making",
+            Part::Findings => "findings",
+            Part::Connections => "connections",
             Part::Other => "other",
         }
     }
@@ -89,6 +99,7 @@ pub(super) fn collect(footprint: Footprint, known: &Known, node: Option<&Node>, 
         out.memory(Part::Trail, log.trail.bytes());
         out.memory(Part::Layers, log.layers.bytes());
     }
+    out.memory(Part::Findings, known.findings.board().all().map(Finding::bytes).sum());
     out.memory(Part::Sqlite, highwater_engine::recording::sqlite_bytes());
     // Without the driver's library, or before it is opened, all pages of files are the program's.
     let library = known.slot.library();

@@ -6,6 +6,7 @@ use super::json;
 use super::phases::find;
 use super::pieces::ROWS;
 use super::problem::Problem;
+use crate::heap;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -73,7 +74,7 @@ pub(super) async fn advice(
     let alone = site.live.alone().await;
     let profile = profile(&site, &id, rank);
     let name = job.clone();
-    let advised = tokio::task::spawn_blocking(move || {
+    let work = move || {
         let _alone = alone;
         let batch = observed(&site, &id, rank).advise();
         let Some((rank, profile)) = profile else {
@@ -89,7 +90,8 @@ pub(super) async fn advice(
         }
         let checkpoints = checkpoints(&layers, most, skipped).map_err(bad)?;
         Ok((site, Some(checkpoints), batch.ok()))
-    });
+    };
+    let advised = tokio::task::spawn_blocking(|| heap::making(work));
     let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     let advised = advised.await.map_err(failed)?;
     let (site, checkpoints, batch) = advised.map_err(|(status, problem)| Problem::new(status, problem))?;

@@ -9,6 +9,7 @@ use super::problem::Problem;
 use super::serve::in_time;
 use super::{LongAnswers, Site, gate::Gate, page};
 use crate::capture::{Listed, Recorder, Refusal, Request};
+use crate::heap;
 use crate::web::annotations::Access;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -308,5 +309,5 @@ fn piece(mut file: File) -> io::Result<(File, Vec<u8>)> {
 
 /// Runs blocking disk work on a thread where it delays nothing else.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(|| heap::making(work)).await.map_err(io::Error::other)?
 }

@@ -1,6 +1,7 @@
 //! Answers in JSON that end with a line feed, so that a terminal's prompt does not follow them on the same line.
 
 use super::problem::Problem;
+use crate::heap;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -23,7 +24,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
 /// # Errors
 /// The value has no JSON.
 pub(super) fn line(value: &impl Serialize) -> Result<Vec<u8>, Problem> {
-    let json = serde_json::to_vec(value);
+    let json = heap::making(|| serde_json::to_vec(value));
     let mut json = json.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     json.push(b'\n');
     Ok(json)

@@ -36,6 +36,7 @@ mod stream;
 mod timeline;
 
 use crate::capture::Recorder;
+use crate::heap;
 use crate::metrics::Snapshots;
 use annotations::Door;
 use answers::Answers;
@@ -173,7 +174,7 @@ async fn metrics(
 ) -> Response {
     let format = accept::format(&headers);
     site.note_scrape(peer.as_ref().map(|Extension(peer)| peer), &headers);
-    let made = expositions.answer(format, &site.answers.0, || format.encode(site.snapshots.collect()));
+    let made = expositions.answer(format, &site.answers.0, || heap::making(|| format.encode(site.snapshots.collect())));
     match made.await {
         Ok(made) => {
             let mut response = made.response(format.content_type());

@@ -8,6 +8,7 @@ use super::api::bad_query;
 use super::json;
 use super::problem::Problem;
 use super::spans::{self, RankSpans};
+use crate::heap;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -63,7 +64,7 @@ pub(super) async fn timeline(
     let decoded = tokio::task::spawn_blocking(move || {
         let _alone = alone;
         let all = blocks.iter().flat_map(|block| block.spans());
-        longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns))
+        heap::making(|| longest(all.filter(|span| span.end_ns >= from_ns && span.begin_ns <= to_ns)))
     });
     let failed = |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     let (longest, left_out) = decoded.await.map_err(failed)?;

@@ -189,6 +189,18 @@ pub struct Finding {
     pub signs: u64,
 }
 
+impl Finding {
+    /// What it takes, with its texts and numbers, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let (sign, first) = (&self.sign, &self.first);
+        let texts = [&sign.text.what, &sign.text.why, &sign.text.advice, &first.what, &first.why];
+        let gpu = self.gpu.iter().map(|(index, uuid)| index.len() + uuid.len()).sum::<usize>();
+        let lists = sign.waiting_ranks.len() * size_of::<u32>() + sign.evidence.len() * size_of::<Evidence>();
+        size_of::<Self>() + texts.into_iter().map(String::len).sum::<usize>() + gpu + lists
+    }
+}
+
 /// A number of bytes for people, in the unit that keeps it short.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bytes(pub f64);

@@ -71,6 +71,9 @@ const OPEN_BYTES: usize = 512;
 /// Bytes of the statistics of a phase of one rank: most are peaks of the last minute.
 const SERIES_BYTES: usize = 5 << 10;
 
+/// Room for so many of what has ended and waits for its memory stays.
+const PENDING_ROOM: usize = 256;
+
 /// An instant that a job marked.
 #[derive(Debug, Clone)]
 pub struct Mark {
@@ -460,6 +463,10 @@ impl Jobs {
             }
             !is_ready
         });
+        // After a burst, which is seldom, the room for it is given back.
+        if self.pending.capacity() > 4 * PENDING_ROOM.max(self.pending.len()) {
+            self.pending.shrink_to(PENDING_ROOM);
+        }
         ready
     }
 

@@ -1,8 +1,8 @@
 //! The last events as they were taken, so that a recording can contain what jobs sent before it began.
 //!
 //! Enters: each accepted event, from any endpoint, with its sender's account. Leaves: the kept ones, each owner's in the
-//! order in which they were taken. Invariants: the bytes are limited, whatever jobs send; where room is needed, the owner
-//! with the most bytes loses its oldest; recording an event copies some 70 bytes under a lock that a reader holds no longer
+//! order in which they were taken. Invariants: the bytes are limited, whatever jobs send, with those that only a reader has
+//! left; where room is needed, the owner with the most bytes loses its oldest; recording an event copies some 70 bytes under a lock that a reader holds no longer
 //! than it takes to count the blocks; the number of dropped events follows from the numbers. Absent on purpose: refused
 //! events, and records of layers, of which recordings contain whole profiles.
 
@@ -11,10 +11,14 @@ pub(super) mod code;
 use highwater_core::jobs::{Account, Event};
 use highwater_core::shares::{Given, Shares, Weigh, Whose};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes of one block: the most that is dropped at once.
 const BLOCK_BYTES: usize = 32 << 10;
+
+/// Bytes of the blocks that a reader takes at a time, if no block is larger: the log has so much less room until they are read.
+const TAKEN_BYTES: usize = 1 << 20;
 
 /// Most events need less than this: the room that there is for the next one of a block.
 const EVENT_BYTES: usize = 512;
@@ -42,6 +46,26 @@ struct Inner {
     count: u64,
     /// When the newest of those arrived that are no longer kept, nanoseconds of the timeline.
     dropped_ns: Option<i64>,
+    lent: Lent,
+}
+
+/// Bytes of which only a reader has the last reference.
+#[derive(Debug, Default)]
+struct Lent(Vec<Weak<Vec<u8>>>);
+
+impl Lent {
+    /// Bytes that the log has no longer, or is about to change: if a reader has them too, they stay.
+    fn note(&mut self, bytes: &Arc<Vec<u8>>) {
+        if Arc::strong_count(bytes) > 1 {
+            self.0.retain(|lent| lent.strong_count() > 0);
+            self.0.push(Arc::downgrade(bytes));
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        // Most of the time there is no reader.
+        self.0.iter().filter_map(Weak::upgrade).map(|bytes| bytes.capacity()).sum()
+    }
 }
 
 /// Some events of one owner.
@@ -58,15 +82,20 @@ struct Block {
     bytes: Arc<Vec<u8>>,
 }
 
+/// How far a reader that continues somewhere can read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// The number of the next event.
+    pub next: u64,
+    /// How many of those up to it are kept.
+    pub kept: u64,
+}
+
 /// Kept events.
 #[derive(Debug, Default)]
 pub struct Taken {
     owners: Vec<Own>,
-    /// How many have come since, whether they are kept or not.
-    pub requested: u64,
-    /// How many of these are kept, whether there is a share for them or not.
-    pub kept: u64,
-    /// The number after the last of them: where to continue.
+    /// The number after the last of them, kept or not: where to continue.
     pub next: u64,
 }
 
@@ -74,6 +103,8 @@ pub struct Taken {
 #[derive(Debug)]
 struct Own {
     blocks: VecDeque<Block>,
+    /// The number after the last requested one, which may be within the last block.
+    until: u64,
     /// Of the first block, how many bytes and how many events come before the requested ones, and the number before these.
     skip: (usize, u64),
     before: u64,
@@ -103,14 +134,17 @@ impl EventLog {
     /// Drops everything, because positions of GPUs have a new meaning from now on.
     pub(super) fn clear(&self, now_ns: i64) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inner { kept, lent, .. } = &mut *inner;
+        kept.each_of().flat_map(|(_, own)| own).for_each(|block| lent.note(&block.bytes));
         inner.kept = Shares::default();
         inner.dropped_ns = Some(now_ns);
     }
 
-    /// Bytes that it keeps.
+    /// Bytes that it keeps, and those that are still in memory because somebody reads them.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).kept.bytes()
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.kept.bytes() + inner.lent.bytes()
     }
 
     /// Everything that arrived from this time on is kept, nanoseconds of the timeline; `None` if nothing was ever dropped.
@@ -120,26 +154,30 @@ impl EventLog {
         inner.dropped_ns.map(|last_ns| last_ns.saturating_add(1))
     }
 
-    /// The kept events from number `from` on, for one reader that takes `most_bytes` in all so far, as they are kept. Of an owner
-    /// with more than its share, the newest are left out.
+    /// How many events there are from number `from` on, now.
     #[must_use]
-    pub fn since(&self, from: u64, given: &mut Given, most_bytes: usize) -> Taken {
+    pub fn extent(&self, from: u64) -> Extent {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let from = from.min(inner.count);
-        let new = |own: &VecDeque<Block>| own.partition_point(|block| block.numbers.1 < from);
-        let of = |own: &VecDeque<Block>| own.iter().skip(new(own)).cloned().collect::<VecDeque<_>>();
-        let owners = inner.kept.each_of().map(|(whose, own)| (whose, of(own)));
-        let owners: Vec<(Whose, _)> = owners.filter(|(_, own)| !own.is_empty()).collect();
-        let next = inner.count;
+        let kept = inner.kept.each_of().map(|(_, own)| Own::of(own, &(from..inner.count)).count()).sum();
+        Extent { next: inner.count, kept }
+    }
+
+    /// The first of the kept events with these numbers, as they are kept, for one reader that takes `most_bytes` in all so far:
+    /// about a mebibyte at a time. Of an owner with more than its share, the newest are left out.
+    #[must_use]
+    pub fn take(&self, numbers: Range<u64>, given: &mut Given, most_bytes: usize) -> Taken {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbers = numbers.start.min(inner.count)..numbers.end.min(inner.count);
+        let numbers = numbers.start..inner.first_of(&numbers, TAKEN_BYTES);
+        let owners = inner.kept.each_of().map(|(whose, own)| (whose, Own::of(own, &numbers)));
+        let owners: Vec<(Whose, Own)> = owners.filter(|(_, own)| !own.blocks.is_empty()).collect();
         drop(inner);
-        let (whose, mut owners): (Vec<_>, Vec<_>) =
-            owners.into_iter().map(|(whose, own)| (whose, Own::from(own, from))).unzip();
+        let (whose, mut owners): (Vec<_>, Vec<_>) = owners.into_iter().unzip();
         let wants: Vec<_> = whose.into_iter().zip(owners.iter().map(Own::bytes)).collect();
         for (own, share) in owners.iter_mut().zip(given.share_out(&wants, most_bytes)) {
-            own.share = share;
+            own.limit(share);
         }
-        let kept = owners.iter().map(Own::count).sum();
-        Taken { owners, requested: next - from, kept, next }
+        Taken { owners, next: numbers.end }
     }
 }
 
@@ -149,7 +187,8 @@ impl Inner {
         let number = self.count;
         self.count += 1;
         let mut is_full = false;
-        self.kept.add(Some(account), |own| {
+        let Self { kept, lent, .. } = self;
+        kept.add(Some(account), |own| {
             let (mut last, before) = match own.pop_back() {
                 Some(last) if last.bytes.len() < BLOCK_BYTES => {
                     let before = Weigh::bytes(&last);
@@ -160,6 +199,7 @@ impl Inner {
                     (Block::begin(number), 0)
                 }
             };
+            lent.note(&last.bytes);
             last.append(number, event, now_ns);
             is_full = last.bytes.len() >= BLOCK_BYTES;
             let grown = Weigh::bytes(&last) - before;
@@ -171,17 +211,37 @@ impl Inner {
 
     /// Drops blocks that are too old.
     fn forget_old(&mut self, keep_ns: i64, now_ns: i64) {
-        let Self { kept, dropped_ns, .. } = self;
+        let Self { kept, dropped_ns, lent, .. } = self;
         let oldest_ns = now_ns.saturating_sub(keep_ns);
-        kept.forget_old(|block| block.arrived_ns < oldest_ns, |block| note_dropped(dropped_ns, &block));
+        let dropped = |block: Block| {
+            note_dropped(dropped_ns, &block);
+            lent.note(&block.bytes);
+        };
+        kept.forget_old(|block| block.arrived_ns < oldest_ns, dropped);
+    }
+
+    /// The number up to which the events from the first of these on are in blocks of so many bytes, at least in one.
+    fn first_of(&self, numbers: &Range<u64>, most_bytes: usize) -> u64 {
+        let blocks = self.kept.each_of().flat_map(|(_, own)| own);
+        let mut blocks: Vec<_> =
+            blocks.filter(|block| block.has(numbers)).map(|block| (block.numbers.1, block.bytes.len())).collect();
+        blocks.sort_unstable();
+        let mut bytes = 0;
+        let beyond = blocks.iter().position(|(_, of_one)| {
+            bytes += of_one;
+            bytes > most_bytes
+        });
+        let last = beyond.and_then(|beyond| blocks.get(beyond.saturating_sub(1)));
+        last.map_or(numbers.end, |(last, _)| numbers.end.min(last + 1))
     }
 
     /// Drops what exceeds the limit.
     fn make_room(&mut self, most_bytes: usize) {
-        while self.kept.bytes() > most_bytes
+        while self.kept.bytes() + self.lent.bytes() > most_bytes
             && let Some(block) = self.kept.forget_one()
         {
             note_dropped(&mut self.dropped_ns, &block);
+            self.lent.note(&block.bytes);
         }
     }
 }
@@ -209,6 +269,27 @@ impl Block {
         self.arrived_ns = self.arrived_ns.max(now_ns);
     }
 
+    /// Whether some of its numbers are among these.
+    fn has(&self, numbers: &Range<u64>) -> bool {
+        self.numbers.0 < numbers.end && self.numbers.1 >= numbers.start
+    }
+
+    /// Before its first event with this number or a higher one: bytes, events, and the last number.
+    fn place_of(&self, from: u64) -> ((usize, u64), u64) {
+        if self.numbers.1 < from {
+            return ((self.bytes.len(), self.count), self.numbers.1);
+        }
+        let (mut events, mut place, mut before) = (self.events(0), (0, 0), self.numbers.0);
+        if before < from {
+            while let Some((after, _)) = events.next()
+                && before + after < from
+            {
+                (place, before) = ((self.bytes.len() - events.bytes_left(), place.1 + 1), before + after);
+            }
+        }
+        (place, before)
+    }
+
     /// Its events after so many bytes.
     fn events(&self, skip: usize) -> code::Events<'_> {
         code::Events::of(self.bytes.get(skip..).unwrap_or_default())
@@ -223,46 +304,65 @@ impl Weigh for Block {
 }
 
 impl Own {
-    /// Those from number `from` on.
-    fn from(blocks: VecDeque<Block>, from: u64) -> Self {
-        let Some(first) = blocks.front() else { return Self { blocks, skip: (0, 0), before: 0, share: 0 } };
-        let (mut events, mut skip, mut before) = (first.events(0), (0, 0), first.numbers.0);
-        if before < from {
-            while let Some((after, _)) = events.next()
-                && before + after < from
-            {
-                (skip, before) = ((first.bytes.len() - events.bytes_left(), skip.1 + 1), before + after);
-            }
-        }
-        Self { blocks, skip, before, share: 0 }
+    /// Those of an owner's blocks with these numbers.
+    fn of(blocks: &VecDeque<Block>, numbers: &Range<u64>) -> Self {
+        let before = blocks.partition_point(|block| block.numbers.1 < numbers.start);
+        let blocks: VecDeque<_> = blocks.iter().skip(before).take_while(|block| block.has(numbers)).cloned().collect();
+        let until = numbers.end;
+        let Some(first) = blocks.front() else { return Self { blocks, until, skip: (0, 0), before: 0, share: 0 } };
+        let (skip, before) = first.place_of(numbers.start);
+        Self { until, skip, before, blocks, share: 0 }
+    }
+
+    /// Bytes and number of the requested ones.
+    fn size(&self) -> (usize, u64) {
+        let Some(last) = self.blocks.back() else { return (0, 0) };
+        let whole = self.blocks.iter().take(self.blocks.len() - 1);
+        let (bytes, count) =
+            whole.fold((0, 0), |(bytes, count), block| (bytes + block.bytes.len(), count + block.count));
+        let ((in_last, of_last), _) = last.place_of(self.until);
+        ((bytes + in_last).saturating_sub(self.skip.0), (count + of_last).saturating_sub(self.skip.1))
     }
 
     fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| block.bytes.len()).sum::<usize>() - self.skip.0
+        self.size().0
     }
 
     fn count(&self) -> u64 {
-        self.blocks.iter().map(|block| block.count).sum::<u64>() - self.skip.1
+        self.size().1
     }
 
-    /// Each event that there is a share for, with its number.
-    fn events(&self) -> impl Iterator<Item = (u64, Event)> {
-        let mut left = self.share;
-        let mut blocks = self.blocks.iter();
-        let mut number = self.before;
-        let mut events = blocks.next().map(|block| block.events(self.skip.0));
+    /// Leaves out what exceeds so many bytes, so that it does not stay in memory until the rest is read.
+    fn limit(&mut self, share: usize) {
+        let mut until = share.saturating_add(self.skip.0);
+        let needed = self.blocks.iter().take_while(|block| {
+            let is_needed = until > 0;
+            until = until.saturating_sub(block.bytes.len());
+            is_needed
+        });
+        let needed = needed.count();
+        self.blocks.truncate(needed);
+        self.share = share;
+    }
+
+    /// Each event that there is a share for, with its number. What was read does not stay in memory.
+    fn into_events(mut self) -> impl Iterator<Item = (u64, Event)> {
+        let (mut left, mut number, mut at) = (self.share, self.before, self.skip.0);
         std::iter::from_fn(move || {
             loop {
-                let now = events.as_mut()?;
-                let before = now.bytes_left();
-                if let Some((after, event)) = now.next() {
-                    left = left.checked_sub(before - now.bytes_left())?;
+                let block = self.blocks.front()?;
+                let mut events = block.events(at);
+                let before = events.bytes_left();
+                if let Some((after, event)) = events.next() {
+                    let read = before - events.bytes_left();
+                    left = left.checked_sub(read)?;
+                    at += read;
                     number += after;
-                    return Some((number, event));
+                    return (number < self.until).then_some((number, event));
                 }
-                let next = blocks.next();
-                number = next.map_or(number, |block| block.numbers.0);
-                events = next.map(|block| block.events(0));
+                self.blocks.pop_front();
+                at = 0;
+                number = self.blocks.front().map_or(number, |block| block.numbers.0);
             }
         })
     }
@@ -270,8 +370,8 @@ impl Own {
 
 impl Taken {
     /// Each event with its number: of each owner in the order in which they were taken.
-    pub fn events(&self) -> impl Iterator<Item = (u64, Event)> {
-        self.owners.iter().flat_map(Own::events)
+    pub fn into_events(self) -> impl Iterator<Item = (u64, Event)> {
+        self.owners.into_iter().flat_map(Own::into_events)
     }
 }
 
@@ -303,8 +403,8 @@ mod tests {
         }
     }
 
-    fn numbers(taken: &Taken) -> Vec<i64> {
-        taken.events().map(|(_, event)| event.at_ns).collect()
+    fn numbers(taken: Taken) -> Vec<i64> {
+        taken.into_events().map(|(_, event)| event.at_ns).collect()
     }
 
     fn user(accounts: &Accounts, uid: u32) -> Arc<Account> {
@@ -315,22 +415,64 @@ mod tests {
         log.note(&event(n), account, n);
     }
 
-    /// All from a number on.
-    fn since(log: &EventLog, from: u64) -> Taken {
-        log.since(from, &mut Given::default(), usize::MAX)
+    /// All from a number on, for a reader that gets so many bytes, and how far it could read.
+    fn read(log: &EventLog, from: u64, given: &mut Given, most_bytes: usize) -> (Vec<i64>, Extent) {
+        let (extent, mut next, mut read) = (log.extent(from), from, Vec::new());
+        while next < extent.next {
+            let taken = log.take(next..extent.next, given, most_bytes);
+            assert!((next + 1..=extent.next).contains(&taken.next), "it goes on, and ends");
+            next = taken.next;
+            read.extend(numbers(taken));
+        }
+        (read, extent)
+    }
+
+    fn since(log: &EventLog, from: u64) -> (Vec<i64>, Extent) {
+        read(log, from, &mut Given::default(), usize::MAX)
     }
 
     #[test]
     fn events_come_back_in_order_from_where_one_left_off() {
         let (log, one) = (EventLog::new(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 }), Account::alone());
         (0..3_000).for_each(|n| note(&log, &one, n));
-        let first = since(&log, 0);
-        assert_eq!(numbers(&first), (0..3_000).collect::<Vec<_>>());
-        assert_eq!((first.next, first.requested, first.kept, log.whole_from_ns()), (3_000, 3_000, 3_000, None));
+        let (first, extent) = since(&log, 0);
+        assert_eq!(first, (0..3_000).collect::<Vec<_>>());
+        assert_eq!((extent, log.whole_from_ns()), (Extent { next: 3_000, kept: 3_000 }, None));
         note(&log, &one, 3_000);
-        let rest = since(&log, first.next);
-        assert_eq!((numbers(&rest), rest.requested, rest.kept, rest.next), (vec![3_000], 1, 1, 3_001));
-        assert!(numbers(&since(&log, rest.next)).is_empty());
+        assert_eq!(since(&log, 3_000), (vec![3_000], Extent { next: 3_001, kept: 1 }));
+        assert_eq!(since(&log, 3_001), (vec![], Extent { next: 3_001, kept: 0 }));
+    }
+
+    #[test]
+    fn a_reader_takes_a_mebibyte_at_a_time_and_every_event_once() {
+        let accounts = Accounts::new(&Limits::default());
+        let users: Vec<_> = (0..5).map(|uid| user(&accounts, uid)).collect();
+        let log = EventLog::new(LogLimits { keep_ns: i64::MAX, bytes: 8 << 20 });
+        // One sends half of all, the others in turns, one of them hardly ever.
+        let of = |n: i64| {
+            if n % 2 == 0 {
+                0
+            } else if n % 9_999 == 0 {
+                4
+            } else {
+                1 + usize::try_from(n / 2 % 3).expect("few")
+            }
+        };
+        (0..80_000).for_each(|n| note(&log, &users[of(n)], n));
+        let (mut next, mut seen, mut times) = (0, Vec::new(), 0);
+        while next < 80_000 {
+            let taken = log.take(next..80_000, &mut Given::default(), usize::MAX);
+            let bytes: usize = taken.owners.iter().flat_map(|own| &own.blocks).map(|block| block.bytes.len()).sum();
+            assert!(bytes <= TAKEN_BYTES + users.len() * (BLOCK_BYTES + EVENT_BYTES), "{bytes}");
+            let until = i64::try_from(taken.next).expect("few");
+            next = taken.next;
+            let mut numbers = numbers(taken);
+            numbers.sort_unstable();
+            assert_eq!(numbers, (seen.len() as i64..until).collect::<Vec<_>>());
+            seen.extend(numbers);
+            times += 1;
+        }
+        assert!(times >= 3, "{times}");
     }
 
     #[test]
@@ -341,9 +483,8 @@ mod tests {
             note(&log, &one, n);
             assert!(log.bytes() <= limits.bytes, "{}", log.bytes());
         });
-        let taken = since(&log, 0);
-        let kept = numbers(&taken);
-        assert_eq!((taken.requested, taken.kept), (50_000, kept.len() as u64));
+        let (kept, extent) = since(&log, 0);
+        assert_eq!(extent, Extent { next: 50_000, kept: kept.len() as u64 });
         assert_eq!(kept.first().copied(), log.whole_from_ns());
         assert_eq!(kept.last(), Some(&49_999));
         assert!(kept.len() > 3_000, "{}", kept.len());
@@ -361,7 +502,7 @@ mod tests {
             if n % 25_000 == 24_999 {
                 // A reader that looks now and then, and takes no more than this.
                 let from = seen.len() as u64 * 25_000;
-                let numbers = numbers(&log.since(from, &mut given, (seen.len() + 1) * (64 << 10)));
+                let (numbers, _) = read(&log, from, &mut given, (seen.len() + 1) * (64 << 10));
                 assert!(
                     (600..3_000).contains(&numbers.len()),
                     "the flood has its share, and no more: {}",
@@ -371,7 +512,7 @@ mod tests {
             }
         }
         assert_eq!(seen.concat(), (0..100_000).filter(is_honest).collect::<Vec<_>>());
-        let kept: Vec<i64> = numbers(&since(&log, 0)).into_iter().filter(is_honest).collect();
+        let kept: Vec<i64> = since(&log, 0).0.into_iter().filter(is_honest).collect();
         assert_eq!(kept.len(), 1_000);
     }
 
@@ -381,17 +522,47 @@ mod tests {
         let log = EventLog::new(LogLimits { keep_ns: i64::MAX, bytes: 8 << 20 });
         (0..200).for_each(|n| note(&log, &user(&accounts, n), n.into()));
         assert!(log.bytes() < 200 * 1_200, "{}", log.bytes());
-        assert_eq!(since(&log, 150).kept, 50);
+        assert_eq!(log.extent(150).kept, 50);
     }
 
     #[test]
     fn a_reader_keeps_what_it_took() {
         let (log, one) = (EventLog::new(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 }), Account::alone());
         (0..10).for_each(|n| note(&log, &one, n));
-        let taken = since(&log, 3);
+        let taken = log.take(3..10, &mut Given::default(), usize::MAX);
         (10..20).for_each(|n| note(&log, &one, n));
-        assert_eq!(numbers(&taken), (3..10).collect::<Vec<_>>());
-        assert_eq!(numbers(&since(&log, 10)), (10..20).collect::<Vec<_>>());
+        assert_eq!(numbers(taken), (3..10).collect::<Vec<_>>());
+        assert_eq!(since(&log, 10).0, (10..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_only_a_reader_still_has_counts_until_it_was_read() {
+        const BYTES: usize = 256 << 10;
+        let (log, one) = (EventLog::new(LogLimits { keep_ns: i64::MAX, bytes: BYTES }), Account::alone());
+        let fill = || (0..10_000).for_each(|n| note(&log, &one, n));
+        let take = |most_bytes| log.take(0..u64::MAX, &mut Given::default(), most_bytes);
+        let blocks = || log.inner.lock().expect("no panic").kept.bytes();
+        fill();
+        let kept = blocks();
+        // It has all of them: there is no room for others until it was read.
+        let taken = take(usize::MAX);
+        fill();
+        assert!(log.bytes() <= BYTES + BLOCK_BYTES && blocks() <= 2 * BLOCK_BYTES, "{} {}", log.bytes(), blocks());
+        let mut events = taken.into_events();
+        assert!(events.by_ref().take(4_000).count() == 4_000 && log.bytes() < BYTES * 3 / 4, "{}", log.bytes());
+        drop(events);
+        fill();
+        assert!(blocks() >= kept - 2 * BLOCK_BYTES, "{}", blocks());
+        // What a reader does not get, it does not keep.
+        let little = take(1_000);
+        fill();
+        assert!(blocks() >= kept - 2 * BLOCK_BYTES, "{}", blocks());
+        assert!((1..100).contains(&little.into_events().count()));
+        let taken = take(usize::MAX);
+        log.clear(1);
+        assert!(log.bytes() > BYTES / 2);
+        drop(taken);
+        assert_eq!(log.bytes(), 0);
     }
 
     #[test]
@@ -402,7 +573,7 @@ mod tests {
         note(&log, &gone, 0);
         (0..5_000).for_each(|n| note(&log, &one, n));
         (0..2_000).for_each(|n| log.note(&event(n), &one, 10 * SECOND_NS + n));
-        let taken = since(&log, 0);
+        let taken = log.take(0..u64::MAX, &mut Given::default(), usize::MAX);
         assert!(taken.owners.len() == 1 && taken.owners[0].blocks.len() <= 4, "blocks of ten seconds ago are kept");
         assert!(log.whole_from_ns().is_some());
     }
@@ -411,13 +582,12 @@ mod tests {
     fn a_log_of_no_bytes_keeps_nothing_and_one_that_is_cleared_says_so() {
         let (none, one) = (EventLog::default(), Account::alone());
         note(&none, &one, 1);
-        assert_eq!((numbers(&since(&none, 0)), since(&none, 0).next), (vec![], 0));
+        assert_eq!(since(&none, 0), (vec![], Extent { next: 0, kept: 0 }));
         let log = EventLog::new(LogLimits { keep_ns: SECOND_NS, bytes: 1 << 20 });
         (0..10).for_each(|n| note(&log, &one, n));
         log.clear(7);
-        let taken = since(&log, 0);
-        assert_eq!((numbers(&taken), taken.requested, taken.kept, log.whole_from_ns()), (vec![], 10, 0, Some(8)));
+        assert_eq!((since(&log, 0), log.whole_from_ns()), ((vec![], Extent { next: 10, kept: 0 }), Some(8)));
         note(&log, &one, 10);
-        assert_eq!(numbers(&since(&log, 0)), [10]);
+        assert_eq!(since(&log, 0).0, [10]);
     }
 }

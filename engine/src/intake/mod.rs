@@ -20,7 +20,7 @@ mod unlinked;
 
 pub use answer::{Answer, Refused};
 pub use batch::{Batch, MOST_BATCHED_BYTES};
-pub use log::{EventLog, LogLimits, Taken};
+pub use log::{EventLog, Extent, LogLimits, Taken};
 pub use speak::{due, speak};
 
 use crate::place::{Answer as Asked, Kubelet, Peer, Peers, Places};

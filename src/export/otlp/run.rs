@@ -12,6 +12,7 @@ use super::reply::Reply;
 use super::settings::Settings;
 use super::stats::{Attempt, Signal, Stats};
 use super::transport::Peer;
+use crate::heap;
 use crate::metrics::Snapshots;
 use highwater_core::clock::SECOND_NS;
 use highwater_engine::dial::Dial;
@@ -83,11 +84,11 @@ impl Exporter {
             tokio::select! {
                 biased;
                 () = &mut stop => break,
-                _ = follows.tick() => self.producer.follow(),
-                _ = snapshots.tick() => self.producer.snapshot(),
+                _ = follows.tick() => heap::making(|| self.producer.follow()),
+                _ = snapshots.tick() => heap::making(|| self.producer.snapshot()),
             }
         }
-        self.producer.finish();
+        heap::making(|| self.producer.finish());
         closing.send_replace(true);
         let emptied = timeout(GRACE, async { while lanes.join_next().await.is_some() {} }).await;
         lanes.abort_all();
