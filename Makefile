@@ -7,6 +7,9 @@ SHELL := /bin/bash
 include tests/tools.env
 TOOLS := target/tools
 PYTHON_TOOLS := $(CURDIR)/$(TOOLS)/python-tools-$(MYPY_VERSION)-$(RUFF_VERSION)-$(SETUPTOOLS_VERSION)/bin/python
+# Lints and counted instructions depend on the compiler; everything else takes the user's.
+PINNED_CARGO = cargo$(shell rustup run $(RUST_VERSION) rustc --version >/dev/null 2>&1 && echo " +$(RUST_VERSION)")
+CHECK_PINNED = @$(PINNED_CARGO) --version | grep -qF " $(RUST_VERSION) " || echo "$@: made for Rust $(RUST_VERSION) (rustup toolchain install $(RUST_VERSION)); others have other warnings and numbers" >&2
 # Tests wait more than they compute, so more of them run at a time than there are processors.
 STORIES ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 16 ? n : 16)))
 IMAGE ?= highwater
@@ -47,10 +50,11 @@ advisories: tools-lint ## Check the dependencies for known vulnerabilities, by t
 
 # No advisories: their database is a git repository, which not every builder can reach.
 lint: tools-lint ## Check format, clippy, rustdoc, dependencies and the Python client; every warning is an error
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
+	$(CHECK_PINNED)
+	$(PINNED_CARGO) fmt --all --check
+	$(PINNED_CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+	$(PINNED_CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	RUSTDOCFLAGS="-D warnings" $(PINNED_CARGO) doc --workspace --no-deps --document-private-items --locked
 	$(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny --workspace check --hide-inclusion-graph bans licenses sources
 	cd python && $(PYTHON_TOOLS) -m mypy && $(PYTHON_TOOLS) -m ruff check --quiet .
 
@@ -61,7 +65,8 @@ bench: ## Run the benchmarks, each compared with its bound
 	cargo bench --locked --bench core --bench otlp
 
 instructions: ## Count the instructions of what runs all the time; fails on 3 % more than committed; MOVE=1 commits to new numbers
-	cargo bench --locked --bench instructions $(if $(MOVE),-- --move)
+	$(CHECK_PINNED)
+	$(PINNED_CARGO) bench --locked --bench instructions $(if $(MOVE),-- --move)
 
 soak: MINUTES ?= 60
 soak: ## Run a daemon with everything on for MINUTES=60; its memory, files and threads must not grow

@@ -3,8 +3,8 @@
 //! Enters: `baseline.txt`. Leaves: a table, and a failure if a case takes more than 3 % more than its baseline. Each case
 //! runs under valgrind's callgrind twice, with so many repetitions and with twice as many; the difference is what the
 //! repetitions take, without what prepares them. Unlike times, these numbers are the same on a busy machine and repeat to a
-//! tenth of a percent. They depend on the compiler and on the dependencies, which `rust-toolchain.toml` and `Cargo.lock`
-//! fix, and a little on the C library.
+//! tenth of a percent. They depend on the compiler and on the dependencies, which `tests/tools.env` and `Cargo.lock` fix,
+//! and a little on the C library.
 //!
 //! `make instructions` runs it. `make instructions MOVE=1` writes the baseline anew: say in the commit which case moved,
 //! by how much, and what it buys. Absent on purpose: times, which `make bench` and benches/gpu measure.
